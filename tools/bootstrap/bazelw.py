@@ -1,0 +1,101 @@
+"""Finds or sets up Bazel, then becomes it. Standard library only: this runs before anything else.
+
+Order: $BAZEL, `bazelisk`, a `bazel` of the right major version on PATH, else Bazel from Debian's
+packages under the user's cache folder. Caches (Bazel's output, the disk cache, Bazel itself) live in
+$XDG_CACHE_HOME/stoneware, by default ~/.cache/stoneware.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import debian_bazel
+
+WORKSPACE = pathlib.Path(__file__).resolve().parents[2]
+VERSION = (WORKSPACE / ".bazelversion").read_text().strip()
+MAJOR = VERSION.split(".")[0]
+# Bazel drops the oldest entries of the disk cache beyond this size.
+DISK_CACHE_MAX_SIZE = "10G"
+
+
+def say(text: str) -> None:
+    print(f"bazelw: {text}", file=sys.stderr, flush=True)
+
+
+def cache_folder() -> pathlib.Path:
+    """The folder for everything bazelw keeps; never under /tmp, which Bazel's sandbox hides."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = pathlib.Path(base).absolute().resolve() / "stoneware"
+    if folder.is_relative_to("/tmp"):
+        digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+        moved = pathlib.Path(f"/var/tmp/stoneware-{os.getuid()}-{digest}")
+        say(f"{folder} lies under /tmp, which Bazel's sandbox hides; using {moved} in its place")
+        folder = moved
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if folder.stat().st_uid != os.getuid():
+        sys.exit(f"bazelw: {folder} belongs to another user; set XDG_CACHE_HOME to a folder of yours.")
+    return folder
+
+
+def version_of(bazel: str) -> str:
+    """What `bazel --version` says ("7.7.1"), or an empty string."""
+    result = subprocess.run(
+        [bazel, "--version"], cwd="/", capture_output=True, text=True, check=False
+    )
+    match = re.search(r"bazel (\d+\.\d+\S*)", result.stdout)
+    return match.group(1) if match else ""
+
+
+def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
+    """The command with its startup options, and the rc lines that this Bazel needs."""
+    if os.environ.get("BAZEL"):
+        return [os.environ["BAZEL"]], []
+    bazelisk = shutil.which("bazelisk")
+    if bazelisk:
+        return [bazelisk], []
+    bazel = shutil.which("bazel")
+    if bazel:
+        found = version_of(bazel)
+        if found.split(".")[0] == MAJOR:
+            return [bazel], []
+        say(f"{bazel} is version {found or 'unknown'}, not {MAJOR}.x; it is left alone")
+    try:
+        prefix = debian_bazel.install(cache / f"bazel-{VERSION}", VERSION, say)
+    except debian_bazel.CannotInstall as error:
+        sys.exit(
+            f"bazelw: no Bazel {MAJOR} here and none could be set up ({error}); install bazelisk, or "
+            f"Bazel {VERSION}, so that it is on PATH, or point $BAZEL at it."
+        )
+    return debian_bazel.command(prefix), debian_bazel.rc_lines(prefix)
+
+
+def main(argv: list[str]) -> None:
+    cache = cache_folder()
+    command, rc_lines = find_bazel(cache)
+    rc = cache / "bazelw.bazelrc"
+    text = "\n".join([
+        "# Written by bazelw at every start.",
+        f"common --disk_cache={cache / 'disk_cache'}",
+        f"common --experimental_disk_cache_gc_max_size={DISK_CACHE_MAX_SIZE}",
+        *rc_lines,
+    ]) + "\n"
+    if not rc.exists() or rc.read_text() != text:
+        fresh = rc.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text)
+        os.replace(fresh, rc)
+    environment = {"USER": f"uid{os.getuid()}", **os.environ}
+    os.execvpe(
+        command[0],
+        [*command, f"--output_user_root={cache / 'bazel'}", f"--bazelrc={rc}", *argv],
+        environment,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

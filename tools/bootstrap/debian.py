@@ -1,0 +1,143 @@
+"""Debian packages of another suite, downloaded and unpacked without touching the system.
+
+`apt-get` does the work, with state folders of its own, so the machine's mirror, proxy, certificates
+and archive keyring apply and no root is needed. Used by bazelw (Bazel itself) and by
+//third_party/python (CPython headers).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+KEYRING = pathlib.Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+_INSTALLED_STANZA = """\
+Package: {name}
+Status: install ok installed
+Priority: optional
+Section: misc
+Installed-Size: 1
+Maintainer: nobody
+Architecture: amd64
+Multi-Arch: foreign
+Version: 9999
+Description: taken as present
+
+"""
+
+
+class DebianUnavailable(Exception):
+    """This machine cannot download Debian packages; the message says what is missing."""
+
+
+def mirror() -> str:
+    """The machine's own Debian mirror, from apt's configuration.
+
+    Raises:
+      DebianUnavailable: no apt-get, dpkg-deb, keyring, or Debian source.
+    """
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise DebianUnavailable(f"{tool} is not on PATH")
+    if not KEYRING.exists():
+        raise DebianUnavailable(f"Debian's archive keyring {KEYRING} is missing")
+    listing = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(COMPONENT) $(RELEASE)"],
+        capture_output=True, text=True, check=False,
+    )
+    for line in listing.stdout.splitlines():
+        uri, component, release = (line.split() + ["", "", ""])[:3]
+        if component == "main" and not release.endswith(("-security", "-updates")):
+            return uri
+    raise DebianUnavailable(f"apt knows no Debian mirror ({listing.stderr.strip() or 'no deb line'})")
+
+
+def download(
+    packages: list[str], suite: str, folder: pathlib.Path, taken_as_installed: tuple[str, ...] = (),
+    with_dependencies: bool = True,
+) -> list[pathlib.Path]:
+    """Downloads `packages` of `suite` into `folder`; returns the .deb files, sorted.
+
+    Args:
+      packages: names of Debian packages, architecture amd64.
+      suite: Debian suite, for example "trixie".
+      folder: working folder; apt's state and the files go below it.
+      taken_as_installed: dependencies that are left out together with theirs.
+      with_dependencies: False downloads the named packages alone.
+
+    Raises:
+      DebianUnavailable: no usable apt, or apt failed (its own words are in the message).
+    """
+    uri = mirror()
+    for part in ("lists/partial", "cache/archives/partial", "debs"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] {uri} {suite} main\n")
+    (folder / "status").write_text(
+        "".join(_INSTALLED_STANZA.format(name=name) for name in taken_as_installed)
+    )
+    apt = [
+        "apt-get", "-qq",
+        f"-oDir::Etc::SourceList={folder / 'sources.list'}",
+        "-oDir::Etc::SourceParts=/dev/null",
+        f"-oDir::State::Lists={folder / 'lists'}",
+        f"-oDir::State::status={folder / 'status'}",
+        f"-oDir::Cache={folder / 'cache'}",
+        "-oAPT::Architecture=amd64",
+        "-oAPT::Install-Recommends=0",
+        "-oAPT::Sandbox::User=" + ("root" if os.geteuid() == 0 else ""),
+        "-oAcquire::Languages=none",
+        "-oDebug::NoLocking=1",
+    ]
+    _apt([*apt, "update"], folder)
+    if with_dependencies:
+        _apt([*apt, "-y", "--download-only", "install", *packages], folder)
+        found = folder / "cache/archives"
+    else:
+        _apt([*apt, "download", *packages], folder / "debs")
+        found = folder / "debs"
+    return sorted(found.glob("*.deb"))
+
+
+def _apt(command: list[str], cwd: pathlib.Path) -> None:
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if result.returncode:
+        verb = next(word for word in command[1:] if not word.startswith("-"))
+        raise DebianUnavailable(f"`apt-get {verb}` failed: {(result.stderr or result.stdout).strip()}")
+
+
+def unpack(debs: list[pathlib.Path], root: pathlib.Path) -> None:
+    """Unpacks the .deb files under `root` and makes their absolute symlinks relative."""
+    root.mkdir(parents=True, exist_ok=True)
+    for deb in debs:
+        subprocess.run(["dpkg-deb", "-x", str(deb), str(root)], check=True)
+    for folder, subfolders, files in os.walk(root):
+        for name in subfolders + files:
+            path = pathlib.Path(folder, name)
+            if path.is_symlink() and os.readlink(path).startswith("/"):
+                target = root / os.readlink(path).lstrip("/")
+                path.unlink()
+                path.symlink_to(os.path.relpath(target, path.parent))
+
+
+def main(argv: list[str]) -> int:
+    """`debian.py SUITE PACKAGE FOLDER`: unpacks one package below FOLDER/root."""
+    if len(argv) != 4:
+        print("usage: debian.py SUITE PACKAGE FOLDER", file=sys.stderr)
+        return 2
+    suite, package, folder = argv[1], argv[2], pathlib.Path(argv[3]).absolute()
+    try:
+        debs = download([package], suite, folder / "apt", with_dependencies=False)
+    except DebianUnavailable as error:
+        print(f"cannot get Debian's {package} ({suite}): {error}", file=sys.stderr)
+        return 1
+    unpack(debs, folder / "root")
+    shutil.rmtree(folder / "apt")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
