@@ -1,0 +1,64 @@
+"""Downloads one wheel with the machine's own pip, checks its sha256 and unpacks it.
+
+Called by the repository rule of pypi.bzl: `fetch_wheel.py NAME VERSION FOLDER FILE=SHA256 ...`. pip is
+asked by name, so the machine's index, mirror, proxy and certificates apply; the hash decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+EXECUTABLE_BITS = 0o111
+
+
+def download(name: str, version: str, folder: pathlib.Path) -> pathlib.Path:
+    result = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+         "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{name}=={version}"],
+        capture_output=True, text=True, check=False,
+    )
+    if result.returncode:
+        sys.exit(
+            f"{name} {version}: `pip download {name}=={version}` failed; the locked wheels are for "
+            f"CPython 3.11 on x86-64 Linux, and this is Python {sys.version.split()[0]}.\n"
+            f"{result.stderr.strip()}"
+        )
+    return next(folder.glob("*.whl"))
+
+
+def check(name: str, version: str, wheel: pathlib.Path, locked: dict[str, str]) -> None:
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    if found not in locked.values():
+        expected = "\n".join(f"  expected {sha256}  {file}" for file, sha256 in locked.items())
+        sys.exit(
+            f"{name} {version}: the wheel that pip found is not the locked one.\n{expected}\n"
+            f"  found    {found}  {wheel.name}\n"
+            "Point pip at an index that carries the locked file, or take the new one deliberately: "
+            "`./bazelw run //third_party/pypi:refresh`."
+        )
+
+
+def unpack(wheel: pathlib.Path, folder: pathlib.Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            path = pathlib.Path(archive.extract(entry, folder))
+            if (entry.external_attr >> 16) & EXECUTABLE_BITS and path.is_file():
+                path.chmod(0o755)
+
+
+def main(argv: list[str]) -> None:
+    name, version, folder = argv[1:4]
+    locked = dict(pair.split("=", 1) for pair in argv[4:])
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = download(name, version, pathlib.Path(scratch))
+        check(name, version, wheel, locked)
+        unpack(wheel, pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv)

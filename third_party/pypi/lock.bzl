@@ -1,0 +1,92 @@
+"""Wheels by version and sha256; written by `./bazelw run //third_party/pypi:refresh`."""
+
+# name: (version, {file name: sha256})
+WHEELS = {
+    "absl-py": ("2.5.1", {
+        "absl_py-2.5.1-py3-none-any.whl": "721200f2f0e9960f2ca9dc3a2a706b201f5f75d812c158f059cbbe29eeafbdb8",
+    }),
+    "auditwheel": ("6.8.2", {
+        "auditwheel-6.8.2-py3-none-any.whl": "05fd2dd4b743217cd5f66066adc95b03a079424b1f0a878ad1e40fe2cdea4704",
+    }),
+    "filelock": ("4.2.11", {
+        "filelock-4.2.11-py3-none-any.whl": "020e229e4bb9d410fc799c07ddf45fa217cba970278f40b30751d94f309b69e2",
+    }),
+    "fsspec": ("2026.9.0", {
+        "fsspec-2026.9.0-py3-none-any.whl": "8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f",
+    }),
+    "iniconfig": ("2.3.1", {
+        "iniconfig-2.3.1-py3-none-any.whl": "9121e2c1fdb355232495be3194c8dfe87ccc2d5dee45947b78e68f499790d7a7",
+    }),
+    "jinja2": ("3.1.6", {
+        "jinja2-3.1.6-py3-none-any.whl": "85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67",
+    }),
+    "markupsafe": ("3.0.4", {
+        "markupsafe-3.0.4-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "6da83a088f8ef93b2d483a8232a4dbf4d69d3d8496b568a03c56becac43e1808",
+    }),
+    "mpmath": ("1.3.0", {
+        "mpmath-1.3.0-py3-none-any.whl": "a0b2b9fe80bbcd81a6647ff13108738cfb482d481d826cc0e02f5b35e5c88d2c",
+    }),
+    "nanobind": ("3.1.0", {
+        "nanobind-3.1.0-py3-none-any.whl": "96984dbe8154ffb86e653b1b60aaeed6985c710c5e75ad0279eb87943c66292d",
+    }),
+    "networkx": ("3.6.1", {
+        "networkx-3.6.1-py3-none-any.whl": "d47fbf302e7d9cbbb9e2555a0d267983d2aa476bac30e90dfbe5669bd57f3762",
+    }),
+    "numpy": ("2.4.6", {
+        "numpy-2.4.6-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "89cd468399cfd2504718f0ba50e410dca55a170b61a02ad92bb18c8a65186e93",
+    }),
+    "nvidia-cuda-cccl": ("13.0.85", {
+        "nvidia_cuda_cccl-13.0.85-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649",
+    }),
+    "nvidia-cuda-crt": ("13.0.88", {
+        "nvidia_cuda_crt-13.0.88-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4",
+    }),
+    "nvidia-cuda-nvcc": ("13.0.88", {
+        "nvidia_cuda_nvcc-13.0.88-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03",
+    }),
+    "nvidia-cuda-runtime": ("13.0.96", {
+        "nvidia_cuda_runtime-13.0.96-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+    }),
+    "nvidia-cutlass": ("4.2.0.0", {
+        "nvidia_cutlass-4.2.0.0-py3-none-any.whl": "f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6",
+    }),
+    "nvidia-nvvm": ("13.0.88", {
+        "nvidia_nvvm-13.0.88-py3-none-manylinux2010_x86_64.manylinux_2_12_x86_64.whl": "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
+    }),
+    "packaging": ("26.3", {
+        "packaging-26.3-py3-none-any.whl": "d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c",
+    }),
+    "pluggy": ("1.7.0", {
+        "pluggy-1.7.0-py3-none-any.whl": "7dd7b0d8832ba3cb632c306926ded123429211b83641b35dc5c41ad2d34f9bec",
+    }),
+    "pyelftools": ("0.33", {
+        "pyelftools-0.33-py3-none-any.whl": "f215ad5f47d3f1373a21496a6c9e0707c622840d0622f23ff7ce08678b020036",
+    }),
+    "pygments": ("2.21.0", {
+        "pygments-2.21.0-py3-none-any.whl": "2363c69b61c4a97c838da3b130dcd6468f4848992b21a82f2a63ec34377137d9",
+    }),
+    "pytest": ("9.2.0", {
+        "pytest-9.2.0-py3-none-any.whl": "07acdcf88ec174f907dc01af70bf52d49b014bbab03faeeade31c96b18c2e588",
+    }),
+    "setuptools": ("84.2.1", {
+        "setuptools-84.2.1-py3-none-any.whl": "ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2",
+    }),
+    "sympy": ("1.14.0", {
+        "sympy-1.14.0-py3-none-any.whl": "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
+    }),
+    "torch": ("2.13.0+cpu", {
+        "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
+    }),
+    "triton": ("3.6.0", {
+        "triton-3.6.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3",
+    }),
+    "typing-extensions": ("4.16.0", {
+        "typing_extensions-4.16.0-py3-none-any.whl": "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+    }),
+    "wheel": ("0.48.0", {
+        "wheel-0.48.0-py3-none-any.whl": "3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab",
+    }),
+    "ziglang": ("0.13.0", {
+        "ziglang-0.13.0-py3-none-manylinux_2_12_x86_64.manylinux2010_x86_64.musllinux_1_1_x86_64.whl": "3ce0c9f16547e5d61b32e0d226926e9a2552ef4b91fccf7ab5ea1a623a77824b",
+    }),
+}

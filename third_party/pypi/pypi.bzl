@@ -1,0 +1,75 @@
+"""Repositories out of wheels that pip fetches by name, version and sha256 (lock.bzl)."""
+
+load(":lock.bzl", "WHEELS")
+
+def _wheel_tree_impl(ctx):
+    python = ctx.which("python3")
+    if not python:
+        fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
+    for name in ctx.attr.packages:
+        if name not in WHEELS:
+            fail("{} is not in //third_party/pypi:lock.bzl; add it to requirements.txt and run `./bazelw run //third_party/pypi:refresh`".format(name))
+        version, files = WHEELS[name]
+        ctx.report_progress("fetching {} {}".format(name, version))
+        result = ctx.execute(
+            [python, "-B", ctx.path(ctx.attr._fetch_wheel), name, version, "unpacked"] +
+            ["{}={}".format(file, sha256) for file, sha256 in files.items()],
+            timeout = 3600,
+        )
+        if result.return_code:
+            fail("\n" + result.stderr)
+
+    # One folder, handed to actions as one directory: thousands of single inputs would each become a
+    # configured target and slow every sandbox down.
+    moved = ctx.execute(["mv", "unpacked/" + ctx.attr.prefix if ctx.attr.prefix else "unpacked", "tree"])
+    if moved.return_code:
+        fail("{}: prefix = \"{}\" is not in the wheels: {}".format(ctx.name, ctx.attr.prefix, moved.stderr))
+    ctx.delete("unpacked")
+    for path in ctx.attr.delete:
+        if not ctx.path("tree/" + path).exists:
+            fail("{}: delete names {}, which the wheels do not have".format(ctx.name, path))
+        ctx.delete("tree/" + path)
+    for path in ctx.attr.executables:
+        ctx.execute(["chmod", "-R", "+x", "tree/" + path])
+    for patch in ctx.attr.patches:
+        ctx.patch(patch, strip = 1)
+    ctx.file("BUILD.bazel", ctx.read(ctx.attr.build_file))
+
+wheel_tree = repository_rule(
+    implementation = _wheel_tree_impl,
+    doc = """Unpacks locked wheels, one over the other, into the folder `tree`.
+
+Fails with name, version, expected and found hash when the index serves another file.
+
+Example:
+    wheel_tree(
+        name = "stoneware_nanobind",
+        packages = ["nanobind"],
+        prefix = "nanobind",
+        build_file = Label("//third_party/nanobind:nanobind.BUILD"),
+    )
+""",
+    attrs = {
+        "build_file": attr.label(mandatory = True, doc = "the repository's BUILD file"),
+        "delete": attr.string_list(doc = "paths below `tree` that no action needs"),
+        "executables": attr.string_list(doc = "paths below `tree` that need their run bit set"),
+        "packages": attr.string_list(mandatory = True, doc = "names in lock.bzl"),
+        "patches": attr.label_list(doc = "patch files, applied with -p1 at the repository's root"),
+        "prefix": attr.string(doc = "the folder inside the wheels that becomes `tree`"),
+        "_fetch_wheel": attr.label(default = Label("//third_party/pypi:fetch_wheel.py")),
+        "_lock": attr.label(default = Label("//third_party/pypi:lock.bzl")),
+    },
+)
+
+def pypi_packages(names):
+    """One repository `stoneware_pypi_<name>` per package, with a py_library `:site`.
+
+    Args:
+      names: names in lock.bzl; the tests' and tools' Python dependencies.
+    """
+    for name in names:
+        wheel_tree(
+            name = "stoneware_pypi_" + name.replace("-", "_"),
+            packages = [name],
+            build_file = Label("//third_party/pypi:package.BUILD"),
+        )

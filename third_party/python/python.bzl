@@ -1,0 +1,122 @@
+"""The host's Python for tools and tests, and CPython headers for both ABIs of the modules."""
+
+_PROBE = """
+import sys, sysconfig
+print(sys.executable)
+print("%d.%d" % sys.version_info[:2])
+print(sysconfig.get_path("include"))
+"""
+
+# Debian suites with CPython headers, for hosts that lack them.
+_DEBIAN_SUITES = {
+    "3.11": "bookworm",
+    "3.13": "trixie",
+}
+
+# The abi3 wheel serves this version and later ones.
+_ABI3_MINIMUM = (3, 12)
+
+# Where the abi3 headers come from when the host's Python is older than _ABI3_MINIMUM.
+_ABI3_DEBIAN = "3.13"
+
+_BUILD = """\
+load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
+
+package(default_visibility = ["//visibility:public"])
+
+# The interpreter that `python3` on PATH names.
+py_runtime(
+    name = "py_runtime",
+    interpreter_path = "{interpreter}",
+    python_version = "PY3",
+    stub_shebang = "#!{interpreter}",
+)
+
+py_runtime_pair(
+    name = "pair",
+    py3_runtime = ":py_runtime",
+)
+
+toolchain(
+    name = "toolchain",
+    toolchain = ":pair",
+    toolchain_type = "@bazel_tools//tools/python:toolchain_type",
+)
+
+cc_library(
+    name = "headers_host",
+    hdrs = glob(["host/**/*.h"]),
+    includes = {host_includes},
+)
+
+cc_library(
+    name = "headers_abi3",
+    hdrs = glob(["abi3/**/*.h"]),
+    defines = ["Py_LIMITED_API=0x030C0000"],
+    includes = {abi3_includes},
+)
+"""
+
+def _headers(ctx, python, version, host_include, folder):
+    """Puts the headers of `version` under `folder`; returns the include folders."""
+    if host_include and ctx.path(host_include + "/Python.h").exists:
+        ctx.symlink(host_include, folder + "/include")
+        return [folder + "/include"]
+    if version not in _DEBIAN_SUITES:
+        fail(("Python {} has no headers here (no Python.h in {}) and Debian carries none of that " +
+              "version; install its development package, or use Python {}").format(
+            version,
+            host_include,
+            " or ".join(_DEBIAN_SUITES.keys()),
+        ))
+    ctx.report_progress("fetching the headers of Python {} from Debian".format(version))
+    result = ctx.execute([
+        python,
+        "-B",
+        ctx.path(ctx.attr._debian),
+        _DEBIAN_SUITES[version],
+        "libpython{}-dev".format(version),
+        folder,
+    ], timeout = 600)
+    if result.return_code:
+        fail("Python {} has no headers here: {}; install its development package".format(version, result.stderr))
+
+    # The package links its own static library from a folder of lib; only the headers are wanted.
+    ctx.delete(folder + "/root/usr/lib")
+    include = folder + "/root/usr/include"
+    return [include + "/python" + version, include]
+
+def _host_python_impl(ctx):
+    python = ctx.which("python3")
+    if not python:
+        fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
+    result = ctx.execute([python, "-c", _PROBE])
+    if result.return_code:
+        fail("python3 does not run: " + result.stderr)
+    interpreter, version, include = result.stdout.strip().split("\n")
+    host_is_abi3 = tuple([int(part) for part in version.split(".")]) >= _ABI3_MINIMUM
+    host_includes = _headers(ctx, python, version, include, "host")
+    abi3_includes = _headers(
+        ctx,
+        python,
+        version if host_is_abi3 else _ABI3_DEBIAN,
+        include if host_is_abi3 else "",
+        "abi3",
+    )
+    ctx.file("BUILD.bazel", _BUILD.format(
+        interpreter = interpreter,
+        host_includes = repr(host_includes),
+        abi3_includes = repr(abi3_includes),
+    ))
+    ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
+
+host_python = repository_rule(
+    implementation = _host_python_impl,
+    doc = """The interpreter that `python3` names, as a Python toolchain, and two sets of headers.
+
+`:headers_host` fits that interpreter; `:headers_abi3` defines Py_LIMITED_API for CPython 3.12 and
+later. Headers are the host's where it has them, else Debian's, fetched with apt-get.
+""",
+    attrs = {"_debian": attr.label(default = Label("//tools/bootstrap:debian.py"))},
+    environ = ["PATH"],
+)

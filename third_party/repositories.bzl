@@ -1,0 +1,83 @@
+"""Everything the build fetches: one call in WORKSPACE, here and where Stoneware is vendored."""
+
+load("//third_party/pypi:pypi.bzl", "pypi_packages", "wheel_tree")
+load("//third_party/python:python.bzl", "host_python")
+
+# Parts of zig for targets other than x86-64 Linux with glibc: two thirds of its files.
+_ZIG_OTHER_TARGETS = [
+    "lib/libc/darwin",
+    "lib/libc/include/any-macos-any",
+    "lib/libc/include/any-windows-any",
+    "lib/libc/include/generic-musl",
+    "lib/libc/mingw",
+    "lib/libc/musl",
+    "lib/libc/wasi",
+    "lib/tsan",
+]
+
+def stoneware_repositories():
+    """Declares @stoneware_cuda, _cutlass, _zig, _nanobind, _python and the _pypi_* packages."""
+    wheel_tree(
+        name = "stoneware_cuda",
+        packages = [
+            "nvidia-cuda-nvcc",
+            "nvidia-nvvm",
+            "nvidia-cuda-crt",
+            "nvidia-cuda-cccl",
+            "nvidia-cuda-runtime",
+        ],
+        prefix = "nvidia/cu13",
+        executables = ["bin", "nvvm/bin"],
+        patches = [Label("//third_party/cuda:libcxx_on_x86.patch")],
+        build_file = Label("//third_party/cuda:cuda.BUILD"),
+    )
+    wheel_tree(
+        name = "stoneware_cutlass",
+        packages = ["nvidia-cutlass"],
+        prefix = "cutlass_library/source",
+        build_file = Label("//third_party/cutlass:cutlass.BUILD"),
+    )
+    wheel_tree(
+        name = "stoneware_zig",
+        packages = ["ziglang"],
+        prefix = "ziglang",
+        executables = ["zig"],
+        delete = _ZIG_OTHER_TARGETS,
+        build_file = Label("//third_party/zig:zig.BUILD"),
+    )
+    wheel_tree(
+        name = "stoneware_nanobind",
+        packages = ["nanobind"],
+        prefix = "nanobind",
+        build_file = Label("//third_party/nanobind:nanobind.BUILD"),
+    )
+    host_python(name = "stoneware_python")
+    pypi_packages([
+        "absl-py",
+        "auditwheel",
+        "filelock",
+        "fsspec",
+        "iniconfig",
+        "jinja2",
+        "markupsafe",
+        "mpmath",
+        "networkx",
+        "numpy",
+        "packaging",
+        "pluggy",
+        "pyelftools",
+        "pygments",
+        "pytest",
+        "sympy",
+        "torch",
+        "triton",
+        "typing-extensions",
+        "wheel",
+    ])
+
+def stoneware_toolchains():
+    """Registers zig for C and C++ and the host's Python; call it after stoneware_repositories()."""
+    native.register_toolchains(
+        str(Label("//third_party/zig:cc_toolchain")),
+        "@stoneware_python//:toolchain",
+    )
