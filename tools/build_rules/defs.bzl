@@ -1,0 +1,37 @@
+"""Stoneware's public build rules; everything under private/ may change without notice.
+
+    cuda_archs       the build setting //:cuda_archs
+    cuda_cubin       one CUDA kernel for one architecture
+    cuda_library     host code with CUDA types, as a C++ library
+    cutlass_kernels  a family of CUTLASS kernels, from configs to a library with its cubins inside
+    nanobind_module  a Python extension module for the host's Python and the stable ABI
+    triton_aot       a Triton kernel, compiled ahead of time for several architectures
+    kernel_manifest  what was compiled, by id and digest
+    tuning_table     the bake, from committed measurements to a table
+    python_wheel     all of it as one reproducible wheel
+
+No rule needs a flag that only this repository's .bazelrc sets, a system compiler, a CUDA
+installation or a GPU. In WORKSPACE call stoneware_repositories() and stoneware_toolchains() of
+//third_party:repositories.bzl.
+"""
+
+load("//tools/build_rules/private:cuda_archs.bzl", _DEFAULT_ARCHS = "DEFAULT_ARCHS", _cuda_archs = "cuda_archs")
+load("//tools/build_rules/private:cuda_cubin.bzl", _cuda_cubin = "cuda_cubin")
+load("//tools/build_rules/private:cuda_library.bzl", _cuda_library = "cuda_library")
+load("//tools/build_rules/private:cutlass_kernels.bzl", _cutlass_kernels = "cutlass_kernels")
+load("//tools/build_rules/private:kernel_manifest.bzl", _kernel_manifest = "kernel_manifest")
+load("//tools/build_rules/private:nanobind_module.bzl", _nanobind_module = "nanobind_module")
+load("//tools/build_rules/private:python_wheel.bzl", _python_wheel = "python_wheel")
+load("//tools/build_rules/private:triton_aot.bzl", _triton_aot = "triton_aot")
+load("//tools/build_rules/private:tuning_table.bzl", _tuning_table = "tuning_table")
+
+DEFAULT_ARCHS = _DEFAULT_ARCHS
+cuda_archs = _cuda_archs
+cuda_cubin = _cuda_cubin
+cuda_library = _cuda_library
+cutlass_kernels = _cutlass_kernels
+kernel_manifest = _kernel_manifest
+nanobind_module = _nanobind_module
+python_wheel = _python_wheel
+triton_aot = _triton_aot
+tuning_table = _tuning_table

@@ -1,0 +1,57 @@
+"""cuda_cubin: one kernel for one architecture."""
+
+load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc")
+load(":providers.bzl", "KernelInfo")
+
+def _cuda_cubin_impl(ctx):
+    cubin = ctx.actions.declare_file(ctx.attr.kernel_id + ".cubin")
+    run_nvcc(
+        ctx,
+        src = ctx.file.src,
+        out = cubin,
+        flags = [gencode(ctx.attr.arch), "-O3", "-Xptxas", "-v", "-cubin"],
+        defines = ctx.attr.defines,
+        includes = [ctx.label.workspace_root or "."],
+        inputs = depset(ctx.files.hdrs),
+        mnemonic = "CudaCubin",
+    )
+    kernel = struct(
+        id = ctx.attr.kernel_id,
+        op = ctx.attr.op,
+        backend = ctx.attr.backend,
+        arch = ctx.attr.arch,
+        config = ctx.attr.config,
+        cubin = cubin,
+        json = None,
+    )
+    return [DefaultInfo(files = depset([cubin])), KernelInfo(kernels = depset([kernel]))]
+
+cuda_cubin = rule(
+    implementation = _cuda_cubin_impl,
+    doc = """Compiles one CUDA source for one architecture into a cubin.
+
+Fails on spilled registers and on wgmma that ptxas serialises (warning C7510).
+
+Example:
+    cuda_cubin(
+        name = "add_sm90",
+        kernel_id = "add_sm90",
+        src = "add.cu",
+        arch = "sm_90a",
+        op = "add",
+        backend = "cuda",
+        config = json.encode({"tile": 128}),
+        defines = ["TILE=128"],
+    )
+""",
+    attrs = {
+        "arch": attr.string(mandatory = True, doc = "for example sm_90a"),
+        "backend": attr.string(mandatory = True, doc = "the backend that launches it"),
+        "config": attr.string(default = "{}", doc = "the kernel's config as JSON, for the manifest"),
+        "defines": attr.string_list(doc = "NAME=VALUE"),
+        "hdrs": attr.label_list(allow_files = True, doc = "headers, by their path in this repository"),
+        "kernel_id": attr.string(mandatory = True, doc = "unique name, also of the cubin"),
+        "op": attr.string(mandatory = True, doc = "the op it serves"),
+        "src": attr.label(mandatory = True, allow_single_file = [".cu"]),
+    } | NVCC_ATTRS,
+)

@@ -1,0 +1,58 @@
+"""kernel_manifest: what was compiled, by id and digest."""
+
+load(":providers.bzl", "KernelInfo")
+
+def _kernel_manifest_impl(ctx):
+    kernels = depset(transitive = [target[KernelInfo].kernels for target in ctx.attr.kernels]).to_list()
+    seen = {}
+    for kernel in kernels:
+        if kernel.id in seen and seen[kernel.id] != kernel.cubin:
+            fail("{}: two kernels are called {}: {} and {}; give one another id".format(
+                ctx.label,
+                kernel.id,
+                seen[kernel.id].short_path,
+                kernel.cubin.short_path,
+            ))
+        seen[kernel.id] = kernel.cubin
+    listing = ctx.actions.declare_file(ctx.label.name + ".kernels.json")
+    ctx.actions.write(listing, json.encode([
+        struct(
+            id = kernel.id,
+            op = kernel.op,
+            backend = kernel.backend,
+            arch = kernel.arch,
+            config = json.decode(kernel.config),
+            cubin = kernel.cubin.path,
+        )
+        for kernel in kernels
+    ]))
+    out = ctx.actions.declare_file(ctx.label.name + ".json")
+    ctx.actions.run(
+        executable = ctx.executable._write_manifest,
+        arguments = ["--kernels=" + listing.path, "--out=" + out.path],
+        inputs = [listing] + [kernel.cubin for kernel in kernels],
+        outputs = [out],
+        mnemonic = "KernelManifest",
+        progress_message = "Listing {} kernels for %{{label}}".format(len(kernels)),
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+kernel_manifest = rule(
+    implementation = _kernel_manifest_impl,
+    doc = """A JSON file with id, op, backend, arch, config, sha256 and size of every kernel.
+
+Example:
+    kernel_manifest(
+        name = "kernel_manifest",
+        kernels = ["//cc/gemm:scaled_mm_sm90", "//py/stoneware/ops/matmul:triton"],
+    )
+""",
+    attrs = {
+        "kernels": attr.label_list(mandatory = True, providers = [KernelInfo]),
+        "_write_manifest": attr.label(
+            default = Label("//tools/build_rules/private:write_manifest"),
+            executable = True,
+            cfg = "exec",
+        ),
+    },
+)

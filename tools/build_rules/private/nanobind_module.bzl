@@ -1,0 +1,89 @@
+"""nanobind_module: one Python extension module, for the host's Python and for the stable ABI."""
+
+load(":providers.bzl", "PythonExtensionInfo")
+
+_COPTS = [
+    "-std=c++17",
+    "-O2",
+    "-DNDEBUG",
+    "-fvisibility=hidden",
+    "-ffunction-sections",
+    "-fdata-sections",
+    # nanobind 3.1.0 prints to stderr but leaves <stdio.h> to Python.h, which the stable ABI of 3.11
+    # and later no longer includes. Drop when nanobind includes it.
+    "-include",
+    "stdio.h",
+]
+
+def _python_extension_impl(ctx):
+    return [
+        DefaultInfo(files = depset([ctx.file.host, ctx.file.abi3])),
+        PythonExtensionInfo(
+            module_name = ctx.label.name,
+            host = ctx.file.host,
+            abi3 = ctx.file.abi3,
+        ),
+    ]
+
+_python_extension = rule(
+    implementation = _python_extension_impl,
+    attrs = {
+        "abi3": attr.label(mandatory = True, allow_single_file = [".so"]),
+        "host": attr.label(mandatory = True, allow_single_file = [".so"]),
+    },
+)
+
+def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
+    """A nanobind extension module that exports nothing but its PyInit function.
+
+    libc++ and nanobind are linked in; at run time it needs glibc alone.
+
+    Example:
+        nanobind_module(
+            name = "_driver",
+            srcs = ["driver_module.cc"],
+            deps = [":driver"],
+        )
+
+    Args:
+      name: the module's name, as in NB_MODULE(name, m).
+      srcs: its sources.
+      deps: cc_library, cuda_library or cutlass_kernels targets.
+      visibility: of `name`.
+      testonly: as everywhere.
+    """
+    exports = Label("//tools/build_rules/private:python_extension.lds")
+    for abi in ("host", "abi3"):
+        headers = Label("@stoneware_python//:headers_" + abi)
+        native.cc_library(
+            name = "{}_nanobind_{}".format(name, abi),
+            srcs = [Label("@stoneware_nanobind//:tree/src/nb_combined.cpp")],
+            copts = _COPTS + ["-fno-strict-aliasing"],
+            linkstatic = True,
+            # Each module keeps nanobind's state to itself: exceptions must not cross two libc++.
+            local_defines = ["NB_DOMAIN=stoneware" + name, "NB_COMPACT_ASSERTIONS"],
+            testonly = testonly,
+            deps = [Label("@stoneware_nanobind//:internal_headers"), headers],
+        )
+        native.cc_binary(
+            name = "{}/{}.so".format(abi, name),
+            srcs = srcs,
+            additional_linker_inputs = [exports],
+            copts = _COPTS,
+            linkopts = ["-Wl,--gc-sections", "-Wl,--version-script=$(location {})".format(exports)],
+            linkshared = True,
+            local_defines = ["NB_DOMAIN=stoneware" + name, "NB_COMPACT_ASSERTIONS"],
+            testonly = testonly,
+            deps = deps + [
+                ":{}_nanobind_{}".format(name, abi),
+                Label("@stoneware_nanobind//:headers"),
+                headers,
+            ],
+        )
+    _python_extension(
+        name = name,
+        abi3 = ":abi3/{}.so".format(name),
+        host = ":host/{}.so".format(name),
+        testonly = testonly,
+        visibility = visibility,
+    )

@@ -1,0 +1,128 @@
+"""python_wheel: Python sources, extension modules, kernels and tables as one reproducible wheel."""
+
+load("@stoneware_python//:version.bzl", "PYTHON_VERSION")
+load(":providers.bzl", "KernelInfo", "PythonExtensionInfo")
+
+# glibc 2.28 is what the C++ toolchain targets (//third_party/zig).
+_PLATFORM = "manylinux_2_28_x86_64"
+
+_HOST_TAG = "cp" + PYTHON_VERSION.replace(".", "")
+
+# abi: (wheel tag, file name suffix of extension modules)
+_ABIS = {
+    "abi3": ("cp312-abi3-" + _PLATFORM, ".abi3.so"),
+    "host": (
+        "{0}-{0}-{1}".format(_HOST_TAG, _PLATFORM),
+        ".cpython-{}-x86_64-linux-gnu.so".format(PYTHON_VERSION.replace(".", "")),
+    ),
+}
+
+def _python_wheel_impl(ctx):
+    tag, suffix = _ABIS[ctx.attr.abi]
+    contents = {}
+
+    def put(path, file):
+        if path in contents and contents[path] != file:
+            fail("{}: two files go to {} in the wheel: {} and {}".format(
+                ctx.label,
+                path,
+                contents[path].short_path,
+                file.short_path,
+            ))
+        contents[path] = file
+
+    root = "{}/".format(ctx.attr.strip_prefix) if ctx.attr.strip_prefix else ""
+    for file in ctx.files.srcs:
+        path = file.short_path
+        if file.owner.workspace_name:
+            path = path.removeprefix("../{}/".format(file.owner.workspace_name))
+        if not path.startswith(root):
+            fail("{}: {} does not lie below strip_prefix = \"{}\"".format(ctx.label, path, root))
+        put(path.removeprefix(root), file)
+    for target, folder in ctx.attr.extensions.items():
+        info = target[PythonExtensionInfo]
+        put("{}/{}{}".format(folder, info.module_name, suffix), getattr(info, ctx.attr.abi))
+    for target in ctx.attr.kernels:
+        for kernel in target[KernelInfo].kernels.to_list():
+            for file in (kernel.cubin, kernel.json):
+                put("{}/{}".format(ctx.attr.kernels_folder, file.basename), file)
+    for target, path in ctx.attr.data.items():
+        put(path, target.files.to_list()[0])
+
+    listing = ctx.actions.declare_file(ctx.label.name + ".contents.json")
+    ctx.actions.write(listing, json.encode({path: file.path for path, file in contents.items()}))
+    wheel = ctx.actions.declare_file("{}-{}-{}.whl".format(ctx.attr.distribution, ctx.attr.version, tag))
+    site = ctx.actions.declare_directory(ctx.label.name + "_site")
+    args = ctx.actions.args()
+    args.add("--contents", listing)
+    args.add("--distribution", ctx.attr.distribution)
+    args.add("--version", ctx.attr.version)
+    args.add("--summary", ctx.attr.summary)
+    args.add("--tag", tag)
+    args.add("--requires_python", ">=3.12" if ctx.attr.abi == "abi3" else "=={}.*".format(PYTHON_VERSION))
+    args.add_all(ctx.attr.requires, before_each = "--requires")
+    args.add("--license", ctx.file.license)
+    args.add("--readme", ctx.file.readme)
+    args.add("--wheel", wheel)
+    args.add("--site", site.path)
+    ctx.actions.run(
+        executable = ctx.executable._write_wheel,
+        arguments = [args],
+        inputs = [listing, ctx.file.license, ctx.file.readme] + contents.values(),
+        outputs = [wheel, site],
+        mnemonic = "PythonWheel",
+        progress_message = "Packing " + wheel.basename,
+    )
+    return [
+        DefaultInfo(files = depset([wheel])),
+        OutputGroupInfo(site = depset([site])),
+    ]
+
+python_wheel = rule(
+    implementation = _python_wheel_impl,
+    doc = """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked.
+
+Example:
+    python_wheel(
+        name = "wheel",
+        distribution = "mypackage",
+        version = "1.0",
+        summary = "My kernels",
+        abi = "abi3",
+        srcs = ["//py/mypackage:srcs"],
+        strip_prefix = "py",
+        extensions = {"//py/mypackage:_native": "mypackage"},
+        kernels = ["//py/mypackage:triton"],
+        kernels_folder = "mypackage/kernels",
+        data = {":kernel_manifest": "mypackage/kernel_manifest.json"},
+        license = "LICENSE",
+        readme = "README.md",
+    )
+""",
+    attrs = {
+        "abi": attr.string(mandatory = True, values = _ABIS.keys()),
+        "data": attr.label_keyed_string_dict(allow_files = True, doc = "file: path in the wheel"),
+        "distribution": attr.string(mandatory = True),
+        "extensions": attr.label_keyed_string_dict(
+            providers = [PythonExtensionInfo],
+            doc = "nanobind_module: folder in the wheel",
+        ),
+        "kernels": attr.label_list(
+            providers = [KernelInfo],
+            doc = "ahead-of-time kernels; embedded ones come with their extension",
+        ),
+        "kernels_folder": attr.string(default = "kernels"),
+        "license": attr.label(mandatory = True, allow_single_file = True),
+        "readme": attr.label(mandatory = True, allow_single_file = True),
+        "requires": attr.string_list(doc = "requirements, as pip spells them"),
+        "srcs": attr.label_list(allow_files = True),
+        "strip_prefix": attr.string(doc = "the folder of this repository above the packages"),
+        "summary": attr.string(mandatory = True),
+        "version": attr.string(mandatory = True),
+        "_write_wheel": attr.label(
+            default = Label("//tools/build_rules/private:write_wheel"),
+            executable = True,
+            cfg = "exec",
+        ),
+    },
+)

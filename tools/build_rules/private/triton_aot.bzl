@@ -1,0 +1,110 @@
+"""triton_aot: Triton kernels compiled ahead of time, one genrule per architecture."""
+
+load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
+
+def _triton_kernels_impl(ctx):
+    archs = ctx.attr._cuda_archs[CudaArchsInfo].archs
+    kernels = []
+    for target, arch in ctx.attr.compiled.items():
+        if arch not in archs:
+            continue
+        files = {file.extension: file for file in target.files.to_list()}
+        kernels.append(struct(
+            id = files["cubin"].basename.removesuffix(".cubin"),
+            op = ctx.attr.op,
+            backend = "triton_aot",
+            arch = arch,
+            config = ctx.attr.config,
+            cubin = files["cubin"],
+            json = files["json"],
+        ))
+    files = [kernel.cubin for kernel in kernels] + [kernel.json for kernel in kernels]
+    return [DefaultInfo(files = depset(files)), KernelInfo(kernels = depset(kernels))]
+
+_triton_kernels = rule(
+    implementation = _triton_kernels_impl,
+    attrs = {
+        "compiled": attr.label_keyed_string_dict(doc = "genrule: architecture"),
+        "config": attr.string(),
+        "op": attr.string(),
+        "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
+    },
+)
+
+def triton_aot(
+        name,
+        src,
+        function,
+        signature,
+        num_warps,
+        num_stages,
+        op,
+        kernel_id,
+        archs,
+        config = {},
+        visibility = None):
+    """Compiles one Triton function, with its constants fixed, for several architectures.
+
+    No GPU and no torch are needed, and users need no Triton.
+
+    Example:
+        triton_aot(
+            name = "add",
+            src = "add_kernel.py",
+            function = "add",
+            signature = "*fp32:16, *fp32:16, *fp32:16, i32, 1024",
+            num_warps = 4,
+            num_stages = 1,
+            op = "add",
+            kernel_id = "add_triton_{arch}_1024",
+            archs = ["sm_80", "sm_90"],
+        )
+
+    Args:
+      name: offers KernelInfo to kernel_manifest and python_wheel.
+      src: a Python file that imports triton alone.
+      function: the @triton.jit function in it.
+      signature: one item a parameter: a type ("*bf16", "i32"), with ":16" if it is divisible by 16,
+        ":1" if it is one, or the value of a tl.constexpr.
+      num_warps: warps of a program.
+      num_stages: pipeline stages.
+      op: the op it serves.
+      kernel_id: template of the ids; "{arch}" becomes "sm90" and so on.
+      archs: architectures, for example sm_90.
+      config: what the backend needs to know, for the manifest.
+      visibility: of `name`.
+    """
+    tool = Label("//tools/triton_aot")
+    config_json = json.encode(config | {"num_warps": num_warps, "num_stages": num_stages})
+    compiled = {}
+    for arch in archs:
+        id = kernel_id.format(arch = arch.replace("_", ""))
+        native.genrule(
+            name = id,
+            srcs = [src],
+            outs = [id + ".cubin", id + ".json"],
+            cmd = " ".join([
+                "$(execpath {})".format(tool),
+                "--src=$(execpath {})".format(src),
+                "--function=" + function,
+                "--signature='{}'".format(signature),
+                "--num_warps={}".format(num_warps),
+                "--num_stages={}".format(num_stages),
+                "--arch=" + arch,
+                "--op=" + op,
+                "--id=" + id,
+                "--config='{}'".format(config_json),
+                "--out_cubin=$(execpath {}.cubin)".format(id),
+                "--out_json=$(execpath {}.json)".format(id),
+            ]),
+            message = "Compiling with Triton",
+            tools = [tool],
+        )
+        compiled[":" + id] = arch
+    _triton_kernels(
+        name = name,
+        compiled = compiled,
+        config = config_json,
+        op = op,
+        visibility = visibility,
+    )

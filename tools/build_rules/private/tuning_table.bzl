@@ -1,0 +1,40 @@
+"""tuning_table: the bake, from committed measurements to the table in the wheel."""
+
+def _tuning_table_impl(ctx):
+    out = ctx.actions.declare_file(ctx.label.name + ".json")
+    args = ctx.actions.args()
+    args.add("--op", ctx.attr.op)
+    args.add("--manifest", ctx.file.manifest)
+    args.add("--out", out)
+    args.add_all(ctx.files.samples)
+    ctx.actions.run(
+        executable = ctx.executable._bake,
+        arguments = [args],
+        inputs = ctx.files.samples + [ctx.file.manifest],
+        outputs = [out],
+        mnemonic = "TuningTable",
+        progress_message = "Baking %{label}",
+    )
+    return [DefaultInfo(files = depset([out]))]
+
+tuning_table = rule(
+    implementation = _tuning_table_impl,
+    doc = """Bakes a tuning table out of measurements; pure, and without a GPU.
+
+Fails when a sample names a kernel that the manifest lacks.
+
+Example:
+    tuning_table(
+        name = "scaled_mm_table",
+        op = "scaled_mm",
+        manifest = ":kernel_manifest",
+        samples = glob(["tuning_data/**"]),
+    )
+""",
+    attrs = {
+        "manifest": attr.label(mandatory = True, allow_single_file = [".json"]),
+        "op": attr.string(mandatory = True),
+        "samples": attr.label_list(allow_files = [".json", ".jsonl"]),
+        "_bake": attr.label(default = Label("//tools/bake"), executable = True, cfg = "exec"),
+    },
+)
