@@ -1,0 +1,39 @@
+#include "cc/driver/context.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace stoneware::driver {
+namespace {
+
+// Retains each device's primary context once. It is never released: kernels that we launched may
+// still be running in it, and releasing the last reference would destroy it under them.
+CUcontext RetainedPrimaryContext(const DriverApi& api, int device) {
+  static std::mutex mutex;
+  static std::map<int, CUcontext> retained;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = retained.find(device);
+  if (found != retained.end()) return found->second;
+
+  const auto doing = [&] {
+    return "making the primary context of device " + std::to_string(device) + " current";
+  };
+  CUdevice handle = -1;
+  CheckWhile("cuDeviceGet", api.cuDeviceGet(&handle, device), doing);
+  CUcontext context = nullptr;
+  CheckWhile("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain(&context, handle), doing);
+  retained.emplace(device, context);
+  return context;
+}
+
+}  // namespace
+
+CUcontext ContextGuard::PushPrimaryContext() {
+  const CUcontext context = RetainedPrimaryContext(api_, device_);
+  Check("cuCtxPushCurrent", api_.cuCtxPushCurrent(context));
+  pushed_ = true;
+  return context;
+}
+
+}  // namespace stoneware::driver

@@ -1,0 +1,55 @@
+// The CUDA context a call runs in.
+
+#pragma once
+
+#include "cc/driver/driver_api.h"
+
+namespace stoneware::driver {
+
+// While it lives, the calling thread's current context is one of `device`: the one that was current
+// if it belongs there, else the device's primary context, pushed here and popped at the end. So
+// threads without a context (autograd's, a pool's) and processes with several GPUs work, and the
+// caller finds its context as it left it.
+class ContextGuard {
+ public:
+  // `device` is an ordinal. Throws DriverError.
+  ContextGuard(const DriverApi& api, int device) : api_(api), device_(device) {
+    CUcontext context = nullptr;
+    Check("cuCtxGetCurrent", api.cuCtxGetCurrent(&context));
+    CUdevice context_device = -1;
+    if (context != nullptr) Check("cuCtxGetDevice", api.cuCtxGetDevice(&context_device));
+    // A CUdevice is the device's ordinal.
+    if (context == nullptr || context_device != device) context = PushPrimaryContext();
+    const CUresult result = api.cuCtxGetId(context, &id_);
+    if (result != CUDA_SUCCESS) {
+      Pop();
+      ThrowDriverError("cuCtxGetId", result);
+    }
+  }
+  ~ContextGuard() { Pop(); }
+
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+  int device() const { return device_; }
+
+  // The id that the driver gives a context once and never again, unlike its address.
+  unsigned long long id() const { return id_; }
+
+ private:
+  CUcontext PushPrimaryContext();
+
+  // A failed pop leaves nothing to mend, and a destructor must not throw.
+  void Pop() noexcept {
+    CUcontext popped = nullptr;
+    if (pushed_) api_.cuCtxPopCurrent(&popped);
+    pushed_ = false;
+  }
+
+  const DriverApi& api_;
+  const int device_;
+  unsigned long long id_ = 0;
+  bool pushed_ = false;
+};
+
+}  // namespace stoneware::driver

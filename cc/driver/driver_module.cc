@@ -1,0 +1,276 @@
+// stoneware.runtime._driver: launching any cubin, and what the driver says of its devices.
+//
+// Importing it makes no CUDA call. Every failure is a stoneware.errors.DriverError; a wrong
+// argument is a TypeError or ValueError.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cc/driver/cubin_module.h"
+#include "cc/driver/launch.h"
+#include "cc/driver/python_errors.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace stoneware::driver {
+namespace {
+
+// More than any kernel here has; lets a launch pack its parameters on the stack.
+constexpr std::size_t kMaxParameters = 64;
+
+// The GPU's limit since compute capability 2.0 (CUDA C++ Programming Guide).
+constexpr unsigned kMaxBlockThreads = 1024;
+
+// The portable limit (CUDA C++ Programming Guide, "Thread Block Clusters").
+constexpr unsigned kMaxClusterBlocks = 8;
+
+// Bytes of a parameter of kind 'P' (pointer), 'q' (int64), 'i' (int32) or 'f' (fp32).
+std::size_t ParameterBytes(char kind) {
+  switch (kind) {
+    case 'P':
+    case 'q':
+      return 8;
+    case 'i':
+    case 'f':
+      return 4;
+    default:
+      throw std::invalid_argument(std::string("parameters must consist of the letters P (pointer), "
+                                              "i (int32), q (int64), f (float32), but has '") +
+                                  kind + "'; write one letter per kernel parameter");
+  }
+}
+
+template <class Value>
+Value CastArgument(nb::handle argument, std::size_t index, char kind, const char* expected) {
+  Value value;
+  if (!nb::try_cast<Value>(argument, value, /*convert=*/false)) {
+    const std::string message = "argument " + std::to_string(index) + " must be " + expected +
+                                " (parameter kind '" + kind + "'), but is " +
+                                nb::repr(argument).c_str() +
+                                "; pass the kernel's parameters in order";
+    // A number of the right type but out of range is a wrong value.
+    if (PyLong_Check(argument.ptr()) && kind != 'f') throw nb::value_error(message.c_str());
+    throw nb::type_error(message.c_str());
+  }
+  return value;
+}
+
+class Kernel {
+ public:
+  Kernel(const nb::bytes& cubin, const std::string& symbol, std::string parameters,
+         unsigned block_threads, unsigned shared_bytes,
+         std::tuple<unsigned, unsigned, unsigned> cluster)
+      : cubin_(static_cast<const char*>(cubin.data()),
+               static_cast<const char*>(cubin.data()) + cubin.size()),
+        parameters_(std::move(parameters)),
+        shape_{{},
+               {std::get<0>(cluster), std::get<1>(cluster), std::get<2>(cluster)},
+               {block_threads, 1, 1},
+               shared_bytes},
+        kernel_(MakeSpec(symbol)) {
+    if (block_threads < 1 || block_threads > kMaxBlockThreads) {
+      throw std::invalid_argument("block_threads must be 1 to " +
+                                  std::to_string(kMaxBlockThreads) + ", but is " +
+                                  std::to_string(block_threads) +
+                                  "; pass what the kernel was compiled for");
+    }
+    const std::uint64_t blocks =
+        std::uint64_t{shape_.cluster.x} * shape_.cluster.y * shape_.cluster.z;
+    if (blocks < 1 || blocks > kMaxClusterBlocks) {
+      throw std::invalid_argument("cluster must have 1 to " + std::to_string(kMaxClusterBlocks) +
+                                  " blocks, but has " + std::to_string(blocks) +
+                                  "; pass what the kernel was compiled for");
+    }
+  }
+
+  void Launch(int device, std::uint64_t stream, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+              const nb::args& arguments) {
+    if (arguments.size() != parameters_.size()) {
+      throw nb::type_error(("kernel " + kernel_.spec().name + " takes " +
+                            std::to_string(parameters_.size()) + " arguments (\"" + parameters_ +
+                            "\"), but got " + std::to_string(arguments.size()) +
+                            "; pass one for each parameter")
+                               .c_str());
+    }
+    LaunchShape shape = shape_;
+    shape.grid = {grid_x, grid_y, grid_z};
+    CheckGrid(shape);
+
+    // Little-endian: the first bytes of a slot are the value, whatever its size.
+    std::array<std::uint64_t, kMaxParameters> slots;
+    std::array<void*, kMaxParameters> pointers;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      slots[i] = Slot(arguments[i], i, parameters_[i]);
+      pointers[i] = &slots[i];
+    }
+
+    // The driver may wait for room in the stream's queue, and a callback that frees some may need
+    // the interpreter.
+    const nb::gil_scoped_release release;
+    const DriverApi& api = DriverApi::Get();
+    const ContextGuard context(api, device);
+    driver::Launch(api, kernel_.FunctionIn(api, context), shape,
+                   reinterpret_cast<CUstream>(stream), pointers.data());
+  }
+
+ private:
+  CubinSpec MakeSpec(const std::string& symbol) const {
+    if (parameters_.size() > kMaxParameters) {
+      throw std::invalid_argument("a kernel must have at most " + std::to_string(kMaxParameters) +
+                                  " parameters, but parameters lists " +
+                                  std::to_string(parameters_.size()) +
+                                  "; pass a structure by pointer instead");
+    }
+    CubinSpec spec;
+    spec.name = symbol;
+    spec.cubin = {cubin_.data(), cubin_.size()};
+    spec.symbol = symbol;
+    for (const char kind : parameters_) spec.parameter_bytes.push_back(ParameterBytes(kind));
+    spec.shared_bytes = shape_.shared_bytes;
+    return spec;
+  }
+
+  void CheckGrid(const LaunchShape& shape) const {
+    const auto check = [](const char* name, unsigned grid, unsigned cluster) {
+      if (grid >= 1 && grid % cluster == 0) return;
+      throw std::invalid_argument(std::string(name) + " must be a positive multiple of " +
+                                  std::to_string(cluster) + " (the cluster's extent), but is " +
+                                  std::to_string(grid) + "; round the grid up to whole clusters");
+    };
+    check("grid_x", shape.grid.x, shape.cluster.x);
+    check("grid_y", shape.grid.y, shape.cluster.y);
+    check("grid_z", shape.grid.z, shape.cluster.z);
+  }
+
+  static std::uint64_t Slot(nb::handle argument, std::size_t index, char kind) {
+    const auto bits = [](auto value) {
+      std::uint64_t slot = 0;
+      static_assert(sizeof(value) <= sizeof(slot));
+      std::memcpy(&slot, &value, sizeof(value));
+      return slot;
+    };
+    switch (kind) {
+      case 'P':
+        return CastArgument<std::uint64_t>(argument, index, kind, "an address, 0 to 2**64 - 1");
+      case 'q':
+        return bits(CastArgument<std::int64_t>(argument, index, kind, "an int of 64 bits"));
+      case 'i':
+        return bits(CastArgument<std::int32_t>(argument, index, kind, "an int of 32 bits"));
+      default:
+        return bits(static_cast<float>(
+            PyLong_Check(argument.ptr())
+                ? PyLong_AsDouble(argument.ptr())
+                : CastArgument<double>(argument, index, kind, "a float")));
+    }
+  }
+
+  const std::vector<char> cubin_;
+  const std::string parameters_;
+  const LaunchShape shape_;  // all but the grid
+  CubinKernel kernel_;
+};
+
+std::tuple<int, int> DriverVersion() {
+  const int version = DriverApi::Load().version;
+  return {version / 1000, version % 1000 / 10};
+}
+
+int DeviceCount() {
+  try {
+    const DriverApi& api = DriverApi::Get();
+    int count = 0;
+    Check("cuDeviceGetCount", api.cuDeviceGetCount(&count));
+    return count;
+  } catch (const DriverError& error) {
+    // cuInit's way of counting to zero.
+    if (error.call() == "cuInit" && error.code() == CUDA_ERROR_NO_DEVICE) return 0;
+    throw;
+  }
+}
+
+nb::dict DeviceAttributes(int ordinal) {
+  const DriverApi& api = DriverApi::Get();
+  CUdevice device = -1;
+  CheckWhile("cuDeviceGet", api.cuDeviceGet(&device, ordinal),
+             [&] { return "looking for device " + std::to_string(ordinal); });
+  const auto attribute = [&](CUdevice_attribute which) {
+    int value = 0;
+    Check("cuDeviceGetAttribute", api.cuDeviceGetAttribute(&value, which, device));
+    return value;
+  };
+  std::array<char, 256> name{};
+  Check("cuDeviceGetName", api.cuDeviceGetName(name.data(), name.size(), device));
+  std::size_t memory_bytes = 0;
+  Check("cuDeviceTotalMem", api.cuDeviceTotalMem(&memory_bytes, device));
+
+  nb::dict attributes;
+  attributes["name"] = name.data();
+  attributes["compute_capability"] =
+      nb::make_tuple(attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                     attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+  attributes["num_sms"] = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+  attributes["l2_bytes"] = attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+  attributes["memory_clock_khz"] = attribute(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
+  attributes["memory_bus_bits"] = attribute(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
+  attributes["memory_bytes"] = memory_bytes;
+  attributes["shared_bytes_optin"] =
+      attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+  return attributes;
+}
+
+}  // namespace
+}  // namespace stoneware::driver
+
+NB_MODULE(_driver, m) {
+  using namespace stoneware::driver;
+  m.doc() = "Launches cubins and asks for devices through the NVIDIA driver, found at first use.";
+  RegisterPythonErrors();
+
+  nb::class_<Kernel>(m, "Kernel",
+                     "A kernel in a cubin. Constructing it makes no CUDA call; it is loaded by its "
+                     "first launch, once per process and context.")
+      .def(nb::init<const nb::bytes&, const std::string&, std::string, unsigned, unsigned,
+                    std::tuple<unsigned, unsigned, unsigned>>(),
+           "cubin"_a, "symbol"_a, "parameters"_a, "block_threads"_a, "shared_bytes"_a,
+           "cluster"_a = std::tuple<unsigned, unsigned, unsigned>(1, 1, 1),
+           "Args:\n"
+           "  cubin: the bytes of the cubin.\n"
+           "  symbol: the kernel's name in it.\n"
+           "  parameters: a letter per kernel parameter: P pointer, i int32, q int64, f float32.\n"
+           "  block_threads: threads of a block.\n"
+           "  shared_bytes: dynamic shared memory of a block.\n"
+           "  cluster: blocks of a cluster in x, y, z.\n\n"
+           "Raises:\n"
+           "  ValueError: the bytes are not a cubin, or an argument is out of range.")
+      .def("launch", &Kernel::Launch, "device"_a, "stream"_a, "grid_x"_a, "grid_y"_a, "grid_z"_a,
+           "args"_a,
+           "Queues the kernel on a stream of a device.\n\n"
+           "Args:\n"
+           "  device: ordinal of the device.\n"
+           "  stream: the CUstream as an int; 0 is the default stream.\n"
+           "  grid_x, grid_y, grid_z: blocks of the grid.\n"
+           "  args: one per kernel parameter; pointers as ints.\n\n"
+           "Raises:\n"
+           "  DriverError: the driver refused, or the cubin does not fit the device.\n"
+           "  TypeError, ValueError: an argument is missing, of the wrong type or out of range.");
+
+  m.def("driver_version", &DriverVersion, nb::call_guard<nb::gil_scoped_release>(),
+        "The CUDA version that the driver supports, as (major, minor). Raises DriverError.");
+  m.def("device_count", &DeviceCount, nb::call_guard<nb::gil_scoped_release>(),
+        "The number of GPUs; 0 with a driver but no GPU. Raises DriverError.");
+  m.def("device_attributes", &DeviceAttributes, "device"_a,
+        "What the driver says of a device: name, compute_capability (major, minor), num_sms,\n"
+        "l2_bytes, memory_clock_khz, memory_bus_bits, memory_bytes, shared_bytes_optin.\n"
+        "Raises DriverError.");
+}

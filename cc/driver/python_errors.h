@@ -1,0 +1,28 @@
+// Makes driver::DriverError appear in Python as stoneware.errors.DriverError.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <exception>
+
+#include "cc/driver/driver_error.h"
+
+namespace stoneware::driver {
+
+// Call once in a module's initialisation. Imports stoneware.errors only when an error is raised.
+inline void RegisterPythonErrors() {
+  namespace nb = nanobind;
+  nb::register_exception_translator([](const std::exception_ptr& exception, void*) {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const DriverError& error) {
+      const nb::object type = nb::module_::import_("stoneware.errors").attr("DriverError");
+      const nb::object instance =
+          type(error.what(), error.call(), error.code(), error.code_name());
+      PyErr_SetObject(type.ptr(), instance.ptr());
+    }
+  });
+}
+
+}  // namespace stoneware::driver

@@ -1,0 +1,189 @@
+"""Every CUTLASS kernel that is built: the only place where a config is written.
+
+A config becomes one cubin and one host object (scaled_mm_sm90.cuh, .cu, .cc), whose defines it
+makes, and one entry of the kernel manifest. To add a kernel, add a `gemm_config(...)` to a list.
+"""
+
+# Elements of 8 bits that wgmma multiplies, and what the epilogue writes.
+_OPERAND_DTYPES = ["e4m3", "e5m2"]
+_OUT_DTYPES = ["bf16", "fp16"]
+
+# Schedule -> warp groups that share the accumulators of one tile (CUTLASS's kernel of that name:
+# gemm/kernel/sm90_gemm_tma_warpspecialized*.hpp). A warp group has 128 threads.
+_WARP_GROUPS_PER_TILE = {
+    "cooperative": 2,
+    "pingpong": 1,
+    "warpspecialized": 1,
+}
+
+# fp32 accumulators a thread may hold and leave room, in the 232 registers that CUTLASS gives a
+# multiplying thread, for the rest of the loop and the epilogue. 128x256 pingpong (256) spills.
+_MAX_ACCUMULATORS_PER_THREAD = 192
+
+# Shared memory of a block on sm_90: 227 KiB (CUDA C++ Programming Guide, compute capability 9.0).
+_MAX_SHARED_BYTES = 227 * 1024
+
+# Fewer buffered stages than two cannot overlap loads with multiplication.
+_MIN_STAGES = 2
+
+def _fail(rule, value, remedy):
+    fail("gemm_config: {}, but {}; {}".format(rule, value, remedy))
+
+def _check_one_of(name, value, allowed):
+    if value not in allowed:
+        _fail(
+            "{} must be one of {}".format(name, ", ".join(allowed)),
+            "it is {}".format(repr(value)),
+            "choose one of them",
+        )
+
+def _check_triple(name, value):
+    if len(value) != 3 or [x for x in value if type(x) != "int" or x < 1]:
+        _fail(
+            "{} must be three positive integers".format(name),
+            "it is {}".format(repr(value)),
+            "write it as (m, n, k)",
+        )
+
+def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
+    """Describes one scaled_mm kernel for sm_90a.
+
+    Example:
+
+        gemm_config(
+            a = "e4m3",
+            b = "e4m3",
+            out = "bf16",
+            tile = (128, 128, 128),
+            cluster = (2, 1, 1),
+            schedule = "pingpong",
+        )
+
+    Args:
+      a: dtype of the left operand, "e4m3" or "e5m2".
+      b: dtype of the right operand, likewise.
+      out: dtype of the result, "bf16" or "fp16".
+      tile: (m, n, k) elements of the tile a block computes at a time. With swap_ab it is the tile
+        of the swapped problem: its m runs along the user's n.
+      cluster: (m, n, 1) blocks that share loads.
+      schedule: "pingpong" (two warp groups take turns, a tile each), "cooperative" (two warp groups
+        share a tile) or "warpspecialized" (one warp group).
+      swap_ab: compute the transposed product, for a small m.
+
+    Returns:
+      A struct with `id` (a C identifier, the kernel's symbol), `arch`, `defines` (a list of
+      "NAME=VALUE" for cubin and host object alike) and `config_json` (the manifest's "config").
+    """
+    _check_one_of("a", a, _OPERAND_DTYPES)
+    _check_one_of("b", b, _OPERAND_DTYPES)
+    _check_one_of("out", out, _OUT_DTYPES)
+    _check_one_of("schedule", schedule, sorted(_WARP_GROUPS_PER_TILE))
+    _check_triple("tile", tile)
+    _check_triple("cluster", cluster)
+    tile_m, tile_n, tile_k = tile
+    warp_groups = _WARP_GROUPS_PER_TILE[schedule]
+
+    if tile_m % (64 * warp_groups) != 0:
+        _fail(
+            "tile m must be a multiple of {} with schedule {}: wgmma has 64 rows a warp group"
+                .format(64 * warp_groups, repr(schedule)),
+            "it is {}".format(tile_m),
+            "change the tile or the schedule",
+        )
+    if tile_n % 16 != 0 or tile_n > 256:
+        _fail(
+            "tile n must be a multiple of 16 up to 256, wgmma's widest",
+            "it is {}".format(tile_n),
+            "change the tile",
+        )
+    if tile_k not in [64, 128, 256]:
+        _fail(
+            "tile k must be 64, 128 or 256: whole swizzle atoms of fp8",
+            "it is {}".format(tile_k),
+            "change the tile",
+        )
+    if cluster[2] != 1 or cluster[0] not in [1, 2, 4] or cluster[1] not in [1, 2, 4]:
+        _fail(
+            "cluster must be (m, n, 1) with m and n of 1, 2 or 4",
+            "it is {}".format(repr(cluster)),
+            "change the cluster",
+        )
+    if cluster[0] * cluster[1] > 8:
+        _fail(
+            "a cluster must have at most 8 blocks, the portable size",
+            "it is {}".format(repr(cluster)),
+            "make it smaller",
+        )
+    accumulators = tile_m * tile_n // (128 * warp_groups)
+    if accumulators > _MAX_ACCUMULATORS_PER_THREAD:
+        _fail(
+            "a thread must hold at most {} accumulators (tile m * tile n / threads), or it spills"
+                .format(_MAX_ACCUMULATORS_PER_THREAD),
+            "it is {}".format(accumulators),
+            "shrink the tile, or use schedule \"cooperative\"",
+        )
+    stage_bytes = (tile_m + tile_n) * tile_k
+    if _MIN_STAGES * stage_bytes > _MAX_SHARED_BYTES:
+        _fail(
+            "{} stages of (tile m + tile n) * tile k bytes must fit {} bytes of shared memory"
+                .format(_MIN_STAGES, _MAX_SHARED_BYTES),
+            "a stage has {} bytes".format(stage_bytes),
+            "shrink the tile",
+        )
+
+    kernel_id = "scaled_mm_sm90_{}_{}_{}_{}_{}_{}{}".format(
+        a,
+        b,
+        out,
+        "x".join([str(x) for x in tile]),
+        "x".join([str(x) for x in cluster]),
+        schedule,
+        "_swap" if swap_ab else "",
+    )
+    return struct(
+        id = kernel_id,
+        arch = "sm_90a",
+        defines = [
+            "STONEWARE_KERNEL_ID=" + kernel_id,
+            "STONEWARE_A=" + a,
+            "STONEWARE_B=" + b,
+            "STONEWARE_OUT=" + out,
+            "STONEWARE_TILE_M={}".format(tile_m),
+            "STONEWARE_TILE_N={}".format(tile_n),
+            "STONEWARE_TILE_K={}".format(tile_k),
+            "STONEWARE_CLUSTER_M={}".format(cluster[0]),
+            "STONEWARE_CLUSTER_N={}".format(cluster[1]),
+            "STONEWARE_SCHEDULE=" + schedule,
+            "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
+        ],
+        config_json = json.encode({
+            "a": a,
+            "accumulation": "fast",
+            "b": b,
+            "cluster": cluster,
+            "out": out,
+            "schedule": schedule,
+            "swap_ab": swap_ab,
+            "tile": tile,
+        }),
+    )
+
+# fp8 with tensor or row scales. The wide tile is for m that fills it; the swapped ones are for small
+# m, which runs along the tile's n: 16 and 64.
+SCALED_MM_SM90 = [
+    gemm_config(
+        a = "e4m3",
+        b = "e4m3",
+        out = out,
+        tile = tile,
+        cluster = cluster,
+        schedule = schedule,
+        swap_ab = swap_ab,
+    )
+    for out in _OUT_DTYPES
+    for tile, cluster, schedule, swap_ab in [
+        ((128, 128, 128), (2, 1, 1), "pingpong", False),
+        ((64, 16, 256), (1, 1, 1), "warpspecialized", True),
+        ((64, 64, 256), (1, 1, 1), "warpspecialized", True),
+    ]
+]
