@@ -6,6 +6,7 @@
     cutlass_kernels  a family of CUTLASS kernels, from configs to a library with its cubins inside
     nanobind_module  a Python extension module for the host's Python and the stable ABI
     triton_aot       a Triton kernel, compiled ahead of time for several architectures
+    kernel_group     several kernel targets under one name
     kernel_manifest  what was compiled, by id and digest
     tuning_table     the bake, from committed measurements to a table
     python_wheel     all of it as one reproducible wheel
@@ -19,6 +20,7 @@ load("//tools/build_rules/private:cuda_archs.bzl", _DEFAULT_ARCHS = "DEFAULT_ARC
 load("//tools/build_rules/private:cuda_cubin.bzl", _cuda_cubin = "cuda_cubin")
 load("//tools/build_rules/private:cuda_library.bzl", _cuda_library = "cuda_library")
 load("//tools/build_rules/private:cutlass_kernels.bzl", _cutlass_kernels = "cutlass_kernels")
+load("//tools/build_rules/private:kernel_group.bzl", _kernel_group = "kernel_group")
 load("//tools/build_rules/private:kernel_manifest.bzl", _kernel_manifest = "kernel_manifest")
 load("//tools/build_rules/private:nanobind_module.bzl", _nanobind_module = "nanobind_module")
 load("//tools/build_rules/private:python_wheel.bzl", _python_wheel = "python_wheel")
@@ -30,6 +32,7 @@ cuda_archs = _cuda_archs
 cuda_cubin = _cuda_cubin
 cuda_library = _cuda_library
 cutlass_kernels = _cutlass_kernels
+kernel_group = _kernel_group
 kernel_manifest = _kernel_manifest
 nanobind_module = _nanobind_module
 python_wheel = _python_wheel

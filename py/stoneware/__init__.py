@@ -1,0 +1,44 @@
+"""Stoneware: GPU matmul kernels that are compiled, tuned and chosen before you install them.
+
+    import stoneware as sw
+    y = sw.scaled_mm(a8, b8, scale_a, scale_b)                # fp8
+    y = sw.matmul(a, b)                                       # bf16, fp16
+    print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
+    print(sw.info())                                          # what this installation has
+
+Importing the package imports neither torch nor any native module; each name is loaded at first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # typing's own, without the cost of importing typing
+if TYPE_CHECKING:
+    from stoneware.explanation import explain
+    from stoneware.installation import info
+    from stoneware.ops.matmul.api import matmul
+    from stoneware.ops.scaled_mm.api import scaled_mm
+
+__version__ = "0.1.0"
+
+__all__ = ["explain", "info", "matmul", "scaled_mm"]
+
+_HOMES = {
+    "explain": "stoneware.explanation",
+    "info": "stoneware.installation",
+    "matmul": "stoneware.ops.matmul.api",
+    "scaled_mm": "stoneware.ops.scaled_mm.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {__all__}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,79 @@
+"""A config: one way to run a problem, as a value that can be compared, printed and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+SWIZZLES = (1, 2, 4, 8)
+"""Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
+
+RASTERS = ("heuristic", "along_m", "along_n")
+"""Orders in which the CUTLASS tile scheduler walks over the output tiles."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Config:
+    """Which backend runs, with which kernel, and with which knobs at launch.
+
+    Attributes:
+      backend: the NAME of a backend module, such as "cutlass_sm90".
+      kernel: the kernel's id; for backends without kernels of ours a fixed name, such as
+        "torch._scaled_mm".
+      max_swizzle: the largest tile swizzle, one of SWIZZLES. Only CUTLASS kernels read it.
+      raster: the order of the tiles, one of RASTERS. Only CUTLASS kernels read it.
+
+    Raises:
+      TypeError: a field has the wrong type.
+      ValueError: a field has a value outside its set, or an unknown field is in the JSON.
+    """
+
+    backend: str
+    kernel: str
+    max_swizzle: int = 1
+    raster: str = "heuristic"
+
+    def __post_init__(self) -> None:
+        for name in ("backend", "kernel", "raster"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"{name}={value!r} must be a str, not {type(value).__name__}")
+        if not self.backend or not self.kernel:
+            raise ValueError(
+                f"backend={self.backend!r} and kernel={self.kernel!r} must not be empty; "
+                "take both from stoneware.explain(...)"
+            )
+        if type(self.max_swizzle) is not int:
+            raise TypeError(
+                f"max_swizzle={self.max_swizzle!r} must be an int, "
+                f"not {type(self.max_swizzle).__name__}"
+            )
+        if self.max_swizzle not in SWIZZLES:
+            raise ValueError(f"max_swizzle={self.max_swizzle} must be one of {SWIZZLES}")
+        if self.raster not in RASTERS:
+            raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}")
+
+    def __str__(self) -> str:
+        knobs = [f"swizzle {self.max_swizzle}"] if self.max_swizzle != 1 else []
+        knobs += [f"raster {self.raster}"] if self.raster != "heuristic" else []
+        return f"{self.backend}:{self.kernel}" + (f" ({', '.join(knobs)})" if knobs else "")
+
+    def to_json(self) -> dict[str, str | int]:
+        """Returns every field, for `json.dumps`; `from_json` gives the same config back."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """Makes the config that `to_json` wrote; knobs that are absent have their default."""
+        if not isinstance(data, Mapping):
+            raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(map(str, set(data) - known))
+        missing = sorted({"backend", "kernel"} - set(data))
+        if unknown or missing:
+            raise ValueError(
+                f"a config has the fields {sorted(known)}; unknown here: {unknown}, "
+                f"missing here: {missing}"
+            )
+        return cls(**data)

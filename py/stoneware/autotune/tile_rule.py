@@ -1,0 +1,44 @@
+"""How well a kernel's tile fits m: the one rule by which kernels are ordered without measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stoneware.autotune.config import Config
+from stoneware.autotune.key import Key
+from stoneware.runtime.manifest import KernelRecord
+
+
+def tile_m(kernel: KernelRecord) -> int:
+    """Extent of the tile along the user's m; with swapped operands that is the tile's second."""
+    return kernel.config["tile"][1 if kernel.config.get("swap_ab") else 0]
+
+
+def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) -> bool:
+    """Whether a kernel is built for the key's dtypes and layout and for the device's arch."""
+    config = kernel.config
+    return (
+        kernel.compute_capability == compute_capability
+        and (config["a"], config["b"], config["out"]) == (key.a_dtype, key.b_dtype, key.out_dtype)
+        and config.get("layout", "nt") == key.layout
+    )
+
+
+def by_tile_m(
+    key: Key, compute_capability: tuple[int, int], kernels: Iterable[KernelRecord]
+) -> list[Config]:
+    """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
+    ones, then smaller ones from large to small; equal tiles by id.
+
+    A tile taller than m wastes tensor-core rows; one that covers m reads the weights once, and
+    their bytes are the floor of small m.
+    """
+
+    def order(kernel: KernelRecord) -> tuple[bool, int, str]:
+        extent = tile_m(kernel)
+        return extent < key.m, extent if extent >= key.m else -extent, kernel.id
+
+    fitting = sorted(
+        (kernel for kernel in kernels if fits(kernel, key, compute_capability)), key=order
+    )
+    return [Config(backend=kernel.backend, kernel=kernel.id) for kernel in fitting]

@@ -1,0 +1,42 @@
+"""The errors of Stoneware: each message states the rule, the value that breaks it, and the remedy.
+
+A user's mistake (a wrong dtype, shape, stride or device) is a plain `ValueError` or `TypeError`.
+The classes here are for what a user cannot mend by changing an argument.
+"""
+
+from __future__ import annotations
+
+
+class StonewareError(Exception):
+    """The base of every error that is Stoneware's own."""
+
+
+class DriverError(StonewareError, RuntimeError):
+    """The CUDA driver refused a call, or there is no driver.
+
+    Attributes:
+      call: the driver call, such as "cuLibraryLoadData"; "dlopen" where libcuda itself is missing.
+      code: the CUresult as a number; 0 where the driver gave none.
+      code_name: the name of the CUresult, such as "CUDA_ERROR_INVALID_IMAGE".
+    """
+
+    def __init__(self, message: str, call: str = "", code: int = 0, code_name: str = "") -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+        self.code_name = code_name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.call, self.code, self.code_name)
+
+
+class UnsupportedError(StonewareError, RuntimeError):
+    """No backend, or not the one that was asked for, can run the problem on the device."""
+
+
+class TableError(StonewareError, RuntimeError):
+    """A tuning table, manifest or sample file is not what it claims to be."""
+
+
+class ForwardOnlyError(StonewareError, RuntimeError):
+    """A gradient would be needed, and this operation has no backward."""

@@ -1,0 +1,176 @@
+"""explain: which config a problem gets, from which layer, why, and what came next."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stoneware.autotune import table
+from stoneware.autotune.config import Config
+from stoneware.autotune.lookup import Decision
+from stoneware.autotune.table import Choice
+from stoneware.runtime.device import CPU, Device, cuda_device
+
+OPS = ("scaled_mm", "matmul")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A decision with its context; `print` it, or take `as_dict()`.
+
+    Attributes:
+      op, problem: what was asked.
+      device: where.
+      decision: config, layer, grade, reason, runners-up and refusals.
+      table_digest: of the table that was asked; empty on a CPU, which needs none.
+      run: versions, date and commit of the run behind the chosen measurement, or None.
+    """
+
+    op: str
+    problem: Any
+    device: Device
+    decision: Decision
+    table_digest: str
+    run: dict[str, Any] | None
+
+    @property
+    def config(self) -> Config:
+        return self.decision.config
+
+    @property
+    def layer(self) -> str:
+        return self.decision.layer
+
+    @property
+    def grade(self) -> str:
+        return self.decision.grade
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, for `json.dumps`."""
+        decision = self.decision
+        fingerprint = self.device.fingerprint
+        return {
+            "op": self.op,
+            "problem": asdict(self.problem),
+            "device": fingerprint.to_json() if fingerprint else "cpu",
+            "config": decision.config.to_json(),
+            "layer": decision.layer,
+            "grade": decision.grade,
+            "reason": decision.reason,
+            "chosen": _choice_as_dict(decision.chosen) if decision.chosen else None,
+            "runners_up": [_choice_as_dict(choice) for choice in decision.runners_up],
+            "refusals": [
+                {"what": item.what, "layer": item.layer, "reason": item.reason}
+                for item in decision.refusals
+            ],
+            "table_digest": self.table_digest,
+            "run": self.run,
+        }
+
+    def __str__(self) -> str:
+        decision = self.decision
+        lines = [
+            f"{self.problem}",
+            f"  on        {self.device}",
+            f"  config    {decision.config}",
+            f"  layer     {decision.layer} (grade: {decision.grade})",
+            f"  why       {decision.reason}",
+        ]
+        if self.run:
+            lines.append(
+                "  measured  {date}, driver {driver}, CUDA {cuda}, torch {torch}, commit "
+                "{commit}".format(**self.run)
+            )
+        if decision.chosen and decision.runners_up:
+            lines.append("  runners-up")
+            lines += [
+                f"    {choice.median_us:9.2f} us  {_margin(choice, decision.chosen):>7}  "
+                f"{choice.config}" for choice in decision.runners_up
+            ]
+        if decision.refusals:
+            lines.append("  refused")
+            lines += [f"    {item}" for item in decision.refusals]
+        if self.table_digest:
+            lines.append(f"  table     {self.table_digest}")
+        return "\n".join(lines)
+
+
+def explain(
+    op: str,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str | None = None,
+    out_dtype: str | None = None,
+    scales: str = "row",
+    device: str | None = None,
+) -> Explanation:
+    """Says which config would run a problem, and why; nothing is compiled, timed or launched.
+
+    Args:
+      op: "scaled_mm" or "matmul".
+      m, n, k: sizes.
+      dtype: of a and b; None for "e4m3" (scaled_mm) or "bf16" (matmul).
+      out_dtype: "bf16" or "fp16"; None for "bf16" (scaled_mm) or `dtype` (matmul).
+      scales: "row" or "tensor"; matmul has none and ignores it.
+      device: the name or alias of a device in the tuning table, such as "NVIDIA H200", which need
+        not be in this machine; "cpu"; "cuda" or "cuda:1"; None for the current GPU, else the CPU.
+
+    Raises:
+      ValueError: an argument breaks a rule, or the device is unknown.
+      UnsupportedError: nothing can run the problem there.
+      TableError: the tuning table of this installation is damaged.
+    """
+    if op not in OPS:
+        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}")
+    api = importlib.import_module(f"stoneware.ops.{op}.api")
+    if op == "scaled_mm":
+        problem = api.Problem.dense(
+            m=m, n=n, k=k, dtype=dtype or "e4m3", out_dtype=out_dtype or "bf16", scales=scales
+        )
+    else:
+        dtype = dtype or "bf16"
+        problem = api.Problem.dense(m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype or dtype)
+    where = _device(op, device)
+    decision = api.OPERATION.decide(problem, where)
+    packaged = table.packaged(op) if where.kind == "cuda" else None
+    return Explanation(
+        op=op, problem=problem, device=where, decision=decision,
+        table_digest=packaged.digest if packaged else "",
+        run=dict(packaged.runs[decision.chosen.run]) if packaged and decision.chosen else None,
+    )
+
+
+def _device(op: str, name: str | None) -> Device:
+    import torch
+
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return CPU
+    if name == "cuda" or name.startswith("cuda:"):
+        ordinal = torch.device(name).index
+        return cuda_device(torch.cuda.current_device() if ordinal is None else ordinal)
+    found = table.packaged(op).device_named(name)
+    if found is None:
+        known = sorted(
+            other for device in table.packaged(op).devices for other in device.names
+        )
+        raise ValueError(
+            f"device={name!r} is not in the tuning table of {op}, which has "
+            f"{', '.join(known) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
+        )
+    return Device(kind="cuda", fingerprint=found.fingerprint)
+
+
+def _choice_as_dict(choice: Choice) -> dict[str, Any]:
+    return {
+        "config": choice.config.to_json(), "median_us": choice.median_us,
+        "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
+    }
+
+
+def _margin(choice: Choice, chosen: Choice) -> str:
+    return f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"

@@ -1,0 +1,117 @@
+"""info: what this installation has and what it finds on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stoneware import __version__
+from stoneware.autotune import table
+from stoneware.errors import DriverError, TableError
+from stoneware.explanation import OPS
+from stoneware.runtime import manifest, native
+from stoneware.runtime.device import DRIVER_MODULE, cuda_device
+
+NATIVE_MODULES = (DRIVER_MODULE, "stoneware.ops.scaled_mm._cutlass_sm90")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Info:
+    """What `info` found; `print` it, or take `as_dict()`. A part that fails holds the failure.
+
+    Attributes:
+      stoneware, python, torch: versions; torch is with its CUDA, or "not installed".
+      driver: version of the CUDA driver as "13.0", or why there is none.
+      devices: each GPU in words.
+      modules: native module -> "found", or why not.
+      kernels: "op backend arch" -> how many kernels.
+      tables: op -> digest, with the number of entries by device.
+    """
+
+    stoneware: str
+    python: str
+    torch: str
+    driver: str
+    devices: tuple[str, ...]
+    modules: dict[str, str]
+    kernels: dict[str, int | str]
+    tables: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain values, for `json.dumps`."""
+        return {**asdict(self), "devices": list(self.devices)}
+
+    def __str__(self) -> str:
+        lines = [
+            f"stoneware  {self.stoneware}",
+            f"python     {self.python}",
+            f"torch      {self.torch}",
+            f"driver     {self.driver}",
+            *(f"gpu {ordinal}      {device}" for ordinal, device in enumerate(self.devices)),
+        ]
+        for title, section in (
+            ("modules", self.modules), ("kernels", self.kernels), ("tables", self.tables)
+        ):
+            width = max(map(len, section), default=0)
+            lines.append(title)
+            lines += [f"  {name:<{width}}  {value}" for name, value in section.items()]
+        return "\n".join(lines)
+
+
+def info() -> Info:
+    """Reports versions, devices, native modules, kernels and tables; never raises for a part that
+    is missing or damaged, but says so in its place."""
+    driver, devices = _driver()
+    return Info(
+        stoneware=__version__,
+        python=platform.python_version(),
+        torch=_torch(),
+        driver=driver,
+        devices=devices,
+        modules={name: native.why_missing(name) or "found" for name in NATIVE_MODULES},
+        kernels=_kernels(),
+        tables={op: _table(op) for op in OPS},
+    )
+
+
+def _torch() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "not installed"
+    import torch
+
+    return f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
+
+
+def _driver() -> tuple[str, tuple[str, ...]]:
+    if reason := native.why_missing(DRIVER_MODULE):
+        return reason, ()
+    module = native.load(DRIVER_MODULE)
+    try:
+        version = ".".join(map(str, module.driver_version()))
+        ordinals = range(module.device_count())
+        return version, tuple(str(cuda_device(ordinal)) for ordinal in ordinals)
+    except DriverError as error:
+        return str(error), ()
+
+
+def _kernels() -> dict[str, int | str]:
+    try:
+        records = manifest.packaged().kernels.values()
+    except TableError as error:
+        return {"none": str(error)}
+    count = Counter(f"{record.op} {record.backend} {record.arch}" for record in records)
+    return dict(sorted(count.items()))
+
+
+def _table(op: str) -> str:
+    try:
+        packaged = table.packaged(op)
+    except TableError as error:
+        return str(error)
+    entries = ", ".join(
+        f"{device.num_entries} entries of {device.fingerprint.name}" for device in packaged.devices
+    )
+    return f"{packaged.digest} ({entries or 'no entries'})"

@@ -1,0 +1,20 @@
+"""The rule of thumb for matmul where nothing was measured. Free of torch: the bake uses it."""
+
+from __future__ import annotations
+
+from stoneware.autotune.config import Config
+from stoneware.autotune.key import Key
+from stoneware.autotune.tile_rule import by_tile_m
+from stoneware.runtime.manifest import Manifest
+
+REASON = "no measurement applies; the vendor library, which has kernels for every arch and size"
+
+VENDOR = Config(backend="vendor", kernel="torch.mm")
+
+
+def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
+    """Configs by the rule of REASON, best first; the first is the canonical config."""
+    return [
+        VENDOR,
+        *by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="triton_aot")),
+    ]

@@ -1,0 +1,155 @@
+"""Checks of tensor arguments that every op makes; each message has rule, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+
+from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.runtime.device import CPU, Device, cuda_device
+
+DTYPE_NAMES = {
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
+
+
+def check_tensors(op: str, tensors: NamedTensors) -> None:
+    """Raises TypeError for an argument that is neither a torch.Tensor nor an absent option."""
+    for name, tensor in tensors:
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"{name} of {op} must be a torch.Tensor, not {type(tensor).__name__}; "
+                f"wrap it with torch.as_tensor(...)"
+            )
+
+
+def check_one_device(tensors: NamedTensors) -> Device:
+    """Returns the device of all tensors, the first of which decides.
+
+    Raises:
+      ValueError: two tensors are on different devices.
+      UnsupportedError: the device is neither a CPU nor a CUDA GPU.
+    """
+    present = [(name, tensor) for name, tensor in tensors if tensor is not None]
+    first_name, first = present[0]
+    for name, tensor in present[1:]:
+        if tensor.device != first.device:
+            raise ValueError(
+                f"{name} is on {tensor.device} and {first_name} on {first.device}, all tensors "
+                f"must be on one device; move it with {name}.to({str(first.device)!r})"
+            )
+    if first.device.type == "cpu":
+        return CPU
+    if first.device.type == "cuda":
+        return cuda_device(first.device.index)
+    raise UnsupportedError(
+        f"{first_name} is on {first.device}, tensors must be on 'cuda' or 'cpu'; "
+        f"move them with .to('cuda')"
+    )
+
+
+def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
+    if tensor.ndim != rank:
+        raise ValueError(
+            f"{name}.shape={list(tensor.shape)} must have {rank} dimensions, "
+            f"not {tensor.ndim}; {remedy}"
+        )
+
+
+def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy: str) -> str:
+    """Returns the dtype's name if it is one of `allowed`, else raises TypeError."""
+    dtypes = [TORCH_DTYPES[dtype] for dtype in allowed]
+    if tensor.dtype not in dtypes:
+        raise TypeError(
+            f"{name}.dtype={tensor.dtype} must be {' or '.join(map(str, dtypes))}; {remedy}"
+        )
+    return DTYPE_NAMES[tensor.dtype]
+
+
+def check_bias(bias: torch.Tensor, n: int, out_dtype: torch.dtype) -> None:
+    if bias.dtype != out_dtype:
+        raise TypeError(
+            f"bias.dtype={bias.dtype} must be the output's dtype {out_dtype}; "
+            f"cast it with bias.to({out_dtype})"
+        )
+    if tuple(bias.shape) != (n,):
+        raise ValueError(
+            f"bias.shape={list(bias.shape)} must be [n]=[{n}]; reshape it with bias.reshape({n})"
+        )
+
+
+def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy: str) -> None:
+    if out.dtype != out_dtype:
+        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; {remedy}")
+    if tuple(out.shape) != (m, n):
+        raise ValueError(
+            f"out.shape={list(out.shape)} must be [m, n]=[{m}, {n}]; allocate it with "
+            f"torch.empty({m}, {n}, ...)"
+        )
+    if out.stride(1) != 1 and m and n:
+        raise ValueError(
+            f"out.stride()={out.stride()} must be (ldd, 1), row-major; pass a row-major out"
+        )
+
+
+def raise_forward_only(op: str, tensors: NamedTensors) -> None:
+    """Raises the error for a call that autograd would have to follow."""
+    names = [name for name, tensor in tensors if tensor is not None and tensor.requires_grad]
+    raise ForwardOnlyError(
+        f"{op} has no backward, and {', '.join(names)} "
+        f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under "
+        f"torch.no_grad(), or pass {', '.join(f'{name}.detach()' for name in names)}"
+    )
+
+
+def misaligned(tensors: NamedTensors, multiple: int) -> ValueError:
+    """The error for pointers that are not multiples of `multiple` bytes."""
+    found = [
+        f"{name}.data_ptr()={tensor.data_ptr():#x}" for name, tensor in tensors
+        if tensor is not None and tensor.data_ptr() % multiple
+    ]
+    return ValueError(
+        f"{', '.join(found)} must be a multiple of {multiple}; copy the view with .clone(), or "
+        f"start it at an offset of a multiple of {multiple} bytes"
+    )
+
+
+def with_dense_arguments(
+    plan: Callable[..., None], positions: Collection[int]
+) -> Callable[..., None]:
+    """Makes a plan copy the arguments at `positions`, whose strides its kernel cannot follow.
+
+    Whether they are dense is part of a plan's cache key, so that it holds for every call.
+    """
+    if not positions:
+        return plan
+
+    def run(*tensors: torch.Tensor | None) -> None:
+        dense = list(tensors)
+        for position in positions:
+            dense[position] = dense[position].contiguous()
+        plan(*dense)
+
+    return run
+
+
+def with_device_check(plan: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+    """Makes a plan for the CPU check its tensors' device at each call.
+
+    The key of a plan has Tensor.get_device(), the fastest to read: the number of a GPU, but -1 for
+    every other kind of device.
+    """
+
+    def run(*tensors: torch.Tensor | None) -> None:
+        check_one_device(tuple(zip(names, tensors)))
+        plan(*tensors)
+
+    return run

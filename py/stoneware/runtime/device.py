@@ -1,0 +1,155 @@
+"""Devices: what a GPU is to the tuner, under which names people know it, and how alike two are."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+DRIVER_MODULE = "stoneware.runtime._driver"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFingerprint:
+    """What decides which config is fast on a GPU, under a readable name.
+
+    The name is a label: two GPUs are the same device when the numbers agree (`same_hardware`), so
+    that an H100 and an H200 share no entry, and neither do an H200 and a slice of it.
+
+    Attributes:
+      name: as the driver gives it, such as "NVIDIA H200".
+      compute_capability: (major, minor).
+      num_sms: streaming multiprocessors.
+      l2_bytes: size of the L2 cache.
+      memory_clock_khz: peak memory clock.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    num_sms: int
+    l2_bytes: int
+    memory_clock_khz: int
+
+    def __post_init__(self) -> None:
+        capability = tuple(self.compute_capability)
+        if len(capability) != 2 or not all(type(part) is int for part in capability):
+            raise ValueError(
+                f"compute_capability={self.compute_capability!r} must be two integers, as (9, 0)"
+            )
+        object.__setattr__(self, "compute_capability", capability)
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"name={self.name!r} of a device must be a non-empty str")
+        for field in ("num_sms", "l2_bytes", "memory_clock_khz"):
+            value = getattr(self, field)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{field}={value!r} of device {self.name!r} must be an int >= 0")
+
+    def __str__(self) -> str:
+        major, minor = self.compute_capability
+        return (
+            f"{self.name} (sm_{major}{minor}, {self.num_sms} SMs, "
+            f"{self.l2_bytes / 2**20:g} MiB L2, memory at {self.memory_clock_khz / 1000:g} MHz)"
+        )
+
+    def same_hardware(self, other: DeviceFingerprint) -> bool:
+        """Whether every number agrees; the names may differ."""
+        return (
+            self.compute_capability == other.compute_capability
+            and self.num_sms == other.num_sms
+            and self.l2_bytes == other.l2_bytes
+            and self.memory_clock_khz == other.memory_clock_khz
+        )
+
+    def distance(self, other: DeviceFingerprint) -> float:
+        """How far `other` is: sum of |log ratio| of SMs, L2 and memory clock.
+
+        Infinite between compute capabilities, since kernels and their speed do not carry over.
+        """
+        if self.compute_capability != other.compute_capability:
+            return math.inf
+        return sum(
+            abs(math.log(max(getattr(self, field), 1) / max(getattr(other, field), 1)))
+            for field in ("num_sms", "l2_bytes", "memory_clock_khz")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "compute_capability": list(self.compute_capability)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeviceFingerprint:
+        """Makes the fingerprint from `to_json` or from `_driver.device_attributes` (a superset)."""
+        missing = [field.name for field in fields(cls) if field.name not in data]
+        if missing:
+            raise ValueError(f"a device fingerprint lacks {missing}; found {sorted(data)}")
+        return cls(**{field.name: data[field.name] for field in fields(cls)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where a problem runs, or would run.
+
+    Attributes:
+      kind: "cuda" or "cpu".
+      ordinal: torch's and the driver's number of the GPU; None for a CPU and for a GPU that is only
+        described (`explain(..., device="NVIDIA H200")`).
+      fingerprint: None for a CPU.
+    """
+
+    kind: str
+    ordinal: int | None = None
+    fingerprint: DeviceFingerprint | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cuda", "cpu"):
+            raise ValueError(f"kind={self.kind!r} of a device must be 'cuda' or 'cpu'")
+        if (self.fingerprint is None) != (self.kind == "cpu"):
+            raise ValueError(
+                f"fingerprint={self.fingerprint} of a {self.kind} device: "
+                "a GPU has a fingerprint and a CPU has none"
+            )
+
+    def __str__(self) -> str:
+        return "CPU" if self.fingerprint is None else str(self.fingerprint)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether this is a GPU that is only described, with no hardware behind it."""
+        return self.kind == "cuda" and self.ordinal is None
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor) of a GPU; (0, 0) of a CPU."""
+        return (0, 0) if self.fingerprint is None else self.fingerprint.compute_capability
+
+
+CPU = Device(kind="cpu")
+
+
+@functools.cache
+def cuda_device(ordinal: int) -> Device:
+    """The GPU with this number, its fingerprint asked of the driver once per process.
+
+    Raises:
+      DriverError: the driver is missing or refuses.
+      UnsupportedError: the driver module is not in this installation.
+    """
+    from stoneware.runtime import native
+
+    attributes = native.load(DRIVER_MODULE).device_attributes(ordinal)
+    return Device(
+        kind="cuda", ordinal=ordinal, fingerprint=DeviceFingerprint.from_json(attributes)
+    )
+
+
+def normalized_name(name: str) -> str:
+    """Folds a device's name for comparison: "NVIDIA H200", "nvidia_h200" and "H200" are one."""
+    words = name.lower().replace("_", " ").replace("-", " ").split()
+    return " ".join(word for word in words if word != "nvidia")
+
+
+def names_match(name: str, known: Iterable[str]) -> bool:
+    """Whether `name` is one of the `known` names or aliases."""
+    folded = normalized_name(name)
+    return any(folded == normalized_name(other) for other in known)

@@ -1,0 +1,92 @@
+"""The kernel manifest: which kernels the wheel carries, for which archs, with their digests."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoneware.errors import TableError
+from stoneware.runtime import package_files
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRecord:
+    """One cubin.
+
+    Attributes:
+      id: unique name of the kernel.
+      op: "scaled_mm" or "matmul".
+      backend: "cutlass_sm90" or "triton_aot".
+      arch: as the compiler names it, such as "sm_90a".
+      config: what the kernel was built from (dtypes, tile, schedule, ...).
+      sha256: digest of the cubin.
+      size_bytes: size of the cubin.
+    """
+
+    id: str
+    op: str
+    backend: str
+    arch: str
+    config: Mapping[str, Any]
+    sha256: str
+    size_bytes: int
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(9, 0) for "sm_90" and "sm_90a", (12, 0) for "sm_120"."""
+        digits = self.arch.removeprefix("sm_").rstrip("af")
+        return int(digits[:-1]), int(digits[-1])
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The kernels of a build, by id."""
+
+    kernels: Mapping[str, KernelRecord]
+
+    def select(self, *, op: str, backend: str) -> list[KernelRecord]:
+        """The kernels of one op and backend, sorted by id."""
+        return [
+            kernel for kernel in self.kernels.values()
+            if kernel.op == op and kernel.backend == backend
+        ]
+
+
+def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REMEDY) -> Manifest:
+    """Reads a kernel_manifest.json.
+
+    Raises:
+      TableError: the file is missing, is not a manifest, or names a kernel twice.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
+        records = [KernelRecord(**kernel) for kernel in data["kernels"]]
+        for record in records:
+            record.compute_capability
+    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise TableError(
+            f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}"
+        ) from error
+    kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
+    if len(kernels) != len(records):
+        raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
+    return Manifest(kernels)
+
+
+@functools.cache
+def packaged() -> Manifest:
+    """The manifest of this installation, read once.
+
+    Raises:
+      TableError: see `read_manifest`.
+    """
+    return read_manifest(package_files.path("kernel_manifest.json"))

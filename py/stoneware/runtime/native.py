@@ -1,0 +1,39 @@
+"""Native modules, loaded at first use; a missing one is a reason to print, not an import error."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from types import ModuleType
+
+from stoneware.errors import UnsupportedError
+
+
+@functools.cache
+def _try_import(name: str) -> tuple[ModuleType | None, str]:
+    try:
+        return importlib.import_module(name), ""
+    except ImportError as error:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return None, (
+            f"module {name} is not usable in this Python {version}: {error}; "
+            "install the stoneware wheel that is built for this Python"
+        )
+
+
+def why_missing(name: str) -> str | None:
+    """None if the native module `name` can be imported, else why not and what to do."""
+    return _try_import(name)[1] or None
+
+
+def load(name: str) -> ModuleType:
+    """Imports the native module `name`.
+
+    Raises:
+      UnsupportedError: it is not in this installation, or does not fit this Python.
+    """
+    module, reason = _try_import(name)
+    if module is None:
+        raise UnsupportedError(reason)
+    return module

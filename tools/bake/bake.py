@@ -1,0 +1,39 @@
+"""Bakes the tuning table of one op from committed samples and the kernel manifest.
+
+    bake --op scaled_mm --manifest kernel_manifest.json --out scaled_mm.json FILES...
+
+FILES are `<op>.jsonl`, `runs.json` and `device.json` of any number of devices, each in its own
+folder; without any, the table is valid and empty. Needs no GPU and no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from stoneware.autotune.bake import OPS, bake
+from stoneware.errors import TableError
+from stoneware.runtime.manifest import read_manifest
+
+_OP = flags.DEFINE_enum("op", None, OPS, "The op whose table is baked.", required=True)
+_MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Path of the table to write.", required=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    try:
+        manifest = read_manifest(_MANIFEST.value, remedy="build it with the kernel_manifest rule")
+        table = bake(_OP.value, argv[1:], manifest)
+    except (TableError, ValueError) as error:
+        print(f"bake: {error}", file=sys.stderr)
+        return 1
+    Path(_OUT.value).write_bytes(table)
+    logging.info("%s: %d bytes from %d files", _OUT.value, len(table), len(argv) - 1)
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
