@@ -53,27 +53,34 @@ def stoneware_repositories():
     )
     host_python(name = "stoneware_python")
     pypi_packages([
-        "absl-py",
         "auditwheel",
         "filelock",
         "fsspec",
-        "iniconfig",
         "jinja2",
         "markupsafe",
         "mpmath",
         "networkx",
         "numpy",
-        "packaging",
-        "pluggy",
         "pyelftools",
-        "pygments",
-        "pytest",
         "sympy",
         "torch",
         "triton",
         "typing-extensions",
         "wheel",
     ])
+
+    # These travel inside gpu_check.pyz.
+    pypi_packages(
+        [
+            "absl-py",
+            "iniconfig",
+            "packaging",
+            "pluggy",
+            "pygments",
+            "pytest",
+        ],
+        keep_wheels = True,
+    )
 
 def stoneware_toolchains():
     """Registers zig for C and C++ and the host's Python; call it after stoneware_repositories()."""

@@ -1,13 +1,15 @@
 """Downloads one wheel with the machine's own pip, checks its sha256 and unpacks it.
 
-Called by the repository rule of pypi.bzl: `fetch_wheel.py NAME VERSION FOLDER FILE=SHA256 ...`. pip is
-asked by name, so the machine's index, mirror, proxy and certificates apply; the hash decides.
+Called by the repository rule of pypi.bzl: `fetch_wheel.py NAME VERSION FOLDER FILE=SHA256 ...` unpacks
+below FOLDER; with KEEP=FOLDER2 among the last arguments the wheel itself stays in FOLDER2. pip is asked
+by name, so the machine's index, mirror, proxy and certificates apply; the hash decides.
 """
 
 from __future__ import annotations
 
 import hashlib
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,10 +56,14 @@ def unpack(wheel: pathlib.Path, folder: pathlib.Path) -> None:
 def main(argv: list[str]) -> None:
     name, version, folder = argv[1:4]
     locked = dict(pair.split("=", 1) for pair in argv[4:])
+    keep = locked.pop("KEEP", None)
     with tempfile.TemporaryDirectory() as scratch:
         wheel = download(name, version, pathlib.Path(scratch))
         check(name, version, wheel, locked)
         unpack(wheel, pathlib.Path(folder))
+        if keep:
+            pathlib.Path(keep).mkdir(exist_ok=True)
+            shutil.copy(wheel, keep)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ def _wheel_tree_impl(ctx):
         ctx.report_progress("fetching {} {}".format(name, version))
         result = ctx.execute(
             [python, "-B", ctx.path(ctx.attr._fetch_wheel), name, version, "unpacked"] +
-            ["{}={}".format(file, sha256) for file, sha256 in files.items()],
+            ["{}={}".format(file, sha256) for file, sha256 in files.items()] +
+            (["KEEP=wheels"] if ctx.attr.keep_wheels else []),
             timeout = 3600,
         )
         if result.return_code:
@@ -53,6 +54,7 @@ Example:
         "build_file": attr.label(mandatory = True, doc = "the repository's BUILD file"),
         "delete": attr.string_list(doc = "paths below `tree` that no action needs"),
         "executables": attr.string_list(doc = "paths below `tree` that need their run bit set"),
+        "keep_wheels": attr.bool(doc = "also keep the wheels themselves, in the folder `wheels`"),
         "packages": attr.string_list(mandatory = True, doc = "names in lock.bzl"),
         "patches": attr.label_list(doc = "patch files, applied with -p1 at the repository's root"),
         "prefix": attr.string(doc = "the folder inside the wheels that becomes `tree`"),
@@ -61,15 +63,17 @@ Example:
     },
 )
 
-def pypi_packages(names):
+def pypi_packages(names, keep_wheels = False):
     """One repository `stoneware_pypi_<name>` per package, with a py_library `:site`.
 
     Args:
       names: names in lock.bzl; the tests' and tools' Python dependencies.
+      keep_wheels: also offer the wheel file, as `:wheel`.
     """
     for name in names:
         wheel_tree(
             name = "stoneware_pypi_" + name.replace("-", "_"),
             packages = [name],
+            keep_wheels = keep_wheels,
             build_file = Label("//third_party/pypi:package.BUILD"),
         )

@@ -84,7 +84,7 @@ def triton_aot(
             srcs = [src],
             outs = [id + ".cubin", id + ".json"],
             cmd = " ".join([
-                "$(execpath {})".format(tool),
+                "$(execpath {}) --verbosity=-1".format(tool),
                 "--src=$(execpath {})".format(src),
                 "--function=" + function,
                 "--signature='{}'".format(signature),

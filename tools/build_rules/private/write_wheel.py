@@ -5,6 +5,7 @@ Entries are sorted and carry fixed times and modes; the package `wheel` writes t
 
 import email.message
 import json
+import logging
 import pathlib
 import zipfile
 
@@ -54,6 +55,7 @@ def wheel_metadata() -> bytes:
 
 def main(argv: list[str]) -> None:
     del argv
+    logging.getLogger("wheel").setLevel(logging.WARNING)  # It would name every file.
     listing = json.loads(pathlib.Path(_CONTENTS.value).read_text(encoding="utf-8"))
     contents = {path: pathlib.Path(file).read_bytes() for path, file in listing.items()}
     info = f"{_DISTRIBUTION.value}-{_VERSION.value}.dist-info"

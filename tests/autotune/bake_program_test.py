@@ -1,0 +1,58 @@
+"""The program tools/bake/bake.py, as the build calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small_package as small
+
+from stoneware.autotune.bake import bake
+
+PROGRAM = Path(__file__).parents[2] / "tools" / "bake" / "bake.py"
+
+
+@pytest.fixture
+def manifest(tmp_path) -> Path:
+    path = tmp_path / "kernel_manifest.json"
+    document = {"schema": 1, "kernels": [vars(record) for record in small.kernel_records()]}
+    path.write_text(json.dumps(document))
+    return path
+
+
+def run(manifest: Path, out: Path, *files: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            sys.executable, str(PROGRAM), "--op=scaled_mm", f"--manifest={manifest}",
+            f"--out={out}", *map(str, files),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True,
+    )
+
+
+def test_program_writes_what_bake_returns(tmp_path, manifest):
+    files = small.write_device(tmp_path / "h200", [small.sample(small.VENDOR, 1.0)])
+    done = run(manifest, tmp_path / "out.json", *files)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out.json").read_bytes() == bake("scaled_mm", files, small.manifest())
+
+
+def test_program_fails_with_the_reason_and_writes_nothing(tmp_path, manifest):
+    files = small.write_device(tmp_path / "h200", [small.sample(small.cutlass("gone"), 1.0)])
+    done = run(manifest, tmp_path / "out.json", *files)
+    assert done.returncode == 1
+    assert f"{files[0]}:1: kernel " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_program_refuses_a_damaged_manifest(tmp_path, manifest):
+    manifest.write_text(manifest.read_text()[:-40])
+    done = run(manifest, tmp_path / "out.json")
+    assert done.returncode == 1
+    assert "not a kernel manifest" in done.stderr

@@ -1,0 +1,251 @@
+"""The bake: pure, honest about the vendor library, and strict about what it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import small_package as small
+
+from stoneware.autotune import table
+from stoneware.autotune.bake import bake
+from stoneware.errors import TableError
+from stoneware.runtime.manifest import Manifest
+
+BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
+
+
+def test_no_samples_give_a_valid_empty_table():
+    baked = table.decode(bake("scaled_mm", [], Manifest({})), "x", "scaled_mm")
+    assert baked.devices == ()
+
+
+def test_bytes_do_not_depend_on_order_folder_locale_or_hash_seed(tmp_path):
+    samples = [
+        small.sample(config, random.uniform(5, 50), m=m, n=n, spread_us=random.random())
+        for m in (1, 16, 64, 512) for n in (2112, 4096)
+        for config in (BIG, TINY, small.triton(), small.VENDOR)
+    ]
+    files = small.write_device(tmp_path / "one", samples)
+    other = small.write_device(tmp_path / "one" / "other", [small.sample(
+        BIG, 7.0, run="run-2")], device=small.H100, runs=[small.run("run-2", small.H100)])
+    expected = bake("scaled_mm", files + other, small.manifest())
+
+    moved = small.write_device(tmp_path / "an" / "other" / "place", reversed(samples))
+    lines = moved[0].read_text().splitlines(keepends=True)
+    random.shuffle(lines)
+    moved[0].write_text("".join(lines))
+    assert bake("scaled_mm", [*other, *reversed(moved)], small.manifest()) == expected
+
+    program = (
+        "import sys, small_package as small; from stoneware.autotune.bake import bake; "
+        "sys.stdout.buffer.write(bake('scaled_mm', sys.argv[1:], small.manifest()))"
+    )
+    for seed, language in (("1", "C"), ("2", "de_DE.UTF-8")):
+        environment = {
+            **os.environ, "PYTHONHASHSEED": seed, "LC_ALL": language,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        output = subprocess.run(
+            [sys.executable, "-c", program, *map(str, files + other)], env=environment,
+            check=True, capture_output=True,
+        ).stdout
+        assert output == expected
+
+
+def test_fastest_wins_and_the_others_stay_as_runners_up(tmp_path):
+    baked = small.bake_samples(tmp_path, [
+        small.sample(BIG, 14.0), small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0),
+    ])
+    entry = small.entry_at(baked, m=16)
+    assert [choice.config for choice in entry.choices] == [TINY, small.VENDOR, BIG]
+    assert entry.rule == "the fastest of 3"
+
+
+def test_vendor_wins_where_it_is_faster(tmp_path):
+    baked = small.bake_samples(tmp_path, [
+        small.sample(BIG, 50.0, m=512), small.sample(small.VENDOR, 40.0, m=512),
+    ])
+    assert small.entry_at(baked, m=512).choices[0].config == small.VENDOR
+
+
+def test_near_tie_goes_to_the_canonical_config(tmp_path):
+    # At m=16 the canonical config is TINY: its tile covers m and wastes the least.
+    samples = [small.sample(BIG, 10.0, spread_us=0.4), small.sample(small.VENDOR, 15.0)]
+    near = small.bake_samples(
+        tmp_path / "near", [*samples, small.sample(TINY, 10.3, spread_us=0.4)]
+    )
+    assert small.entry_at(near, m=16).choices[0].config == TINY
+    assert "within the noise" in small.entry_at(near, m=16).rule
+    far = small.bake_samples(tmp_path / "far", [*samples, small.sample(TINY, 10.5, spread_us=0.4)])
+    assert small.entry_at(far, m=16).choices[0].config == BIG
+
+
+def test_nothing_that_measured_slower_than_default_or_vendor_is_ever_picked(tmp_path):
+    configs = [BIG, TINY, small.cutlass(small.SMALL), small.triton(), small.VENDOR]
+    samples = [
+        small.sample(config, random.uniform(10, 11), spread_us=random.uniform(0, 2), m=m)
+        for m in range(1, 200) for config in configs
+    ]
+    baked = small.bake_samples(tmp_path, samples)
+    for m in range(1, 200):
+        choices = small.entry_at(baked, m=m).choices
+        median_us = {choice.config: choice.median_us for choice in choices}
+        canonical = TINY if m <= 16 else small.cutlass(small.SMALL) if m <= 64 else BIG
+        assert choices[0].median_us <= median_us[small.VENDOR]
+        assert choices[0].median_us <= median_us[canonical]
+
+
+@pytest.mark.parametrize("status", ["wrong", "failed"])
+def test_candidate_that_was_wrong_or_failed_is_never_chosen(tmp_path, status):
+    baked = small.bake_samples(tmp_path, [
+        small.sample(TINY, 1.0, status=status, detail="seen"), small.sample(BIG, 10.0),
+        small.sample(TINY, 1.0, m=1, status=status),
+    ])
+    assert [choice.config for choice in small.entry_at(baked, m=16).choices] == [BIG]
+    assert baked.devices[0].m_values(small.sample(BIG, 1.0).key.family, 4096, 4096) == [16]
+
+
+def test_newest_run_of_a_candidate_counts(tmp_path):
+    runs = [small.run("a", date="2026-11-22"), small.run("b", date="2026-11-21")]
+    baked = small.bake_samples(
+        tmp_path,
+        [small.sample(BIG, 5.0, run="b"), small.sample(BIG, 9.0, run="a")], runs=runs,
+    )
+    (choice,) = small.entry_at(baked, m=16).choices
+    assert (choice.run, choice.median_us) == ("a", 9.0)
+    assert list(baked.runs) == ["a"]
+
+
+def test_other_16_bit_output_takes_the_measurement_and_says_so(tmp_path):
+    baked = small.bake_samples(tmp_path, [
+        small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0),
+    ])
+    entry = small.entry_at(baked, m=16, out_dtype="fp16")
+    assert entry.choices[0].config == small.cutlass(small.TINY, "fp16")
+    assert entry.measured_out_dtype == "bf16"
+
+
+def test_measurement_of_the_output_itself_comes_before_the_others(tmp_path):
+    fp16 = small.cutlass(small.BIG, "fp16")
+    baked = small.bake_samples(tmp_path, [
+        small.sample(TINY, 10.0), small.sample(fp16, 30.0, out_dtype="fp16"),
+    ])
+    entry = small.entry_at(baked, m=16, out_dtype="fp16")
+    assert [choice.config for choice in entry.choices] == [fp16]
+    assert entry.measured_out_dtype == "fp16"
+
+
+def test_rebuilt_kernel_is_marked_as_drifted(tmp_path):
+    baked = small.bake_samples(tmp_path, [
+        small.sample(TINY, 10.0, kernel_sha256="0" * 64), small.sample(BIG, 20.0),
+    ])
+    assert [choice.is_drifted for choice in small.entry_at(baked, m=16).choices] == [True, False]
+
+
+def test_unknown_kernel_is_refused_with_file_line_and_remedy(tmp_path):
+    gone = small.cutlass("256x128x128_2x1x1_cooperative")
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0), small.sample(gone, 1.0)])
+    with pytest.raises(TableError) as caught:
+        bake("scaled_mm", files, small.manifest())
+    message = str(caught.value)
+    assert f"{files[0]}:2: " in message  # 128x128 sorts before 256x128
+    assert gone.kernel in message
+    assert "delete the samples" in message
+
+
+def test_kernel_of_another_backend_is_unknown_too(tmp_path):
+    swapped = small.Config(backend="triton_aot", kernel=BIG.kernel)
+    files = small.write_device(tmp_path, [small.sample(swapped, 1.0)])
+    with pytest.raises(TableError, match="not in the kernel manifest"):
+        bake("scaled_mm", files, small.manifest())
+
+
+@pytest.mark.parametrize(("changes", "part"), [
+    ({"run": "gone"}, "run='gone' is not in runs.json"),
+    ({"op": "matmul"}, "op='matmul' in a file of scaled_mm"),
+])
+def test_sample_that_does_not_belong_is_refused(tmp_path, changes, part):
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0, **changes)])
+    with pytest.raises(TableError) as caught:
+        bake("scaled_mm", files, small.manifest())
+    assert f"{files[0]}:1: {part}" in str(caught.value)
+
+
+def test_samples_of_another_device_are_refused(tmp_path):
+    files = small.write_device(
+        tmp_path, [small.sample(BIG, 1.0)], runs=[small.run(device=small.H100)]
+    )
+    with pytest.raises(TableError, match="taken on NVIDIA H100"):
+        bake("scaled_mm", files, small.manifest())
+
+
+def test_same_measurement_twice_is_refused(tmp_path):
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0), small.sample(BIG, 2.0)])
+    with pytest.raises(TableError, match=r"jsonl:2: the same measurement as .*jsonl:1"):
+        bake("scaled_mm", files, small.manifest())
+
+
+def test_incomplete_folder_and_unknown_file_are_refused(tmp_path):
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0)])
+    with pytest.raises(TableError, match="device.json of its folder was not given"):
+        bake("scaled_mm", files[:2], small.manifest())
+    with pytest.raises(ValueError, match="notes.txt: a sample file is"):
+        bake("scaled_mm", [tmp_path / "notes.txt"], small.manifest())
+
+
+def test_device_without_kernels_in_this_build_is_left_out(tmp_path, caplog):
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0)])
+    only_l40 = Manifest({
+        id: kernel for id, kernel in small.manifest().kernels.items() if kernel.arch == "sm_89"
+    })
+    assert table.decode(bake("scaled_mm", files, only_l40), "x", "scaled_mm").devices == ()
+    assert "NVIDIA H200 are left out" in caplog.text
+
+
+def test_table_is_canonical_json_and_checks_its_digest(tmp_path):
+    data = bake(
+        "scaled_mm", small.write_device(tmp_path, [small.sample(BIG, 1.5)]), small.manifest()
+    )
+    document = json.loads(data)
+    assert data == table.encode({key: value for key, value in document.items() if key != "digest"})
+    assert table.decode(data, "x", "scaled_mm").digest == document["digest"]
+
+
+def _table_bytes(tmp_path) -> bytes:
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.5), small.sample(TINY, 1.0)])
+    return bake("scaled_mm", files, small.manifest())
+
+
+def test_every_single_changed_byte_is_noticed(tmp_path):
+    data = _table_bytes(tmp_path)
+    for position in range(len(data) - 1):
+        damaged = bytearray(data)
+        damaged[position] ^= 1
+        with pytest.raises(TableError):
+            table.decode(bytes(damaged), "scaled_mm.json", "scaled_mm")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "future", "edited", "array", "other op"])
+def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
+    data = _table_bytes(tmp_path)
+    document = json.loads(data)
+    del document["digest"]
+    bad = {
+        "truncated": data[: len(data) // 2],
+        "empty": b"",
+        "future": table.encode({**document, "schema": 2}),
+        "edited": data.replace(b"1.5", b"0.5"),
+        "array": b"[]",
+        "other op": table.encode({**document, "op": "matmul"}),
+    }[damage]
+    with pytest.raises(TableError) as caught:
+        table.decode(bad, "tables/scaled_mm.json", "scaled_mm")
+    message = str(caught.value)
+    assert message.startswith("tables/scaled_mm.json: expected ")
+    assert "found " in message
+    assert "reinstall the stoneware wheel" in message

@@ -1,0 +1,187 @@
+"""scaled_mm on a machine that has an H200 as far as it can tell: the native module is a stand-in
+that computes from the raw pointers and numbers it is given, in memory of the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+
+import pytest
+import small_package as small
+import torch
+
+import stoneware as sw
+from stoneware.errors import UnsupportedError
+from stoneware.ops import tensor_checks
+from stoneware.ops.scaled_mm import api
+from stoneware.runtime.device import Device
+
+H200 = Device(kind="cuda", ordinal=0, fingerprint=small.H200)
+STREAM = 4242
+
+
+def memory(pointer: int, dtype: torch.dtype, shape: tuple, strides: tuple) -> torch.Tensor:
+    """A tensor over memory that is known by its address only."""
+    num_elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+    buffer = (ctypes.c_char * (num_elements * dtype.itemsize)).from_address(pointer)
+    return torch.frombuffer(buffer, dtype=dtype).as_strided(shape, strides)
+
+
+class Plan:
+    """The contract of `_cutlass_sm90.Plan`."""
+
+    made: list[Plan] = []
+
+    def __init__(
+        self, kernel, *, m, n, k, lda, ldb, ldd, vector_scale_a, vector_scale_b, device, num_sms,
+        max_swizzle=1, raster="heuristic",
+    ):
+        self.kernel, self.sizes, self.strides = kernel, (m, n, k), (lda, ldb, ldd)
+        self.is_vector = vector_scale_a, vector_scale_b
+        self.device, self.num_sms, self.knobs = device, num_sms, (max_swizzle, raster)
+        self.num_launches = 0
+        Plan.made.append(self)
+
+    def __call__(self, a, b, d, scale_a, scale_b, bias, stream):
+        assert stream == STREAM
+        self.num_launches += 1
+        (m, n, k), (lda, ldb, ldd) = self.sizes, self.strides
+        out_dtype = torch.bfloat16 if "_bf16_" in self.kernel else torch.float16
+        e4m3, fp32 = torch.float8_e4m3fn, torch.float32
+        result = memory(a, e4m3, (m, k), (lda, 1)).float() @ memory(
+            b, e4m3, (k, n), (1, ldb)).float()
+        result *= memory(scale_a, fp32, (m if self.is_vector[0] else 1, 1), (1, 1))
+        result *= memory(scale_b, fp32, (1, n if self.is_vector[1] else 1), (1, 1))
+        if bias:
+            result += memory(bias, out_dtype, (n,), (1,))
+        memory(d, out_dtype, (m, n), (ldd, 1)).copy_(result)
+
+
+@pytest.fixture
+def gpu(package, monkeypatch):
+    """Makes CPU tensors count as tensors of the GPU 0, an H200; returns the plans made."""
+    module = types.ModuleType("stoneware.ops.scaled_mm._cutlass_sm90")
+    module.Plan = Plan
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(tensor_checks, "CPU", H200)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
+    monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
+    monkeypatch.setattr(Plan, "made", [])
+    small.forget()
+    return Plan.made
+
+
+def operands(m, n, k, scale_a="row", scale_b="row", bias_dtype=None):
+    return (
+        torch.randn(m, k).to(torch.float8_e4m3fn),
+        torch.randn(n, k).to(torch.float8_e4m3fn).t(),
+        torch.rand((m, 1) if scale_a == "row" else (1,)) + 0.5,
+        torch.rand((1, n) if scale_b == "row" else (1, 1)) + 0.5,
+        None if bias_dtype is None else torch.randn(n).to(bias_dtype),
+    )
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale_a", ["row", "tensor"])
+@pytest.mark.parametrize("scale_b", ["row", "tensor"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("m", [1, 17, 300])
+def test_kernel_gets_what_the_result_needs(gpu, m, out_dtype, scale_a, scale_b, has_bias):
+    x = operands(m, 64, 128, scale_a, scale_b, out_dtype if has_bias else None)
+    out = torch.full((m, 64), float("nan"), dtype=out_dtype)
+    sw.scaled_mm(*x, out_dtype, out=out, backend="cutlass_sm90")
+    assert torch.equal(out, sw.scaled_mm(*x, out_dtype, backend="reference"))
+    (plan,) = gpu
+    assert (plan.device, plan.num_sms, plan.num_launches) == (0, 132, 1)
+
+
+def test_kernel_gets_the_strides_of_sliced_views(gpu):
+    a, b, scale_a, scale_b, bias = operands(80, 96, 128, bias_dtype=torch.bfloat16)
+    base = torch.full((37, 64), float("nan"), dtype=torch.bfloat16)
+    view = a[3:40, 32:112], b[32:112, 16:64], scale_a[3:40], scale_b[:, 16:64], bias[16:64]
+    sw.scaled_mm(*view, out=base[:, :48], backend="cutlass_sm90")
+    assert gpu[0].strides == (128, 128, 64)
+    assert torch.equal(base[:, :48], sw.scaled_mm(*view, backend="reference"))
+    assert base[:, 48:].isnan().all()
+
+
+def test_kernel_gets_dense_copies_of_strided_scales_and_bias(gpu):
+    a, b, *_ = operands(40, 64, 128)
+    bias = torch.randn(128).bfloat16()
+    strided = torch.rand(40, 3)[:, 1:2], torch.rand(1, 128)[:, ::2], bias[::2]
+    for _ in range(2):
+        assert torch.equal(
+            sw.scaled_mm(a, b, *strided, backend="cutlass_sm90"),
+            sw.scaled_mm(a, b, *strided, backend="reference"),
+        )
+    assert len(gpu) == 1
+
+
+def test_strided_vector_after_a_dense_one_of_its_shape_is_copied_too(gpu):
+    a, b, scale_a, scale_b, bias = operands(40, 64, 128, bias_dtype=torch.bfloat16)
+    strided_a, strided_b = torch.rand(40, 3)[:, 1:2], torch.rand(1, 128)[:, ::2]
+    strided_bias = torch.randn(128).bfloat16()[::2]
+    for vectors in (
+        (scale_a, scale_b, bias), (strided_a, scale_b, bias), (scale_a, strided_b, bias),
+        (scale_a, scale_b, strided_bias),
+    ):
+        assert torch.equal(
+            sw.scaled_mm(a, b, *vectors, backend="cutlass_sm90"),
+            sw.scaled_mm(a, b, *vectors, backend="reference"),
+        )
+
+
+@pytest.mark.parametrize(("shape", "is_vector"), [((1, 1), True), ((1,), False), ((), False)])
+def test_scale_of_one_row_counts_as_a_row_so_that_torch_takes_it(gpu, shape, is_vector):
+    a, b, _, scale_b, _ = operands(1, 64, 128)
+    sw.scaled_mm(a, b, torch.full(shape, 2.0), scale_b, backend="cutlass_sm90")
+    assert gpu[0].is_vector == (is_vector, True)
+
+
+def test_second_call_of_a_kind_makes_no_plan_and_asks_no_backend(gpu, monkeypatch):
+    x = operands(16, 4096, 4096)
+    first = sw.scaled_mm(*x)
+    assert gpu[0].kernel == small.cutlass(small.TINY).kernel, "the table's choice at this shape"
+    y = operands(16, 4096, 4096)
+    sw.scaled_mm(*y)
+    assert torch.equal(sw.scaled_mm(*x), first)
+    assert [plan.num_launches for plan in gpu] == [3]
+    sw.scaled_mm(*x, config=small.cutlass(small.BIG, max_swizzle=4))
+    assert [plan.num_launches for plan in gpu] == [3, 1]
+    assert gpu[1].knobs == (4, "heuristic")
+
+
+def test_plan_cache_is_bounded(gpu, monkeypatch):
+    from stoneware.ops import plan_cache
+
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 8)
+    for m in range(1, 21):
+        sw.scaled_mm(*operands(m, 16, 16), backend="cutlass_sm90")
+    assert len(api._PLANS) == 8
+    sw.scaled_mm(*operands(20, 16, 16), backend="cutlass_sm90")
+    assert len(gpu) == 20
+
+
+def test_missing_native_module_is_a_reason_and_the_next_backend_runs(gpu, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stoneware.ops.scaled_mm._cutlass_sm90", None)
+    small.forget()
+    x = operands(16, 4096, 4096)
+    with pytest.raises(UnsupportedError) as caught:
+        sw.scaled_mm(*x, backend="cutlass_sm90")
+    assert "module stoneware.ops.scaled_mm._cutlass_sm90 is not usable" in str(caught.value)
+    assert "install the stoneware wheel that is built for this Python" in str(caught.value)
+    problem = api.Problem.dense(m=16, n=4096, k=4096)
+    decision = api.OPERATION.decide(problem, H200)
+    assert decision.config.backend == "vendor"
+    assert any("not usable" in item.reason for item in decision.refusals)
+
+
+def test_damaged_table_stops_the_call_with_its_name(gpu, package):
+    path = package / "tables" / "scaled_mm.json"
+    path.write_bytes(path.read_bytes()[:100])
+    small.forget()
+    from stoneware.errors import TableError
+
+    with pytest.raises(TableError, match="scaled_mm.json: expected"):
+        sw.scaled_mm(*operands(16, 64, 128))

@@ -1,0 +1,51 @@
+"""What importing costs and does: no torch, no native module, no CUDA, no file, no thread."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.parametrize("module", [
+    "stoneware", "stoneware.errors", "stoneware.autotune.bake", "stoneware.autotune.lookup",
+    "stoneware.autotune.samples", "stoneware.autotune.table", "stoneware.ops.scaled_mm.problem",
+    "stoneware.ops.scaled_mm.heuristic", "stoneware.ops.scaled_mm.shapes",
+    "stoneware.ops.matmul.problem", "stoneware.ops.matmul.heuristic",
+    "stoneware.ops.matmul.shapes", "stoneware.runtime.device", "stoneware.runtime.manifest",
+])
+def test_import_needs_neither_torch_nor_a_native_module(module):
+    loaded = run(f"import sys, {module}; print(*sys.modules)").split()
+    assert module in loaded
+    assert not {"torch", "numpy", "triton"} & set(loaded)
+    assert not [name for name in loaded if name.startswith("stoneware") and "._" in name]
+
+
+def test_import_of_the_package_loads_nothing_of_it():
+    loaded = run("import sys, stoneware; print(*sys.modules)").split()
+    assert [name for name in loaded if name.startswith("stoneware")] == ["stoneware"]
+
+
+def test_api_starts_no_thread_and_no_cuda():
+    program = (
+        "import threading, torch, stoneware as sw; sw.scaled_mm, sw.matmul, sw.explain, sw.info; "
+        "print(threading.active_count(), torch.cuda.is_initialized())"
+    )
+    assert run(program).split() == ["1", "False"]
+
+
+def test_unknown_name_lists_the_known_ones():
+    import stoneware
+
+    with pytest.raises(AttributeError, match="no attribute 'gemm'; it has .*scaled_mm"):
+        stoneware.gemm
+    assert {"scaled_mm", "matmul", "explain", "info"} <= set(dir(stoneware))

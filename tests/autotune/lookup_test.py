@@ -1,0 +1,211 @@
+"""The look-up, as `explain` and `scaled_mm` use it: which layer answers, with which grade."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import small_package as small
+import torch
+
+import stoneware as sw
+from stoneware.autotune import table
+from stoneware.autotune.bake import bake
+from stoneware.errors import TableError, UnsupportedError
+from stoneware.ops.scaled_mm.api import OPERATION, candidates
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime.device import CPU, Device
+
+BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
+H200 = Device(kind="cuda", fingerprint=small.H200)
+
+
+def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
+    problem = {**vars(Problem.dense(m=m, n=n, k=k)), **changes}
+    return OPERATION.decide(Problem(**problem), device)
+
+
+def test_exact_shape_is_answered_by_its_entry(package):
+    decision = decide()
+    assert (decision.config, decision.layer, decision.grade) == (TINY, "exact", "exact")
+    assert decision.reason.startswith("10.00 us on NVIDIA H200, run run-1")
+    assert [choice.median_us for choice in decision.runners_up] == [14.0, 16.0, 20.0]
+    assert decision.refusals == ()
+
+
+def test_vendor_is_chosen_where_it_measured_faster(package):
+    assert decide(m=512).config == small.VENDOR
+
+
+@pytest.mark.parametrize(
+    ("m", "measured_m"), [(1, 16), (17, 16), (64, 16), (128, 512), (9999, 512)]
+)
+def test_same_weight_is_answered_by_the_nearest_m(package, m, measured_m):
+    decision = decide(m=m)
+    assert (decision.layer, decision.grade) == ("nearest m", "nearest m")
+    assert f"m={measured_m} n=4096 k=4096" in decision.reason
+
+
+def test_other_weight_is_answered_by_the_nearest_shape(package):
+    decision = decide(m=20, n=6144)
+    assert (decision.config, decision.layer, decision.grade) == (
+        TINY, "nearest shape", "nearest shape")
+
+
+def test_other_16_bit_output_is_answered_with_its_own_kernel_and_grade(package):
+    decision = decide(out_dtype="fp16")
+    assert decision.config == small.cutlass(small.TINY, "fp16")
+    assert (decision.layer, decision.grade) == ("exact", "16-bit output")
+    assert "measured with bf16 output, fp16 asked" in decision.reason
+
+
+def test_h100_takes_entries_of_the_h200_with_a_lower_grade_only(package):
+    decision = decide(Device(kind="cuda", fingerprint=small.H100))
+    assert (decision.config, decision.layer, decision.grade) == (TINY, "exact", "other device")
+    assert "the nearest device that was measured" in decision.reason
+
+
+def test_device_of_another_capability_gets_the_rule_of_thumb(package):
+    decision = decide(Device(kind="cuda", fingerprint=small.L40))
+    assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
+
+
+def test_scales_without_measurement_get_the_rule_of_thumb(package):
+    # The package has row scales only.
+    for m, config in ((1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (4096, BIG)):
+        decision = decide(m=m, scale_a="tensor", scale_b="tensor")
+        assert (decision.config, decision.layer) == (config, "heuristic")
+
+
+def test_refused_choice_is_kept_and_the_next_one_runs(package):
+    # One scale of each kind: torch._scaled_mm, the choice at m=512, does not take them.
+    decision = decide(m=512, scale_a="tensor", scale_b="row")
+    assert (decision.config, decision.layer) == (BIG, "exact")
+    refusals = {item.what: item.reason for item in decision.refusals}
+    assert "scale_a=tensor and scale_b=row" in refusals["vendor"]
+    assert any("vendor:torch._scaled_mm (exact)" in str(item) for item in decision.refusals)
+
+
+def test_drifted_kernel_lowers_the_grade(tmp_path, monkeypatch):
+    samples = [small.sample(TINY, 10.0, kernel_sha256="0" * 64)]
+    files = small.write_device(tmp_path / "samples", samples)
+    small.install(
+        tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch
+    )
+    decision = decide()
+    assert (decision.layer, decision.grade) == ("exact", "drifted kernel")
+    assert "rebuilt with other bytes" in decision.reason
+
+
+def test_cpu_needs_no_table(tmp_path, monkeypatch):
+    small.install(tmp_path, {}, monkeypatch)
+    assert decide(CPU).config.backend == "reference"
+    with pytest.raises(TableError, match="scaled_mm.json: expected the tuning table"):
+        decide(H200)
+
+
+def test_arguments_come_before_the_table(package):
+    problem = Problem.dense(m=16, n=4096, k=4096)
+    decision = OPERATION.decide(problem, H200, config=BIG)
+    assert (decision.config, decision.layer) == (BIG, "argument")
+    decision = OPERATION.decide(problem, H200, backend="vendor")
+    assert (decision.config, decision.layer) == (small.VENDOR, "exact")
+    assert OPERATION.decide(problem, H200, backend="reference").config.backend == "reference"
+    with pytest.raises(UnsupportedError, match="has for this problem"):
+        OPERATION.decide(problem, H200, config=small.cutlass(small.BIG, "fp16"))
+
+
+def test_error_lists_every_refusal(package):
+    problem = Problem.dense(m=16, n=4096, k=4096)
+    ancient = small.DeviceFingerprint(
+        name="Old GPU", compute_capability=(7, 0), num_sms=80, l2_bytes=1, memory_clock_khz=1
+    )
+    device = Device(kind="cuda", fingerprint=ancient)
+    with pytest.raises(UnsupportedError) as caught:
+        OPERATION.decide(problem, device, backend="vendor")
+    assert "needs compute capability 8.9" in str(caught.value)
+    decision = OPERATION.decide(problem, device)
+    assert decision.config.backend == "reference"
+    assert {item.what for item in decision.refusals if not item.layer} == {
+        "cutlass_sm90", "triton_aot", "vendor"}
+
+
+def test_candidates_are_every_backends_but_the_reference(package):
+    large = candidates(Problem.dense(m=8192, n=8192, k=8192), H200)
+    assert large[0] == BIG
+    assert [config.max_swizzle for config in large if config.kernel == BIG.kernel] == [1, 2, 4, 8]
+    assert {config.backend for config in large} == {"cutlass_sm90", "triton_aot", "vendor"}
+    small_m = candidates(Problem.dense(m=1, n=4096, k=4096), H200)
+    assert small_m[0] == TINY
+    assert len({config.kernel for config in small_m}) == len(small_m) == 5
+    assert [config.backend for config in candidates(Problem.dense(m=1, n=16, k=16), CPU)] == [
+        "reference"]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "h200", "H200-SXM", "nvidia_h200"])
+def test_explain_answers_for_a_device_that_is_not_here(package, name):
+    explanation = sw.explain("scaled_mm", m=16, n=4096, k=4096, dtype="e4m3", device=name)
+    assert explanation.config == TINY
+    text = str(explanation)
+    for part in (
+        "scaled_mm m=16 n=4096 k=4096", "NVIDIA H200", TINY.kernel, "exact", "10.00 us",
+        "the fastest of 4", "+60.0 %", "driver 580.95", table.packaged("scaled_mm").digest,
+    ):
+        assert part in text
+    plain = json.loads(json.dumps(explanation.as_dict()))
+    assert plain["layer"] == "exact"
+    assert plain["config"] == TINY.to_json()
+    assert plain["run"]["torch"] == "2.11.0"
+
+
+def test_explain_of_an_unknown_device_lists_those_it_knows(package):
+    with pytest.raises(ValueError) as caught:
+        sw.explain("scaled_mm", m=16, n=4096, k=4096, device="H800")
+    assert "device='H800'" in str(caught.value)
+    assert "NVIDIA H200, h200-sxm" in str(caught.value)
+
+
+def test_explain_without_a_gpu_explains_the_reference(package):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    explanation = sw.explain("scaled_mm", m=16, n=4096, k=4096)
+    assert explanation.config.backend == "reference"
+    assert "cutlass_sm90: " in str(explanation)
+
+
+@pytest.mark.parametrize(("changes", "part"), [
+    ({"op": "conv"}, "op='conv' must be one of scaled_mm, matmul"),
+    ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
+    ({"m": 0}, "m=0 must be at least 1"),
+    ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
+    ({"scales": "block"}, "scale_a='block' must be one of tensor, row"),
+])
+def test_explain_refuses_bad_arguments(package, changes, part):
+    arguments = {"op": "scaled_mm", "m": 16, "n": 4096, "k": 4096, "device": "h200", **changes}
+    with pytest.raises(ValueError) as caught:
+        sw.explain(arguments.pop("op"), **arguments)
+    assert part in str(caught.value)
+
+
+def test_matmul_goes_to_the_vendor_library_without_measurements(package):
+    explanation = sw.explain("matmul", m=16, n=4096, k=4096, dtype="fp16", device="cpu")
+    assert explanation.config.backend == "reference"
+    from stoneware.ops.matmul.api import OPERATION as matmul_operation
+
+    problem = sw.explain("matmul", m=16, n=4096, k=4096, device="cpu").problem
+    assert matmul_operation.decide(problem, H200).config.kernel == "torch.mm"
+
+
+def test_info_tells_kernels_and_tables(package):
+    information = sw.info()
+    assert information.kernels["scaled_mm cutlass_sm90 sm_90a"] == 6
+    assert "4 entries of NVIDIA H200" in information.tables["scaled_mm"]
+    assert table.packaged("scaled_mm").digest in str(information)
+    json.dumps(information.as_dict())
+
+
+def test_info_reports_a_damaged_table_in_its_place(package):
+    path = package / "tables" / "scaled_mm.json"
+    path.write_bytes(path.read_bytes().replace(b"10.0", b"11.0"))
+    small.forget()
+    assert "reinstall the stoneware wheel" in sw.info().tables["scaled_mm"]

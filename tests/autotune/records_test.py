@@ -1,0 +1,122 @@
+"""Config, Sample, Run and device records: validated, and the same after a trip through JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import small_package as small
+
+from stoneware.autotune import samples as sample_format
+from stoneware.autotune.canonical import canonical_json
+from stoneware.autotune.config import Config
+from stoneware.autotune.samples import Sample
+from stoneware.errors import TableError
+from stoneware.runtime.device import DeviceFingerprint, names_match
+
+
+def test_config_goes_through_json_unchanged():
+    config = Config(backend="cutlass_sm90", kernel="x", max_swizzle=4, raster="along_n")
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert Config.from_json({"backend": "vendor", "kernel": "y"}).max_swizzle == 1
+
+
+@pytest.mark.parametrize(("changes", "error", "parts"), [
+    ({"max_swizzle": 3}, ValueError, ["max_swizzle=3", "(1, 2, 4, 8)"]),
+    ({"max_swizzle": True}, TypeError, ["max_swizzle=True", "bool"]),
+    ({"raster": "diagonal"}, ValueError, ["raster='diagonal'", "along_m"]),
+    ({"kernel": ""}, ValueError, ["kernel=''", "empty"]),
+    ({"kernel": 7}, TypeError, ["kernel=7", "str"]),
+])
+def test_config_refuses_bad_fields(changes, error, parts):
+    with pytest.raises(error) as caught:
+        Config(**{"backend": "cutlass_sm90", "kernel": "x", **changes})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_config_from_json_names_unknown_and_missing_fields():
+    with pytest.raises(ValueError, match=r"unknown here: \['tile'\], missing here: \['kernel'\]"):
+        Config.from_json({"backend": "vendor", "tile": 1})
+
+
+def test_sample_and_run_go_through_json_unchanged():
+    sample = small.sample(small.cutlass(small.BIG, max_swizzle=2), 12.345, spread_us=0.1)
+    assert Sample.from_json(json.loads(canonical_json(sample.to_json()))) == sample
+    failed = small.sample(small.VENDOR, 0, status="failed", count=0, detail="out of memory")
+    assert Sample.from_json(json.loads(canonical_json(failed.to_json()))) == failed
+
+
+def test_sample_files_have_the_same_bytes_in_whatever_order_samples_come(tmp_path):
+    samples = [
+        small.sample(config, 10.0, m=m)
+        for m in (1, 16, 512) for config in (small.VENDOR, small.cutlass(small.BIG), small.triton())
+    ]
+    sample_format.write_samples(tmp_path / "x.jsonl", samples)
+    expected = (tmp_path / "x.jsonl").read_bytes()
+    random.shuffle(samples)
+    sample_format.write_samples(tmp_path / "x.jsonl", samples)
+    assert (tmp_path / "x.jsonl").read_bytes() == expected
+    read = [sample for _, sample in sample_format.read_samples(tmp_path / "x.jsonl")]
+    assert sorted(read, key=lambda sample: sample.sort_key) == read
+    assert set(read) == set(samples)
+
+
+def _good_line() -> dict:
+    return small.sample(small.VENDOR, 1.0).to_json()
+
+
+@pytest.mark.parametrize(("line", "part"), [
+    ("{", "Expecting property name"),
+    ("", "Expecting value"),
+    ("[]", "JSON object is expected"),
+    ('"NaN"', "JSON object is expected"),
+    (json.dumps({**_good_line(), "colour": "red"}), "unknown fields ['colour']"),
+    (json.dumps({key: value for key, value in _good_line().items() if key != "m"}), "['m']"),
+    (json.dumps({**_good_line(), "m": 0}), "m=0"),
+    (json.dumps({**_good_line(), "m": "16"}), "m='16'"),
+    (json.dumps({**_good_line(), "median_us": float("nan")}), "median_us=nan"),
+    (json.dumps({**_good_line(), "median_us": -1}), "median_us=-1"),
+    (json.dumps({**_good_line(), "status": "fine"}), "status='fine'"),
+    (json.dumps({**_good_line(), "kernel_sha256": "abc"}), "kernel_sha256='abc'"),
+    (json.dumps({**_good_line(), "config": None}), "config=None"),
+])
+def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):
+    path = tmp_path / "scaled_mm.jsonl"
+    path.write_text(json.dumps(_good_line()) + "\n" + line + "\n")
+    with pytest.raises(TableError) as caught:
+        sample_format.read_samples(path)
+    assert f"{path}:2: " in str(caught.value)
+    assert part in str(caught.value)
+    assert "version control" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 2, "runs": []}', '{"schema": 1}'])
+def test_bad_runs_file_is_reported_with_its_name(tmp_path, text):
+    (tmp_path / "runs.json").write_text(text)
+    with pytest.raises(TableError, match="runs.json: not runs"):
+        sample_format.read_runs(tmp_path / "runs.json")
+
+
+def test_device_names_fold_case_vendor_and_separators():
+    for name in ("NVIDIA H200", "nvidia_h200", "H200", "h200"):
+        assert names_match(name, ["NVIDIA H200"])
+    assert not names_match("H100", ["NVIDIA H200"])
+
+
+def test_devices_are_told_apart_by_numbers_and_not_by_name():
+    renamed = DeviceFingerprint.from_json({**small.H200.to_json(), "name": "GRID H200"})
+    assert renamed.same_hardware(small.H200)
+    slice_of_it = DeviceFingerprint.from_json({**small.H200.to_json(), "num_sms": 60})
+    assert not slice_of_it.same_hardware(small.H200)
+    assert not small.H100.same_hardware(small.H200)
+    assert small.H200.distance(small.H100) < small.H200.distance(slice_of_it)
+    assert small.H200.distance(small.L40) == float("inf")
+
+
+def test_fingerprint_takes_the_drivers_attributes():
+    attributes = {**small.H200.to_json(), "compute_capability": (9, 0), "memory_bus_bits": 6144}
+    assert DeviceFingerprint.from_json(attributes) == small.H200
+    with pytest.raises(ValueError, match="num_sms"):
+        DeviceFingerprint.from_json({"name": "x"})

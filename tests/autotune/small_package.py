@@ -1,0 +1,151 @@
+"""A small package to look things up in: a manifest, samples of an H200, and the tables baked from
+them, in a folder that stands in for the installed one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoneware.autotune import samples as sample_format
+from stoneware.autotune import table
+from stoneware.autotune.bake import bake
+from stoneware.autotune.config import Config
+from stoneware.autotune.samples import DeviceRecord, Run, Sample
+from stoneware.runtime import manifest as manifest_module
+from stoneware.runtime import native, package_files
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.manifest import KernelRecord, Manifest
+
+H200 = DeviceFingerprint(
+    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
+    memory_clock_khz=3201000,
+)
+H100 = DeviceFingerprint(
+    name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), num_sms=132, l2_bytes=52428800,
+    memory_clock_khz=2619000,
+)
+L40 = DeviceFingerprint(
+    name="NVIDIA L40", compute_capability=(8, 9), num_sms=142, l2_bytes=100663296,
+    memory_clock_khz=9001000,
+)
+
+BIG, TINY, SMALL = "128x128x128_2x1x1_pingpong", "64x16x256_1x1x1_warpspecialized_swap", \
+    "64x64x256_1x1x1_warpspecialized_swap"
+VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
+
+
+def cutlass(suffix: str, out: str = "bf16", **knobs: Any) -> Config:
+    return Config(
+        backend="cutlass_sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_{out}_{suffix}", **knobs
+    )
+
+
+def triton(out: str = "bf16", arch: str = "sm90") -> Config:
+    return Config(
+        backend="triton_aot", kernel=f"scaled_mm_triton_{arch}_e4m3_e4m3_{out}_64x128x128"
+    )
+
+
+def sha256(kernel: str) -> str:
+    return hashlib.sha256(kernel.encode()).hexdigest()
+
+
+def kernel_records() -> list[KernelRecord]:
+    records = []
+    for out in ("bf16", "fp16"):
+        dtypes = {"a": "e4m3", "b": "e4m3", "out": out}
+        for suffix in (BIG, TINY, SMALL):
+            tile, cluster, schedule = (suffix.split("_") + [""])[:3]
+            records.append(KernelRecord(
+                id=cutlass(suffix, out).kernel, op="scaled_mm", backend="cutlass_sm90",
+                arch="sm_90a", sha256=sha256(cutlass(suffix, out).kernel), size_bytes=20000,
+                config={
+                    **dtypes, "tile": [int(extent) for extent in tile.split("x")],
+                    "cluster": [int(extent) for extent in cluster.split("x")],
+                    "schedule": schedule, "swap_ab": suffix.endswith("swap"),
+                    "accumulation": "fast",
+                },
+            ))
+        for arch in ("sm90", "sm89"):
+            config = triton(out, arch)
+            records.append(KernelRecord(
+                id=config.kernel, op="scaled_mm", backend="triton_aot",
+                arch=arch.replace("sm", "sm_"), sha256=sha256(config.kernel), size_bytes=20000,
+                config={**dtypes, "layout": "nt", "tile": [64, 128, 128]},
+            ))
+    return sorted(records, key=lambda record: record.id)
+
+
+def manifest() -> Manifest:
+    return Manifest({record.id: record for record in kernel_records()})
+
+
+def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:
+    return Run(
+        id=id, device=device, driver="580.95", cuda="13.0", torch="2.11.0", triton="3.6.0",
+        python="3.12.3", sm_clock_mhz_before=1980, sm_clock_mhz_after=1980,
+        memory_clock_mhz_before=3201, memory_clock_mhz_after=3201, date=date, commit="0" * 40,
+        command="tune",
+    )
+
+
+def sample(
+    config: Config, median_us: float, *, m: int = 16, n: int = 4096, k: int = 4096,
+    spread_us: float = 0.0, **changes: Any,
+) -> Sample:
+    is_ours = config.backend != "vendor"
+    values = {
+        "op": "scaled_mm", "n": n, "k": k, "m": m, "a_dtype": "e4m3", "b_dtype": "e4m3",
+        "out_dtype": "bf16", "scales": "row", "config": config, "median_us": median_us,
+        "spread_us": spread_us, "count": 100, "status": "ok", "error": 1.7e-3,
+        "kernel_sha256": sha256(config.kernel) if is_ours else "", "run": "run-1",
+    }
+    return Sample(**{**values, **changes})
+
+
+def write_device(
+    folder: Path, samples: Iterable[Sample], device: DeviceFingerprint = H200,
+    runs: Iterable[Run] | None = None, aliases: tuple[str, ...] = ("H200", "h200-sxm"),
+) -> list[Path]:
+    """Writes a device's folder and returns its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sample_format.write_samples(folder / "scaled_mm.jsonl", samples)
+    sample_format.write_runs(folder / "runs.json", runs or [run(device=device)])
+    record = DeviceRecord(fingerprint=device, aliases=aliases)
+    sample_format.write_device(folder / "device.json", record)
+    return [folder / name for name in ("scaled_mm.jsonl", "runs.json", "device.json")]
+
+
+def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> table.Table:
+    """The table of some samples."""
+    data = bake("scaled_mm", write_device(folder, samples, **device), manifest())
+    return table.decode(data, "scaled_mm.json", "scaled_mm")
+
+
+def entry_at(
+    baked: table.Table, m: int, n: int = 4096, k: int = 4096, **family: str
+) -> table.Entry:
+    """The entry at a shape, as of the first device."""
+    key = sample(VENDOR, 1.0, **family).key
+    return baked.devices[0].entry(key.family, n, k, m)
+
+
+def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:
+    """Makes `root` the package's folder, with these tables and the manifest of this module."""
+    (root / "tables").mkdir(parents=True, exist_ok=True)
+    for op, data in tables.items():
+        (root / "tables" / f"{op}.json").write_bytes(data)
+    document = {"schema": 1, "kernels": [vars(record) for record in kernel_records()]}
+    (root / "kernel_manifest.json").write_text(json.dumps(document))
+    monkeypatch.setattr(package_files, "ROOT", root)
+    forget()
+
+
+def forget() -> None:
+    """Drops everything that was read from the package's folder."""
+    manifest_module.packaged.cache_clear()
+    table.packaged.cache_clear()
+    native._try_import.cache_clear()

@@ -1,0 +1,258 @@
+"""stoneware.ops.scaled_mm._cutlass_sm90: the arguments that CUTLASS gives the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+_WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
+_SWAPPED_16 = "scaled_mm_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_warpspecialized_swap"
+_SWAPPED_64 = "scaled_mm_sm90_e4m3_e4m3_fp16_64x64x256_1x1x1_warpspecialized_swap"
+
+# Values of the enums in cuda.h.
+_UINT8, _FLOAT16, _BFLOAT16 = "0", "6", "9"
+_SWIZZLE_64B, _SWIZZLE_128B = "2", "3"
+_L2_128B = "2"
+
+# A problem whose rows are longer than their contents, as those of a sliced view are.
+_PROBLEM = (
+    "m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, "
+    "vector_scale_a=True, vector_scale_b=False, device=0, num_sms=132"
+)
+_A, _B, _D, _SCALE_A, _SCALE_B, _STREAM = (i << 20 for i in (1, 2, 3, 4, 5, 6))
+
+_PRELUDE = f"""
+from stoneware.ops.scaled_mm import _cutlass_sm90 as module
+entries = {{entry["id"]: entry for entry in module.kernels()}}
+def plan(kernel):
+    fake.set_parameter_bytes([entries[kernel]["params_bytes"]])
+    return module.Plan(kernel, {_PROBLEM})
+tensors = ({_A}, {_B}, {_D}, {_SCALE_A}, {_SCALE_B}, 0, {_STREAM})
+"""
+
+
+def _tensor_map(kind: str, address: int, dims: str, strides: str, box: str, swizzle: str) -> Any:
+    return {
+        "type": kind,
+        "rank": "3",
+        "address": str(address),
+        "dims": dims,
+        "strides": strides,
+        "box": box,
+        "element_strides": "1,1,1",
+        "interleave": "0",
+        "swizzle": swizzle,
+        "l2_promotion": _L2_128B,
+        "fill": "0",
+        "context": "1",
+    }
+
+
+# Tensor maps have the innermost extent first, strides in bytes, and a batch of one whose stride is
+# 0. With swapped operands CUTLASS's left operand is the user's b, and its tile m runs along n.
+_TENSOR_MAPS = {
+    _WIDE: [
+        # Two blocks of the cluster share b's tile: each loads half of its 128 columns.
+        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
+    ],
+    _SWAPPED_16: [
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,16,1", _SWIZZLE_128B),
+        _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "64,16,1", _SWIZZLE_128B),
+    ],
+    _SWAPPED_64: [
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_FLOAT16, _D, "512,100,1", "1280,0", "64,32,1", _SWIZZLE_128B),
+    ],
+}
+
+
+@pytest.mark.parametrize("kernel", _TENSOR_MAPS)
+def test_tensor_maps_have_the_tensors_extents_and_strides(
+    kernel: str, run_with_fake: Any
+) -> None:
+    tensor_maps = run_with_fake(f"""{_PRELUDE}
+plan("{kernel}")(*tensors)
+report(fake.calls("cuTensorMapEncodeTiled"))
+    """)
+    assert tensor_maps == _TENSOR_MAPS[kernel]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "grid", "cluster", "threads"),
+    [
+        (_WIDE, "8,1,1", "2,1,1", 384),  # m is rounded up to whole clusters of two tiles
+        (_SWAPPED_16, "8,7,1", "0,0,0", 256),
+        (_SWAPPED_64, "8,2,1", "0,0,0", 256),
+    ],
+)
+def test_the_launch_is_the_kernels(
+    kernel: str, grid: str, cluster: str, threads: int, run_with_fake: Any
+) -> None:
+    (launch,), entry = run_with_fake(f"""{_PRELUDE}
+plan("{kernel}")(*tensors)
+report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
+    """)
+    assert launch["grid"] == grid
+    assert launch["cluster"] == cluster
+    assert entry["block_threads"] == threads
+    assert launch["block"] == f"{threads},1,1"
+    assert launch["shared_bytes"] == str(entry["shared_bytes"])
+    assert launch["stream"] == str(_STREAM)
+
+
+def test_a_warm_call_only_encodes_and_launches(run_with_fake: Any) -> None:
+    names = run_with_fake(f"""{_PRELUDE}
+fake.push_new_context(0)
+warm = plan("{_WIDE}")
+warm(*tensors)
+fake.forget_calls()
+warm(*tensors)
+report(fake.call_names())
+    """)
+    assert names == [
+        "cuCtxGetCurrent",
+        "cuCtxGetDevice",
+        "cuCtxGetId",
+        "cuTensorMapEncodeTiled",
+        "cuTensorMapEncodeTiled",
+        "cuTensorMapEncodeTiled",
+        "cuLaunchKernelEx",
+    ]
+
+
+def test_plans_of_one_kernel_load_it_once(run_with_fake: Any) -> None:
+    names = run_with_fake(f"""{_PRELUDE}
+for _ in range(3):
+    plan("{_WIDE}")(*tensors)
+report(fake.call_names())
+    """)
+    assert names.count("cuLibraryLoadData") == 1
+    assert names.count("cuLaunchKernelEx") == 3
+
+
+def test_a_refused_tensor_map_is_an_error_and_nothing_is_launched(run_with_fake: Any) -> None:
+    error, launches, stack = run_with_fake(f"""{_PRELUDE}
+fake.fail("cuTensorMapEncodeTiled", 1)
+error = error_of(plan("{_WIDE}"), *tensors)
+report([error, fake.calls("cuLaunchKernelEx"), fake.context_stack()])
+    """)
+    assert (error["call"], error["code_name"]) == (
+        "cuTensorMapEncodeTiled",
+        "CUDA_ERROR_INVALID_VALUE",
+    )
+    assert "extents 1024 100 1, strides 2048 0 bytes and box 128 128 1" in error["message"]
+    assert launches == []
+    assert stack == ""
+
+
+def test_a_host_that_disagrees_with_its_cubin_is_refused(run_with_fake: Any) -> None:
+    error, launches = run_with_fake(f"""{_PRELUDE}
+stale = plan("{_WIDE}")
+fake.set_parameter_bytes([1280])
+report([error_of(stale, *tensors), fake.calls("cuLaunchKernelEx")])
+    """)
+    assert error["code_name"] == "KERNEL_PARAMETERS_DIFFER"
+    assert "1792 bytes on the host and 1280 in the cubin" in error["message"]
+    assert launches == []
+
+
+def test_a_gpu_that_is_no_hopper_is_named(run_with_fake: Any) -> None:
+    error = run_with_fake(f"""{_PRELUDE}
+fake.fail("cuLibraryLoadData", 209)
+report(error_of(plan("{_WIDE}"), *tensors))
+    """)
+    assert "a cubin for sm_90" in error["message"]
+    assert "compute capability 8.0" in error["message"]
+
+
+def test_kernels_describe_themselves_without_the_driver(run_with_fake: Any) -> None:
+    kernels, names = run_with_fake(f"""{_PRELUDE}
+report([module.kernels(), fake.call_names()])
+    """)
+    assert names == []
+    assert {_WIDE, _SWAPPED_16, _SWAPPED_64} <= {kernel["id"] for kernel in kernels}
+    for kernel in kernels:
+        assert kernel["arch"] == "sm_90a"
+        assert kernel["swap_ab"] == kernel["id"].endswith("_swap")
+        assert 0 < kernel["params_bytes"] <= 4096  # what a launch may pass on any driver
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("k=1000", "k=1000 must be a multiple of 16; pad k"),
+        ("n=520", "n=520 must be a multiple of 16; pad n"),
+        ("m=0", "m=0 must be 1 to 2147483647"),
+        ("m=2**31", "m=2147483648 must be 1 to 2147483647"),
+        ("lda=1008", "lda=1008 must be at least k=1024"),
+        ("ldb=1032", "ldb=1032 must be a multiple of 16 elements"),
+        ("ldd=516", "ldd=516 must be a multiple of 8 elements"),
+        ("device=-1", "device=-1 must not be negative"),
+        ("num_sms=0", "num_sms=0 must be positive"),
+        ("max_swizzle=3", "max_swizzle=3 must be 1, 2, 4 or 8"),
+        ("raster='diagonal'", "raster must be heuristic, along_m or along_n, but is diagonal"),
+    ],
+)
+def test_a_problem_it_cannot_compute_is_refused(
+    change: str, part: str, run_with_fake: Any
+) -> None:
+    error, names = run_with_fake(f"""{_PRELUDE}
+problem = dict({_PROBLEM})
+problem.update({change})
+report([error_of(module.Plan, "{_WIDE}", **problem), fake.call_names()])
+    """)
+    assert error["type"] == "ValueError"
+    assert part in error["message"]
+    assert names == []
+
+
+def test_an_unknown_kernel_is_refused_with_the_known_ones(run_with_fake: Any) -> None:
+    error = run_with_fake(f"""{_PRELUDE}
+report(error_of(module.Plan, "nonesuch", {_PROBLEM}))
+    """)
+    assert error["type"] == "ValueError"
+    assert "nonesuch" in error["message"] and _WIDE in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "type_name", "part"),
+    [
+        (0, _A + 1, "ValueError", "a must be a device address, a multiple of 16"),
+        (2, 0, "ValueError", "d must be a device address"),
+        (3, _SCALE_A + 2, "ValueError", "scale_a must be a device address, a multiple of 4"),
+        (5, 1, "ValueError", "bias must be a device address, a multiple of 2"),
+        (1, -16, "TypeError", ""),
+        (6, "'stream'", "TypeError", ""),
+    ],
+)
+def test_a_misaligned_or_missing_address_is_refused(
+    position: int, value: Any, type_name: str, part: str, run_with_fake: Any
+) -> None:
+    error, names = run_with_fake(f"""{_PRELUDE}
+arguments = list(tensors)
+arguments[{position}] = {value}
+report([error_of(plan("{_WIDE}"), *arguments), fake.call_names()])
+    """)
+    assert error["type"] == type_name
+    assert part in error["message"]
+    assert names == []
+
+
+def test_the_raster_order_reaches_cutlass(run_with_fake: Any) -> None:
+    grids = run_with_fake(f"""{_PRELUDE}
+problem = dict({_PROBLEM})
+problem.update(m=2048, n=4096, ldd=4096)
+fake.set_parameter_bytes([entries["{_WIDE}"]["params_bytes"]])
+grids = []
+for raster in ("along_m", "along_n"):
+    module.Plan("{_WIDE}", **problem, raster=raster)(*tensors)
+    grids.append(fake.calls("cuLaunchKernelEx")[-1]["grid"])
+report(grids)
+    """)
+    # One block per SM; along n, the blocks of a cluster (two in m) come first.
+    assert grids == ["132,1,1", "2,66,1"]

@@ -1,0 +1,238 @@
+"""stoneware.runtime._driver.Kernel: what reaches the driver, how often, and in which context."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+_MAX_DYNAMIC_SHARED_BYTES = "8"  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h
+
+
+def test_every_argument_reaches_the_launch(run_with_fake: Any) -> None:
+    (launch,) = run_with_fake("""
+        from stoneware.runtime import _driver
+        fake.set_parameter_bytes([8, 4, 8, 4, 4])
+        kernel = _driver.Kernel(fake.cubin(), "k", "Piqff", 96, 1024, (2, 1, 1))
+        kernel.launch(0, 77, 4, 5, 6, 2**64 - 1, -2, -3, 1.5, 2)
+        report(fake.calls("cuLaunchKernelEx"))
+    """)
+    assert launch["grid"] == "4,5,6"
+    assert launch["cluster"] == "2,1,1"
+    assert launch["block"] == "96,1,1"
+    assert launch["shared_bytes"] == "1024"
+    assert launch["stream"] == "77"
+    expected = ["<Q", 2**64 - 1], ["<i", -2], ["<q", -3], ["<f", 1.5], ["<f", 2.0]
+    assert launch["parameters"] == ",".join(struct.pack(*pair).hex() for pair in expected)
+
+
+def test_no_cluster_is_asked_for_without_one(run_with_fake: Any) -> None:
+    (launch,) = run_with_fake("""
+        from stoneware.runtime import _driver
+        _driver.Kernel(fake.cubin(), "k", "", 32, 0).launch(0, 0, 1, 1, 1)
+        report(fake.calls("cuLaunchKernelEx"))
+    """)
+    assert launch["cluster"] == "0,0,0"
+
+
+def test_threads_that_meet_at_first_use_load_once(run_with_fake: Any) -> None:
+    names, errors, stacks = run_with_fake(
+        """
+        import threading
+        from stoneware.runtime import _driver
+        kernel = _driver.Kernel(fake.cubin(), "k", "", 32, 65536)
+        barrier = threading.Barrier(32)
+        errors, stacks = [], []
+        def use():
+            barrier.wait()
+            errors.append(error_of(kernel.launch, 0, 0, 1, 1, 1))
+            stacks.append(fake.context_stack())
+        threads = [threading.Thread(target=use) for _ in range(32)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        looked_up = [call["symbol"] for call in fake.calls("cuGetProcAddress_v2")]
+        assert len(looked_up) == len(set(looked_up)), looked_up
+        report([fake.call_names(), errors, stacks])
+        """,
+        FAKE_LIBCUDA_SLOW_MS="50",
+    )
+    assert errors == [None] * 32
+    assert stacks == [""] * 32
+    assert names.count("cuLaunchKernelEx") == 32
+    for once in ("cuInit", "cuDriverGetVersion", "cuDevicePrimaryCtxRetain", "cuLibraryLoadData",
+                 "cuLibraryGetKernel", "cuKernelSetAttribute", "cuKernelGetFunction"):
+        assert names.count(once) == 1, once
+
+
+def test_two_contexts_share_the_library_and_have_a_function_each(run_with_fake: Any) -> None:
+    names, launches, attributes = run_with_fake("""
+        from stoneware.runtime import _driver
+        kernel = _driver.Kernel(fake.cubin(), "k", "", 32, 65536)
+        for _ in range(2):
+            fake.push_new_context(0)
+            kernel.launch(0, 0, 1, 1, 1)
+            kernel.launch(0, 0, 1, 1, 1)
+        report([fake.call_names(), fake.calls("cuLaunchKernelEx"),
+                fake.calls("cuKernelSetAttribute")])
+    """)
+    assert names.count("cuLibraryLoadData") == 1
+    assert names.count("cuKernelGetFunction") == 2
+    assert names.count("cuCtxPushCurrent") == 0
+    first, again, second, second_again = launches
+    assert first["context"] == again["context"] == "1"
+    assert second["context"] == second_again["context"] == "2"
+    assert first["function"] == again["function"] != second["function"]
+    assert second["function"] == second_again["function"]
+    assert attributes == [
+        {"attribute": _MAX_DYNAMIC_SHARED_BYTES, "value": "65536", "symbol": "k", "device": "0"}
+    ]
+
+
+def test_attributes_are_set_once_per_device(run_with_fake: Any) -> None:
+    devices, launches = run_with_fake(
+        """
+        from stoneware.runtime import _driver
+        kernel = _driver.Kernel(fake.cubin(), "k", "", 32, 65536)
+        for device in (0, 1, 0, 1):
+            kernel.launch(device, 0, 1, 1, 1)
+        report([[call["device"] for call in fake.calls("cuKernelSetAttribute")],
+                [call["device"] for call in fake.calls("cuLaunchKernelEx")]])
+        """,
+        FAKE_LIBCUDA_DEVICES="2",
+    )
+    assert devices == ["0", "1"]
+    assert launches == ["0", "1", "0", "1"]
+
+
+def test_a_small_kernel_asks_for_no_shared_memory(run_with_fake: Any) -> None:
+    attributes = run_with_fake("""
+        from stoneware.runtime import _driver
+        _driver.Kernel(fake.cubin(), "k", "", 32, 49152).launch(0, 0, 1, 1, 1)
+        report(fake.calls("cuKernelSetAttribute"))
+    """)
+    assert attributes == []
+
+
+def test_a_context_of_another_device_is_left_as_it_was(run_with_fake: Any) -> None:
+    launches, before, after = run_with_fake(
+        """
+        from stoneware.runtime import _driver
+        kernel = _driver.Kernel(fake.cubin(), "k", "", 32, 0)
+        fake.push_new_context(0)
+        before = fake.context_stack()
+        kernel.launch(1, 0, 1, 1, 1)
+        report([fake.calls("cuLaunchKernelEx"), before, fake.context_stack()])
+        """,
+        FAKE_LIBCUDA_DEVICES="2",
+    )
+    assert launches[0]["device"] == "1"
+    assert before == after == "1,"
+
+
+def test_a_warm_launch_asks_the_driver_for_nothing_it_knows(run_with_fake: Any) -> None:
+    names = run_with_fake("""
+        from stoneware.runtime import _driver
+        kernel = _driver.Kernel(fake.cubin(), "k", "", 32, 65536)
+        fake.push_new_context(0)
+        kernel.launch(0, 0, 1, 1, 1)
+        fake.forget_calls()
+        kernel.launch(0, 0, 1, 1, 1)
+        report(fake.call_names())
+    """)
+    assert names == ["cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetId", "cuLaunchKernelEx"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "difference"),
+    [
+        ([8, 8], "parameter 1 has 4 bytes on the host and 8 in the cubin"),
+        ([8], "the host passes 2 and the cubin takes 1"),
+        ([8, 4, 4], "the host passes 2 and the cubin takes more"),
+    ],
+)
+def test_a_cubin_with_other_parameters_is_refused(
+    sizes: list[int], difference: str, run_with_fake: Any
+) -> None:
+    error, launches = run_with_fake(f"""
+        from stoneware.runtime import _driver
+        fake.set_parameter_bytes({sizes})
+        kernel = _driver.Kernel(fake.cubin(), "k", "Pi", 32, 0)
+        report([error_of(kernel.launch, 0, 0, 1, 1, 1, 0, 0), fake.calls("cuLaunchKernelEx")])
+    """)
+    assert (error["call"], error["code_name"]) == (
+        "cuKernelGetParamInfo",
+        "KERNEL_PARAMETERS_DIFFER",
+    )
+    assert difference in error["message"] and "reinstall" in error["message"]
+    assert launches == []
+
+
+# On an H200 (driver 580) it is cuLibraryGetKernel that refuses; a driver may do so at any of them.
+@pytest.mark.parametrize(
+    "call", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction"]
+)
+def test_a_cubin_that_does_not_fit_the_gpu_names_both(call: str, run_with_fake: Any) -> None:
+    error = run_with_fake(f"""
+        from stoneware.runtime import _driver
+        fake.fail("{call}", 209)
+        report(error_of(_driver.Kernel(fake.cubin(90), "k", "", 32, 0).launch, 0, 0, 1, 1, 1))
+    """)
+    assert (error["call"], error["code_name"]) == (call, "CUDA_ERROR_NO_BINARY_FOR_GPU")
+    assert "a cubin for sm_90" in error["message"]
+    assert "compute capability 8.0" in error["message"]
+    assert "another backend" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "type_name", "part"),
+    [
+        ("b'', 'k', 'P', 32, 0", "ValueError", "these are 0 bytes"),
+        ("b'x' * 64, 'k', 'P', 32, 0", "ValueError", "do not begin like one"),
+        ("fake.cubin()[:40], 'k', 'P', 32, 0", "ValueError", "less than an ELF header"),
+        ("fake.cubin()[:40] + b'\\xff' * 24, 'k', 'P', 32, 0", "ValueError", "cut short"),
+        ("fake.cubin(), 'k', 'PX', 32, 0", "ValueError", "has 'X'"),
+        ("fake.cubin(), 'k', 'P' * 65, 32, 0", "ValueError", "lists 65"),
+        ("fake.cubin(), 'k', 'P', 0, 0", "ValueError", "block_threads must be 1 to 1024"),
+        ("fake.cubin(), 'k', 'P', 1025, 0", "ValueError", "but is 1025"),
+        ("fake.cubin(), 'k', 'P', 32, 0, (16, 1, 1)", "ValueError", "but has 16"),
+        ("'text', 'k', 'P', 32, 0", "TypeError", ""),
+        ("fake.cubin(), 'k', 'P', 32", "TypeError", ""),
+    ],
+)
+def test_wrong_constructor_arguments_are_refused(
+    arguments: str, type_name: str, part: str, run_with_fake: Any
+) -> None:
+    error = run_with_fake(f"""
+        from stoneware.runtime import _driver
+        report(error_of(lambda: _driver.Kernel({arguments})))
+    """)
+    assert error["type"] == type_name
+    assert part in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "type_name", "part"),
+    [
+        ("0, 0, 2, 1, 1", "TypeError", "takes 3 arguments"),
+        ("0, 0, 2, 1, 1, 1, 2, 3, 4", "TypeError", "got 4"),
+        ("0, 0, 2, 1, 1, 'a', 2, 3.0", "TypeError", "argument 0 must be an address"),
+        ("0, 0, 2, 1, 1, -1, 2, 3.0", "ValueError", "but is -1"),
+        ("0, 0, 2, 1, 1, 1, 2**31, 3.0", "ValueError", "argument 1 must be an int of 32 bits"),
+        ("0, 0, 2, 1, 1, 1, 2.5, 3.0", "TypeError", "argument 1"),
+        ("0, 0, 2, 1, 1, 1, 2, 'x'", "TypeError", "argument 2 must be a float"),
+        ("0, 0, 0, 1, 1, 1, 2, 3.0", "ValueError", "grid_x"),
+        ("0, 0, 3, 1, 1, 1, 2, 3.0", "ValueError", "multiple of 2"),
+    ],
+)
+def test_wrong_launch_arguments_are_refused(
+    arguments: str, type_name: str, part: str, run_with_fake: Any
+) -> None:
+    error, names = run_with_fake(f"""
+        from stoneware.runtime import _driver
+        kernel = _driver.Kernel(fake.cubin(), "k", "Pif", 32, 0, (2, 1, 1))
+        report([error_of(kernel.launch, {arguments}), fake.call_names()])
+    """)
+    assert error["type"] == type_name
+    assert part in error["message"]
+    assert names == []

@@ -1,0 +1,33 @@
+"""The kernels of the installed wheel that fit this GPU, for tests that go through all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from stoneware.autotune.config import Config
+from stoneware.runtime import aot_kernels, manifest
+from stoneware.runtime.manifest import KernelRecord
+
+
+def of(op: str) -> list[KernelRecord]:
+    """Kernels of the op for the first GPU; without a GPU all of them, for tests that are
+    skipped."""
+    kernels = [kernel for kernel in manifest.packaged().kernels.values() if kernel.op == op]
+    if not torch.cuda.is_available():
+        return kernels
+    capability = torch.cuda.get_device_capability(0)
+    arch_by_backend = {
+        "cutlass_sm90": capability,
+        "triton_aot": aot_kernels.built_for(op, capability),
+    }
+    return [
+        kernel for kernel in kernels if kernel.compute_capability == arch_by_backend[kernel.backend]
+    ]
+
+
+def config(kernel: KernelRecord) -> Config:
+    return Config(backend=kernel.backend, kernel=kernel.id)
+
+
+def kernel_id(kernel: KernelRecord) -> str:
+    return kernel.id

@@ -1,0 +1,143 @@
+"""tools/gpu_check without a GPU: the archive is deterministic and picks its wheel; what is not
+checked gets no figure."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tools.gpu_check import bench, bundle, runner
+from tools.tune import operands
+
+HERE = pathlib.Path(__file__).parent
+SOURCES = [f"tools/gpu_check/runner.py={HERE.parents[1] / 'tools/gpu_check/runner.py'}"]
+
+
+@pytest.fixture
+def wheel(tmp_path) -> str:
+    path = tmp_path / "stoneware-1-cp38-abi3-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("stoneware/__init__.py", "")
+    return str(path)
+
+
+def test_equal_inputs_give_equal_bytes_in_any_order(tmp_path, wheel):
+    extra = [f"tests/gpu/a_test.py={__file__}", *SOURCES]
+    for name, sources in (("one.pyz", extra), ("another_name.pyz", extra[::-1])):
+        bundle.write(tmp_path / name, bundle.collect([wheel], [], sources))
+    assert (tmp_path / "one.pyz").read_bytes() == (tmp_path / "another_name.pyz").read_bytes()
+
+
+def test_the_archive_runs_alone(tmp_path, wheel):
+    archive = tmp_path / "gpu_check.pyz"
+    bundle.write(archive, bundle.collect([wheel], [], SOURCES))
+    done = subprocess.run(
+        [sys.executable, "-I", str(archive), "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "check,bench,sample,all" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [], SOURCES), "--wheel must be given"),
+        ((["w.whl"], ["numpy-1-cp311-cp311-linux_x86_64.whl"], SOURCES), "numpy-1-cp311"),
+        (([__file__], [], []), "tools/gpu_check/runner.py"),
+        (([__file__], [], ["/etc/x=y"]), "NAME=PATH"),
+        (([__file__, __file__], [], SOURCES), "stands twice"),
+    ],
+)
+def test_inputs_that_make_no_archive_are_refused(arguments, message):
+    with pytest.raises(bundle.BundleError, match=message):
+        bundle.collect(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("tags", "python", "fits"),
+    [
+        ("cp311-cp311", (3, 11), True),
+        ("cp311-cp311", (3, 12), False),
+        ("cp312-abi3", (3, 11), False),
+        ("cp312-abi3", (3, 12), True),
+        ("cp312-abi3", (3, 14), True),
+        ("py3-none", (3, 13), True),
+    ],
+)
+def test_wheel_tags(tags, python, fits):
+    assert runner.wheel_fits(f"stoneware-0.1.0-{tags}-manylinux_2_28_x86_64.whl", python) is fits
+
+
+def test_no_wheel_that_fits_is_an_error_that_lists_them(tmp_path):
+    (tmp_path / "stoneware-1-cp312-abi3-linux_x86_64.whl").touch()
+    with pytest.raises(runner.RunnerError, match=r"3\.11 must be .*cp312-abi3"):
+        runner.choose_wheel(tmp_path, (3, 11))
+
+
+def test_a_test_that_took_its_process_down_counts_as_crashed(tmp_path):
+    outcomes = [
+        ("a", "started"), ("a", "passed"), ("b", "started"),
+        ("c", "started"), ("c", "failed"), ("d", "started"), ("d", "skipped"),
+    ]  # fmt: skip
+    path = tmp_path / "check.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"test": test, "outcome": outcome, "message": outcome}) + "\n"
+            for test, outcome in outcomes
+        )
+    )
+    summary = runner.summarise_outcomes(path)
+    assert summary["counts"] == {"passed": 1, "crashed": 1, "failed": 1, "skipped": 1}
+    assert [failure["test"] for failure in summary["failures"]] == ["b", "c"]
+
+
+def row(m: int, **device_us: float) -> dict:
+    timings = {name: {"median_us": us, "spread_us": 0.1} for name, us in device_us.items()}
+    return {"m": m, "n": 16, "k": 16, "device_us": timings}
+
+
+def test_speedups_are_geometric_means_over_what_was_measured():
+    rows = [
+        row(1, stoneware=1.0, torch_row=2.0, torch_tensor=4.0),
+        row(128, stoneware=1.0, torch_row=8.0, torch_tensor=1.0),
+        row(512, stoneware=2.0, torch_row=1.0),
+        {"m": 16, "n": 16, "k": 16},  # not checked: no figure
+    ]
+    small, all_row, all_fastest = bench.speedups(rows).values()
+    assert (small["geomean"], small["least"], small["num_shapes"]) == (pytest.approx(4), 2, 2)
+    assert (all_row["geomean"], all_row["num_shapes"]) == (pytest.approx(2), 3)
+    assert all_fastest["geomean"] == pytest.approx(1)
+
+
+def test_a_shape_without_right_values_is_a_problem_and_has_no_figure():
+    wrong = {
+        "m": 16, "n": 16, "k": 16,
+        "checks": {"stoneware": {"is_right": False, "error": 0.5, "detail": "too large"}},
+    }  # fmt: skip
+    calls = {"stoneware": {"medians": {"first_call_ms": 120.0}, "runs": [], "errors": []}}
+    problems = bench._problems([wrong], calls)
+    assert any("m=16" in problem and "too large" in problem for problem in problems)
+    assert any("first_call_ms=120.0 must be under 100 ms" in problem for problem in problems)
+    assert bench.speedups([wrong])["all m, over torch row scales"]["num_shapes"] == 0
+
+
+def test_comparison_sees_one_wrong_element_that_the_norm_hides():
+    import torch
+
+    expected = torch.randn(64, 8192)
+    out = expected.to(torch.bfloat16)
+    assert operands.compare(out, expected).is_right
+    out[5, 7] += 3
+    comparison = operands.compare(out, expected)
+    assert comparison.error < operands.MAX_ERROR and not comparison.is_right
+    out[5, 7] = float("nan")
+    assert not operands.compare(out, expected).is_right
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

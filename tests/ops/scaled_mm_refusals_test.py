@@ -1,0 +1,183 @@
+"""Bad arguments of scaled_mm: the error states rule, value and remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from operands import random_fp8, scaled_operands
+
+import stoneware as sw
+from stoneware.autotune.config import Config
+from stoneware.errors import ForwardOnlyError, UnsupportedError
+
+M, N, K = 32, 48, 64
+
+
+def call(**changes):
+    """scaled_mm with good arguments but for `changes`."""
+    good = dataclasses.asdict(scaled_operands(M, N, K))
+    return sw.scaled_mm(**{**good, **changes})
+
+
+def shifted(matrix: torch.Tensor) -> torch.Tensor:
+    """The same values, beginning one element past an aligned address."""
+    base = torch.empty(matrix.numel() + 1, dtype=matrix.dtype)
+    return base[1:].view(matrix.shape).copy_(matrix)
+
+
+BAD = {
+    "a is a list": (lambda: {"a": [[1.0]]}, TypeError, ["a of scaled_mm", "list", "as_tensor"]),
+    "scale is a number": (lambda: {"scale_a": 1.0}, TypeError, ["scale_a", "float", "as_tensor"]),
+    "a in bf16": (
+        lambda: {"a": torch.zeros(M, K, dtype=torch.bfloat16)},
+        TypeError, ["a.dtype=torch.bfloat16", "float8_e4m3fn", "quantise"],
+    ),
+    "b in e5m2": (
+        lambda: {"b": torch.zeros(N, K).to(torch.float8_e5m2).t()},
+        TypeError, ["b.dtype=torch.float8_e5m2", "float8_e4m3fn"],
+    ),
+    "a of rank 3": (
+        lambda: {"a": random_fp8(M, K)[None]}, ValueError, ["[1, 32, 64]", "2 dim", "flatten"],
+    ),
+    "b of rank 1": (lambda: {"b": random_fp8(1, K)[0]}, ValueError, ["b.shape=[64]", "2 dim"]),
+    "k differs": (
+        lambda: {"b": random_fp8(N, 80).t()}, ValueError, ["64 is not 80", "weight.t()"],
+    ),
+    "k misaligned": (
+        lambda: {"a": random_fp8(M, 72), "b": random_fp8(N, 72).t()},
+        ValueError, ["k=72", "multiple of 16", "pad"],
+    ),
+    "n misaligned": (
+        lambda: {"b": random_fp8(40, K).t(), "scale_b": torch.ones(1, 40)},
+        ValueError, ["n=40", "multiple of 16", "pad"],
+    ),
+    "lda misaligned": (
+        lambda: {"a": random_fp8(M, 72)[:, :K]}, ValueError, ["lda=72", "multiple of 16", "copy"],
+    ),
+    "ldb misaligned": (
+        lambda: {"b": random_fp8(N, 72)[:, :K].t()}, ValueError, ["ldb=72", "multiple of 16"],
+    ),
+    "a expanded": (
+        lambda: {"a": random_fp8(1, K).expand(M, K)}, ValueError, ["lda=0", "k=64", "copy"],
+    ),
+    "a column-major": (
+        lambda: {"a": random_fp8(K, M).t()}, ValueError, ["row-major", "(1, 32)", "contiguous()"],
+    ),
+    "b row-major": (
+        lambda: {"b": random_fp8(K, N)}, ValueError, ["column-major", "(48, 1)", "weight"],
+    ),
+    "a pointer misaligned": (
+        lambda: {"a": shifted(random_fp8(M, K))},
+        ValueError, ["a.data_ptr()=0x", "multiple of 16", "clone()"],
+    ),
+    "scale_a of wrong length": (
+        lambda: {"scale_a": torch.ones(M + 1, 1)}, ValueError, ["[33, 1]", "[m, 1]=[32, 1]"],
+    ),
+    "scale_a flat": (
+        lambda: {"scale_a": torch.ones(M)}, ValueError, ["[32]", "scale_a[:, None]"],
+    ),
+    "scale_b transposed": (
+        lambda: {"scale_b": torch.ones(N, 1)}, ValueError, ["[48, 1]", "[1, n]=[1, 48]"],
+    ),
+    "scale_a in bf16": (
+        lambda: {"scale_a": torch.ones(M, 1).bfloat16()},
+        TypeError, ["scale_a.dtype=torch.bfloat16", "float32", "scale_a.float()"],
+    ),
+    "bias of other dtype": (
+        lambda: {"bias": torch.zeros(N, dtype=torch.float16)},
+        TypeError, ["bias.dtype=torch.float16", "bfloat16", "bias.to"],
+    ),
+    "bias of other length": (
+        lambda: {"bias": torch.zeros(N + 16, dtype=torch.bfloat16)},
+        ValueError, ["bias.shape=[64]", "[n]=[48]"],
+    ),
+    "out_dtype of fp32": (
+        lambda: {"out_dtype": torch.float32}, TypeError, ["out_dtype=torch.float32", "bfloat16"],
+    ),
+    "out of other shape": (
+        lambda: {"out": torch.empty(N, M, dtype=torch.bfloat16)},
+        ValueError, ["out.shape=[48, 32]", "[32, 48]"],
+    ),
+    "out of other dtype": (
+        lambda: {"out": torch.empty(M, N, dtype=torch.float16)},
+        TypeError, ["out.dtype=torch.float16", "pass out_dtype=torch.float16"],
+    ),
+    "out column-major": (
+        lambda: {"out": torch.empty(N, M, dtype=torch.bfloat16).t()},
+        ValueError, ["out.stride()=(1, 32)", "row-major"],
+    ),
+    "ldd misaligned": (
+        lambda: {"out": torch.empty(M, N + 4, dtype=torch.bfloat16)[:, :N]},
+        ValueError, ["ldd=52", "multiple of 8"],
+    ),
+    "scale on another device": (
+        lambda: {"scale_b": torch.ones(1, N, device="meta")},
+        ValueError, ["scale_b is on meta", "a on cpu", "scale_b.to('cpu')"],
+    ),
+    "all on a device without backend": (
+        lambda: {
+            "a": torch.empty(M, K, dtype=torch.float8_e4m3fn, device="meta"),
+            "b": torch.empty(N, K, dtype=torch.float8_e4m3fn, device="meta").t(),
+            "scale_a": torch.ones(M, 1, device="meta"), "scale_b": torch.ones(1, N, device="meta"),
+        },
+        UnsupportedError, ["meta", "'cuda' or 'cpu'", ".to('cuda')"],
+    ),
+    "unknown backend": (
+        lambda: {"backend": "cublas"}, ValueError, ["backend='cublas'", "cutlass_sm90", "vendor"],
+    ),
+    "backend that cannot": (
+        lambda: {"backend": "cutlass_sm90"}, UnsupportedError, ["compute capability 9.0", "CPU"],
+    ),
+    "config as a dict": (
+        lambda: {"config": {"backend": "vendor"}}, TypeError, ["config=", "Config", "dict"],
+    ),
+    "config against backend": (
+        lambda: {"backend": "vendor", "config": Config(backend="reference", kernel="x")},
+        ValueError, ["'vendor'", "'reference'", "leave backend out"],
+    ),
+    "config of an unknown kernel": (
+        lambda: {"config": Config(backend="reference", kernel="x")},
+        UnsupportedError, ["kernel 'x'", "torch.matmul_float32", "leave config out"],
+    ),
+    "config of an unknown backend": (
+        lambda: {"config": Config(backend="rocm", kernel="x")},
+        UnsupportedError, ["no backend 'rocm'", "cutlass_sm90"],
+    ),
+    "scale requires grad": (
+        lambda: {"scale_a": torch.ones(M, 1, requires_grad=True)},
+        ForwardOnlyError, ["scale_a requires a gradient", "no backward", "scale_a.detach()"],
+    ),
+    "bias requires grad": (
+        lambda: {"bias": torch.zeros(N, dtype=torch.bfloat16, requires_grad=True)},
+        ForwardOnlyError, ["bias requires a gradient", "torch.no_grad()", "bias.detach()"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_error_states_rule_value_and_remedy(name):
+    changes, error, parts = BAD[name]
+    for _ in range(2):  # a refusal must not leave a plan behind that lets the second call pass
+        with pytest.raises(error) as caught:
+            call(**changes())
+        for part in parts:
+            assert part in str(caught.value)
+
+
+def test_gradients_are_refused_after_a_plan_was_made_too():
+    x = scaled_operands(M, N, K)
+    sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
+    x.scale_a.requires_grad_()
+    with pytest.raises(ForwardOnlyError):
+        sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
+    with torch.no_grad():
+        sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
+
+
+def test_pointers_are_checked_on_a_cached_plan_too():
+    x = scaled_operands(M, N, K)
+    sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        sw.scaled_mm(shifted(x.a), x.b, x.scale_a, x.scale_b)

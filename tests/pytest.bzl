@@ -1,0 +1,30 @@
+"""pytest_test: test files under pytest, as a `bazel test` target."""
+
+def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags = [], **kwargs):
+    """Runs pytest on `srcs` against the unpacked wheel; a run without any test fails.
+
+    Args:
+      name: the target.
+      srcs: files with tests.
+      support: Python files that the tests import, conftest.py among them.
+      deps: further libraries; the wheel and pytest are there already.
+      data: further files; the current folder is the root of this repository's runfiles.
+      env: environment, with $(rootpath ...) expansion.
+      tags: as everywhere; "gpu" marks tests that skip themselves without a GPU.
+      **kwargs: as for py_test.
+    """
+    main = Label("//tests:pytest_main.py")
+    native.py_test(
+        name = name,
+        srcs = srcs + support + [main],
+        main = main,
+        args = ["$(rootpath {})".format(src) for src in srcs],
+        data = data,
+        env = env,
+        tags = tags,
+        deps = deps + [
+            Label("//:installed"),
+            Label("//third_party/pypi:pytest"),
+        ],
+        **kwargs
+    )

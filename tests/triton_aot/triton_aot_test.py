@@ -1,0 +1,232 @@
+"""tools/triton_aot compiles without GPU and torch, gives the same bytes anywhere, refuses
+clearly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+PROGRAM = HERE.parents[1] / "tools" / "triton_aot" / "triton_aot.py"
+KERNEL = HERE / "tiny_kernel.py"
+AXPB_SIGNATURE = "*fp32:16, *fp32:16, fp32, fp32, i32, 128"
+
+
+def run_tool(
+    out_dir: pathlib.Path,
+    *,
+    src: pathlib.Path = KERNEL,
+    function: str = "axpb",
+    signature: str = AXPB_SIGNATURE,
+    arch: str = "sm_90",
+    kernel_id: str = "axpb_test",
+    cwd: pathlib.Path | None = None,
+    environment: dict[str, str] | None = None,
+    **other_flags: object,
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program in a process of its own; its outputs are out_dir/k.cubin and
+    out_dir/k.json."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    flag_values = {
+        "src": src,
+        "function": function,
+        "signature": signature,
+        "arch": arch,
+        "op": "axpb",
+        "id": kernel_id,
+        "out_cubin": out_dir / "k.cubin",
+        "out_json": out_dir / "k.json",
+        **other_flags,
+    }
+    return subprocess.run(
+        [
+            sys.executable,
+            str(PROGRAM),
+            *(f"--{name}={value}" for name, value in flag_values.items()),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(out_dir), **(environment or {})},
+        timeout=300,
+        check=False,
+    )
+
+
+def outputs(out_dir: pathlib.Path) -> tuple[bytes, str]:
+    return (out_dir / "k.cubin").read_bytes(), (out_dir / "k.json").read_text()
+
+
+def test_json_describes_the_cubin_for_the_launcher(tmp_path):
+    result = run_tool(tmp_path, config='{"tile": [128], "out": "fp32"}', num_warps=2)
+    assert result.returncode == 0, result.stderr
+    cubin, text = outputs(tmp_path)
+    description = json.loads(text)
+    assert cubin[:4] == b"\x7fELF"
+    assert description == {
+        "schema": 1,
+        "id": "axpb_test",
+        "op": "axpb",
+        "backend": "triton_aot",
+        "arch": "sm_90",
+        "config": {"tile": [128], "out": "fp32"},
+        "symbol": "axpb",
+        # x, out, factor, shift, count; then Triton's pointers to global and profiling scratch.
+        "parameters": "PPffiPP",
+        "block_threads": 64,
+        "shared_bytes": 0,
+        "sha256": hashlib.sha256(cubin).hexdigest(),
+        "size_bytes": len(cubin),
+        "triton": description["triton"],
+    }
+    assert text == json.dumps(description, sort_keys=True, indent=1) + "\n"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_every_arch_compiles(tmp_path, arch):
+    result = run_tool(tmp_path, arch=arch)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(outputs(tmp_path)[1])["arch"] == arch
+
+
+def test_bytes_do_not_depend_on_path_cwd_home_or_environment(tmp_path):
+    short = tmp_path / "a"
+    long = tmp_path / "a_folder_with_a_much_longer_name" / "and_another_below_it" / "and_one_more"
+    for folder in (short, long):
+        (folder / "tmp").mkdir(parents=True)
+        shutil.copyfile(KERNEL, folder / "tiny_kernel.py")
+    hostile = {
+        "TRITON_DISABLE_LINE_INFO": "0",
+        "TRITON_CACHE_DIR": str(long / "cache"),
+        "TRITON_OVERRIDE_ARCH": "sm80",
+        "DISABLE_LLVM_OPT": "1",
+        "TRITON_ALWAYS_COMPILE": "0",
+    }
+    first = run_tool(
+        short / "out",
+        src=short / "tiny_kernel.py",
+        cwd=short,
+        environment={"TMPDIR": str(short / "tmp")},
+    )
+    second = run_tool(
+        long / "out",
+        src=pathlib.Path("tiny_kernel.py"),
+        cwd=long,
+        environment={"TMPDIR": str(long / "tmp"), **hostile},
+    )
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 0, second.stderr
+    assert outputs(short / "out") == outputs(long / "out")
+    cubin = outputs(long / "out")[0]
+    assert b"tiny_kernel" not in cubin and str(tmp_path).encode() not in cubin
+    # Nothing is left behind: no cache under HOME (the out folder), in TMPDIR, or beside the source.
+    for folder in (short, long):
+        left = sorted(path.name for path in folder.rglob("*") if path.is_file())
+        assert left == ["k.cubin", "k.json", "tiny_kernel.py"]
+
+
+def test_hint_one_is_compiled_in_and_not_passed(tmp_path):
+    result = run_tool(tmp_path, signature="*fp32:16, *fp32:16, fp32, fp32, i32:1, 128")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(outputs(tmp_path)[1])["parameters"] == "PPffPP"
+
+
+def test_hint_sixteen_widens_the_loads(tmp_path):
+    for name, signature in (
+        ("hinted", "*fp32:16, *fp32:16, fp32, fp32, i32:16, 512"),
+        ("plain", "*fp32, *fp32, fp32, fp32, i32, 512"),
+    ):
+        assert run_tool(tmp_path / name, signature=signature).returncode == 0
+    assert outputs(tmp_path / "hinted")[0] != outputs(tmp_path / "plain")[0]
+
+
+REFUSALS = {
+    "unknown arch": (
+        {"arch": "sm_42"},
+        ["--arch=sm_42", "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"],
+    ),
+    "too few entries": (
+        {"signature": "*fp32, *fp32, fp32, 128"},
+        ["4 entries", "6 parameters of axpb(x, out, factor, shift, count, TILE)", "shift=128"],
+    ),
+    "unknown type": (
+        {"signature": "*float, *fp32, fp32, fp32, i32, 128"},
+        ["parameter x", "'*float'", "bf16"],
+    ),
+    "unknown hint": (
+        {"signature": "*fp32:8, *fp32, fp32, fp32, i32, 128"},
+        ["parameter x", "'8'", "must be 1 or 16"],
+    ),
+    "one as a pointer": (
+        {"signature": "*fp32:1, *fp32, fp32, fp32, i32, 128"},
+        ["parameter x", "only an integer"],
+    ),
+    "type where a constant is due": (
+        {"signature": "*fp32, *fp32, fp32, fp32, i32, i32"},
+        ["cannot compile axpb of tiny_kernel.py for sm_90", "i32, i32"],
+    ),
+    "no such function": ({"function": "axbp"}, ["--function=axbp", "axpb", "gemm"]),
+    "a plain function": ({"function": "not_a_kernel"}, ["--function=not_a_kernel", "@triton.jit"]),
+    "no such file": ({"src": HERE / "absent.py"}, ["absent.py", "none is there"]),
+    "warps": ({"num_warps": 3}, ["--num_warps=3", "power of 2"]),
+    "config is no object": ({"config": "[1]"}, ["--config", "must be a JSON object, not list"]),
+    "config is no JSON": ({"config": "{"}, ["--config", "must be JSON"]),
+    "shared memory": (
+        {
+            "function": "gemm",
+            "signature": "*fp16:16, *fp16:16, *fp32:16, i32:16, 128, 128",
+            "arch": "sm_86",
+            "num_warps": 8,
+            "num_stages": 4,
+        },
+        ["shared_bytes=", f"sm_86 has {99 * 1024}", "lower --num_stages (now 4)"],
+    ),
+    "spills": (
+        {
+            "function": "gemm",
+            "signature": "*fp16:16, *fp16:16, *fp32:16, i32:16, 128, 32",
+            "arch": "sm_80",
+            "num_warps": 1,
+        },
+        ["spills", "sm_80", "raise --num_warps (now 1)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=str)
+def test_refusals_state_rule_value_and_remedy(tmp_path, case):
+    flag_values, expected = REFUSALS[case]
+    result = run_tool(tmp_path, **flag_values)
+    assert result.returncode == 1
+    for text in ("axpb_test", *expected):
+        assert text in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "k.cubin").exists() and not (tmp_path / "k.json").exists()
+
+
+def test_the_program_imports_only_absl_and_triton():
+    """Run with a torch that cannot be imported; the outputs above need none either."""
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None;"
+        f"sys.argv = ['triton_aot', '--help']; import runpy; runpy.run_path({str(PROGRAM)!r})"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

@@ -1,0 +1,193 @@
+"""Fresh operands for a problem of an op, its float64 reference, and the comparison with it.
+
+Shared by the tuner, the benchmark and the GPU tests, so that all three mean the same by "right".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from stoneware.ops.matmul.problem import Problem as MatmulProblem
+from stoneware.ops.scaled_mm.problem import Problem as ScaledMmProblem
+from stoneware.ops.tensor_checks import TORCH_DTYPES
+
+Problem = ScaledMmProblem | MatmulProblem
+
+MAX_ERROR = 5e-3
+"""Largest relative error, in the Frobenius norm, of a right result. Rounding to bf16 alone makes
+1.7e-3; the rest is room for the fast fp8 accumulation of Hopper's tensor cores, which keeps about
+14 bits of each sum (DeepSeek-V3 Technical Report, section 3.3.2)."""
+
+MAX_ELEMENT_ERROR = 0.25
+"""Largest error of one element, in units of its row's root mean square. The norm over a large
+result would hide a few wrong elements; one that is missing or taken from elsewhere is off by some
+1.4 such units, while rounding to bf16 makes 2^-9 of the element itself."""
+
+_CHUNK_BYTES = 1 << 29
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operands:
+    """Tensors of a problem, as a plan takes them.
+
+    Attributes:
+      problem: what they are operands of.
+      a, b: [m, k] and [k, n], with the problem's strides; what a view skips is NaN.
+      out: [m, n] view of `out_base`; both all NaN until something is written.
+      out_base: the memory around out: guard rows and columns that must stay NaN.
+      scales: (scale_a, scale_b) of scaled_mm, else empty.
+      bias: [n] or None.
+    """
+
+    problem: Problem
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    out_base: torch.Tensor
+    scales: tuple[torch.Tensor, ...]
+    bias: torch.Tensor | None
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """In the order of a plan: a, b, out, the scales if the op has any, bias."""
+        return (self.a, self.b, self.out, *self.scales, self.bias)
+
+    def poison(self) -> None:
+        """Fills out and its guard with NaN."""
+        self.out_base.fill_(math.nan)
+
+    def is_guard_unharmed(self) -> bool:
+        """Whether everything around out is still NaN."""
+        saved = self.out.clone()
+        self.out.fill_(math.nan)
+        unharmed = bool(self.out_base.isnan().all())
+        self.out.copy_(saved)
+        return unharmed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A result beside its reference.
+
+    Attributes:
+      error: relative error in the Frobenius norm; infinite if an element is NaN or infinite.
+      element_error: largest error of an element, in units of its row's root mean square.
+    """
+
+    error: float
+    element_error: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.error < MAX_ERROR and self.element_error < MAX_ELEMENT_ERROR
+
+    def __str__(self) -> str:
+        return (
+            f"relative error {self.error:.2e} (must be under {MAX_ERROR:g}), worst element "
+            f"{self.element_error:.2e} of its row's rms (must be under {MAX_ELEMENT_ERROR:g})"
+        )
+
+
+def make(problem: Problem, device: torch.device | str, *, guarded: bool = False) -> Operands:
+    """Draws operands: normal values, scales in [0.5, 1.5), a bias as large as the products.
+
+    Args:
+      problem: sizes, dtypes and leading dimensions.
+      device: where.
+      guarded: surround out with a guard of NaN, at the cost of two rows and of ldd >= n + 16.
+
+    Raises:
+      ValueError: `guarded` and ldd leaves no room for guard columns.
+    """
+    dtype = TORCH_DTYPES[problem.a_dtype]
+    out_dtype = TORCH_DTYPES[problem.out_dtype]
+    layout = getattr(problem, "layout", "nt")
+    a = _matrix(problem.m, problem.k, problem.lda, layout[0] == "n", dtype, device)
+    b = _matrix(problem.k, problem.n, problem.ldb, layout[1] == "n", dtype, device)
+    out_base, out = _poisoned_output(problem, out_dtype, device, guarded)
+    scales: tuple[torch.Tensor, ...] = ()
+    if isinstance(problem, ScaledMmProblem):
+        rows_of_a = problem.m if problem.scale_a == "row" else 1
+        columns_of_b = problem.n if problem.scale_b == "row" else 1
+        scales = (
+            torch.rand(rows_of_a, 1, device=device) + 0.5,
+            torch.rand(1, columns_of_b, device=device) + 0.5,
+        )
+    bias = None
+    if problem.has_bias:
+        bias = (torch.randn(problem.n, device=device) * math.sqrt(problem.k)).to(out_dtype)
+    return Operands(problem=problem, a=a, b=b, out=out, out_base=out_base, scales=scales, bias=bias)
+
+
+def reference(operands: Operands) -> torch.Tensor:
+    """The result in float64 arithmetic, kept as float32 (an error of 6e-8) to halve its memory."""
+    a, b = operands.a, operands.b
+    (m, k), n = a.shape, b.shape[1]
+    result = torch.empty(m, n, dtype=torch.float32, device=a.device)
+    chunk = max(16, _CHUNK_BYTES // (8 * k))
+    for m_start in range(0, m, chunk):
+        rows = slice(m_start, m_start + chunk)
+        a_rows = a[rows].float().double()
+        for n_start in range(0, n, chunk):
+            columns = slice(n_start, n_start + chunk)
+            block = a_rows @ b[:, columns].float().double()
+            if operands.scales:
+                scale_a, scale_b = operands.scales
+                block *= (scale_a if scale_a.numel() == 1 else scale_a[rows]).double()
+                block *= (scale_b if scale_b.numel() == 1 else scale_b[:, columns]).double()
+            if operands.bias is not None:
+                block += operands.bias[columns].double()
+            result[rows, columns] = block.float()
+    return result
+
+
+def compare(out: torch.Tensor, expected: torch.Tensor) -> Comparison:
+    """Compares every element of a result with `reference`'s."""
+    squared_error = squared_norm = element_error = 0.0
+    rows_at_once = max(1, _CHUNK_BYTES // (8 * out.shape[1]))
+    for start in range(0, out.shape[0], rows_at_once):
+        want = expected[start : start + rows_at_once].double()
+        difference = out[start : start + rows_at_once].double() - want
+        if not bool(torch.isfinite(difference).all()):
+            return Comparison(error=math.inf, element_error=math.inf)
+        squared_error += float(difference.square().sum())
+        squared_norm += float(want.square().sum())
+        row_rms = want.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-30)
+        element_error = max(element_error, float((difference.abs() / row_rms).max()))
+    return Comparison(
+        error=math.sqrt(squared_error / max(squared_norm, 1e-300)), element_error=element_error
+    )
+
+
+def _matrix(
+    rows: int,
+    columns: int,
+    stride: int,
+    is_row_major: bool,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> torch.Tensor:
+    """A [rows, columns] view of normal values with the leading dimension `stride`."""
+    outer, inner = (rows, columns) if is_row_major else (columns, rows)
+    values = torch.randn(outer, inner, device=device).to(dtype)
+    if stride != inner:
+        base = torch.full((outer, stride), math.nan, dtype=torch.float32, device=device).to(dtype)
+        base[:, :inner] = values
+        values = base[:, :inner]
+    return values if is_row_major else values.t()
+
+
+def _poisoned_output(
+    problem: Problem, dtype: torch.dtype, device: torch.device | str, guarded: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n, ldd = problem.m, problem.n, problem.ldd
+    if guarded and ldd < n + 16:
+        raise ValueError(f"ldd={ldd} must be at least n + 16 = {n + 16} for a guarded output")
+    rows = m + 2 if guarded else m
+    base = torch.full((rows, ldd), math.nan, dtype=dtype, device=device)
+    first_row, first_column = (1, 8) if guarded else (0, 0)  # 8: 16 bytes, so aligned
+    return base, base[first_row : first_row + m, first_column : first_column + n]
