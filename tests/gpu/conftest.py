@@ -73,7 +73,9 @@ class _Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
-            message = "" if report.passed else str(report.longrepr)[-6000:]
+            # A skip's is (path, line, reason); the path is one of this machine.
+            shown = report.longrepr[2] if report.skipped else report.longrepr
+            message = "" if report.passed else str(shown)[-6000:]
             self._write(report.nodeid, report.outcome, message)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:

@@ -166,7 +166,13 @@ class Runner:
         for start_idx in range(_MAX_STARTS):
             exit_code = self._run(
                 "sample",
-                ["-m", "tools.tune.sample", f"--out={self._out_dir / 'samples'}", *extra],
+                [
+                    "-m",
+                    "tools.tune.sample",
+                    f"--out={self._out_dir / 'samples'}",
+                    f"--command={_typed_command()}",
+                    *extra,
+                ],
                 is_continued=start_idx > 0,
             )
             if exit_code != _LOST_CONTEXT_EXIT_CODE:
@@ -194,7 +200,11 @@ class Runner:
 
 
 def _typed_command() -> str:
-    return shlex.join(["python3", pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command to run this again; folders of this machine are left out of what is published."""
+    words = ["python3", pathlib.Path(sys.argv[0]).name]
+    for word in sys.argv[1:]:
+        words.append("DIR" if words[-1] == "--out" else word)
+    return shlex.join("--out=DIR" if word.startswith("--out=") else word for word in words)
 
 
 def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:

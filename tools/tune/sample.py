@@ -65,6 +65,7 @@ _ROUNDS_BEFORE_DROP = flags.DEFINE_integer(
 )
 _SECONDS = flags.DEFINE_float("seconds_per_problem", 2.0, "Stop timing a problem after this long.")
 _REMEASURE = flags.DEFINE_bool("remeasure", False, "Measure again what has a sample.")
+_COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit of the repository, for the record.")
 
 
@@ -303,7 +304,7 @@ def _begin_run(device: Device) -> Run:
         memory_clock_mhz_after=0,
         date=now.isoformat(timespec="seconds"),
         commit=_COMMIT.value,
-        command=" ".join(["sample", *sys.argv[1:]]),
+        command=_COMMAND.value or " ".join(["sample", *sys.argv[1:]]),
     )
 
 
