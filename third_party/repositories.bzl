@@ -1,7 +1,7 @@
 """Everything the build fetches: one call in WORKSPACE, here and where Stoneware is vendored."""
 
 load("//third_party/pypi:pypi.bzl", "pypi_packages", "wheel_tree")
-load("//third_party/python:python.bzl", "host_python")
+load("//third_party/python:python.bzl", "host_python", "python_headers")
 
 # Parts of zig for targets other than x86-64 Linux with glibc: two thirds of its files.
 _ZIG_OTHER_TARGETS = [
@@ -52,6 +52,11 @@ def stoneware_repositories():
         build_file = Label("//third_party/nanobind:nanobind.BUILD"),
     )
     host_python(name = "stoneware_python")
+    for abi in ("host", "abi3"):
+        python_headers(
+            name = "stoneware_python_headers_" + abi,
+            abi = abi,
+        )
     pypi_packages([
         "auditwheel",
         "filelock",

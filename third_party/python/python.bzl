@@ -19,7 +19,7 @@ _ABI3_MINIMUM = (3, 12)
 # Where the abi3 headers come from when the host's Python is older than _ABI3_MINIMUM.
 _ABI3_DEBIAN = "3.13"
 
-_BUILD = """\
+_HOST_BUILD = """\
 load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
 
 package(default_visibility = ["//visibility:public"])
@@ -42,23 +42,69 @@ toolchain(
     toolchain = ":pair",
     toolchain_type = "@bazel_tools//tools/python:toolchain_type",
 )
+"""
 
+_HEADERS_BUILD = """\
 cc_library(
-    name = "headers_host",
-    hdrs = glob(["host/**/*.h"]),
-    includes = {host_includes},
-)
-
-cc_library(
-    name = "headers_abi3",
-    hdrs = glob(["abi3/**/*.h"]),
-    defines = ["Py_LIMITED_API=0x030C0000"],
-    includes = {abi3_includes},
+    name = "headers",
+    hdrs = glob(["headers/**/*.h"]),
+    defines = {defines},
+    includes = {includes},
+    visibility = ["//visibility:public"],
 )
 """
 
-def _headers(ctx, python, version, host_include, folder):
-    """Puts the headers of `version` under `folder`; returns the include folders."""
+def _host(ctx):
+    """The interpreter that `python3` names: path, "3.11" and the folder of its headers."""
+    python = ctx.which("python3")
+    if not python:
+        fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
+    result = ctx.execute([python, "-c", _PROBE])
+    if result.return_code:
+        fail("python3 does not run: " + result.stderr)
+    return result.stdout.strip().split("\n")
+
+def _host_python_impl(ctx):
+    interpreter, version, _ = _host(ctx)
+    ctx.file("BUILD.bazel", _HOST_BUILD.format(interpreter = interpreter))
+    ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
+
+host_python = repository_rule(
+    implementation = _host_python_impl,
+    doc = "The interpreter that `python3` names, as a Python toolchain, and its version.",
+    environ = ["PATH"],
+)
+
+def _python_headers_impl(ctx):
+    interpreter, version, include = _host(ctx)
+    if ctx.attr.abi == "abi3" and _parse(version) < _ABI3_MINIMUM:
+        version, include = _ABI3_DEBIAN, ""
+    includes = _headers(ctx, interpreter, version, include)
+    ctx.file("BUILD.bazel", _HEADERS_BUILD.format(
+        defines = repr(["Py_LIMITED_API=0x030C0000"] if ctx.attr.abi == "abi3" else []),
+        includes = repr(includes),
+    ))
+
+python_headers = repository_rule(
+    implementation = _python_headers_impl,
+    doc = """CPython's headers as `:headers`, for one ABI.
+
+"host" fits the interpreter that `python3` names; "abi3" defines Py_LIMITED_API for CPython 3.12 and
+later. They are the host's where it has them, else Debian's, fetched with apt-get.
+""",
+    attrs = {
+        "abi": attr.string(mandatory = True, values = ["host", "abi3"]),
+        "_debian": attr.label(default = Label("//tools/bootstrap:debian.py")),
+    },
+    environ = ["PATH"],
+)
+
+def _parse(version):
+    return tuple([int(part) for part in version.split(".")])
+
+def _headers(ctx, python, version, host_include):
+    """Puts the headers of `version` under the folder `headers`; returns the include folders."""
+    folder = "headers"
     if host_include and ctx.path(host_include + "/Python.h").exists:
         ctx.symlink(host_include, folder + "/include")
         return [folder + "/include"]
@@ -85,38 +131,3 @@ def _headers(ctx, python, version, host_include, folder):
     ctx.delete(folder + "/root/usr/lib")
     include = folder + "/root/usr/include"
     return [include + "/python" + version, include]
-
-def _host_python_impl(ctx):
-    python = ctx.which("python3")
-    if not python:
-        fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
-    result = ctx.execute([python, "-c", _PROBE])
-    if result.return_code:
-        fail("python3 does not run: " + result.stderr)
-    interpreter, version, include = result.stdout.strip().split("\n")
-    host_is_abi3 = tuple([int(part) for part in version.split(".")]) >= _ABI3_MINIMUM
-    host_includes = _headers(ctx, python, version, include, "host")
-    abi3_includes = _headers(
-        ctx,
-        python,
-        version if host_is_abi3 else _ABI3_DEBIAN,
-        include if host_is_abi3 else "",
-        "abi3",
-    )
-    ctx.file("BUILD.bazel", _BUILD.format(
-        interpreter = interpreter,
-        host_includes = repr(host_includes),
-        abi3_includes = repr(abi3_includes),
-    ))
-    ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
-
-host_python = repository_rule(
-    implementation = _host_python_impl,
-    doc = """The interpreter that `python3` names, as a Python toolchain, and two sets of headers.
-
-`:headers_host` fits that interpreter; `:headers_abi3` defines Py_LIMITED_API for CPython 3.12 and
-later. Headers are the host's where it has them, else Debian's, fetched with apt-get.
-""",
-    attrs = {"_debian": attr.label(default = Label("//tools/bootstrap:debian.py"))},
-    environ = ["PATH"],
-)

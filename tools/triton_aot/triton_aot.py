@@ -25,6 +25,7 @@ from its launcher is refused.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import hashlib
 import importlib.util
@@ -45,6 +46,8 @@ from absl import app, flags, logging
 # dozens of variables (TRITON_PTXAS_PATH, TRITON_OVERRIDE_ARCH, DISABLE_LLVM_OPT, ...) that would
 # change the cubin.
 _KEPT_ENVIRONMENT = ("PATH", "TMPDIR", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+_ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 
 # Dynamic shared memory that one block may opt in to: CUDA C++ Programming Guide, table "Technical
 # Specifications per Compute Capability", row "Maximum amount of shared memory per thread block".
@@ -206,6 +209,21 @@ def _check_ptx_parameters(ptx: str, letters: str) -> str:
     return letters
 
 
+def _fix_addresses_of_children() -> None:
+    """Turns address space randomisation off for the programs that Triton starts.
+
+    ptxas 12.9 and 13.0 allocate registers for sm_100 in an order that follows addresses: the same PTX
+    gave one of two cubins, by chance, and 12 of 12 times the same one without randomisation.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.personality(_ADDR_NO_RANDOMIZE) == -1:
+        logging.warning(
+            "personality(ADDR_NO_RANDOMIZE) is refused here (%s): cubins for sm_100 may differ "
+            "between builds; let the sandbox permit that system call",
+            os.strerror(ctypes.get_errno()),
+        )
+
+
 def _read_ptxas_log(log: str) -> tuple[int, int]:
     """Registers per thread, and bytes spilled per thread, from `ptxas -v`."""
     registers = re.search(r"Used (\d+) registers", log)
@@ -234,6 +252,7 @@ def compile_kernel(
 
     for name in set(os.environ) - set(_KEPT_ENVIRONMENT):
         del os.environ[name]
+    _fix_addresses_of_children()
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget

@@ -54,7 +54,7 @@ def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
     """
     exports = Label("//tools/build_rules/private:python_extension.lds")
     for abi in ("host", "abi3"):
-        headers = Label("@stoneware_python//:headers_" + abi)
+        headers = Label("@stoneware_python_headers_{}//:headers".format(abi))
         native.cc_library(
             name = "{}_nanobind_{}".format(name, abi),
             srcs = [Label("@stoneware_nanobind//:tree/src/nb_combined.cpp")],

@@ -4,6 +4,7 @@ Entries are sorted and carry fixed times and modes; the package `wheel` writes t
 """
 
 import email.message
+import email.policy
 import json
 import logging
 import pathlib
@@ -31,7 +32,8 @@ _REGULAR_FILE_0644 = 0o100644 << 16
 
 def metadata() -> bytes:
     """METADATA, core metadata 2.4."""
-    message = email.message.Message()
+    # No line is folded: readers show a header as it stands.
+    message = email.message.Message(policy=email.policy.compat32.clone(max_line_length=0))
     message["Metadata-Version"] = "2.4"
     message["Name"] = _DISTRIBUTION.value
     message["Version"] = _VERSION.value
