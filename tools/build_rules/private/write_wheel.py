@@ -7,6 +7,7 @@ import email.message
 import email.policy
 import json
 import logging
+import os
 import pathlib
 import zipfile
 
@@ -25,8 +26,9 @@ _README = flags.DEFINE_string("readme", None, "The long description, Markdown.",
 _WHEEL = flags.DEFINE_string("wheel", None, "The wheel to write.", required=True)
 _SITE = flags.DEFINE_string("site", None, "The folder for the unpacked copy.", required=True)
 
-# The earliest time that the zip format can say.
+# The earliest time that the zip format can say, and the same in seconds since 1970.
 _TIME = (1980, 1, 1, 0, 0, 0)
+_EPOCH = "315532800"
 _REGULAR_FILE_0644 = 0o100644 << 16
 
 
@@ -57,6 +59,7 @@ def wheel_metadata() -> bytes:
 
 def main(argv: list[str]) -> None:
     del argv
+    os.environ["SOURCE_DATE_EPOCH"] = _EPOCH  # For RECORD, which the package writes by itself.
     logging.getLogger("wheel").setLevel(logging.WARNING)  # It would name every file.
     listing = json.loads(pathlib.Path(_CONTENTS.value).read_text(encoding="utf-8"))
     contents = {path: pathlib.Path(file).read_bytes() for path, file in listing.items()}
