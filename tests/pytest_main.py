@@ -7,6 +7,7 @@ import pytest
 
 
 def main() -> int:
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # The machine may have plugins of its own.
     options = ["-p", "no:cacheprovider", "-rs", "-ra", "--strict-markers", "--import-mode=prepend"]
     if "TEST_TMPDIR" in os.environ:
         options.append(f"--basetemp={os.environ['TEST_TMPDIR']}/pytest")

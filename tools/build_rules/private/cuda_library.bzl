@@ -25,7 +25,8 @@ def _cuda_library_impl(ctx):
                 gencode(ctx.attr.arch),
                 "-O2",
                 "-Xcompiler",
-                "-fPIC,-g0,-fvisibility=hidden,-ffunction-sections,-fdata-sections",
+                # zig turns the undefined-behaviour sanitizer on where no optimisation is asked for.
+                "-fPIC,-g0,-fno-sanitize=all,-fvisibility=hidden,-ffunction-sections,-fdata-sections",
                 "-c",
             ] + ctx.attr.nvcc_flags,
             defines = ctx.attr.defines + context.defines.to_list(),

@@ -71,6 +71,7 @@ def main(argv: list[str]) -> None:
         for path, data in sorted(contents.items()):
             entry = zipfile.ZipInfo(path, date_time=_TIME)
             entry.external_attr = _REGULAR_FILE_0644
+            entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
     with zipfile.ZipFile(_WHEEL.value) as archive:
         archive.extractall(_SITE.value)

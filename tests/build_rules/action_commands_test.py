@@ -1,0 +1,139 @@
+"""Every action behind the wheels runs zig's clang, the pinned nvcc or a program of the repository.
+
+The listing comes from Bazel's own action graph (action_commands.bzl); STONEWARE_TEST_COMMANDS names
+it.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import re
+
+import pytest
+
+_CLANG = "third_party/zig/clang++"
+_ARCHIVER = "third_party/zig/ar"
+_OBJCOPY = "third_party/zig/objcopy"
+_NVCC_WRAPPER = "tools/build_rules/private/nvcc"
+_NVCC = "external/stoneware_cuda/tree/bin/nvcc"
+
+# Mnemonic to the program that its actions run. Another mnemonic fails the test: add it here.
+_COMPILERS = {
+    "CcStrip": _OBJCOPY,
+    "CppArchive": _ARCHIVER,
+    "CppCompile": _CLANG,
+    "CppLink": _CLANG,
+    "CudaCubin": _NVCC_WRAPPER,
+    "CudaHostCompile": _NVCC_WRAPPER,
+    "ZigRuntime": "third_party/zig/build_runtime_cache",
+}
+_PROGRAMS = {
+    "KernelManifest": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_manifest",
+    # Offered for py_binary targets, not run: .bazelrc sets --nobuild_python_zip.
+    "PythonZipper": r"external/bazel_tools/tools/zip/\S*zipper",
+    "PythonWheel": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_wheel",
+    "TuningTable": r"bazel-out/[\w.-]+/bin/tools/bake/bake",
+}
+# A genrule runs in bash and calls one program that was built here.
+_GENRULE = r"source \S*genrule-setup\.sh; bazel-out/[\w.-]+/bin/tools/triton_aot/triton_aot .*"
+
+_SYSTEM_TOOL = re.compile(
+    r"(?:.*/)?(?:(?:[\w.]+-)*(?:gcc|g\+\+|cc|c\+\+|cpp|clang|clang\+\+|ld|lld|gold|bfd|as|ar|nvcc"
+    r"|ptxas|objcopy|strip)(?:-\d[\d.]*)?)"
+)
+_PINNED_TOOLS = {_CLANG, _ARCHIVER, _OBJCOPY, _NVCC, _NVCC_WRAPPER}
+_SHELL_FOLDERS = {"/bin", "/usr/bin", "/usr/local/bin"}
+_NUM_CUBINS = 6
+
+
+@pytest.fixture(scope="module")
+def commands() -> list[dict]:
+    listing = pathlib.Path(os.environ["STONEWARE_TEST_COMMANDS"])
+    return json.loads(listing.read_text(encoding="utf-8"))
+
+
+def of(commands: list[dict], *mnemonics: str) -> list[dict]:
+    return [command for command in commands if command["mnemonic"] in mnemonics]
+
+
+def test_listing_has_every_kind_of_compiler_action(commands):
+    counts = collections.Counter(command["mnemonic"] for command in commands)
+    assert set(_COMPILERS) <= set(counts)
+    cubins = {command["argv"][-1] for command in of(commands, "CudaCubin")}
+    assert len(cubins) >= _NUM_CUBINS
+    assert counts["CudaHostCompile"] >= _NUM_CUBINS
+    assert len(of(commands, "Genrule")) >= 1
+
+
+def test_every_compiler_action_runs_its_pinned_program(commands):
+    wrong = {
+        (command["target"], command["mnemonic"], command["argv"][0])
+        for command in of(commands, *_COMPILERS)
+        if command["argv"][0] != _COMPILERS[command["mnemonic"]]
+    }
+    assert wrong == set()
+
+
+def test_every_nvcc_action_runs_the_pinned_nvcc_with_clang_as_host_compiler(commands):
+    expected = [_NVCC_WRAPPER, _NVCC, "-ccbin", _CLANG]
+    found = of(commands, "CudaCubin", "CudaHostCompile")
+    assert found
+    assert [command["argv"][:4] for command in found if command["argv"][:4] != expected] == []
+    assert [command["target"] for command in found if command["argv"].count("-ccbin") != 1] == []
+
+
+def test_every_other_action_runs_a_program_of_the_repository(commands):
+    rest = [command for command in commands if command["mnemonic"] not in _COMPILERS]
+    assert rest
+    for command in rest:
+        argv = command["argv"]
+        if command["mnemonic"] == "Genrule":
+            assert re.fullmatch(r"(/usr)?/bin/bash", argv[0]), command["target"]
+            assert re.fullmatch(_GENRULE, argv[2], flags=re.DOTALL), command["target"]
+        else:
+            assert command["mnemonic"] in _PROGRAMS, (command["target"], argv[:4])
+            assert re.fullmatch(_PROGRAMS[command["mnemonic"]], argv[0]), command["target"]
+
+
+def test_no_word_of_any_command_is_a_tool_of_the_system(commands):
+    found = {
+        (command["target"], word) for command in commands for word in command["argv"]
+        if _SYSTEM_TOOL.fullmatch(word) and word not in _PINNED_TOOLS
+    }
+    assert found == set()
+
+
+def test_no_word_of_any_command_is_an_absolute_path(commands):
+    """An absolute path names the machine; the shell and the null device are everywhere."""
+    found = {
+        (command["mnemonic"], word) for command in commands for word in command["argv"]
+        if re.match(r"(-\w+)?/\w", word) and word not in ("/bin/bash", "/usr/bin/bash", "/dev/null")
+    }
+    assert found == set()
+
+
+def test_path_of_every_action_has_the_shells_folders_alone(commands):
+    for command in commands:
+        folders = command["env"].get("PATH", "/bin").split(":")
+        assert set(folders) <= _SHELL_FOLDERS, (command["target"], command["mnemonic"], folders)
+
+
+def test_no_compiler_action_sees_the_users_environment(commands):
+    allowed = {"BAZEL_DO_NOT_DETECT_CPP_TOOLCHAIN", "PATH", "PWD", "STONEWARE_ZIG_CACHE"}
+    found = {
+        (command["mnemonic"], name)
+        for command in of(commands, *_COMPILERS) for name in command["env"]
+        if name not in allowed
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("word", [
+    "gcc", "/usr/bin/gcc", "/usr/bin/x86_64-linux-gnu-gcc-12", "cc", "/usr/bin/ld", "clang-18",
+    "/usr/local/cuda/bin/nvcc", "/usr/bin/ar", "c++",
+])
+def test_the_pattern_knows_system_tools(word):
+    assert _SYSTEM_TOOL.fullmatch(word)

@@ -1,0 +1,113 @@
+"""The manifest lists exactly the kernels in the wheel; tables and launch descriptions load."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import struct
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from stoneware.autotune import table
+
+_CUTLASS_MODULE = "stoneware/ops/scaled_mm/_cutlass_sm90."
+_DRIVER_MODULE = "stoneware/runtime/_driver."
+_ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
+_ELF_MACHINE_OFFSET = 18
+_OPS = ("matmul", "scaled_mm")
+
+
+def embedded_cubins(module: bytes) -> list[int]:
+    """Offsets of the CUDA ELF files with code inside an extension module.
+
+    nvcc puts one without code into every host object, for the code-less device side of the source.
+    """
+    offsets = []
+    for match in re.finditer(rb"\x7fELF\x02\x01", module):
+        offset = match.start()
+        if struct.unpack_from("<H", module, offset + _ELF_MACHINE_OFFSET) != (_ELF_MACHINE_CUDA,):
+            continue
+        cubin = ELFFile(io.BytesIO(module[offset:]))
+        if any(section.name.startswith(".text") for section in cubin.iter_sections()):
+            offsets.append(offset)
+    return offsets
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def by_backend(wheel, backend: str) -> dict[str, dict]:
+    return {k["id"]: k for k in wheel.manifest if k["backend"] == backend}
+
+
+def test_manifest_is_canonical_and_has_both_backends(wheel):
+    text = wheel.members["stoneware/kernel_manifest.json"].decode()
+    assert text == json.dumps(json.loads(text), sort_keys=True, indent=1) + "\n"
+    assert json.loads(text)["schema"] == 1
+    ids = [kernel["id"] for kernel in wheel.manifest]
+    assert ids == sorted(set(ids))
+    assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
+    assert {kernel["op"] for kernel in wheel.manifest} == set(_OPS)
+    assert all(set(k) == {"id", "op", "backend", "arch", "config", "sha256", "size_bytes"}
+               for k in wheel.manifest)
+
+
+def test_manifest_lists_exactly_the_cubin_files(wheel):
+    shipped = {
+        path: (sha256(data), len(data))
+        for path, data in wheel.members.items() if path.endswith(".cubin")
+    }
+    listed = {
+        f"stoneware/kernels/{id}.cubin": (kernel["sha256"], kernel["size_bytes"])
+        for id, kernel in by_backend(wheel, "triton_aot").items()
+    }
+    assert shipped == listed
+
+
+def test_manifest_lists_exactly_the_cubins_inside_the_module(wheel):
+    [module] = [data for path, data in wheel.modules.items() if path.startswith(_CUTLASS_MODULE)]
+    kernels = by_backend(wheel, "cutlass_sm90")
+    offsets = embedded_cubins(module)
+    assert len(offsets) == len(kernels) >= 6
+    found = {
+        id: [
+            offset for offset in offsets
+            if sha256(module[offset:offset + kernel["size_bytes"]]) == kernel["sha256"]
+        ]
+        for id, kernel in kernels.items()
+    }
+    assert {id: places for id, places in found.items() if len(places) != 1} == {}
+    assert sorted(place for [place] in found.values()) == offsets
+
+
+def test_module_without_kernels_has_none(wheel):
+    [driver] = [data for path, data in wheel.modules.items() if path.startswith(_DRIVER_MODULE)]
+    assert embedded_cubins(driver) == []
+
+
+def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
+    descriptions = {
+        path for path in wheel.members
+        if path.startswith("stoneware/kernels/") and path.endswith(".json")
+    }
+    kernels = by_backend(wheel, "triton_aot")
+    assert descriptions == {f"stoneware/kernels/{id}.json" for id in kernels}
+    for id, kernel in kernels.items():
+        description = json.loads(wheel.members[f"stoneware/kernels/{id}.json"])
+        assert {key: description[key] for key in kernel} == kernel
+        assert set(description["parameters"]) <= set("Piqf")
+        assert description["symbol"].encode() in wheel.members[f"stoneware/kernels/{id}.cubin"]
+
+
+@pytest.mark.parametrize("op", _OPS)
+def test_table_loads_and_names_kernels_of_the_manifest(wheel, op):
+    ids = {kernel["id"] for kernel in wheel.manifest if kernel["op"] == op}
+    loaded = table.decode(wheel.members[f"stoneware/tables/{op}.json"], wheel.path, op)
+    assert "NVIDIA H200" in [device.fingerprint.name for device in loaded.devices]
+    configs = json.loads(wheel.members[f"stoneware/tables/{op}.json"])["configs"]
+    compiled = {c["kernel"] for c in configs if c["backend"] in ("cutlass_sm90", "triton_aot")}
+    assert compiled
+    assert compiled <= ids
