@@ -34,6 +34,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -46,6 +47,9 @@ from absl import app, flags, logging
 # dozens of variables (TRITON_PTXAS_PATH, TRITON_OVERRIDE_ARCH, DISABLE_LLVM_OPT, ...) that would
 # change the cubin.
 _KEPT_ENVIRONMENT = ("PATH", "TMPDIR", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+# Not $TMPDIR: the length of this path must be the same on every machine.
+_SCRATCH_PARENT = "/tmp"
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # sys/personality.h
 
@@ -209,11 +213,23 @@ def _check_ptx_parameters(ptx: str, letters: str) -> str:
     return letters
 
 
+def _place_ptxas(knobs: Any, capability: int, folder: pathlib.Path) -> None:
+    """Has Triton run a copy of its ptxas in `folder`, a path of fixed length.
+
+    See _fix_addresses_of_children: the lengths of ptxas's own path and of its arguments count too.
+    """
+    is_blackwell = capability >= 100  # as get_ptxas in triton/backends/nvidia/compiler.py
+    tool = knobs.nvidia.ptxas_blackwell if is_blackwell else knobs.nvidia.ptxas
+    variable = "TRITON_PTXAS_BLACKWELL_PATH" if is_blackwell else "TRITON_PTXAS_PATH"
+    os.environ[variable] = str(shutil.copy(tool.path, folder / "ptxas"))
+
+
 def _fix_addresses_of_children() -> None:
     """Turns address space randomisation off for the programs that Triton starts.
 
-    ptxas 12.9 and 13.0 allocate registers for sm_100 in an order that follows addresses: the same PTX
-    gave one of two cubins, by chance, and 12 of 12 times the same one without randomisation.
+    ptxas 12.9 and 13.0 allocate registers for sm_100 in an order that follows addresses of its heap:
+    with randomisation the same PTX gives one of two cubins by chance, without it one of two by the
+    lengths of the paths involved, and with those fixed too always the same.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.personality(_ADDR_NO_RANDOMIZE) == -1:
@@ -281,8 +297,10 @@ def compile_kernel(
     )
     capability = int(arch.removeprefix("sm_"))
     ptxas_log = io.StringIO()
-    with tempfile.TemporaryDirectory(prefix="triton_aot_") as cache_dir:
-        knobs.cache.dir = cache_dir
+    with tempfile.TemporaryDirectory(prefix="triton_aot_", dir=_SCRATCH_PARENT) as scratch_dir:
+        knobs.cache.dir = scratch_dir
+        tempfile.tempdir = scratch_dir  # of Triton's own temporary files
+        _place_ptxas(knobs, capability, pathlib.Path(scratch_dir))
         try:
             with contextlib.redirect_stdout(ptxas_log):
                 kernel = triton.compile(
