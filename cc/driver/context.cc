@@ -10,8 +10,9 @@ namespace {
 // Retains each device's primary context once. It is never released: kernels that we launched may
 // still be running in it, and releasing the last reference would destroy it under them.
 CUcontext RetainedPrimaryContext(const DriverApi& api, int device) {
-  static std::mutex mutex;
-  static std::map<int, CUcontext> retained;
+  // Never destroyed: a thread may launch while the process ends.
+  static auto& mutex = *new std::mutex;
+  static auto& retained = *new std::map<int, CUcontext>;
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = retained.find(device);
   if (found != retained.end()) return found->second;

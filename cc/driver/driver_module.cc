@@ -167,11 +167,14 @@ class Kernel {
         return bits(CastArgument<std::int64_t>(argument, index, kind, "an int of 64 bits"));
       case 'i':
         return bits(CastArgument<std::int32_t>(argument, index, kind, "an int of 32 bits"));
-      default:
-        return bits(static_cast<float>(
-            PyLong_Check(argument.ptr())
-                ? PyLong_AsDouble(argument.ptr())
-                : CastArgument<double>(argument, index, kind, "a float")));
+      default: {
+        if (!PyLong_Check(argument.ptr())) {
+          return bits(static_cast<float>(CastArgument<double>(argument, index, kind, "a float")));
+        }
+        const double value = PyLong_AsDouble(argument.ptr());
+        if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();  // beyond a double
+        return bits(static_cast<float>(value));
+      }
     }
   }
 

@@ -44,8 +44,9 @@ struct EmbeddedKernel {
 };
 
 // Filled by the module's initialisation, then only read. A deque, since a kernel cannot be moved.
+// Never destroyed: a thread may launch while the process ends.
 std::deque<EmbeddedKernel>& EmbeddedKernels() {
-  static std::deque<EmbeddedKernel> kernels;
+  static auto& kernels = *new std::deque<EmbeddedKernel>;
   return kernels;
 }
 
@@ -190,6 +191,12 @@ nb::list Kernels() {
   return kernels;
 }
 
+nb::bytes Cubin(const std::string& kernel) {
+  const KernelEntry& entry = FindKernel(kernel).entry;
+  return nb::bytes(entry.cubin_begin,
+                   static_cast<std::size_t>(entry.cubin_end - entry.cubin_begin));
+}
+
 }  // namespace
 }  // namespace stoneware::gemm
 
@@ -204,6 +211,9 @@ NB_MODULE(_cutlass_sm90, m) {
   m.def("kernels", &Kernels,
         "The kernels in this module, as dicts of id, arch, params_bytes, shared_bytes,\n"
         "block_threads and swap_ab. No CUDA call.");
+  m.def("cubin", &Cubin, "kernel"_a,
+        "The embedded cubin of one kernel, as bytes. No CUDA call.\n"
+        "Raises ValueError if the module has no such kernel.");
 
   nb::class_<Plan>(m, "Plan",
                    "d[m, n] = scale_a * scale_b * (a[m, k] . b[k, n]) + bias[n] on one kernel.")

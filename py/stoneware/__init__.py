@@ -35,7 +35,13 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {__all__}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from stoneware.errors import explained
+
+        raise explained(error) from error
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

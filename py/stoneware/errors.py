@@ -7,6 +7,20 @@ The classes here are for what a user cannot mend by changing an argument.
 from __future__ import annotations
 
 
+TORCH_REQUIREMENT = "torch>=2.11"
+
+
+def explained(error: ModuleNotFoundError) -> ImportError:
+    """The error to raise for a failed import: if torch is what is missing, how to install it."""
+    if error.name != "torch":
+        return error
+    return ImportError(
+        f"stoneware needs {TORCH_REQUIREMENT} to run or explain an op, and torch is not "
+        f'installed; pip install "{TORCH_REQUIREMENT}"',
+        name="torch",
+    )
+
+
 class StonewareError(Exception):
     """The base of every error that is Stoneware's own."""
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoneware.autotune import table
 from stoneware.autotune.config import Config
 from stoneware.autotune.lookup import Decision
 from stoneware.autotune.table import Choice
+from stoneware.errors import explained
 from stoneware.runtime.device import CPU, Device, cuda_device
+
+if TYPE_CHECKING:
+    import torch
 
 OPS = ("scaled_mm", "matmul")
 
@@ -105,34 +110,43 @@ def explain(
     dtype: str | None = None,
     out_dtype: str | None = None,
     scales: str = "row",
-    device: str | None = None,
+    device: str | torch.device | None = None,
 ) -> Explanation:
     """Says which config would run a problem, and why; nothing is compiled, timed or launched.
 
     Args:
       op: "scaled_mm" or "matmul".
-      m, n, k: sizes.
+      m, n, k: sizes, ints up to 2**31-1.
       dtype: of a and b; None for "e4m3" (scaled_mm) or "bf16" (matmul).
       out_dtype: "bf16" or "fp16"; None for "bf16" (scaled_mm) or `dtype` (matmul).
       scales: "row" or "tensor"; matmul has none and ignores it.
       device: the name or alias of a device in the tuning table, such as "NVIDIA H200", which need
-        not be in this machine; "cpu"; "cuda" or "cuda:1"; None for the current GPU, else the CPU.
+        not be in this machine; "cpu"; "cuda" or "cuda:1"; a torch.device; None for the current GPU,
+        else the CPU.
 
     Raises:
-      ValueError: an argument breaks a rule, or the device is unknown.
+      TypeError: a size is no int, or the device is neither a str nor a torch.device.
+      ValueError: an argument breaks a rule, or the device is unknown or not in this machine.
+      ImportError: torch is not installed.
       UnsupportedError: nothing can run the problem there.
       TableError: the tuning table of this installation is damaged.
     """
     if op not in OPS:
         raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}")
-    api = importlib.import_module(f"stoneware.ops.{op}.api")
+    try:
+        api = importlib.import_module(f"stoneware.ops.{op}.api")
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
     if op == "scaled_mm":
         problem = api.Problem.dense(
-            m=m, n=n, k=k, dtype=dtype or "e4m3", out_dtype=out_dtype or "bf16", scales=scales
+            m=m, n=n, k=k, dtype="e4m3" if dtype is None else dtype,
+            out_dtype="bf16" if out_dtype is None else out_dtype, scales=scales,
         )
     else:
-        dtype = dtype or "bf16"
-        problem = api.Problem.dense(m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype or dtype)
+        dtype = "bf16" if dtype is None else dtype
+        problem = api.Problem.dense(
+            m=m, n=n, k=k, dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype
+        )
     where = _device(op, device)
     decision = api.OPERATION.decide(problem, where)
     packaged = table.packaged(op) if where.kind == "cuda" else None
@@ -143,16 +157,24 @@ def explain(
     )
 
 
-def _device(op: str, name: str | None) -> Device:
+def _device(op: str, device: str | torch.device | None) -> Device:
     import torch
 
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif isinstance(device, torch.device):
+        if device.type not in ("cuda", "cpu"):
+            raise ValueError(f"device={device!r} must be of type 'cuda' or 'cpu'; pass one of them")
+    elif not isinstance(device, str):
+        raise TypeError(
+            f"device={device!r} must be a str, a torch.device or None, not "
+            f"{type(device).__name__}; pass a name as 'NVIDIA H200', 'cuda:1' or 'cpu'"
+        )
+    name = str(device)
+    if name in ("cpu", "cpu:0"):
         return CPU
     if name == "cuda" or name.startswith("cuda:"):
-        ordinal = torch.device(name).index
-        return cuda_device(torch.cuda.current_device() if ordinal is None else ordinal)
+        return _cuda_device(name)
     found = table.packaged(op).device_named(name)
     if found is None:
         known = sorted(
@@ -163,6 +185,26 @@ def _device(op: str, name: str | None) -> Device:
             f"{', '.join(known) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
         )
     return Device(kind="cuda", fingerprint=found.fingerprint)
+
+
+def _cuda_device(name: str) -> Device:
+    import torch
+
+    match = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)
+    if match is None:
+        raise ValueError(f"device={name!r} must be 'cuda' or 'cuda:' and a number, as 'cuda:1'")
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device={name!r} must be a GPU that torch can use, and torch {torch.__version__} "
+            "finds none; pass 'cpu', or the name of a device in the tuning table, as 'NVIDIA H200'"
+        )
+    ordinal = torch.cuda.current_device() if match[1] is None else int(match[1])
+    if ordinal >= torch.cuda.device_count():
+        raise ValueError(
+            f"device={name!r} must be one of the {torch.cuda.device_count()} GPUs that torch "
+            f"finds; pass 'cuda:0' to 'cuda:{torch.cuda.device_count() - 1}'"
+        )
+    return cuda_device(ordinal)
 
 
 def _choice_as_dict(choice: Choice) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Info:
 
 def info() -> Info:
     """Reports versions, devices, native modules, kernels and tables; never raises for a part that
-    is missing or damaged, but says so in its place."""
+    is missing, broken or damaged, whatever the part raises, but says so in its place."""
     driver, devices = _driver()
     return Info(
         stoneware=__version__,
@@ -78,23 +78,28 @@ def info() -> Info:
 
 
 def _torch() -> str:
-    if importlib.util.find_spec("torch") is None:
-        return "not installed"
-    import torch
+    try:
+        if importlib.util.find_spec("torch") is None:
+            return "not installed"
+        import torch
 
-    return f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
+        return f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
+    except Exception as error:
+        return f"not usable: {type(error).__name__}: {error}"
 
 
 def _driver() -> tuple[str, tuple[str, ...]]:
     if reason := native.why_missing(DRIVER_MODULE):
         return reason, ()
-    module = native.load(DRIVER_MODULE)
     try:
+        module = native.load(DRIVER_MODULE)
         version = ".".join(map(str, module.driver_version()))
         ordinals = range(module.device_count())
         return version, tuple(str(cuda_device(ordinal)) for ordinal in ordinals)
     except DriverError as error:
         return str(error), ()
+    except Exception as error:
+        return f"{DRIVER_MODULE} is not usable: {type(error).__name__}: {error}", ()
 
 
 def _kernels() -> dict[str, int | str]:
@@ -102,6 +107,8 @@ def _kernels() -> dict[str, int | str]:
         records = manifest.packaged().kernels.values()
     except TableError as error:
         return {"none": str(error)}
+    except Exception as error:
+        return {"none": f"{type(error).__name__}: {error}"}
     count = Counter(f"{record.op} {record.backend} {record.arch}" for record in records)
     return dict(sorted(count.items()))
 
@@ -111,6 +118,8 @@ def _table(op: str) -> str:
         packaged = table.packaged(op)
     except TableError as error:
         return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     entries = ", ".join(
         f"{device.num_entries} entries of {device.fingerprint.name}" for device in packaged.devices
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -19,8 +18,7 @@ PROGRAM = Path(__file__).parents[2] / "tools" / "bake" / "bake.py"
 @pytest.fixture
 def manifest(tmp_path) -> Path:
     path = tmp_path / "kernel_manifest.json"
-    document = {"schema": 1, "kernels": [vars(record) for record in small.kernel_records()]}
-    path.write_text(json.dumps(document))
+    path.write_text(small.manifest_text())
     return path
 
 
@@ -49,6 +47,14 @@ def test_program_fails_with_the_reason_and_writes_nothing(tmp_path, manifest):
     assert f"{files[0]}:1: kernel " in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_program_names_an_out_that_cannot_be_written(tmp_path, manifest):
+    done = run(manifest, tmp_path / "missing" / "out.json")
+    assert done.returncode == 1
+    assert f"--out={tmp_path}/missing/out.json must be" in done.stderr
+    assert "make the folder" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_program_refuses_a_damaged_manifest(tmp_path, manifest):

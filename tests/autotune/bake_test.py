@@ -207,6 +207,20 @@ def test_device_without_kernels_in_this_build_is_left_out(tmp_path, caplog):
     assert "NVIDIA H200 are left out" in caplog.text
 
 
+@pytest.mark.parametrize("backend", ["cutlass_sm90", "triton_aot"])
+def test_backend_without_kernels_in_this_build_is_left_out(tmp_path, caplog, backend):
+    """As in a build with `--//:cuda_archs=sm_90` alone, or sm_90a alone."""
+    files = small.write_device(
+        tmp_path, [small.sample(BIG, 1.0), small.sample(small.triton(), 2.0)]
+    )
+    without = Manifest({
+        id: kernel for id, kernel in small.manifest().kernels.items() if kernel.backend != backend
+    })
+    [device] = table.decode(bake("scaled_mm", files, without), "x", "scaled_mm").devices
+    assert device.num_entries > 0
+    assert f"samples of {backend} on NVIDIA H200 are left out" in caplog.text
+
+
 def test_table_is_canonical_json_and_checks_its_digest(tmp_path):
     data = bake(
         "scaled_mm", small.write_device(tmp_path, [small.sample(BIG, 1.5)]), small.manifest()

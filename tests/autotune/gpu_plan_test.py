@@ -4,6 +4,7 @@ that computes from the raw pointers and numbers it is given, in memory of the CP
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import sys
 import types
 
@@ -12,12 +13,14 @@ import small_package as small
 import torch
 
 import stoneware as sw
-from stoneware.errors import UnsupportedError
+from stoneware.errors import TableError, UnsupportedError
 from stoneware.ops import tensor_checks
-from stoneware.ops.scaled_mm import api
+from stoneware.ops.scaled_mm import api, cutlass_sm90, triton_aot
+from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
 
 H200 = Device(kind="cuda", ordinal=0, fingerprint=small.H200)
+H200_DESCRIBED = Device(kind="cuda", fingerprint=small.H200)
 STREAM = 4242
 
 
@@ -63,6 +66,7 @@ def gpu(package, monkeypatch):
     """Makes CPU tensors count as tensors of the GPU 0, an H200; returns the plans made."""
     module = types.ModuleType("stoneware.ops.scaled_mm._cutlass_sm90")
     module.Plan = Plan
+    module.cubin = str.encode  # small_package has the digests of the kernels' names
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(tensor_checks, "CPU", H200)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: STREAM, raising=False)
@@ -163,6 +167,14 @@ def test_plan_cache_is_bounded(gpu, monkeypatch):
     assert len(gpu) == 20
 
 
+def test_driver_of_an_older_major_version_is_a_reason(gpu):
+    older = dataclasses.replace(H200, driver_version=(12, 8))
+    problem = Problem.dense(m=16, n=256, k=256)
+    assert cutlass_sm90.supports(problem, older) == (
+        "its cubins are of CUDA 13.0 and the driver serves CUDA 12.8; update the driver"
+    )
+
+
 def test_missing_native_module_is_a_reason_and_the_next_backend_runs(gpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "stoneware.ops.scaled_mm._cutlass_sm90", None)
     small.forget()
@@ -177,11 +189,53 @@ def test_missing_native_module_is_a_reason_and_the_next_backend_runs(gpu, monkey
     assert any("not usable" in item.reason for item in decision.refusals)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_module_of_another_build_than_the_manifest_is_refused(gpu, monkeypatch, is_known):
+    def cubin(kernel):
+        if not is_known:
+            raise ValueError(f"kernel={kernel!r} is not in this module")
+        return b"another build"
+
+    monkeypatch.setattr(sys.modules[cutlass_sm90.MODULE], "cubin", cubin)
+    for _ in range(2):
+        with pytest.raises(TableError) as caught:
+            sw.scaled_mm(*operands(16, 64, 128), backend="cutlass_sm90")
+        for part in (cutlass_sm90.MODULE, "expected", "found", "different builds", "reinstall"):
+            assert part in str(caught.value)
+    assert gpu == []
+
+
+def test_cubin_is_read_once_per_kernel(gpu, monkeypatch):
+    read = []
+    module = sys.modules[cutlass_sm90.MODULE]
+    monkeypatch.setattr(module, "cubin", lambda kernel: read.append(kernel) or kernel.encode())
+    for m in (16, 15, 14):
+        sw.scaled_mm(*operands(m, 64, 128), config=small.cutlass(small.TINY))
+    assert len(gpu) == 3
+    assert read == [small.cutlass(small.TINY).kernel]
+
+
+@pytest.mark.parametrize("size", ["m", "n"])
+def test_size_past_32_bits_of_tiles_is_refused_before_the_launch(gpu, size):
+    sizes = {"m": 16, "n": 16, "k": 16}
+    for module in (cutlass_sm90, triton_aot):
+        fits = api.Problem.dense(**{**sizes, size: 2**31 - 128})
+        assert module.supports(fits, H200_DESCRIBED) is None
+        past = api.Problem.dense(**{**sizes, size: 2**31 - 16})
+        reason = module.supports(past, H200_DESCRIBED)
+        assert f"{size}={2**31 - 16}" in reason
+        assert "32" in reason
+
+
+def test_triton_grid_past_32_bits_is_refused_before_the_launch(gpu):
+    problem = api.Problem.dense(m=2**30, n=2**30, k=16)
+    assert "32" in triton_aot.supports(problem, H200_DESCRIBED)
+    assert triton_aot.supports(api.Problem.dense(m=2**20, n=2**20, k=16), H200_DESCRIBED) is None
+
+
 def test_damaged_table_stops_the_call_with_its_name(gpu, package):
     path = package / "tables" / "scaled_mm.json"
     path.write_bytes(path.read_bytes()[:100])
     small.forget()
-    from stoneware.errors import TableError
-
     with pytest.raises(TableError, match="scaled_mm.json: expected"):
         sw.scaled_mm(*operands(16, 64, 128))

@@ -43,6 +43,38 @@ def test_api_starts_no_thread_and_no_cuda():
     assert run(program).split() == ["1", "False"]
 
 
+@pytest.mark.parametrize("use", [
+    "sw.scaled_mm", "sw.matmul", "sw.explain('matmul', m=8, n=8, k=8)",
+])
+def test_use_without_torch_says_what_to_install(use):
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import stoneware as sw\n"
+        f"try: {use}\n"
+        "except ImportError as error: print(error)"
+    )
+    assert 'pip install "torch>=2.11"' in run(program)
+
+
+@pytest.mark.parametrize("broken", [
+    "class Torch:\n  def __getattr__(self, name): raise OSError('libc10.so is missing')\n"
+    "sys.modules['torch'] = Torch()",
+    "import stoneware.runtime.native as native; import types\n"
+    "module = types.ModuleType('stoneware.runtime._driver')\n"
+    "def driver_version(): raise SystemError('half built')\n"
+    "module.driver_version = driver_version\n"
+    "sys.modules[module.__name__] = module",
+    "import importlib; whole = importlib.import_module\n"
+    "def import_module(name, package=None):\n"
+    "  if '._' in name: raise AttributeError('half built')\n"
+    "  return whole(name, package)\n"
+    "importlib.import_module = import_module",
+])
+def test_info_says_what_is_broken_and_never_raises(broken):
+    said = run(f"import sys\n{broken}\nimport stoneware as sw; print(sw.info())")
+    assert "libc10.so is missing" in said or "half built" in said
+
+
 def test_unknown_name_lists_the_known_ones():
     import stoneware
 

@@ -12,6 +12,7 @@ import stoneware as sw
 from stoneware.autotune import table
 from stoneware.autotune.bake import bake
 from stoneware.errors import TableError, UnsupportedError
+from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.api import OPERATION, candidates
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device
@@ -23,6 +24,67 @@ H200 = Device(kind="cuda", fingerprint=small.H200)
 def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
     problem = {**vars(Problem.dense(m=m, n=n, k=k)), **changes}
     return OPERATION.decide(Problem(**problem), device)
+
+
+@pytest.mark.parametrize(("changes", "error", "parts"), [
+    ({"m": True}, TypeError, ["m=True", "must be an int", "bool", "int(m)"]),
+    ({"n": 4096.0}, TypeError, ["n=4096.0", "float"]),
+    ({"k": "64"}, TypeError, ["k='64'", "str"]),
+    ({"k": torch.tensor(64)}, TypeError, ["k=tensor(64)", "Tensor"]),
+    ({"m": None}, TypeError, ["m=None", "NoneType"]),
+    ({"m": 2**31}, ValueError, [f"m={2**31}", "2**31-1", "split"]),
+    ({"n": 2**40}, ValueError, [f"n={2**40}", "2**31-1"]),
+    ({"dtype": ""}, ValueError, ["a_dtype=''", "must be one of"]),
+    ({"out_dtype": ""}, ValueError, ["out_dtype=''", "must be one of"]),
+    ({"device": 0}, TypeError, ["device=0", "str, a torch.device or None", "'cuda:1'"]),
+    ({"device": ""}, ValueError, ["device='' is not in the tuning table", "'cuda', 'cpu' or None"]),
+    ({"device": "cuda"}, ValueError, ["device='cuda'", "finds none", "'cpu'"]),
+    ({"device": torch.device("cuda", 1)}, ValueError, ["device='cuda:1'", "finds none"]),
+    ({"device": "cuda:abc"}, ValueError, ["device='cuda:abc'", "'cuda:1'"]),
+    ({"device": "cuda:-1"}, ValueError, ["device='cuda:-1'", "'cuda:1'"]),
+    ({"device": torch.device("meta")}, ValueError, ["meta", "'cuda' or 'cpu'"]),
+])
+@pytest.mark.parametrize("op", ["scaled_mm", "matmul"])
+def test_explain_refuses_bad_arguments_with_rule_value_and_remedy(
+    package, op, changes, error, parts
+):
+    with pytest.raises(error) as caught:
+        sw.explain(op, **{"m": 16, "n": 64, "k": 64, **changes})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), torch.device("cpu", 0), None])
+def test_explain_takes_a_device_by_name_and_as_torch_has_it(package, device):
+    assert sw.explain("matmul", m=8, n=8, k=8, device=device).device == CPU
+
+
+@pytest.mark.parametrize("name", ["lda", "ldb", "ldd"])
+@pytest.mark.parametrize(("value", "error"), [(64.0, TypeError), (2**31, ValueError)])
+@pytest.mark.parametrize("problem", [Problem, MatmulProblem])
+def test_leading_dimension_must_be_an_int_of_32_bits(problem, name, value, error):
+    with pytest.raises(error, match=f"{name}={value}"):
+        problem(**{"m": 16, "n": 64, "k": 64, "lda": 64, "ldb": 64, "ldd": 64, name: value})
+
+
+def test_backend_that_was_asked_for_is_named_with_its_reason_alone(package):
+    with pytest.raises(UnsupportedError) as caught:
+        OPERATION.decide(Problem.dense(m=16, n=64, k=64), CPU, backend="vendor")
+    message = str(caught.value)
+    assert message.startswith("backend='vendor' cannot run scaled_mm m=16 n=64 k=64 on CPU: torch.")
+    assert message.endswith("; leave backend out to let another one run")
+    assert "cutlass" not in message
+    with pytest.raises(UnsupportedError) as caught:
+        OPERATION.decide(
+            Problem(m=16, n=4096, k=4096, lda=4096, ldb=4096, ldd=4104), H200, backend="triton_aot"
+        )
+    assert "ldd=4104" in str(caught.value)
+    assert "was asked for" not in str(caught.value)
+
+
+def test_deeply_nested_table_is_a_damaged_one():
+    with pytest.raises(TableError, match="t.json: expected a JSON document"):
+        table.decode(b"[" * 200_000, "t.json", "scaled_mm")
 
 
 def test_exact_shape_is_answered_by_its_entry(package):

@@ -71,6 +71,7 @@ def _good_line() -> dict:
     ("{", "Expecting property name"),
     ("", "Expecting value"),
     ("[]", "JSON object is expected"),
+    ("[" * 200_000, "recursion"),
     ('"NaN"', "JSON object is expected"),
     (json.dumps({**_good_line(), "colour": "red"}), "unknown fields ['colour']"),
     (json.dumps({key: value for key, value in _good_line().items() if key != "m"}), "['m']"),
@@ -92,7 +93,9 @@ def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):
     assert "version control" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 2, "runs": []}', '{"schema": 1}'])
+@pytest.mark.parametrize("text", [
+    "", "{}", "[]", '{"schema": 2, "runs": []}', '{"schema": 1}', "[" * 200_000,
+])
 def test_bad_runs_file_is_reported_with_its_name(tmp_path, text):
     (tmp_path / "runs.json").write_text(text)
     with pytest.raises(TableError, match="runs.json: not runs"):

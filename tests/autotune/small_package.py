@@ -14,6 +14,7 @@ from stoneware.autotune import table
 from stoneware.autotune.bake import bake
 from stoneware.autotune.config import Config
 from stoneware.autotune.samples import DeviceRecord, Run, Sample
+from stoneware.ops.scaled_mm import cutlass_sm90
 from stoneware.runtime import manifest as manifest_module
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DeviceFingerprint
@@ -83,6 +84,14 @@ def manifest() -> Manifest:
     return Manifest({record.id: record for record in kernel_records()})
 
 
+def manifest_text(kernels: Iterable[Mapping[str, Any]] | None = None) -> str:
+    """A kernel_manifest.json with a digest that fits; by default of `kernel_records`."""
+    if kernels is None:
+        kernels = [vars(record) for record in kernel_records()]
+    document = {"schema": 1, "kernels": list(kernels)}
+    return json.dumps({**document, "digest": manifest_module.content_digest(document)})
+
+
 def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:
     return Run(
         id=id, device=device, driver="580.95", cuda="13.0", torch="2.11.0", triton="3.6.0",
@@ -138,8 +147,7 @@ def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:
     (root / "tables").mkdir(parents=True, exist_ok=True)
     for op, data in tables.items():
         (root / "tables" / f"{op}.json").write_bytes(data)
-    document = {"schema": 1, "kernels": [vars(record) for record in kernel_records()]}
-    (root / "kernel_manifest.json").write_text(json.dumps(document))
+    (root / "kernel_manifest.json").write_text(manifest_text())
     monkeypatch.setattr(package_files, "ROOT", root)
     forget()
 
@@ -149,3 +157,4 @@ def forget() -> None:
     manifest_module.packaged.cache_clear()
     table.packaged.cache_clear()
     native._try_import.cache_clear()
+    cutlass_sm90._check_cubin.cache_clear()

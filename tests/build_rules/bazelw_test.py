@@ -200,3 +200,35 @@ def test_cache_of_another_user_is_refused(bazelw, made_folders, monkeypatch):
     )
     with pytest.raises(SystemExit, match="belongs to another user; set XDG_CACHE_HOME"):
         bazelw.cache_folder()
+
+
+@pytest.mark.parametrize("bazel", ["/nowhere/bazel", "no-such-program"])
+def test_bazel_that_is_no_program_is_said(checkout, bazel):
+    result = checkout.start("build", BAZEL=bazel)
+    assert result.returncode == 1
+    assert f"$BAZEL must name a program, but is {bazel!r}; correct or unset it" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["with space", "with#hash", "with'quote"])
+def test_cache_folder_that_bazel_would_misread_is_refused_before_any_download(checkout, name):
+    checkout.add_program("bazel")
+    result = checkout.start("build", XDG_CACHE_HOME=str(checkout.cache / name))
+    assert result.returncode == 1
+    assert "must have no white space, quote, backslash or #" in result.stderr
+    assert "set XDG_CACHE_HOME" in result.stderr
+
+
+def test_cache_folder_that_is_a_file_is_said(checkout):
+    checkout.add_program("bazel")
+    checkout.cache.write_text("")
+    result = checkout.start("build")
+    assert result.returncode == 1
+    assert "must be one that can be written" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_bazel_on_path_that_does_not_run_is_left_alone(checkout):
+    checkout.add_program("bazel").write_bytes(b"\x7fELF not really")
+    result = checkout.start("build")
+    assert "is version unknown, not 7.x; it is left alone" in result.stderr
+    assert "Traceback" not in result.stderr

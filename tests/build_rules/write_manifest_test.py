@@ -1,4 +1,4 @@
-"""The manifest has digest and size of every cubin, sorted by id, in canonical JSON.
+"""The manifest has digest and size of every cubin, and its own digest, in canonical JSON.
 
 STONEWARE_TEST_WRITE_MANIFEST names the program.
 """
@@ -16,6 +16,12 @@ import pytest
 def kernel(id: str, cubin: str) -> dict:
     return {"id": id, "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]},
             "cubin": cubin}
+
+
+def without_digest(text: str) -> dict:
+    manifest = json.loads(text)
+    assert len(manifest.pop("digest")) == 64
+    return manifest
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def write(tmp_path):
 def test_manifest_has_digest_and_size_and_drops_the_path(write):
     data = b"\x7fELF a, longer"
     text = write([kernel("a", "a.cubin")])
-    assert json.loads(text) == {"schema": 1, "kernels": [{
+    assert without_digest(text) == {"schema": 1, "kernels": [{
         "id": "a", "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]},
         "sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data),
     }]}
@@ -58,4 +64,19 @@ def test_manifest_is_canonical_json(write):
 
 
 def test_manifest_of_no_kernels_is_a_manifest(write):
-    assert json.loads(write([])) == {"schema": 1, "kernels": []}
+    assert without_digest(write([])) == {"schema": 1, "kernels": []}
+
+
+def test_launch_description_has_its_digest_and_only_a_kernel_that_has_one(write, tmp_path):
+    (tmp_path / "a.json").write_text('{"symbol": "a"}')
+    kernels = [{**kernel("a", "a.cubin"), "description": "a.json"}, kernel("b", "b.cubin")]
+    first, second = without_digest(write(kernels))["kernels"]
+    assert first["description_sha256"] == hashlib.sha256(b'{"symbol": "a"}').hexdigest()
+    assert "description" not in first
+    assert "description_sha256" not in second
+
+
+def test_digest_is_that_of_the_canonical_content(write):
+    manifest = json.loads(write([kernel("a", "a.cubin")]))
+    content = json.dumps({**manifest, "digest": ""}, sort_keys=True, separators=(",", ":"))
+    assert manifest["digest"] == hashlib.sha256(content.encode("ascii")).hexdigest()

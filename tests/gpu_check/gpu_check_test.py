@@ -43,6 +43,13 @@ def test_the_archive_runs_alone(tmp_path, wheel):
     assert "check,bench,sample,all" in done.stdout
 
 
+def test_out_that_cannot_be_made_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code = runner.main(["check", "--out", str(tmp_path / "file" / "out")], tmp_path / "none.pyz")
+    assert code == 2
+    assert f"gpu_check: --out={tmp_path}/file/out must be a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

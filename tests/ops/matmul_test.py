@@ -70,6 +70,11 @@ BAD = {
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(9, 8).bfloat16()),
         ValueError, ["8 is not 9", "weight.t()"],
     ),
+    "None": (lambda: (None, torch.zeros(8, 8).bfloat16()), TypeError, ["a=None", "pass one"]),
+    "sparse": (
+        lambda: (torch.zeros(8, 8).bfloat16().to_sparse(), torch.zeros(8, 8).bfloat16()),
+        TypeError, ["a.layout=torch.sparse_coo", "a.to_dense()"],
+    ),
     "two devices": (
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(8, 8, device="meta").bfloat16()),
         ValueError, ["b is on meta", "b.to('cpu')"],
@@ -83,6 +88,33 @@ BAD = {
         ForwardOnlyError, ["a requires a gradient", "a.detach()"],
     ),
 }
+
+
+BAD_OPTIONS = {
+    "backend unhashable": (
+        {"backend": {}}, TypeError, ["backend={}", "must be a str", "triton_aot", "leave it out"],
+    ),
+    "backend unknown": ({"backend": "cublas"}, ValueError, ["'cublas'", "triton_aot, vendor"]),
+    "config unhashable": (
+        {"config": {}}, TypeError, ["config={}", "stoneware.explain(...).config", "leave it out"],
+    ),
+    "out of another dtype": (
+        {"out": torch.empty(8, 8)}, TypeError,
+        ["out.dtype=torch.float32", "torch.bfloat16 or torch.float16"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+@pytest.mark.parametrize("m", [0, 8])
+def test_bad_option_is_refused_with_a_remedy_even_where_nothing_is_computed(name, m):
+    options, error, parts = BAD_OPTIONS[name]
+    if m == 0 and "out" in options:
+        options = {"out": torch.empty(0, 8)}
+    with pytest.raises(error) as caught:
+        sw.matmul(torch.zeros(m, 8).bfloat16(), torch.zeros(8, 8).bfloat16(), **options)
+    for part in parts:
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -30,6 +30,37 @@ def shifted(matrix: torch.Tensor) -> torch.Tensor:
 BAD = {
     "a is a list": (lambda: {"a": [[1.0]]}, TypeError, ["a of scaled_mm", "list", "as_tensor"]),
     "scale is a number": (lambda: {"scale_a": 1.0}, TypeError, ["scale_a", "float", "as_tensor"]),
+    "a is None": (lambda: {"a": None}, TypeError, ["a=None of scaled_mm", "pass one"]),
+    "scale is None": (lambda: {"scale_b": None}, TypeError, ["scale_b=None", "pass one"]),
+    "scale in csr": (
+        lambda: {"scale_a": torch.ones(M, 1).to_sparse_csr()},
+        TypeError, ["scale_a.layout=torch.sparse_csr", "scale_a.to_dense()"],
+    ),
+    "scale in coo": (
+        lambda: {"scale_a": torch.ones(M, 1).to_sparse()},
+        TypeError, ["scale_a.layout=torch.sparse_coo", "scale_a.to_dense()"],
+    ),
+    "scale in mkldnn": (
+        lambda: {"scale_a": torch.ones(M, 1).to_mkldnn()},
+        TypeError, ["scale_a.layout=torch._mkldnn", "scale_a.to_dense()"],
+    ),
+    "scale nested": (
+        lambda: {"scale_a": torch.nested.nested_tensor([torch.ones(M)])},
+        TypeError, ["scale_a", "nested", "torch.cat(scale_a.unbind())"],
+    ),
+    "out_dtype unhashable": (lambda: {"out_dtype": []}, TypeError, ["out_dtype=[]", "bfloat16"]),
+    "backend unhashable": (
+        lambda: {"backend": ["vendor"]}, TypeError,
+        ["backend=['vendor']", "must be a str", "cutlass_sm90", "leave it out"],
+    ),
+    "backend unknown where nothing is computed": (
+        lambda: {"a": random_fp8(0, K), "scale_a": torch.ones(1), "backend": "cublas"},
+        ValueError, ["backend='cublas'", "cutlass_sm90", "leave it out"],
+    ),
+    "out of a dtype that cannot be": (
+        lambda: {"out": torch.empty(M, N)}, TypeError,
+        ["out.dtype=torch.float32", "an out of torch.bfloat16 or torch.float16"],
+    ),
     "a in bf16": (
         lambda: {"a": torch.zeros(M, K, dtype=torch.bfloat16)},
         TypeError, ["a.dtype=torch.bfloat16", "float8_e4m3fn", "quantise"],
@@ -131,7 +162,8 @@ BAD = {
         lambda: {"backend": "cutlass_sm90"}, UnsupportedError, ["compute capability 9.0", "CPU"],
     ),
     "config as a dict": (
-        lambda: {"config": {"backend": "vendor"}}, TypeError, ["config=", "Config", "dict"],
+        lambda: {"config": {"backend": "vendor"}}, TypeError,
+        ["config=", "Config", "dict", "stoneware.explain(...).config", "leave it out"],
     ),
     "config against backend": (
         lambda: {"backend": "vendor", "config": Config(backend="reference", kernel="x")},
@@ -164,6 +196,13 @@ def test_error_states_rule_value_and_remedy(name):
             call(**changes())
         for part in parts:
             assert part in str(caught.value)
+
+
+def test_layout_is_checked_on_a_cached_plan_too():
+    x = scaled_operands(M, N, K)
+    sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
+    with pytest.raises(TypeError, match="scale_a.layout=torch._mkldnn"):
+        sw.scaled_mm(x.a, x.b, x.scale_a.to_mkldnn(), x.scale_b)
 
 
 def test_gradients_are_refused_after_a_plan_was_made_too():

@@ -51,8 +51,17 @@ def test_manifest_is_canonical_and_has_both_backends(wheel):
     assert ids == sorted(set(ids))
     assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
     assert {kernel["op"] for kernel in wheel.manifest} == set(_OPS)
-    assert all(set(k) == {"id", "op", "backend", "arch", "config", "sha256", "size_bytes"}
-               for k in wheel.manifest)
+    fields = {"id", "op", "backend", "arch", "config", "sha256", "size_bytes"}
+    assert all(
+        set(k) == fields | ({"description_sha256"} if k["backend"] == "triton_aot" else set())
+        for k in wheel.manifest
+    )
+
+
+def test_manifest_has_the_digest_of_its_content(wheel):
+    manifest = json.loads(wheel.members["stoneware/kernel_manifest.json"])
+    content = json.dumps({**manifest, "digest": ""}, sort_keys=True, separators=(",", ":"))
+    assert manifest["digest"] == sha256(content.encode("ascii"))
 
 
 def test_manifest_lists_exactly_the_cubin_files(wheel):
@@ -96,8 +105,11 @@ def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
     kernels = by_backend(wheel, "triton_aot")
     assert descriptions == {f"stoneware/kernels/{id}.json" for id in kernels}
     for id, kernel in kernels.items():
-        description = json.loads(wheel.members[f"stoneware/kernels/{id}.json"])
-        assert {key: description[key] for key in kernel} == kernel
+        text = wheel.members[f"stoneware/kernels/{id}.json"]
+        description = json.loads(text)
+        in_both = {key: value for key, value in kernel.items() if key != "description_sha256"}
+        assert {key: description[key] for key in in_both} == in_both
+        assert sha256(text) == kernel["description_sha256"]
         assert set(description["parameters"]) <= set("Piqf")
         assert description["symbol"].encode() in wheel.members[f"stoneware/kernels/{id}.cubin"]
 

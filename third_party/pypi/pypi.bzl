@@ -31,7 +31,9 @@ def _wheel_tree_impl(ctx):
             fail("{}: delete names {}, which the wheels do not have".format(ctx.name, path))
         ctx.delete("tree/" + path)
     for path in ctx.attr.executables:
-        ctx.execute(["chmod", "-R", "+x", "tree/" + path])
+        changed = ctx.execute(["chmod", "-R", "+x", "tree/" + path])
+        if changed.return_code:
+            fail("{}: executables names {}: {}".format(ctx.name, path, changed.stderr))
     for patch in ctx.attr.patches:
         ctx.patch(patch, strip = 1)
     ctx.file("BUILD.bazel", ctx.read(ctx.attr.build_file))

@@ -30,7 +30,14 @@ def main(argv: Sequence[str]) -> int:
     except (TableError, ValueError) as error:
         print(f"bake: {error}", file=sys.stderr)
         return 1
-    Path(_OUT.value).write_bytes(table)
+    try:
+        Path(_OUT.value).write_bytes(table)
+    except OSError as error:
+        print(
+            f"bake: --out={_OUT.value} must be a file in a folder that exists and can be written: "
+            f"{error.strerror}; make the folder, or pass another file", file=sys.stderr,
+        )
+        return 1
     logging.info("%s: %d bytes from %d files", _OUT.value, len(table), len(argv) - 1)
     return 0
 

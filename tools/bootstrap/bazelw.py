@@ -37,25 +37,43 @@ def cache_folder() -> pathlib.Path:
         moved = pathlib.Path(f"/var/tmp/stoneware-{os.getuid()}-{digest}")
         say(f"{folder} lies under /tmp, which Bazel's sandbox hides; using {moved} in its place")
         folder = moved
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if re.search(r"""[\s'"\\#]""", str(folder)):
+        sys.exit(
+            f"bazelw: the cache folder must have no white space, quote, backslash or # in its name, "
+            f"which Bazel does not read right, but is {str(folder)!r}; set XDG_CACHE_HOME to another."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        sys.exit(
+            f"bazelw: the cache folder {folder} must be one that can be written ({error.strerror}); "
+            "set XDG_CACHE_HOME to such a folder."
+        )
     if folder.stat().st_uid != os.getuid():
         sys.exit(f"bazelw: {folder} belongs to another user; set XDG_CACHE_HOME to a folder of yours.")
     return folder
 
 
 def version_of(bazel: str) -> str:
-    """What `bazel --version` says ("7.7.1"), or an empty string."""
-    result = subprocess.run(
-        [bazel, "--version"], cwd="/", capture_output=True, text=True, check=False
-    )
+    """What `bazel --version` says ("7.7.1"), or an empty string if it does not run."""
+    try:
+        result = subprocess.run(
+            [bazel, "--version"],
+            cwd="/", capture_output=True, text=True, errors="replace", check=False, timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
     match = re.search(r"bazel (\d+\.\d+\S*)", result.stdout)
     return match.group(1) if match else ""
 
 
 def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
     """The command with its startup options, and the rc lines that this Bazel needs."""
-    if os.environ.get("BAZEL"):
-        return [os.environ["BAZEL"]], []
+    chosen = os.environ.get("BAZEL")
+    if chosen:
+        if shutil.which(chosen) is None:
+            sys.exit(f"bazelw: $BAZEL must name a program, but is {chosen!r}; correct or unset it.")
+        return [chosen], []
     bazelisk = shutil.which("bazelisk")
     if bazelisk:
         return [bazelisk], []
@@ -85,16 +103,19 @@ def main(argv: list[str]) -> None:
         f"common --experimental_disk_cache_gc_max_size={DISK_CACHE_MAX_SIZE}",
         *rc_lines,
     ]) + "\n"
-    if not rc.exists() or rc.read_text() != text:
-        fresh = rc.with_suffix(f".{os.getpid()}")
-        fresh.write_text(text)
-        os.replace(fresh, rc)
     environment = {"USER": f"uid{os.getuid()}", **os.environ}
-    os.execvpe(
-        command[0],
-        [*command, f"--output_user_root={cache / 'bazel'}", f"--bazelrc={rc}", *argv],
-        environment,
-    )
+    try:
+        if not rc.exists() or rc.read_bytes() != os.fsencode(text):
+            fresh = rc.with_suffix(f".{os.getpid()}")
+            fresh.write_bytes(os.fsencode(text))
+            os.replace(fresh, rc)
+        os.execvpe(
+            command[0],
+            [*command, f"--output_user_root={cache / 'bazel'}", f"--bazelrc={rc}", *argv],
+            environment,
+        )
+    except OSError as error:
+        sys.exit(f"bazelw: cannot start {command[0]} ({error}); correct $BAZEL or the cache {cache}.")
 
 
 if __name__ == "__main__":

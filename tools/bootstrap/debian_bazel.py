@@ -73,8 +73,8 @@ def rc_lines(prefix: pathlib.Path) -> list[str]:
 def install(prefix: pathlib.Path, version: str, say: Callable[[str], None]) -> pathlib.Path:
     """Sets Bazel up under `prefix` unless it is there; returns the prefix.
 
-    Safe against a second process (it waits) and against being killed: the prefix appears by one
-    rename after everything under it has been tried.
+    Safe against a second process (it waits) and against being killed: a prefix without the file
+    `installed`, which is written once Bazel there has run, is set up anew.
 
     Raises:
       CannotInstall: with the step that failed.

@@ -253,7 +253,15 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]
 def main(argv: Sequence[str], archive: pathlib.Path) -> int:
     arguments, extra = _parse_arguments(argv)
     out_dir = arguments.out.resolve()
-    out_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(
+            f"gpu_check: --out={arguments.out} must be a folder, there or to be made: "
+            f"{error.strerror}; pass another",
+            file=sys.stderr,
+        )
+        return 2
     commands = COMMANDS if arguments.command == "all" else (arguments.command,)
     root = pathlib.Path(tempfile.mkdtemp(prefix="gpu_check_"))
     results: dict[str, dict[str, float]] = {}

@@ -135,6 +135,8 @@ def describe_elsewhere(problems: Sequence[Problem]) -> None:
 def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
+    if not _SHAPES.value:
+        raise app.UsageError("--shapes= must name at least one shape as MxNxK, as 16x4096x4096")
     # The table says itself which backend runs.
     python_logging.getLogger("stoneware").setLevel(python_logging.ERROR)
     problems = [parse_shape(text) for text in _SHAPES.value]

@@ -75,12 +75,8 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
     heuristic = importlib.import_module(f"stoneware.ops.{op}.heuristic")
     devices = []
     for device in _read_devices(op, sample_files):
-        capability = device.record.fingerprint.compute_capability
-        if not any(kernel.compute_capability == capability for kernel in manifest.kernels.values()):
-            _LOG.warning(
-                "samples of %s are left out: this build has no kernel for its arch",
-                device.record.fingerprint.name,
-            )
+        device = _without_backends_left_out(op, device, manifest)
+        if device is None:
             continue
         _check(op, device, manifest)
         devices.append((device, _entries(device, manifest, heuristic.preferred)))
@@ -120,6 +116,36 @@ def _read_devices(
                 f"two folders hold samples of {first.record.fingerprint}; merge them into one"
             )
     return devices
+
+
+def _without_backends_left_out(
+    op: str, device: _DeviceSamples, manifest: Manifest
+) -> _DeviceSamples | None:
+    """The samples without those of backends that this build leaves out for the device's arch.
+
+    A build for fewer archs (`--//:cuda_archs=sm_90`, say, without the CUTLASS kernels of sm_90a) has
+    no kernel of some backend; None if it has none at all for the device.
+    """
+    name = device.record.fingerprint.name
+    capability = device.record.fingerprint.compute_capability
+    built = {
+        kernel.backend for kernel in manifest.kernels.values()
+        if kernel.op == op and kernel.compute_capability == capability
+    }
+    if not built:
+        _LOG.warning("samples of %s are left out: this build has no kernel for its arch", name)
+        return None
+    sampled = {sample.config.backend for _, sample in device.located}
+    left_out = sampled - built - set(BACKENDS_WITHOUT_KERNELS)
+    for backend in sorted(left_out):
+        _LOG.warning(
+            "samples of %s on %s are left out: this build has none of its kernels for that arch",
+            backend, name,
+        )
+    return replace(device, located=[
+        (place, sample) for place, sample in device.located
+        if sample.config.backend not in left_out
+    ])
 
 
 def _check(op: str, device: _DeviceSamples, manifest: Manifest) -> None:

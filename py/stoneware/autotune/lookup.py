@@ -83,6 +83,7 @@ def decide(
     defaults: Sequence[Config],
     refusal: Callable[[Config], str | None],
     refused_backends: Sequence[Refusal] = (),
+    backend: str | None = None,
 ) -> Decision:
     """Chooses a config for `key` on `device`.
 
@@ -95,9 +96,11 @@ def decide(
       defaults: configs of every backend that supports the problem, the canonical one first.
       refusal: why a config cannot run here, or None.
       refused_backends: the backends that do not support the problem at all.
+      backend: the one that the caller asked for, if any; the others are refused for that.
 
     Raises:
-      UnsupportedError: every layer refused; the message lists each refusal.
+      UnsupportedError: every layer refused; the message lists each refusal, or only those of
+        `backend` if one was asked for.
     """
     refusals = list(refused_backends)
 
@@ -139,6 +142,16 @@ def decide(
                 reason="no measurement and no rule of thumb applies; the first that can run here",
                 refusals=tuple(refusals),
             )
+    if backend is not None:
+        reasons = dict.fromkeys(
+            item.reason for item in refusals
+            if item.what == backend or item.what.startswith(f"{backend}:")
+        )
+        raise UnsupportedError(
+            f"backend={backend!r} cannot run {key.op} {key.shape} on {device}: "
+            f"{'; '.join(reasons) or 'it has no config for it'}; leave backend out to let another "
+            "one run"
+        )
     raise UnsupportedError(
         f"no backend can run {key.op} {key.shape} on {device}:"
         + "".join(f"\n  {item}" for item in refusals)

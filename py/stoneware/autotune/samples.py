@@ -221,7 +221,7 @@ def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
     for line_number, line in enumerate(_read_text(path).splitlines(), start=1):
         try:
             located.append((line_number, Sample.from_json(json.loads(line))))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise TableError(f"{path}:{line_number}: not a sample: {error}; {REMEDY}") from error
     return located
 
@@ -273,7 +273,7 @@ def _read_document(path: str | os.PathLike[str], what: str, parse: Any) -> Any:
         return parse(data)
     except KeyError as error:
         raise TableError(f"{path}: not {what}: the key {error} is missing; {REMEDY}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise TableError(f"{path}: not {what}: {error}; {REMEDY}") from error
 
 

@@ -162,7 +162,7 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str) -> Table:
     """
     try:
         document = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         found = f"{len(data)} bytes that are none: {error}"
         raise _error(path, "a JSON document", found) from error
     if not isinstance(document, dict) or "schema" not in document:

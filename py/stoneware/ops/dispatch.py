@@ -64,7 +64,7 @@ class Operation:
           UnsupportedError: nothing can run the problem; every refusal is listed.
           TableError: the table or the manifest is damaged.
         """
-        self._check_argument(backend, config)
+        self.check_argument(backend, config)
         defaults, refused = self._defaults(problem, device, backend)
         has_kernels = device.kind == "cuda"
 
@@ -86,6 +86,7 @@ class Operation:
             defaults=defaults,
             refusal=refusal,
             refused_backends=refused,
+            backend=backend,
         )
 
     def plan(
@@ -133,15 +134,23 @@ class Operation:
             )
         return None
 
-    def _check_argument(self, backend: str | None, config: Config | None) -> None:
+    def check_argument(self, backend: str | None, config: Config | None) -> None:
+        """Raises TypeError or ValueError unless both are what the call takes."""
+        known = f"one of {', '.join(self.backends)}, or leave it out"
+        if backend is not None and not isinstance(backend, str):
+            raise TypeError(
+                f"backend={backend!r} must be a str, not {type(backend).__name__}; pass {known}"
+            )
         if backend is not None and backend not in self.backends:
-            raise ValueError(f"backend={backend!r} must be one of {', '.join(self.backends)}")
+            raise ValueError(
+                f"backend={backend!r} is no backend of {self.name} and must be {known}"
+            )
         if config is None:
             return
         if not isinstance(config, Config):
             raise TypeError(
                 f"config={config!r} must be a stoneware.autotune.config.Config, "
-                f"not {type(config).__name__}"
+                f"not {type(config).__name__}; take stoneware.explain(...).config, or leave it out"
             )
         if backend is not None and config.backend != backend:
             raise ValueError(

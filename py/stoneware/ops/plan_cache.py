@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Hashable
 
 MAX_PLANS = 4096
-"""A plan takes some 4 KB of host memory (a CUTLASS Params struct is 1.5 to 1.8 KB); a server that
-sees every m up to 8192 would otherwise keep them all, for each of its layers."""
+"""A key and its plan took 1.0 KB of Python memory (tracemalloc over 399 scaled_mm plans on a CPU); a
+server that sees every m up to 8192 would otherwise keep them all, for each of its layers."""
 
 
 _adding = threading.Lock()
@@ -18,6 +18,6 @@ class PlanCache(dict[Hashable, Callable[..., None]]):
 
     def add(self, key: Hashable, plan: Callable[..., None]) -> None:
         with _adding:
-            while len(self) >= MAX_PLANS:
+            while len(self) >= MAX_PLANS and key not in self:
                 del self[next(iter(self))]
             self[key] = plan

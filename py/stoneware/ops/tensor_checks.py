@@ -21,14 +21,36 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
 
 
+OPTIONAL = ("bias", "out")
+"""Arguments that may be None."""
+
+
 def check_tensors(op: str, tensors: NamedTensors) -> None:
-    """Raises TypeError for an argument that is neither a torch.Tensor nor an absent option."""
+    """Raises TypeError for an argument that is no dense torch.Tensor and no absent option."""
     for name, tensor in tensors:
-        if tensor is not None and not isinstance(tensor, torch.Tensor):
+        if tensor is None and name in OPTIONAL:
+            continue
+        if tensor is None:
+            raise TypeError(f"{name}=None of {op} must be a torch.Tensor; pass one")
+        if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"{name} of {op} must be a torch.Tensor, not {type(tensor).__name__}; "
                 f"wrap it with torch.as_tensor(...)"
             )
+        _check_memory(name, tensor)
+
+
+def _check_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raises TypeError for a tensor without strides."""
+    if tensor.is_nested:
+        raise TypeError(
+            f"{name} must be one dense tensor, not a nested one; "
+            f"join its parts with torch.cat({name}.unbind())"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"{name}.layout={tensor.layout} must be torch.strided; copy it with {name}.to_dense()"
+        )
 
 
 def check_one_device(tensors: NamedTensors) -> Device:
@@ -142,14 +164,19 @@ def with_dense_arguments(
 
 
 def with_device_check(plan: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
-    """Makes a plan for the CPU check its tensors' device at each call.
+    """Makes a plan for the CPU check its tensors' device and layout at each call.
 
     The key of a plan has Tensor.get_device(), the fastest to read: the number of a GPU, but -1 for
-    every other kind of device.
+    every other kind of device. Of the layouts without strides only mkldnn, which is for CPUs, gives
+    a key like that of a dense tensor.
     """
 
     def run(*tensors: torch.Tensor | None) -> None:
-        check_one_device(tuple(zip(names, tensors)))
+        named = tuple(zip(names, tensors))
+        check_one_device(named)
+        for name, tensor in named:
+            if tensor is not None:
+                _check_memory(name, tensor)
         plan(*tensors)
 
     return run

@@ -1,8 +1,8 @@
 """Triton kernels that were compiled during the build: which of them fit a GPU, and how to launch
 one.
 
-A kernel is two files, `kernels/<id>.cubin` and `kernels/<id>.json`; the manifest lists them all
-with their digests. Triton is not needed, and is not imported, to run them.
+A kernel is two files, `kernels/<id>.cubin` and `kernels/<id>.json`; the manifest has the digests
+of both. Triton is not needed, and is not imported, to run them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stoneware.autotune import tile_rule
@@ -27,6 +28,15 @@ FIRST_EXACT_MAJOR = 9
 """From this major on Triton compiles for the arch-specific target (sm_90a, sm_100a, sm_120a), and
 such a cubin runs on that very compute capability alone (CUDA C++ Programming Guide, "Feature Set
 Compiler Targets"; triton/backends/nvidia/compiler.py, sm_arch_from_capability)."""
+
+INT32_MAX = 2**31 - 1
+"""The kernels' sizes and leading dimensions are 32-bit parameters ("i"), and so is their grid."""
+
+_PARAMETERS = "Piqf"
+"""Letters of a kernel's parameters: pointer, int32, int64, float32."""
+
+_MAX_BLOCK_THREADS = 1024
+"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
 
 
 def fits(built_for: tuple[int, int], compute_capability: tuple[int, int]) -> bool:
@@ -49,7 +59,10 @@ def built_for(op: str, compute_capability: tuple[int, int]) -> tuple[int, int] |
 def configs(key: Key, device: Device) -> list[Config]:
     """One config per kernel that runs the problem on the device, the best tile for its m first."""
     arch = built_for(key.op, device.compute_capability)
-    return [] if arch is None else tile_rule.by_tile_m(key, arch, _kernels(key.op))
+    if arch is None:
+        return []
+    kernels = [kernel for kernel in _kernels(key.op) if _counts_in_32_bits(kernel, key)]
+    return tile_rule.by_tile_m(key, arch, kernels)
 
 
 def why_unusable(key: Key, device: Device) -> str | None:
@@ -71,12 +84,30 @@ def why_unusable(key: Key, device: Device) -> str | None:
             "arch"
         )
     if not configs(key, device):
+        arch = built_for(key.op, device.compute_capability)
+        if tile_rule.by_tile_m(key, arch, _kernels(key.op)):
+            return (
+                f"{key.shape} must be below 2**31 in each size plus a tile, and have fewer than "
+                f"2**31 tiles, because {BACKEND} counts both in 32 bits; split the problem"
+            )
         return (
             f"{BACKEND} has no {key.op} kernel for {key.a_dtype} x {key.b_dtype} -> "
             f"{key.out_dtype}, layout {key.layout}; cast or copy the tensors, or take another "
             "backend"
         )
     return None
+
+
+def _counts_in_32_bits(kernel: KernelRecord, key: Key) -> bool:
+    """Whether the kernel's int32 hold every index of the problem, and a grid its tiles.
+
+    Indices go up to the end of the last tile, which is past the end of the matrix.
+    """
+    tile_m, tile_n, tile_k = kernel.config["tile"]
+    num_tiles = -(-key.m // tile_m) * -(-key.n // tile_n)
+    return num_tiles <= INT32_MAX and (
+        max(key.m + tile_m, key.n + tile_n, key.k + tile_k) <= INT32_MAX + 1
+    )
 
 
 def _kernels(op: str) -> list[KernelRecord]:
@@ -122,23 +153,47 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
         )
     cubin_path = package_files.path("kernels", f"{kernel_id}.cubin")
     json_path = package_files.path("kernels", f"{kernel_id}.json")
+    cubin = _read(cubin_path, record.sha256)
+    text = _read(json_path, record.description_sha256)
     try:
-        cubin = cubin_path.read_bytes()
-        description = json.loads(json_path.read_text(encoding="utf-8"))
+        description = json.loads(text)
         symbol, parameters = description["symbol"], description["parameters"]
         block_threads, shared_bytes = description["block_threads"], description["shared_bytes"]
-        tile = tuple(description["config"]["tile"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TableError(
             f"{json_path}: kernel {kernel_id} cannot be read: {type(error).__name__}: {error}; "
             f"{package_files.REMEDY}"
         ) from error
-    digest = hashlib.sha256(cubin).hexdigest()
-    if digest != record.sha256:
-        raise TableError(
-            f"{cubin_path}: its sha256={digest} must be {record.sha256}, as the manifest says; "
-            f"{package_files.REMEDY}"
-        )
+    tile = record.config.get("tile")
+    for field, value, is_good, rule in (
+        ("symbol", symbol, isinstance(symbol, str) and symbol != "", "a non-empty str"),
+        (
+            "parameters", parameters,
+            isinstance(parameters, str) and not parameters.strip(_PARAMETERS),
+            f"a str of the letters {_PARAMETERS}",
+        ),
+        (
+            "block_threads", block_threads,
+            type(block_threads) is int and 1 <= block_threads <= _MAX_BLOCK_THREADS,
+            f"an int from 1 to {_MAX_BLOCK_THREADS}",
+        ),
+        (
+            "shared_bytes", shared_bytes,
+            type(shared_bytes) is int and 0 <= shared_bytes <= INT32_MAX,
+            f"an int from 0 to {INT32_MAX}",
+        ),
+        (
+            "tile", tile,
+            isinstance(tile, list) and len(tile) == 3
+            and all(type(extent) is int and extent > 0 for extent in tile),
+            "three ints >= 1 in the manifest's config",
+        ),
+    ):
+        if not is_good:
+            raise TableError(
+                f"{json_path}: {field}={value!r} of kernel {kernel_id} must be {rule}; "
+                f"{package_files.REMEDY}"
+            )
     scratch = parameters[num_arguments:]
     if len(parameters) < num_arguments or scratch.strip("P"):
         raise TableError(
@@ -146,7 +201,27 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
             "only "
             f"pointers; {package_files.REMEDY}"
         )
-    kernel = native.load(DRIVER_MODULE).Kernel(
-        cubin, symbol, parameters, block_threads, shared_bytes
-    )
-    return AotKernel(launch=kernel.launch, tile=tile, num_scratch=len(scratch))
+    module = native.load(DRIVER_MODULE)
+    try:
+        kernel = module.Kernel(cubin, symbol, parameters, block_threads, shared_bytes)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TableError(
+            f"{json_path}: does not describe a kernel that can be launched: {error}; "
+            f"{package_files.REMEDY}"
+        ) from error
+    return AotKernel(launch=kernel.launch, tile=tuple(tile), num_scratch=len(scratch))
+
+
+def _read(path: Path, sha256: str) -> bytes:
+    """The file's bytes, if they are those that the manifest lists."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error}; {package_files.REMEDY}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise TableError(
+            f"{path}: its sha256={found} must be {sha256 or 'listed'}, as the manifest says; "
+            f"{package_files.REMEDY}"
+        )
+    return data

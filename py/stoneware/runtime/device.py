@@ -95,11 +95,13 @@ class Device:
       ordinal: torch's and the driver's number of the GPU; None for a CPU and for a GPU that is only
         described (`explain(..., device="NVIDIA H200")`).
       fingerprint: None for a CPU.
+      driver_version: (major, minor) of the CUDA version that the driver serves; None without one.
     """
 
     kind: str
     ordinal: int | None = None
     fingerprint: DeviceFingerprint | None = None
+    driver_version: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("cuda", "cpu"):
@@ -137,9 +139,12 @@ def cuda_device(ordinal: int) -> Device:
     """
     from stoneware.runtime import native
 
-    attributes = native.load(DRIVER_MODULE).device_attributes(ordinal)
+    driver = native.load(DRIVER_MODULE)
     return Device(
-        kind="cuda", ordinal=ordinal, fingerprint=DeviceFingerprint.from_json(attributes)
+        kind="cuda",
+        ordinal=ordinal,
+        fingerprint=DeviceFingerprint.from_json(driver.device_attributes(ordinal)),
+        driver_version=tuple(driver.driver_version()),
     )
 
 

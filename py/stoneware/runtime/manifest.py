@@ -1,8 +1,13 @@
-"""The kernel manifest: which kernels the wheel carries, for which archs, with their digests."""
+"""The kernel manifest: which kernels the wheel carries, for which archs, with their digests.
+
+`digest` is the sha256 of the manifest with an empty digest (`content_digest`), so that a damaged or
+edited manifest is refused whole: it is what every kernel's own digest is compared with.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoneware.autotune.canonical import canonical_json
 from stoneware.errors import TableError
 from stoneware.runtime import package_files
 
@@ -28,6 +34,8 @@ class KernelRecord:
       config: what the kernel was built from (dtypes, tile, schedule, ...).
       sha256: digest of the cubin.
       size_bytes: size of the cubin.
+      description_sha256: digest of the launch description, `kernels/<id>.json`; empty for a kernel
+        that has none.
     """
 
     id: str
@@ -37,6 +45,7 @@ class KernelRecord:
     config: Mapping[str, Any]
     sha256: str
     size_bytes: int
+    description_sha256: str = ""
 
     @property
     def compute_capability(self) -> tuple[int, int]:
@@ -59,20 +68,35 @@ class Manifest:
         ]
 
 
+def content_digest(document: Mapping[str, Any]) -> str:
+    """sha256 of a manifest's canonical JSON with an empty "digest"; the build's write_manifest.py
+    puts the same one in."""
+    return hashlib.sha256(canonical_json({**document, "digest": ""}).encode("ascii")).hexdigest()
+
+
 def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REMEDY) -> Manifest:
     """Reads a kernel_manifest.json.
 
     Raises:
-      TableError: the file is missing, is not a manifest, or names a kernel twice.
+      TableError: the file is missing, is not a manifest, is damaged or edited, or names a kernel
+        twice.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
+        expected, found = data["digest"], content_digest(data)
+        if found != expected:
+            raise TableError(
+                f"{path}: expected content with the digest {expected}, found content with {found}; "
+                f"{remedy}"
+            )
         records = [KernelRecord(**kernel) for kernel in data["kernels"]]
         for record in records:
             record.compute_capability
-    except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+    except (
+        OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError
+    ) as error:
         raise TableError(
             f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}"
         ) from error

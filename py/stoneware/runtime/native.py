@@ -14,10 +14,11 @@ from stoneware.errors import UnsupportedError
 def _try_import(name: str) -> tuple[ModuleType | None, str]:
     try:
         return importlib.import_module(name), ""
-    except ImportError as error:
+    except Exception as error:  # a broken module raises whatever its initialisation does
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return None, (
-            f"module {name} is not usable in this Python {version}: {error}; "
+            f"module {name} is not usable in this Python {version}: "
+            f"{type(error).__name__}: {error}; "
             "install the stoneware wheel that is built for this Python"
         )
 

@@ -48,7 +48,9 @@ def _embedded_kernels_impl(ctx):
         requested_features = ctx.features,
         unsupported_features = ctx.disabled_features,
     )
-    deps = [dep[CcInfo] for dep in ctx.attr.deps]
+    ids = [kernel.id for kernel in kernels]
+    hosts = [host for host in ctx.attr.hosts if host.label.name.removesuffix("_host") in ids]
+    deps = [dep[CcInfo] for dep in ctx.attr.deps + hosts]
     compilation_context, outputs = cc_common.compile(
         actions = ctx.actions,
         feature_configuration = features,
@@ -79,6 +81,7 @@ _embedded_kernels = rule(
     doc = "Cubins as data in an object file, with the registry that lists their entries.",
     attrs = {
         "deps": attr.label_list(providers = [CcInfo]),
+        "hosts": attr.label_list(providers = [CcInfo], doc = "`<id>_host` of each kernel"),
         "kernels": attr.label_list(providers = [KernelInfo]),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
     },
@@ -150,7 +153,8 @@ def cutlass_kernels(
         )
     _embedded_kernels(
         name = name,
+        hosts = [":" + config.id + "_host" for config in configs],
         kernels = [":" + config.id + "_cubin" for config in configs],
         visibility = visibility,
-        deps = deps + [":" + config.id + "_host" for config in configs],
+        deps = deps,
     )

@@ -16,21 +16,22 @@ def _kernel_manifest_impl(ctx):
         seen[kernel.id] = kernel.cubin
     listing = ctx.actions.declare_file(ctx.label.name + ".kernels.json")
     ctx.actions.write(listing, json.encode([
-        struct(
-            id = kernel.id,
-            op = kernel.op,
-            backend = kernel.backend,
-            arch = kernel.arch,
-            config = json.decode(kernel.config),
-            cubin = kernel.cubin.path,
-        )
+        {
+            "id": kernel.id,
+            "op": kernel.op,
+            "backend": kernel.backend,
+            "arch": kernel.arch,
+            "config": json.decode(kernel.config),
+            "cubin": kernel.cubin.path,
+        } | ({"description": kernel.json.path} if kernel.json != None else {})
         for kernel in kernels
     ]))
+    descriptions = [kernel.json for kernel in kernels if kernel.json != None]
     out = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.run(
         executable = ctx.executable._write_manifest,
         arguments = ["--kernels=" + listing.path, "--out=" + out.path],
-        inputs = [listing] + [kernel.cubin for kernel in kernels],
+        inputs = [listing] + [kernel.cubin for kernel in kernels] + descriptions,
         outputs = [out],
         mnemonic = "KernelManifest",
         progress_message = "Listing {} kernels for %{{label}}".format(len(kernels)),
@@ -40,6 +41,9 @@ def _kernel_manifest_impl(ctx):
 kernel_manifest = rule(
     implementation = _kernel_manifest_impl,
     doc = """A JSON file with id, op, backend, arch, config, sha256 and size of every kernel.
+
+A kernel with a launch description, such as an ahead-of-time one, has its sha256 too, and the file
+has a digest of its whole content.
 
 Example:
     kernel_manifest(

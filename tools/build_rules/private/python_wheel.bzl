@@ -44,6 +44,12 @@ def _python_wheel_impl(ctx):
         put("{}/{}{}".format(folder, info.module_name, suffix), getattr(info, ctx.attr.abi))
     for target in ctx.attr.kernels:
         for kernel in target[KernelInfo].kernels.to_list():
+            if not kernel.json:
+                fail("{}: kernels must be compiled ahead of time, with a launch description, but {} of {} has none; embedded kernels come with their extension".format(
+                    ctx.label,
+                    kernel.id,
+                    target.label,
+                ))
             for file in (kernel.cubin, kernel.json):
                 put("{}/{}".format(ctx.attr.kernels_folder, file.basename), file)
     for target, path in ctx.attr.data.items():

@@ -1,4 +1,8 @@
-"""Writes the kernel manifest from a listing of cubins; the program of the rule kernel_manifest."""
+"""Writes the kernel manifest from a listing of cubins; the program of the rule kernel_manifest.
+
+The manifest's "digest" is the sha256 of its content with an empty digest, as JSON on one line with
+sorted keys, ASCII only and no spaces; stoneware/runtime/manifest.py checks it by the same formula.
+"""
 
 import hashlib
 import json
@@ -6,7 +10,12 @@ import pathlib
 
 from absl import app, flags
 
-_KERNELS = flags.DEFINE_string("kernels", None, "JSON listing: id, op, backend, arch, config, cubin.", required=True)
+_KERNELS = flags.DEFINE_string(
+    "kernels", None,
+    "JSON listing: id, op, backend, arch, config, cubin; description, the path of the launch .json "
+    "of a kernel that has one.",
+    required=True,
+)
 _OUT = flags.DEFINE_string("out", None, "The manifest to write.", required=True)
 
 
@@ -17,7 +26,16 @@ def main(argv: list[str]) -> None:
         cubin = pathlib.Path(kernel.pop("cubin")).read_bytes()
         kernel["sha256"] = hashlib.sha256(cubin).hexdigest()
         kernel["size_bytes"] = len(cubin)
-    manifest = {"schema": 1, "kernels": sorted(kernels, key=lambda kernel: kernel["id"])}
+        description = kernel.pop("description", None)
+        if description is not None:
+            kernel["description_sha256"] = hashlib.sha256(
+                pathlib.Path(description).read_bytes()
+            ).hexdigest()
+    manifest = {
+        "schema": 1, "digest": "", "kernels": sorted(kernels, key=lambda kernel: kernel["id"])
+    }
+    content = json.dumps(manifest, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    manifest["digest"] = hashlib.sha256(content.encode("ascii")).hexdigest()
     text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
     pathlib.Path(_OUT.value).write_text(text, encoding="utf-8")
 

@@ -46,7 +46,8 @@ def matmul(
       a: [m, k] bfloat16 or float16.
       b: [k, n] of the same dtype.
       bias: [n] of the same dtype, or None.
-      out: [m, n] of the same dtype, row-major; None allocates it.
+      out: [m, n] of the same dtype, row-major; None allocates it. It must not share memory with an
+        input; that is not checked, and the result would be undefined.
       backend: run this backend only: "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
 
@@ -76,11 +77,13 @@ def matmul(
             backend, config,
         )
         plan = _PLANS.get(key)
-    except (AttributeError, TypeError):  # not tensors, or an unhashable backend or config
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, or without strides, or an unhashable argument; the checks say which.
         plan = key = None
     if plan is None:
         plan = _checked_plan(a, b, bias, out, backend, config)
-        _PLANS.add(key, plan)
+        if key is not None:
+            _PLANS.add(key, plan)
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad
         or (bias is not None and bias.requires_grad) or (out is not None and out.requires_grad)
@@ -119,6 +122,7 @@ def _checked_plan(
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
     tensors = _named(a, b, bias, out)
     tensor_checks.check_tensors(OP, tensors)
+    OPERATION.check_argument(backend, config)
     tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
     tensor_checks.check_rank("b", b, 2, "multiply batches one by one")
     (m, k), n = a.shape, b.shape[1]
@@ -132,7 +136,10 @@ def _checked_plan(
     if bias is not None:
         tensor_checks.check_bias(bias, n, a.dtype)
     if out is not None:
-        tensor_checks.check_out(out, m, n, a.dtype, "pass an out of the operands' dtype")
+        tensor_checks.check_out(
+            out, m, n, a.dtype,
+            "pass an out of the operands' dtype, torch.bfloat16 or torch.float16",
+        )
     device = tensor_checks.check_one_device(tensors)
     if m == 0 or n == 0 or k == 0:
         return _run_without_products

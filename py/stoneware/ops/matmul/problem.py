@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoneware.autotune.key import Key
+from stoneware.ops.size_checks import check_sizes
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")
@@ -30,6 +31,7 @@ class Problem:
       is_aligned: whether the pointers of a, b and d are multiples of 16 bytes.
 
     Raises:
+      TypeError: a size or a leading dimension is no int.
       ValueError: a field breaks its rule.
     """
 
@@ -47,9 +49,11 @@ class Problem:
     is_aligned: bool = True
 
     def __post_init__(self) -> None:
+        check_sizes(self)
         for name in ("m", "n", "k"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; "
+                                 "nothing is computed for an empty matrix")
         for name in ("a_dtype", "b_dtype", "out_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of "

@@ -58,7 +58,8 @@ def scaled_mm(
       scale_b: float32; one element, or [1, n] with one per column of b. Of any strides.
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16 or torch.float16.
-      out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it.
+      out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it. It
+        must not share memory with an input; that is not checked, and the result would be undefined.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
 
@@ -90,11 +91,13 @@ def scaled_mm(
             out_dtype, backend, config,
         )
         plan = _PLANS.get(key)
-    except (AttributeError, TypeError):  # not tensors, or an unhashable backend or config
+    except (AttributeError, TypeError, RuntimeError):
+        # Not tensors, or without strides, or an unhashable argument; the checks say which.
         plan = key = None
     if plan is None:
         plan = _checked_plan(a, b, scale_a, scale_b, bias, out_dtype, out, backend, config)
-        _PLANS.add(key, plan)
+        if key is not None:
+            _PLANS.add(key, plan)
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad or scale_a.requires_grad or scale_b.requires_grad
         or (bias is not None and bias.requires_grad) or (out is not None and out.requires_grad)
@@ -139,6 +142,7 @@ def _checked_plan(
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
     tensors = _named(a, b, scale_a, scale_b, bias, out)
     tensor_checks.check_tensors(OP, tensors)
+    OPERATION.check_argument(backend, config)
     tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
     tensor_checks.check_rank("b", b, 2, "pass the weight [n, k] as weight.t()")
     (m, k), n = a.shape, b.shape[1]
@@ -150,9 +154,12 @@ def _checked_plan(
     cast = "quantise it to float8_e4m3fn first"
     a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, cast)
     b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, cast)
-    if tensor_checks.DTYPE_NAMES.get(out_dtype) not in OUT_DTYPES:
+    if (
+        not isinstance(out_dtype, torch.dtype)
+        or tensor_checks.DTYPE_NAMES.get(out_dtype) not in OUT_DTYPES
+    ):
         raise TypeError(
-            f"out_dtype={out_dtype} must be torch.bfloat16 or torch.float16; cast the result"
+            f"out_dtype={out_dtype!r} must be torch.bfloat16 or torch.float16; cast the result"
         )
     scale_a_kind = _scale_kind("scale_a", scale_a, [m, 1], "[:, None]")
     scale_b_kind = _scale_kind("scale_b", scale_b, [1, n], "[None, :]")
@@ -161,7 +168,12 @@ def _checked_plan(
     if bias is not None:
         tensor_checks.check_bias(bias, n, out_dtype)
     if out is not None:
-        tensor_checks.check_out(out, m, n, out_dtype, f"pass out_dtype={out.dtype}")
+        tensor_checks.check_out(
+            out, m, n, out_dtype,
+            f"pass out_dtype={out.dtype}"
+            if tensor_checks.DTYPE_NAMES.get(out.dtype) in OUT_DTYPES
+            else "pass an out of torch.bfloat16 or torch.float16, and its dtype as out_dtype",
+        )
     device = tensor_checks.check_one_device(tensors)
     check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
     if m == 0 or n == 0:

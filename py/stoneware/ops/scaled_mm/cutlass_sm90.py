@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stoneware.autotune import tile_rule
 from stoneware.autotune.config import Config
+from stoneware.errors import TableError, UnsupportedError
 from stoneware.ops.scaled_mm.problem import OP, Problem
-from stoneware.runtime import manifest, native
+from stoneware.runtime import manifest, native, package_files
 from stoneware.runtime.device import Device
 
 if TYPE_CHECKING:
@@ -18,6 +21,13 @@ if TYPE_CHECKING:
 NAME = "cutlass_sm90"
 MODULE = "stoneware.ops.scaled_mm._cutlass_sm90"
 COMPUTE_CAPABILITY = (9, 0)
+
+CUDA_MAJOR = 13
+"""Of the toolkit that makes the cubins (third_party/cuda). Its cubins have a newer ELF ABI than those
+of 12.x, and NVIDIA promises that a driver loads cubins of its own major version."""
+
+MAX_EXTENT = 2**31 - 128
+"""Of m and n: rounded up to the largest tile they must fit the int32 of a CUTLASS problem shape."""
 
 _LEAST_TILES_OF_SWIZZLE = ((2, 2), (4, 3), (8, 6))
 """(max_swizzle, the fewest tiles along both m and n at which it differs from the one before), from
@@ -31,6 +41,18 @@ def supports(problem: Problem, device: Device) -> str | None:
     missing = None if device.is_described else native.why_missing(MODULE)
     if missing is not None:
         return missing
+    driver = device.driver_version
+    if driver is not None and driver[0] < CUDA_MAJOR:
+        return (
+            f"its cubins are of CUDA {CUDA_MAJOR}.0 and the driver serves CUDA {driver[0]}."
+            f"{driver[1]}; update the driver"
+        )
+    for name in ("m", "n"):
+        if getattr(problem, name) > MAX_EXTENT:
+            return (
+                f"{name}={getattr(problem, name)} must be at most {MAX_EXTENT} for {NAME}, whose "
+                "tiles count in 32 bits; split the problem"
+            )
     if not configs(problem, device):
         return f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->{problem.out_dtype}"
     return None
@@ -53,10 +75,37 @@ def configs(problem: Problem, device: Device) -> list[Config]:
     ]
 
 
+@functools.cache
+def _check_cubin(kernel: str) -> None:
+    """Checks, once per kernel and process, that the module holds the cubin the manifest lists."""
+    record = manifest.packaged().kernels.get(kernel)
+    if record is None or record.backend != NAME:
+        raise UnsupportedError(
+            f"kernel={kernel!r} must be the id of a {NAME} kernel in kernel_manifest.json; "
+            "stoneware.explain(...) lists those that fit a problem"
+        )
+    try:
+        found = "sha256=" + hashlib.sha256(native.load(MODULE).cubin(kernel)).hexdigest()
+    except (AttributeError, ValueError) as error:
+        found = f"none: {error}"
+    if found != f"sha256={record.sha256}":
+        raise TableError(
+            f"{MODULE}: expected the cubin of {kernel} with sha256={record.sha256}, as "
+            f"kernel_manifest.json says, found {found}; module and manifest are of different "
+            f"builds, or damaged; {package_files.REMEDY}"
+        )
+
+
 def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    """Returns run(a, b, out, scale_a, scale_b, bias), which launches on torch's current stream."""
+    """Returns run(a, b, out, scale_a, scale_b, bias), which launches on torch's current stream.
+
+    Raises:
+      UnsupportedError: the manifest has no such kernel, or the native module is missing.
+      TableError: the module's cubin is not the one that the manifest lists.
+    """
     from torch._C import _cuda_getCurrentRawStream as current_stream
 
+    _check_cubin(config.kernel)
     ordinal = device.ordinal
     launch = native.load(MODULE).Plan(
         config.kernel, m=problem.m, n=problem.n, k=problem.k, lda=problem.lda, ldb=problem.ldb,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoneware.autotune.key import Key
+from stoneware.ops.size_checks import check_sizes
 
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3",)
@@ -52,6 +53,7 @@ class Problem:
       lda, ldb, ldd: leading dimensions in elements.
 
     Raises:
+      TypeError: a size or a leading dimension is no int.
       ValueError: a field breaks its rule.
     """
 
@@ -69,6 +71,7 @@ class Problem:
     ldd: int
 
     def __post_init__(self) -> None:
+        check_sizes(self)
         if self.m < 1:
             raise ValueError(f"m={self.m} must be at least 1; nothing is computed for no rows")
         check_multiple("n", self.n, K_MULTIPLE, "pad b (and bias) with columns of zeros")

@@ -19,7 +19,6 @@ def _version(text: str | None) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-_TORCH = _version(torch.__version__)
 _CUDA = _version(torch.version.cuda)
 
 
@@ -43,13 +42,17 @@ def supports(problem: Problem, device: Device) -> str | None:
 
 
 def _row_scales(problem: Problem, device: Device) -> str | None:
-    """Restrictions of the CUTLASS kernels behind row scales, which torch uses where cuBLASLt is
-    older than 12.9 or the arch is not Hopper."""
-    if _CUDA >= (12, 9) and _TORCH >= (2, 9) and device.compute_capability[0] == 9:
-        return None
+    """Restrictions of cuBLASLt behind row scales, and of the CUTLASS kernels that torch uses where
+    cuBLASLt is older than 12.9 or the arch is not Hopper."""
     where = f"torch {torch.__version__} on compute capability {_dotted(device.compute_capability)}"
-    if problem.out_dtype != "bf16" and _TORCH < (2, 10):
-        return f"torch._scaled_mm with row scales writes bf16 only in {where}, not fp16"
+    if _CUDA >= (12, 9) and device.compute_capability[0] == 9:
+        if problem.has_bias:
+            # Seen with torch 2.11 and CUDA 13.0 at m=1 and 16, n=2112, k=7168 and six more shapes.
+            return (
+                f"torch._scaled_mm with row scales and a bias fails at some shapes in {where} "
+                "(CUBLAS_STATUS_NOT_SUPPORTED)"
+            )
+        return None
     if problem.lda != problem.k or problem.ldb != problem.k:
         return (
             f"torch._scaled_mm with row scales takes no sliced views in {where}: lda={problem.lda} "
