@@ -56,8 +56,8 @@ def test_no_source_has_a_folder_of_a_machine(sources):
 
 
 @pytest.mark.parametrize("parts", [
-    ("https://pypi", ".org/simple"), ("https://files.pythonhosted", ".org/x"),
-    ("https://download.pytorch", ".org/whl/cpu"), ("http://deb.debian", ".org/debian"),
+    ("https://py", "pi.org/simple"), ("https://files.python", "hosted.org/x"),
+    ("https://download.py", "torch.org/whl/cpu"), ("http://deb.de", "bian.org/x"),
     ("pip install --index", "-url x"),
 ])
 def test_the_pattern_knows_registries(parts):

@@ -128,6 +128,6 @@ def _headers(ctx, python, version, host_include):
         fail("Python {} has no headers here: {}; install its development package".format(version, result.stderr))
 
     # The package links its own static library from a folder of lib; only the headers are wanted.
-    ctx.delete(folder + "/root/usr/lib")
-    include = folder + "/root/usr/include"
+    ctx.delete(folder + "/unpacked/usr/lib")
+    include = folder + "/unpacked/usr/include"
     return [include + "/python" + version, include]

@@ -124,7 +124,7 @@ def unpack(debs: list[pathlib.Path], root: pathlib.Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """`debian.py SUITE PACKAGE FOLDER`: unpacks one package below FOLDER/root."""
+    """`debian.py SUITE PACKAGE FOLDER`: unpacks one package below FOLDER/unpacked."""
     if len(argv) != 4:
         print("usage: debian.py SUITE PACKAGE FOLDER", file=sys.stderr)
         return 2
@@ -134,7 +134,7 @@ def main(argv: list[str]) -> int:
     except DebianUnavailable as error:
         print(f"cannot get Debian's {package} ({suite}): {error}", file=sys.stderr)
         return 1
-    unpack(debs, folder / "root")
+    unpack(debs, folder / "unpacked")
     shutil.rmtree(folder / "apt")
     return 0
 
