@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
     command, rc_lines = find_bazel(cache)
     rc = cache / "bazelw.bazelrc"
     text = "\n".join([
-        "# Written by bazelw at every start.",
+        "# Written by bazelw.",
         f"common --disk_cache={cache / 'disk_cache'}",
         f"common --experimental_disk_cache_gc_max_size={DISK_CACHE_MAX_SIZE}",
         *rc_lines,
