@@ -1,5 +1,6 @@
 """Everything the build fetches: one call in WORKSPACE, here and where Stoneware is vendored."""
 
+load("//third_party/chromium:chromium.bzl", "headless_chromium")
 load("//third_party/pypi:pypi.bzl", "pypi_packages", "wheel_tree")
 load("//third_party/python:python.bzl", "host_python", "python_headers")
 
@@ -16,7 +17,7 @@ _ZIG_OTHER_TARGETS = [
 ]
 
 def stoneware_repositories():
-    """Declares @stoneware_cuda, _cutlass, _zig, _nanobind, _python and the _pypi_* packages."""
+    """Declares @stoneware_cuda, _cutlass, _zig, _nanobind, _chromium, _python and the _pypi_* packages."""
     wheel_tree(
         name = "stoneware_cuda",
         packages = [
@@ -51,6 +52,7 @@ def stoneware_repositories():
         prefix = "nanobind",
         build_file = Label("//third_party/nanobind:nanobind.BUILD"),
     )
+    headless_chromium(name = "stoneware_chromium")
     host_python(name = "stoneware_python")
     for abi in ("host", "abi3"):
         python_headers(
@@ -58,17 +60,28 @@ def stoneware_repositories():
             abi = abi,
         )
     pypi_packages([
+        "alembic",
         "auditwheel",
+        "colorlog",
         "filelock",
         "fsspec",
+        "hypothesis",
         "jinja2",
+        "mako",
         "markupsafe",
         "mpmath",
+        "narwhals",
         "networkx",
         "numpy",
+        "optuna",
+        "plotly",
         "pyelftools",
+        "pyyaml",
+        "sortedcontainers",
+        "sqlalchemy",
         "sympy",
         "torch",
+        "tqdm",
         "triton",
         "typing-extensions",
         "wheel",
@@ -78,11 +91,18 @@ def stoneware_repositories():
     pypi_packages(
         [
             "absl-py",
+            "annotated-doc",
             "iniconfig",
+            "markdown-it-py",
+            "mdurl",
+            "nvidia-ml-py",
             "packaging",
             "pluggy",
             "pygments",
             "pytest",
+            "rich",
+            "shellingham",
+            "typer",
         ],
         keep_wheels = True,
     )

@@ -1,4 +1,5 @@
-"""The same contents give the same wheel: whatever the folder, order, times, modes and day.
+"""The same contents give the same wheel: whatever the folder, order, times, modes and day; extras
+and entry points are written as the specifications ask.
 
 STONEWARE_TEST_WRITE_WHEEL names the program.
 """
@@ -10,8 +11,10 @@ import os
 import pathlib
 import subprocess
 import zipfile
+from importlib import metadata
 
 import pytest
+from packaging.requirements import Requirement
 
 _NAME = "small-1.0-cp312-abi3-manylinux_2_28_x86_64.whl"
 _CONTENTS = {
@@ -29,6 +32,7 @@ def pack():
     def run(
         folder: pathlib.Path, *, is_reversed: bool = False, mtime: int = 10**9, mode: int = 0o644,
         umask: int = 0o022, date: str | None = None, summary: str = "Small",
+        flags: tuple[str, ...] = (),
     ) -> pathlib.Path:
         folder.mkdir(parents=True)
         listing = {}
@@ -48,12 +52,17 @@ def pack():
             [program, "--contents=contents.json", "--distribution=small", "--version=1.0",
              f"--summary={summary}", "--tag=cp312-abi3-manylinux_2_28_x86_64",
              "--requires_python=>=3.12", "--requires=torch>=2.11", "--license=LICENSE",
-             "--readme=README.md", f"--wheel={_NAME}", "--site=site"],
-            check=True, cwd=folder, env=environment, umask=umask,
+             "--readme=README.md", f"--wheel={_NAME}", "--site=site", *flags],
+            check=True, cwd=folder, env=environment, umask=umask, stderr=subprocess.PIPE, text=True,
         )
         return folder / _NAME
 
     return run
+
+
+def member(wheel: pathlib.Path, name: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(f"small-1.0.dist-info/{name}").decode()
 
 
 @pytest.mark.parametrize("change", [
@@ -91,7 +100,72 @@ def test_site_is_the_wheel_unpacked(pack, tmp_path):
 def test_a_long_summary_stays_one_line(pack, tmp_path):
     summary = "word " * 40 + "end"
     wheel = pack(tmp_path / "a", summary=summary)
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read("small-1.0.dist-info/METADATA").decode()
-    assert f"\nSummary: {summary}\n" in metadata
-    assert metadata.endswith("\n\n# Small\n")
+    text = member(wheel, "METADATA")
+    assert f"\nSummary: {summary}\n" in text
+    assert text.endswith("\n\n# Small\n")
+
+
+def test_extras_are_provided_and_required_under_their_marker(pack, tmp_path):
+    wheel = pack(tmp_path / "a", flags=(
+        "--extra=search=optuna>=4", "--extra=plot=plotly==7.1.0",
+        '--extra=plot=kaleido ; python_version < "3.13" or os_name == "posix"',
+    ))  # fmt: skip
+    lines = member(wheel, "METADATA").split("\n\n", 1)[0].splitlines()
+    start = lines.index("Requires-Dist: torch>=2.11") + 1
+    assert lines[start : lines.index("Description-Content-Type: text/markdown")] == [
+        "Provides-Extra: plot",
+        'Requires-Dist: kaleido; (python_version < "3.13" or os_name == "posix") and extra == "plot"',
+        'Requires-Dist: plotly==7.1.0; extra == "plot"',
+        "Provides-Extra: search",
+        'Requires-Dist: optuna>=4; extra == "search"',
+    ]
+    for line in lines:
+        if line.startswith("Requires-Dist: "):
+            Requirement(line.removeprefix("Requires-Dist: "))
+
+
+def test_entry_points_are_sorted_and_spelt_one_way(pack, tmp_path):
+    wheel = pack(tmp_path / "a", flags=(
+        "--entry_point=small.plugins=z=small.z:Plugin.make",
+        "--entry_point=console_scripts=small-b  =  small.z:main",
+        "--entry_point=console_scripts=small = small:main",
+    ))  # fmt: skip
+    text = member(wheel, "entry_points.txt")
+    assert text == (
+        "[console_scripts]\nsmall = small:main\nsmall-b = small.z:main\n\n"
+        "[small.plugins]\nz = small.z:Plugin.make\n"
+    )
+    (found,) = metadata.distributions(path=[str(tmp_path / "a/site")])
+    assert sorted(point.name for point in found.entry_points) == ["small", "small-b", "z"]
+
+
+@pytest.mark.parametrize("flags", [
+    ("--extra=plot=a", "--extra=find=b"),
+    ("--entry_point=x=b = small:b", "--entry_point=x=a = small:a", "--entry_point=w=a = small:a"),
+], ids=["extras", "entry_points"])  # fmt: skip
+def test_bytes_do_not_depend_on_the_order_of(pack, tmp_path, flags):
+    first = pack(tmp_path / "a", flags=flags)
+    second = pack(tmp_path / "b", flags=flags[::-1])
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_no_entry_point_means_no_file(pack, tmp_path):
+    assert not (pack(tmp_path / "a").parent / "site/small-1.0.dist-info/entry_points.txt").exists()
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    (("--extra=Plot=plotly",), ("lower-case letters", "'Plot=plotly'", "correct `extras`")),
+    (("--extra=plot=",), ("NAME=REQUIREMENT", "'plot='", "correct `extras`")),
+    (("--extra=plot",), ("NAME=REQUIREMENT", "'plot'", "correct `extras`")),
+    (("--entry_point=console_scripts=small",),
+     ("NAME = MODULE:FUNCTION", "'console_scripts=small'", "correct `entry_points`")),
+    (("--entry_point=console_scripts=small = small.main",),
+     ("NAME = MODULE:FUNCTION", "small.main", "correct `entry_points`")),
+    (("--entry_point=x=a = small:a", "--entry_point=x=a = small:b"),
+     ("once in its group", "'a' of x", "small:a and small:b", "rename one")),
+])  # fmt: skip
+def test_what_is_no_extra_or_entry_point_is_refused(pack, tmp_path, flags, words):
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        pack(tmp_path / "a", flags=flags)
+    assert [word for word in words if word not in failure.value.stderr] == []
+    assert not (tmp_path / "a" / _NAME).exists()

@@ -73,7 +73,23 @@ def test_metadata_asks_for_the_python_of_the_tag(wheel):
     major, minor = python[2], python[3:]
     expected = f">={major}.{minor}" if abi == "abi3" else f"=={major}.{minor}.*"
     assert wheel.header("METADATA")["Requires-Python"] == expected
-    assert wheel.header("METADATA").get_all("Requires-Dist") == ["torch>=2.11"]
+
+
+def test_metadata_names_requirements_and_extras(wheel):
+    assert wheel.header("METADATA").get_all("Provides-Extra") == ["report", "search"]
+    assert wheel.header("METADATA").get_all("Requires-Dist") == [
+        "nvidia-ml-py>=12",
+        "rich>=13.8",
+        "torch>=2.11",
+        "typer>=0.15",
+        'plotly>=6; extra == "report"',
+        'optuna>=4; extra == "search"',
+    ]
+
+
+def test_the_command_is_the_only_entry_point(wheel):
+    text = wheel.members[f"{wheel.info}/entry_points.txt"].decode()
+    assert text == "[console_scripts]\nstoneware = stoneware.cli.main:main\n"
 
 
 def test_licence_is_inside_and_named(wheel):

@@ -5,8 +5,17 @@ WHEELS = {
     "absl-py": ("2.5.1", {
         "absl_py-2.5.1-py3-none-any.whl": "721200f2f0e9960f2ca9dc3a2a706b201f5f75d812c158f059cbbe29eeafbdb8",
     }),
+    "alembic": ("1.20.1", {
+        "alembic-1.20.1-py3-none-any.whl": "9970712cfb81ea26c8658d378aaa5b8f6ff9146e5bb111d70497c164016cf598",
+    }),
+    "annotated-doc": ("0.0.7", {
+        "annotated_doc-0.0.7-py3-none-any.whl": "6bc31bbbec6dfaaedc1676dbc11dbda96fe22a2b5c400e9ebad113fec44a9dc6",
+    }),
     "auditwheel": ("6.8.2", {
         "auditwheel-6.8.2-py3-none-any.whl": "05fd2dd4b743217cd5f66066adc95b03a079424b1f0a878ad1e40fe2cdea4704",
+    }),
+    "colorlog": ("6.12.0", {
+        "colorlog-6.12.0-py3-none-any.whl": "30d392604e9110045a2c2aeefc27d7a017abbab63f3a8aee594eac0801df784e",
     }),
     "filelock": ("4.2.11", {
         "filelock-4.2.11-py3-none-any.whl": "020e229e4bb9d410fc799c07ddf45fa217cba970278f40b30751d94f309b69e2",
@@ -14,20 +23,35 @@ WHEELS = {
     "fsspec": ("2026.9.0", {
         "fsspec-2026.9.0-py3-none-any.whl": "8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f",
     }),
+    "hypothesis": ("6.170.15", {
+        "hypothesis-6.170.15-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "ecbd6294a636594580689debc3011a0ca3eb76577770f661224314202f107e14",
+    }),
     "iniconfig": ("2.3.1", {
         "iniconfig-2.3.1-py3-none-any.whl": "9121e2c1fdb355232495be3194c8dfe87ccc2d5dee45947b78e68f499790d7a7",
     }),
     "jinja2": ("3.1.6", {
         "jinja2-3.1.6-py3-none-any.whl": "85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67",
     }),
+    "mako": ("1.4.3", {
+        "mako-1.4.3-py3-none-any.whl": "723296007c870bfd6b3f0c3230dba7198096e5269297ebf5e4eff9e7ffa39d4f",
+    }),
+    "markdown-it-py": ("4.3.0", {
+        "markdown_it_py-4.3.0-py3-none-any.whl": "7aa1511a46c39138de78d9eba92ce47e63124d8003fc98b3a351909e04239efa",
+    }),
     "markupsafe": ("3.0.4", {
         "markupsafe-3.0.4-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "6da83a088f8ef93b2d483a8232a4dbf4d69d3d8496b568a03c56becac43e1808",
+    }),
+    "mdurl": ("0.1.2", {
+        "mdurl-0.1.2-py3-none-any.whl": "84008a41e51615a49fc9966191ff91509e3c40b939176e643fd50a5c2196b8f8",
     }),
     "mpmath": ("1.3.0", {
         "mpmath-1.3.0-py3-none-any.whl": "a0b2b9fe80bbcd81a6647ff13108738cfb482d481d826cc0e02f5b35e5c88d2c",
     }),
     "nanobind": ("3.1.0", {
         "nanobind-3.1.0-py3-none-any.whl": "96984dbe8154ffb86e653b1b60aaeed6985c710c5e75ad0279eb87943c66292d",
+    }),
+    "narwhals": ("2.29.0", {
+        "narwhals-2.29.0-py3-none-any.whl": "1c69b3dc30240f6e848c5a673cafc86affa44184ecce721e25b7194663ad10dc",
     }),
     "networkx": ("3.6.1", {
         "networkx-3.6.1-py3-none-any.whl": "d47fbf302e7d9cbbb9e2555a0d267983d2aa476bac30e90dfbe5669bd57f3762",
@@ -50,11 +74,20 @@ WHEELS = {
     "nvidia-cutlass": ("4.2.0.0", {
         "nvidia_cutlass-4.2.0.0-py3-none-any.whl": "f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6",
     }),
+    "nvidia-ml-py": ("13.615.71", {
+        "nvidia_ml_py-13.615.71-py3-none-any.whl": "959bf4adf6fe1308e4bd739e722236b0d1ec8392e2cefad33ff70c311380b9b6",
+    }),
     "nvidia-nvvm": ("13.0.88", {
         "nvidia_nvvm-13.0.88-py3-none-manylinux2010_x86_64.manylinux_2_12_x86_64.whl": "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
     }),
+    "optuna": ("5.0.0", {
+        "optuna-5.0.0-py3-none-any.whl": "5fff892ae6baf4948c810c5b8635ec67e08efb0709b41cb73b14e30391d44720",
+    }),
     "packaging": ("26.3", {
         "packaging-26.3-py3-none-any.whl": "d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c",
+    }),
+    "plotly": ("7.1.0", {
+        "plotly-7.1.0-py3-none-any.whl": "dbb7fa18afce40d0a8e80d1bf162eceb3faa0ce5a77fe741ad09a74cf78f53f3",
     }),
     "pluggy": ("1.7.0", {
         "pluggy-1.7.0-py3-none-any.whl": "7dd7b0d8832ba3cb632c306926ded123429211b83641b35dc5c41ad2d34f9bec",
@@ -68,8 +101,23 @@ WHEELS = {
     "pytest": ("9.2.0", {
         "pytest-9.2.0-py3-none-any.whl": "07acdcf88ec174f907dc01af70bf52d49b014bbab03faeeade31c96b18c2e588",
     }),
+    "pyyaml": ("6.0.3", {
+        "pyyaml-6.0.3-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
+    }),
+    "rich": ("15.0.0", {
+        "rich-15.0.0-py3-none-any.whl": "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
+    }),
     "setuptools": ("84.2.1", {
         "setuptools-84.2.1-py3-none-any.whl": "ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2",
+    }),
+    "shellingham": ("1.5.4", {
+        "shellingham-1.5.4-py2.py3-none-any.whl": "7ecfff8f2fd72616f7481040475a65b2bf8af90a56c89140852d1120324e8686",
+    }),
+    "sortedcontainers": ("2.4.0", {
+        "sortedcontainers-2.4.0-py2.py3-none-any.whl": "a163dcaede0f1c021485e957a39245190e74249897e2ae4b2aa38595db237ee0",
+    }),
+    "sqlalchemy": ("2.1.9", {
+        "sqlalchemy-2.1.9-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "3a24b459e52b3ac138f6a05e99a4bd0589443a1ae18041a59c1cfdee12134a2b",
     }),
     "sympy": ("1.14.0", {
         "sympy-1.14.0-py3-none-any.whl": "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
@@ -77,8 +125,14 @@ WHEELS = {
     "torch": ("2.13.0+cpu", {
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
     }),
+    "tqdm": ("4.70.1", {
+        "tqdm-4.70.1-py3-none-any.whl": "c293e525e6fef9c20e8728fd4612df02a0aa31bb5fe91ecd93e123b1b7bffa73",
+    }),
     "triton": ("3.6.0", {
         "triton-3.6.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3",
+    }),
+    "typer": ("0.28.0", {
+        "typer-0.28.0-py3-none-any.whl": "afd18929180b706c5e9a239f53c3c8136903553c0c2d460598bbaa924191d4ab",
     }),
     "typing-extensions": ("4.16.0", {
         "typing_extensions-4.16.0-py3-none-any.whl": "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",

@@ -17,6 +17,18 @@ _ABIS = {
     ),
 }
 
+def _pairs(ctx, attribute):
+    """"key=value" for each value of each key of the attribute."""
+    values = getattr(ctx.attr, attribute)
+    for key in values:
+        if not values[key]:
+            fail("{}: each of {} must have a value, but \"{}\" has none; give it one or leave it out".format(
+                ctx.label,
+                attribute,
+                key,
+            ))
+    return ["{}={}".format(key, value) for key in values for value in values[key]]
+
 def _python_wheel_impl(ctx):
     tag, suffix = _ABIS[ctx.attr.abi]
     contents = {}
@@ -67,6 +79,8 @@ def _python_wheel_impl(ctx):
     args.add("--tag", tag)
     args.add("--requires_python", ">=3.12" if ctx.attr.abi == "abi3" else "=={}.*".format(PYTHON_VERSION))
     args.add_all(ctx.attr.requires, before_each = "--requires")
+    args.add_all(_pairs(ctx, "extras"), before_each = "--extra")
+    args.add_all(_pairs(ctx, "entry_points"), before_each = "--entry_point")
     args.add("--license", ctx.file.license)
     args.add("--readme", ctx.file.readme)
     args.add("--wheel", wheel)
@@ -101,18 +115,28 @@ Example:
         kernels = ["//py/mypackage:triton"],
         kernels_folder = "mypackage/kernels",
         data = {":kernel_manifest": "mypackage/kernel_manifest.json"},
+        requires = ["torch>=2.11"],
+        extras = {"report": ["plotly>=6"]},
+        entry_points = {"console_scripts": ["mypackage = mypackage.cli:main"]},
         license = "LICENSE",
         readme = "README.md",
     )
+
+`pip install mypackage` then brings torch and the command `mypackage`; `pip install mypackage[report]`
+brings plotly too.
 """,
     attrs = {
         "abi": attr.string(mandatory = True, values = _ABIS.keys()),
         "data": attr.label_keyed_string_dict(allow_files = True, doc = "file: path in the wheel"),
         "distribution": attr.string(mandatory = True),
+        "entry_points": attr.string_list_dict(
+            doc = "group, such as console_scripts: \"name = module:function\", in any order",
+        ),
         "extensions": attr.label_keyed_string_dict(
             providers = [PythonExtensionInfo],
             doc = "nanobind_module: folder in the wheel",
         ),
+        "extras": attr.string_list_dict(doc = "extra: the requirements that it adds"),
         "kernels": attr.label_list(
             providers = [KernelInfo],
             doc = "ahead-of-time kernels; embedded ones come with their extension",

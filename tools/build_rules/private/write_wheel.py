@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import pathlib
+import re
+import sys
 import zipfile
 
 from absl import app, flags
@@ -21,6 +23,10 @@ _SUMMARY = flags.DEFINE_string("summary", None, "One line on what it is.", requi
 _TAG = flags.DEFINE_string("tag", None, "Python, ABI and platform tag.", required=True)
 _REQUIRES_PYTHON = flags.DEFINE_string("requires_python", None, "Python versions.", required=True)
 _REQUIRES = flags.DEFINE_multi_string("requires", [], "Requirements, as pip spells them.")
+_EXTRA = flags.DEFINE_multi_string("extra", [], "EXTRA=REQUIREMENT, of what is optional.")
+_ENTRY_POINT = flags.DEFINE_multi_string(
+    "entry_point", [], "GROUP=NAME = MODULE:FUNCTION, for example of a console script."
+)
 _LICENSE = flags.DEFINE_string("license", None, "The licence's text.", required=True)
 _README = flags.DEFINE_string("readme", None, "The long description, Markdown.", required=True)
 _WHEEL = flags.DEFINE_string("wheel", None, "The wheel to write.", required=True)
@@ -30,6 +36,71 @@ _SITE = flags.DEFINE_string("site", None, "The folder for the unpacked copy.", r
 _TIME = (1980, 1, 1, 0, 0, 0)
 _EPOCH = "315532800"
 _REGULAR_FILE_0644 = 0o100644 << 16
+
+# A normalised name, which core metadata 2.4 asks for in Provides-Extra.
+_EXTRA_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# The entry points specification of the Python packaging guide; names as its "new" ones.
+_GROUP = re.compile(r"\w+(\.\w+)*")
+_ENTRY = re.compile(r"\s*([\w.-]+)\s*=\s*(\w+(?:\.\w+)*:\w+(?:\.\w+)*)\s*")
+
+
+class WheelError(Exception):
+    """The flags make no valid wheel; the message has rule, value and remedy."""
+
+
+def extra_requirements(extras: list[str]) -> dict[str, list[str]]:
+    """Extra to its requirements, each with the marker of the extra; extras are sorted.
+
+    Args:
+      extras: "EXTRA=REQUIREMENT"; a marker of the requirement's own is kept.
+
+    Raises:
+      WheelError: an extra has no requirement, or a name that is not normalised.
+    """
+    requirements: dict[str, list[str]] = {}
+    for pair in sorted(extras):
+        extra, _, requirement = pair.partition("=")
+        package, _, marker = map(str.strip, requirement.partition(";"))
+        if not _EXTRA_NAME.fullmatch(extra) or not package:
+            raise WheelError(
+                "an extra must be NAME=REQUIREMENT, with lower-case letters, digits and single "
+                f"dashes in NAME, but is {pair!r}; correct `extras` of the python_wheel"
+            )
+        also = f"({marker}) and " if marker else ""
+        requirements.setdefault(extra, []).append(f'{package}; {also}extra == "{extra}"')
+    return requirements
+
+
+def entry_points(entries: list[str]) -> bytes:
+    """entry_points.txt: groups sorted, and the names of a group.
+
+    Args:
+      entries: "GROUP=NAME = MODULE:FUNCTION".
+
+    Raises:
+      WheelError: an entry reads otherwise, or a group has a name twice.
+    """
+    groups: dict[str, dict[str, str]] = {}
+    for pair in entries:
+        group, _, entry = pair.partition("=")
+        match = _ENTRY.fullmatch(entry)
+        if not _GROUP.fullmatch(group) or not match:
+            raise WheelError(
+                f"an entry point must be GROUP=NAME = MODULE:FUNCTION, but is {pair!r}; correct "
+                "`entry_points` of the python_wheel"
+            )
+        name, target = match.groups()
+        if name in groups.setdefault(group, {}):
+            raise WheelError(
+                f"an entry point's name must stand once in its group, but {name!r} of {group} is "
+                f"{groups[group][name]} and {target}; rename one"
+            )
+        groups[group][name] = target
+    sections = [
+        "\n".join([f"[{group}]", *(f"{name} = {names[name]}" for name in sorted(names)), ""])
+        for group, names in sorted(groups.items())
+    ]
+    return "\n".join(sections).encode()
 
 
 def metadata() -> bytes:
@@ -45,6 +116,10 @@ def metadata() -> bytes:
     message["Requires-Python"] = _REQUIRES_PYTHON.value
     for requirement in _REQUIRES.value:
         message["Requires-Dist"] = requirement
+    for extra, requirements in extra_requirements(_EXTRA.value).items():
+        message["Provides-Extra"] = extra
+        for requirement in requirements:
+            message["Requires-Dist"] = requirement
     message["Description-Content-Type"] = "text/markdown"
     return message.as_bytes() + pathlib.Path(_README.value).read_bytes()
 
@@ -64,7 +139,12 @@ def main(argv: list[str]) -> None:
     listing = json.loads(pathlib.Path(_CONTENTS.value).read_text(encoding="utf-8"))
     contents = {path: pathlib.Path(file).read_bytes() for path, file in listing.items()}
     info = f"{_DISTRIBUTION.value}-{_VERSION.value}.dist-info"
-    contents[f"{info}/METADATA"] = metadata()
+    try:
+        contents[f"{info}/METADATA"] = metadata()
+        if _ENTRY_POINT.value:
+            contents[f"{info}/entry_points.txt"] = entry_points(_ENTRY_POINT.value)
+    except WheelError as error:
+        sys.exit(f"write_wheel: {error}")
     contents[f"{info}/WHEEL"] = wheel_metadata()
     contents[f"{info}/licenses/LICENSE"] = pathlib.Path(_LICENSE.value).read_bytes()
     with wheelfile.WheelFile(_WHEEL.value, "w", compression=zipfile.ZIP_DEFLATED) as archive:
