@@ -54,3 +54,15 @@ class TableError(StonewareError, RuntimeError):
 
 class ForwardOnlyError(StonewareError, RuntimeError):
     """A gradient would be needed, and this operation has no backward."""
+
+
+class StoreError(StonewareError, RuntimeError):
+    """The user's store of samples cannot be written; what it holds is intact."""
+
+
+class TuningMissError(StonewareError, RuntimeError):
+    """A problem was not measured, and `sw.tuning("error_on_miss")` makes that an error."""
+
+
+class TuningMismatchError(StonewareError, RuntimeError):
+    """The ranks of a job have different Stonewares or tables, and so nothing to fall back on."""

@@ -67,6 +67,11 @@ def _good_line() -> dict:
     return small.sample(small.VENDOR, 1.0).to_json()
 
 
+def _with_key(**changes) -> str:
+    line = _good_line()
+    return json.dumps({**line, "key": {**line["key"], **changes}})
+
+
 @pytest.mark.parametrize(("line", "part"), [
     ("{", "Expecting property name"),
     ("", "Expecting value"),
@@ -74,9 +79,11 @@ def _good_line() -> dict:
     ("[" * 200_000, "recursion"),
     ('"NaN"', "JSON object is expected"),
     (json.dumps({**_good_line(), "colour": "red"}), "unknown fields ['colour']"),
-    (json.dumps({key: value for key, value in _good_line().items() if key != "m"}), "['m']"),
-    (json.dumps({**_good_line(), "m": 0}), "m=0"),
-    (json.dumps({**_good_line(), "m": "16"}), "m='16'"),
+    (json.dumps({key: value for key, value in _good_line().items() if key != "key"}), "['key']"),
+    (json.dumps({**_good_line(), "key": 7}), "key=7"),
+    (_with_key(colour="red"), "unknown fields ['colour']"),
+    (_with_key(m=0), "m=0"),
+    (_with_key(m="16"), "m='16'"),
     (json.dumps({**_good_line(), "median_us": float("nan")}), "median_us=nan"),
     (json.dumps({**_good_line(), "median_us": -1}), "median_us=-1"),
     (json.dumps({**_good_line(), "status": "fine"}), "status='fine'"),
@@ -94,7 +101,7 @@ def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):
 
 
 @pytest.mark.parametrize("text", [
-    "", "{}", "[]", '{"schema": 2, "runs": []}', '{"schema": 1}', "[" * 200_000,
+    "", "{}", "[]", '{"schema": 1, "runs": []}', '{"schema": 2}', "[" * 200_000,
 ])
 def test_bad_runs_file_is_reported_with_its_name(tmp_path, text):
     (tmp_path / "runs.json").write_text(text)

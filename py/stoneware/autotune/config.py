@@ -1,10 +1,15 @@
-"""A config: one way to run a problem, as a value that can be compared, printed and stored."""
+"""A config: one way to run a problem, as a value that can be compared, printed and stored.
+
+`Config` is for our ops; `KernelConfig` is what triton.Config is, for kernels under `sw.autotune`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from stoneware.autotune.key import check_value, is_kernel, value_order
 
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
@@ -77,3 +82,77 @@ class Config:
                 f"missing here: {missing}"
             )
         return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelConfig:
+    """The data of a triton.Config, without its hooks; Triton is not imported.
+
+    Attributes:
+      kwargs: (meta-parameter, value), sorted by name.
+      num_warps, num_stages, num_ctas: as in triton.Config.
+      maxnreg: the most registers a thread may have; 0 for no limit.
+
+    Raises:
+      TypeError, ValueError: a field breaks its rule.
+    """
+
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+    num_ctas: int = 1
+    maxnreg: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in self.kwargs:
+            check_value(name, value)
+        object.__setattr__(self, "kwargs", tuple(sorted(self.kwargs)))
+        for name, least in (("num_warps", 1), ("num_stages", 0), ("num_ctas", 1), ("maxnreg", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name}={value!r} must be an int >= {least}")
+
+    def __lt__(self, other: KernelConfig) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
+        kwargs = tuple((name, *value_order(value)) for name, value in self.kwargs)
+        return kwargs, self.num_warps, self.num_stages, self.num_ctas, self.maxnreg
+
+    def __str__(self) -> str:
+        options = [f"{name}={value}" for name, value in self.kwargs]
+        options += [
+            f"{name}={getattr(self, name)}" for name in ("num_warps", "num_stages")
+        ]
+        options += [f"num_ctas={self.num_ctas}"] if self.num_ctas != 1 else []
+        options += [f"maxnreg={self.maxnreg}"] if self.maxnreg else []
+        return " ".join(options)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kwargs": dict(self.kwargs), "num_warps": self.num_warps,
+            "num_stages": self.num_stages, "num_ctas": self.num_ctas, "maxnreg": self.maxnreg,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> KernelConfig:
+        """Makes the config that `to_json` wrote."""
+        if not isinstance(data, Mapping):
+            raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
+        known = {field.name for field in fields(cls)}
+        if set(data) != known:
+            raise ValueError(
+                f"a config of a kernel has the fields {sorted(known)}, found {sorted(data)}"
+            )
+        if not isinstance(data["kwargs"], Mapping):
+            raise TypeError(f"kwargs={data['kwargs']!r} must be a JSON object")
+        return cls(**{**data, "kwargs": tuple(data["kwargs"].items())})
+
+
+AnyConfig = Config | KernelConfig
+
+
+def config_from_json(op: str, data: Mapping[str, Any]) -> AnyConfig:
+    """Makes the config of an op of ours or, if `op` is "package.module:function", of a kernel."""
+    return (KernelConfig if is_kernel(op) else Config).from_json(data)

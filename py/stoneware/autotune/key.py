@@ -1,15 +1,34 @@
-"""The key under which a measurement is filed and looked up: one shape of one family."""
+"""Keys: under what a measurement is filed and looked up.
+
+`Key` is a problem of one of our ops, `KernelKey` one of a kernel under `sw.autotune`. Both have a
+`family`, within which problems can be compared and across which they cannot, and `sizes`, by which
+they are compared.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+SCALES = ("row", "tensor", "none")
+LAYOUTS = ("nt", "nn", "tn", "tt")
+
+Value = bool | int | float | str | None
+"""What the value of a key argument may be: what JSON gives back unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Key:
-    """A shape (n, k, m) in a family (op, dtypes, scales, layout); fields as in a Sample.
+    """A shape (n, k, m) in a family (op, dtypes, scales, layout).
 
-    `family` is the key with its shape set to 0: within it shapes can be compared, across it not.
+    Attributes:
+      op: such as "scaled_mm"; it has no colon.
+      a_dtype, b_dtype, out_dtype: names such as "e4m3", "bf16", "fp16".
+      scales: one of SCALES; "none" for an op without scales.
+      layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
+      n, k, m: sizes; all 0 in a family.
     """
 
     op: str
@@ -27,5 +46,164 @@ class Key:
         return replace(self, n=0, k=0, m=0)
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """What problems of a family differ in; the last is m, which varies at run time."""
+        return self.n, self.k, self.m
+
+    def with_sizes(self, sizes: tuple[int, ...]) -> Key:
+        n, k, m = sizes
+        return replace(self, n=n, k=k, m=m)
+
+    @property
     def shape(self) -> str:
         return f"m={self.m} n={self.n} k={self.k}"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KernelKey:
+    """The key arguments of a call of a decorated kernel.
+
+    Attributes:
+      op: the kernel, as "package.module:function".
+      names: the key arguments in the order of the decorator's `key`.
+      values: the value of each; an argument that was omitted and has no default is None.
+      dtypes: (argument, dtype) of each tensor, in the order of the signature.
+    """
+
+    op: str
+    names: tuple[str, ...]
+    values: tuple[Value, ...]
+    dtypes: tuple[tuple[str, str], ...]
+
+    def __eq__(self, other: object) -> bool:
+        # By type too: True is no size, though it equals 1.
+        return isinstance(other, KernelKey) and self._order == other._order
+
+    def __hash__(self) -> int:
+        return hash(self._order)
+
+    def __lt__(self, other: KernelKey) -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[Any, ...]:
+        return self.op, self.names, self.dtypes, tuple(map(value_order, self.values))
+
+    @property
+    def _size_positions(self) -> list[int]:
+        positions = [idx for idx, value in enumerate(self.values) if type(value) is int]
+        # m last, as in a Key: it is what varies at run time.
+        return sorted(positions, key=lambda idx: self.names[idx].lower() == "m")
+
+    @property
+    def family(self) -> KernelKey:
+        return self.with_sizes((0,) * len(self._size_positions))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self.values[idx] for idx in self._size_positions)
+
+    def with_sizes(self, sizes: tuple[int, ...]) -> KernelKey:
+        values = list(self.values)
+        for idx, size in zip(self._size_positions, sizes, strict=True):
+            values[idx] = size
+        return replace(self, values=tuple(values))
+
+    @property
+    def has_m(self) -> bool:
+        positions = self._size_positions
+        return bool(positions) and self.names[positions[-1]].lower() == "m"
+
+    @property
+    def shape(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in zip(self.names, self.values))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "op": self.op, "names": list(self.names), "values": list(self.values),
+            "dtypes": [list(pair) for pair in self.dtypes],
+        }
+
+
+AnyKey = Key | KernelKey
+
+
+def is_kernel(op: str) -> bool:
+    """Whether `op` names a decorated kernel, "package.module:function", and not an op of ours."""
+    return ":" in op
+
+
+def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey:
+    """Makes the key that `to_json` wrote.
+
+    Args:
+      data: the JSON object.
+      is_family: sizes are 0.
+
+    Raises:
+      TypeError, ValueError: a field is missing, unknown, or breaks its rule.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"key={data!r} must be a JSON object, not {type(data).__name__}")
+    op = data.get("op")
+    if not isinstance(op, str) or not op:
+        raise ValueError(f"op={op!r} of a key must be a non-empty str")
+    cls = KernelKey if is_kernel(op) else Key
+    known = {field.name for field in fields(cls)}
+    unknown, missing = sorted(map(str, set(data) - known)), sorted(known - set(data))
+    if unknown or missing:
+        raise ValueError(f"key of {op}: unknown fields {unknown}, missing fields {missing}")
+    if cls is Key:
+        return _op_key(data, least=0 if is_family else 1)
+    return _kernel_key(data)
+
+
+def _op_key(data: Mapping[str, Any], least: int) -> Key:
+    for name in ("a_dtype", "b_dtype", "out_dtype"):
+        if not isinstance(data[name], str) or not data[name]:
+            raise ValueError(f"{name}={data[name]!r} must be a non-empty str")
+    for name in ("n", "k", "m"):
+        if type(data[name]) is not int or data[name] < least:
+            raise ValueError(f"{name}={data[name]!r} must be an int >= {least}")
+    for name, known in (("scales", SCALES), ("layout", LAYOUTS)):
+        if data[name] not in known:
+            raise ValueError(f"{name}={data[name]!r} must be one of {', '.join(known)}")
+    return Key(**data)
+
+
+def _kernel_key(data: Mapping[str, Any]) -> KernelKey:
+    names, values, dtypes = data["names"], data["values"], data["dtypes"]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"names={names!r} must be a list of str")
+    if not isinstance(values, list) or len(values) != len(names):
+        raise ValueError(f"values={values!r} must be a list as long as names={names!r}")
+    for name, value in zip(names, values):
+        check_value(name, value)
+    if not isinstance(dtypes, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        for pair in dtypes
+    ):
+        raise ValueError(f"dtypes={dtypes!r} must be a list of [argument, dtype]")
+    return KernelKey(
+        op=data["op"], names=tuple(names), values=tuple(values),
+        dtypes=tuple((name, dtype) for name, dtype in dtypes),
+    )
+
+
+def value_order(value: Value) -> tuple[str, Value]:
+    """By what values of any type are sorted."""
+    return type(value).__name__, 0 if value is None else value
+
+
+def check_value(name: str, value: object) -> None:
+    """Raises TypeError or ValueError unless `value` may stand in a key."""
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(
+            f"{name}={value!r} of type {type(value).__name__} cannot be part of a key; a key "
+            "argument must be a bool, int, float, str or None: leave it out of key="
+        )
+    if type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{name}={value!r} of a key must be finite; leave it out of key=")

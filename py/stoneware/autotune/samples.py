@@ -12,6 +12,7 @@ names the file and the line.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -21,34 +22,35 @@ from pathlib import Path
 from typing import Any
 
 from stoneware.autotune.canonical import canonical_document, canonical_json
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
+from stoneware.autotune.config import AnyConfig, Config, KernelConfig, config_from_json
+from stoneware.autotune.key import AnyKey, KernelKey, key_from_json
 from stoneware.errors import TableError
 from stoneware.runtime.device import DeviceFingerprint
 
-SCHEMA = 1
-STATUSES = ("ok", "wrong", "failed")
-SCALES = ("row", "tensor", "none")
-LAYOUTS = ("nt", "nn", "tn", "tt")
-REMEDY = "restore the file from version control, or measure again with tools/tune"
+SCHEMA = 2
+STATUSES = ("ok", "wrong", "failed", "hung")
+"""Timed; error above the tolerance; did not run; did not end within the limit."""
+
+PARSE_ERRORS = (ValueError, TypeError, RecursionError, OverflowError)
+"""What a value that breaks a rule raises; OverflowError for an int that no float can hold."""
+
+REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One candidate timed at one shape, in one run.
+    """One candidate timed at one problem, in one run.
 
     Attributes:
-      op: "scaled_mm" or "matmul".
-      n, k, m: sizes.
-      a_dtype, b_dtype, out_dtype: names such as "e4m3", "bf16", "fp16".
-      scales: "row", "tensor", or "none" for an op without scales.
-      layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
+      key: the problem.
       config: the candidate.
-      median_us, spread_us: median and interquartile range of the timings; 0 if status is "failed".
+      median_us, spread_us: median and interquartile range of the timings; 0 if there are none.
       count: how many timings.
-      status: "ok"; "wrong" if the error was above the tolerance; "failed" if it did not run.
-      error: relative error against float64.
-      kernel_sha256: digest of the cubin; empty for kernels that are not ours.
+      sm_clock_mhz_before, sm_clock_mhz_after: SM clock around the timings; 0 if unknown.
+      status: one of STATUSES.
+      error: relative error against float64; 0 where no reference is known.
+      kernel_sha256: digest of the cubin, or of the source of a decorated kernel; empty for kernels
+        that are not ours.
       run: id of the run, an entry of runs.json.
       detail: for a sample that is not ok, what happened.
 
@@ -56,45 +58,36 @@ class Sample:
       TypeError, ValueError: a field breaks its rule.
     """
 
-    op: str
-    n: int
-    k: int
-    m: int
-    a_dtype: str
-    b_dtype: str
-    out_dtype: str
-    scales: str
-    layout: str = "nt"
-    config: Config
+    key: AnyKey
+    config: AnyConfig
     median_us: float
     spread_us: float
     count: int
+    sm_clock_mhz_before: int = 0
+    sm_clock_mhz_after: int = 0
     status: str
-    error: float
+    error: float = 0.0
     kernel_sha256: str = ""
     run: str
     detail: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("op", "a_dtype", "b_dtype", "out_dtype", "run", "kernel_sha256", "detail"):
+        if not isinstance(self.key, AnyKey):
+            raise TypeError(f"key={self.key!r} must be a Key or a KernelKey")
+        wanted = KernelConfig if isinstance(self.key, KernelKey) else Config
+        if not isinstance(self.config, wanted):
+            raise TypeError(f"config={self.config!r} of {self.op} must be a {wanted.__name__}")
+        for name in ("run", "kernel_sha256", "detail"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name}={getattr(self, name)!r} must be a str")
-        for name in ("op", "a_dtype", "b_dtype", "out_dtype", "run"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must not be empty")
-        for name in ("n", "k", "m"):
+        if not self.run:
+            raise ValueError("run must not be empty")
+        if self.status not in STATUSES:
+            raise ValueError(f"status={self.status!r} must be one of {', '.join(STATUSES)}")
+        for name in ("count", "sm_clock_mhz_before", "sm_clock_mhz_after"):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r} must be an int >= 1")
-        for name, known in (("status", STATUSES), ("scales", SCALES), ("layout", LAYOUTS)):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
-                )
-        if not isinstance(self.config, Config):
-            raise TypeError(f"config={self.config!r} must be a Config")
-        if type(self.count) is not int or self.count < 0:
-            raise ValueError(f"count={self.count!r} must be an int >= 0")
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name}={value!r} must be an int >= 0")
         for name in ("median_us", "spread_us", "error"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
@@ -111,15 +104,11 @@ class Sample:
             )
 
     @property
-    def key(self) -> Key:
-        """The problem that was measured."""
-        return Key(
-            op=self.op, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
-            scales=self.scales, layout=self.layout, n=self.n, k=self.k, m=self.m,
-        )
+    def op(self) -> str:
+        return self.key.op
 
     @property
-    def sort_key(self) -> tuple[Key, Config, str]:
+    def sort_key(self) -> tuple[AnyKey, AnyConfig, str]:
         """The order of samples in a file: by problem, then candidate, then run."""
         return self.key, self.config, self.run
 
@@ -127,12 +116,16 @@ class Sample:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         if not self.detail:
             del data["detail"]
-        return {**data, "config": self.config.to_json()}
+        return {**data, "key": self.key.to_json(), "config": self.config.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        _check_fields(cls, data, optional={"layout", "kernel_sha256", "detail"})
-        return cls(**{**data, "config": Config.from_json(data["config"])})
+        _check_fields(cls, data, optional={
+            "sm_clock_mhz_before", "sm_clock_mhz_after", "error", "kernel_sha256", "detail",
+        })
+        key = key_from_json(data["key"])
+        config = config_from_json(key.op, data["config"])
+        return cls(**{**data, "key": key, "config": config})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,17 +213,46 @@ def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
     located = []
     for line_number, line in enumerate(_read_text(path).splitlines(), start=1):
         try:
-            located.append((line_number, Sample.from_json(json.loads(line))))
-        except (ValueError, TypeError, RecursionError) as error:
+            located.append((line_number, Sample.from_json(_parse(line))))
+        except PARSE_ERRORS as error:
             raise TableError(f"{path}:{line_number}: not a sample: {error}; {REMEDY}") from error
     return located
 
 
+def read_samples_leniently(path: str | os.PathLike[str]) -> tuple[list[Sample], list[str]]:
+    """Reads what is good in a .jsonl file: (samples in the order of the file, problems).
+
+    A problem is a line that was skipped, with file, line number and reason, or a file that cannot
+    be read. Nothing but the bad line is lost, whatever its bytes are.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        return [], [f"{path}: cannot be read: {error}"]
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    samples, problems = [], []
+    for line_number, line in enumerate(lines, start=1):
+        try:
+            samples.append(Sample.from_json(_parse(line.decode("utf-8"))))
+        except PARSE_ERRORS as error:
+            problems.append(f"{path}:{line_number}: skipped: not a sample: {error}")
+    return samples, problems
+
+
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
     """Writes samples sorted, one a line; the same samples give the same bytes."""
-    ordered = sorted(samples, key=lambda sample: sample.sort_key)
-    text = "".join(canonical_json(sample.to_json()) + "\n" for sample in ordered)
-    Path(path).write_text(text, encoding="ascii", newline="\n")
+    _write_text(path, samples_text(samples))
+
+
+def samples_text(samples: Iterable[Sample]) -> str:
+    """What `write_samples` writes."""
+    texts = [(canonical_json(sample.to_json()), sample.sort_key) for sample in samples]
+    # By text first, for samples that differ in nothing they are sorted by.
+    texts.sort(key=lambda item: item[0])
+    texts.sort(key=lambda item: item[1])
+    return "".join(text + "\n" for text, _ in texts)
 
 
 def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
@@ -242,10 +264,36 @@ def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
     return by_id
 
 
+def read_runs_leniently(path: str | os.PathLike[str]) -> tuple[dict[str, Run], list[str]]:
+    """Reads what is good in runs.json: (runs by id, problems); never raises for its content."""
+    try:
+        return read_runs(path), []
+    except TableError as error:
+        problems = [str(error)]
+    try:
+        text = Path(path).read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return {}, problems
+    runs: dict[str, Run] = {}
+    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+    position = text.find("{")
+    while position >= 0:
+        end = position + 1
+        try:
+            data, end_of_object = decoder.raw_decode(text, position)
+            run = Run.from_json(data)
+            runs.setdefault(run.id, run)
+            end = end_of_object
+        except PARSE_ERRORS:
+            pass  # the document, or a part of a run: a run may begin inside
+        position = text.find("{", end)
+    return runs, problems
+
+
 def write_runs(path: str | os.PathLike[str], runs: Iterable[Run]) -> None:
     ordered = sorted(runs, key=lambda run: run.id)
     document = {"schema": SCHEMA, "runs": [run.to_json() for run in ordered]}
-    Path(path).write_text(canonical_document(document), encoding="ascii", newline="\n")
+    _write_text(path, canonical_document(document))
 
 
 def read_device(path: str | os.PathLike[str]) -> DeviceRecord:
@@ -255,7 +303,7 @@ def read_device(path: str | os.PathLike[str]) -> DeviceRecord:
 
 def write_device(path: str | os.PathLike[str], record: DeviceRecord) -> None:
     document = {"schema": SCHEMA, **record.to_json()}
-    Path(path).write_text(canonical_document(document), encoding="ascii", newline="\n")
+    _write_text(path, canonical_document(document))
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:
@@ -267,14 +315,36 @@ def _read_text(path: str | os.PathLike[str]) -> str:
 
 def _read_document(path: str | os.PathLike[str], what: str, parse: Any) -> Any:
     try:
-        data = json.loads(_read_text(path))
+        data = _parse(_read_text(path))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
         return parse(data)
     except KeyError as error:
         raise TableError(f"{path}: not {what}: the key {error} is missing; {REMEDY}") from error
-    except (ValueError, TypeError, RecursionError) as error:
+    except PARSE_ERRORS as error:
         raise TableError(f"{path}: not {what}: {error}; {REMEDY}") from error
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        twice = next(name for name in data if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"the key {twice!r} comes twice in an object")
+    return data
+
+
+def _write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file so that whoever looks, or is killed, finds the old one or the new one."""
+    draft = Path(f"{path}.draft")
+    with draft.open("w", encoding="ascii", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
 
 
 def _check_fields(cls: type, data: Any, optional: set[str]) -> None:

@@ -24,6 +24,9 @@ class DeviceFingerprint:
       num_sms: streaming multiprocessors.
       l2_bytes: size of the L2 cache.
       memory_clock_khz: peak memory clock.
+      power_limit_w: what the board may draw; 0 if unknown. Only NVML knows it, and asking takes some
+        15 ms and a library, so it is asked when a measurement is taken or explained, or when two
+        known devices differ in nothing else.
     """
 
     name: str
@@ -31,6 +34,7 @@ class DeviceFingerprint:
     num_sms: int
     l2_bytes: int
     memory_clock_khz: int
+    power_limit_w: int = 0
 
     def __post_init__(self) -> None:
         capability = tuple(self.compute_capability)
@@ -41,7 +45,7 @@ class DeviceFingerprint:
         object.__setattr__(self, "compute_capability", capability)
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name={self.name!r} of a device must be a non-empty str")
-        for field in ("num_sms", "l2_bytes", "memory_clock_khz"):
+        for field in ("num_sms", "l2_bytes", "memory_clock_khz", "power_limit_w"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ValueError(f"{field}={value!r} of device {self.name!r} must be an int >= 0")
@@ -50,28 +54,38 @@ class DeviceFingerprint:
         major, minor = self.compute_capability
         return (
             f"{self.name} (sm_{major}{minor}, {self.num_sms} SMs, "
-            f"{self.l2_bytes / 2**20:g} MiB L2, memory at {self.memory_clock_khz / 1000:g} MHz)"
+            f"{self.l2_bytes / 2**20:g} MiB L2, memory at {self.memory_clock_khz / 1000:g} MHz"
+            + (f", {self.power_limit_w} W)" if self.power_limit_w else ")")
         )
 
     def same_hardware(self, other: DeviceFingerprint) -> bool:
-        """Whether every number agrees; the names may differ."""
+        """Whether every number agrees; the names may differ, and an unknown power limit agrees with
+        any."""
         return (
             self.compute_capability == other.compute_capability
             and self.num_sms == other.num_sms
             and self.l2_bytes == other.l2_bytes
             and self.memory_clock_khz == other.memory_clock_khz
+            and (
+                self.power_limit_w == other.power_limit_w
+                or not self.power_limit_w or not other.power_limit_w
+            )
         )
 
     def distance(self, other: DeviceFingerprint) -> float:
-        """How far `other` is: sum of |log ratio| of SMs, L2 and memory clock.
+        """How far `other` is: sum of |log ratio| of SMs, L2, memory clock and, if both
+        are known, power limit.
 
         Infinite between compute capabilities, since kernels and their speed do not carry over.
         """
         if self.compute_capability != other.compute_capability:
             return math.inf
+        compared = ["num_sms", "l2_bytes", "memory_clock_khz"]
+        if self.power_limit_w and other.power_limit_w:
+            compared.append("power_limit_w")
         return sum(
             abs(math.log(max(getattr(self, field), 1) / max(getattr(other, field), 1)))
-            for field in ("num_sms", "l2_bytes", "memory_clock_khz")
+            for field in compared
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -80,10 +94,11 @@ class DeviceFingerprint:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeviceFingerprint:
         """Makes the fingerprint from `to_json` or from `_driver.device_attributes` (a superset)."""
-        missing = [field.name for field in fields(cls) if field.name not in data]
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in data and name != "power_limit_w"]
         if missing:
             raise ValueError(f"a device fingerprint lacks {missing}; found {sorted(data)}")
-        return cls(**{field.name: data[field.name] for field in fields(cls)})
+        return cls(**{name: data[name] for name in names if name in data})
 
 
 @dataclass(frozen=True, kw_only=True)

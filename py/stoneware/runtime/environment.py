@@ -1,0 +1,52 @@
+"""Every environment variable that Stoneware reads at run time, in one place.
+
+    STONEWARE_CACHE_DIR   folder of the user's tuning store; default $XDG_CACHE_HOME/stoneware/tuning,
+                          else ~/.cache/stoneware/tuning
+    STONEWARE_TUNING      off (default), on_miss or error_on_miss: the mode outside of any
+                          `with sw.tuning(...)`
+
+They are read when they are needed, so that a change takes effect in a running process; nothing is
+read or made at import.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MODES = ("off", "on_miss", "error_on_miss")
+"""What to do about a problem that was not measured: take the nearest, measure it, or raise."""
+
+
+def tuning_folder() -> Path | None:
+    """The folder of the user's tuning store; None where there is no home to keep one in.
+
+    Raises:
+      ValueError: STONEWARE_CACHE_DIR is not absolute.
+    """
+    own = os.environ.get("STONEWARE_CACHE_DIR")
+    if own:
+        if not os.path.isabs(own):
+            raise ValueError(
+                f"STONEWARE_CACHE_DIR={own!r} must be an absolute path, so that every process "
+                "finds the same store; set it to one, or unset it"
+            )
+        return Path(own)
+    # A relative path is to be ignored (XDG Base Directory Specification, "Basics").
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if cache and os.path.isabs(cache):
+        return Path(cache, "stoneware", "tuning")
+    home = os.path.expanduser("~")
+    return Path(home, ".cache", "stoneware", "tuning") if os.path.isabs(home) else None
+
+
+def tuning_mode() -> str:
+    """The mode outside of any `with sw.tuning(...)`.
+
+    Raises:
+      ValueError: STONEWARE_TUNING is none of MODES.
+    """
+    mode = os.environ.get("STONEWARE_TUNING") or "off"
+    if mode not in MODES:
+        raise ValueError(f"STONEWARE_TUNING={mode!r} must be one of {', '.join(MODES)}")
+    return mode
