@@ -1,0 +1,255 @@
+"""Comparing what two sources or tables choose, and verifying them.
+
+Measurements differ from tune to tune; what counts is whether another config is chosen, and what
+that costs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoneware.autotune import merge, table
+from stoneware.autotune import samples as sample_format
+from stoneware.autotune.canonical import canonical_json
+from stoneware.autotune.choose import choose
+from stoneware.autotune.config import AnyConfig
+from stoneware.autotune.key import AnyKey
+from stoneware.autotune.samples import Run, Sample
+from stoneware.errors import TableError
+from stoneware.runtime.device import DeviceFingerprint
+
+Chosen = Mapping[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
+"""(device, key as JSON) -> key, chosen config, its median in microseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A problem at which two sources differ.
+
+    Attributes:
+      device: its numbers and name.
+      key: the problem.
+      config_a, config_b: what each chooses; None where it has no entry.
+      median_us_a, median_us_b: as each measured its own choice; 0 where it has no entry.
+    """
+
+    device: str
+    key: AnyKey
+    config_a: AnyConfig | None = None
+    median_us_a: float = 0.0
+    config_b: AnyConfig | None = None
+    median_us_b: float = 0.0
+
+    def __str__(self) -> str:
+        sides = (("a", self.config_a, self.median_us_a), ("b", self.config_b, self.median_us_b))
+        return f"{self.key.op} {self.key.shape}: " + ", ".join(
+            f"{name}: {config} at {median_us:.2f} us" if config is not None else f"{name}: no entry"
+            for name, config, median_us in sides
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device, "key": self.key.to_json(),
+            "config_a": self.config_a and self.config_a.to_json(),
+            "config_b": self.config_b and self.config_b.to_json(),
+            "median_us_a": self.median_us_a, "median_us_b": self.median_us_b,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """How two sources differ.
+
+    Attributes:
+      only_a, only_b: problems that one of them has.
+      changed: problems at which another config is chosen.
+      num_common: problems that both have.
+    """
+
+    only_a: tuple[Difference, ...]
+    only_b: tuple[Difference, ...]
+    changed: tuple[Difference, ...]
+    num_common: int
+
+    def __bool__(self) -> bool:
+        return bool(self.only_a or self.only_b or self.changed)
+
+    @property
+    def fraction(self) -> float:
+        """The part of the common problems at which another config is chosen; 0 without any."""
+        return len(self.changed) / self.num_common if self.num_common else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_common} problems in both; another config at {len(self.changed)} of them "
+            f"({self.fraction:.1%}); only in a: {len(self.only_a)}; only in b: {len(self.only_b)}"
+        ]
+        device = ""
+        for difference in (*self.changed, *self.only_a, *self.only_b):
+            if difference.device != device:
+                device = difference.device
+                lines.append(f"{device}:")
+            lines.append(f"  {difference}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "num_common": self.num_common, "fraction": self.fraction,
+            "only_a": [difference.as_dict() for difference in self.only_a],
+            "only_b": [difference.as_dict() for difference in self.only_b],
+            "changed": [difference.as_dict() for difference in self.changed],
+        }
+
+
+@dataclass(frozen=True)
+class _Timed:
+    config: AnyConfig
+    median_us: float
+    spread_us: float
+
+
+def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
+    """Compares what two paths choose: tables (.json), sample folders or stores, in any combination.
+
+    Of samples the newest of each candidate counts, and the rule of `choose.py` picks, without the
+    op's rule of thumb.
+
+    Raises:
+      TableError: a path is none of these, or a table is damaged.
+    """
+    return compare(_chosen(Path(a)), _chosen(Path(b)))
+
+
+def compare(a: Chosen, b: Chosen) -> Differences:
+    """Compares two mappings."""
+    only_a, only_b, changed = [], [], []
+    for place in sorted({*a, *b}):
+        key, config_a, median_us_a = a.get(place, (None, None, 0.0))
+        other_key, config_b, median_us_b = b.get(place, (None, None, 0.0))
+        difference = Difference(
+            device=place[0], key=key if key is not None else other_key, config_a=config_a,
+            median_us_a=median_us_a, config_b=config_b, median_us_b=median_us_b,
+        )
+        if config_b is None:
+            only_a.append(difference)
+        elif config_a is None:
+            only_b.append(difference)
+        elif canonical_json(config_a.to_json()) != canonical_json(config_b.to_json()):
+            changed.append(difference)
+    return Differences(
+        only_a=tuple(only_a), only_b=tuple(only_b), changed=tuple(changed),
+        num_common=len({*a} & {*b}),
+    )
+
+
+def verify(path: str | os.PathLike[str]) -> list[str]:
+    """What is wrong with a table (.json), sample folders or a store, each with its place.
+
+    Raises:
+      TableError: there is nothing of the kind at `path`.
+    """
+    path = Path(path)
+    if _is_table(path):
+        try:
+            found = table.decode(path.read_bytes(), path, None)
+            for device in found.devices:
+                for _ in device.entries():
+                    pass
+        except TableError as error:
+            return [str(error)]
+        except (OSError, LookupError, *sample_format.PARSE_ERRORS) as error:
+            return [f"{path}: not a table: {type(error).__name__}: {error}"]
+        return []
+    source = merge.read_source(path)
+    problems = list(source.problems)
+    for file in source.files:
+        if file.suffix == ".jsonl":
+            problems += _problems_of_file(file)
+    for record, runs, _ in source.devices:
+        problems += [
+            f"{source.path}: run {run.id} is of {run.device}, and device.json of "
+            f"{record.fingerprint}; move its samples to the folder of its device"
+            for run in runs.values() if not run.device.same_hardware(record.fingerprint)
+        ]
+    return problems
+
+
+def _problems_of_file(file: Path) -> list[str]:
+    samples, bad = sample_format.read_samples_leniently(file)
+    problems = []
+    strangers = sorted({
+        sample.op for sample in samples if merge.file_name(sample.op) != file.name
+    })
+    if strangers:
+        problems.append(
+            f"{file}: holds samples of {', '.join(strangers)}, which belong into "
+            f"{', '.join(map(merge.file_name, strangers))}"
+        )
+    if not bad and file.read_bytes() != sample_format.samples_text(samples).encode("ascii"):
+        problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
+    times = Counter(canonical_json(sample.to_json()) for sample in samples)
+    problems += [
+        f"{file}: a sample is there {count} times: {text}"
+        for text, count in times.items() if count > 1
+    ]
+    return problems
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix == ".json" and not path.is_dir()
+
+
+def _chosen(path: Path) -> Chosen:
+    chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
+    if _is_table(path):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise TableError(
+                f"{path}: cannot be read: {error}; give the path of a table"
+            ) from error
+        for device in table.decode(data, path, None).devices:
+            for entry in device.entries():
+                first = entry.choices[0]
+                place = _device_name(device.fingerprint), canonical_json(entry.key.to_json())
+                chosen[place] = entry.key, first.config, first.median_us
+        return chosen
+    for (device, text), samples in _samples_by_problem(path).items():
+        newest: dict[str, tuple[tuple[str, str, str], Sample]] = {}
+        for run, sample in samples:
+            age = run.date, run.id, canonical_json(sample.to_json())
+            config = canonical_json(sample.config.to_json())
+            if config not in newest or newest[config][0] < age:
+                newest[config] = age, sample
+        timed = [
+            _Timed(sample.config, sample.median_us, sample.spread_us)
+            for _, (_, sample) in sorted(newest.items()) if sample.status == "ok"
+        ]
+        if timed:
+            best = choose(timed)[0][0]
+            chosen[device, text] = samples[0][1].key, best.config, best.median_us
+    return chosen
+
+
+def _samples_by_problem(path: Path) -> dict[tuple[str, str], list[tuple[Run, Sample]]]:
+    problems: dict[tuple[str, str], list[tuple[Run, Sample]]] = {}
+    for _, runs, samples in merge.read_folder(path):
+        for sample in samples:
+            run = runs[sample.run]
+            place = _device_name(run.device), canonical_json(sample.key.to_json())
+            problems.setdefault(place, []).append((run, sample))
+    return problems
+
+
+def _device_name(device: DeviceFingerprint) -> str:
+    """What the same hardware has in common; of a table and of samples alike."""
+    major, minor = device.compute_capability
+    return (
+        f"{device.name} (sm_{major}{minor}, {device.num_sms} SMs, {device.l2_bytes} bytes of L2, "
+        f"memory at {device.memory_clock_khz} kHz)"
+    )

@@ -1,0 +1,142 @@
+"""Many processes, and processes that are killed: what `add` returned for is there."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sample_strategies as data
+
+from stoneware.autotune.store import Store
+
+NUM_PROCESSES, NUM_ADDS = 16, 40
+NUM_KILLS = 20
+
+WRITER = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import sample_strategies as data
+from stoneware.autotune.store import Store
+path, writer, num_adds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+run = data.run(f"run-{{writer}}")
+own = Store(path)
+print("ready", flush=True)
+sys.stdin.readline()
+for m in range(1, num_adds + 1):
+    own.add(run, [data.sample(m=m, run=run.id)])
+    print(m, flush=True)
+"""
+
+
+def start(path: Path, writer: int, num_adds: int = NUM_ADDS) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, path, str(writer), str(num_adds)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    return process
+
+
+def race(path: Path, num_processes: int) -> None:
+    """Lets writers begin at once; each must end well."""
+    processes = [start(path, writer) for writer in range(num_processes)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+
+
+def stored(path: Path) -> set[tuple[str, int]]:
+    return {(sample.run, sample.key.m) for _, sample in Store(path).samples()}
+
+
+def test_sixteen_processes_that_write_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "tuning" / "samples.sqlite3"
+    race(path, NUM_PROCESSES)
+    expected = {
+        (f"run-{writer}", m) for writer in range(NUM_PROCESSES) for m in range(1, NUM_ADDS + 1)
+    }
+    assert stored(path) == expected
+    assert Store(path).problems() == []
+
+
+def test_processes_that_find_the_file_damaged_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "samples.sqlite3"
+    Store(path).add(data.run(), [data.sample(m=m) for m in range(1, 50)])
+    content = path.read_bytes()
+    path.write_bytes(b"\xff" * 4096 + content[4096:])
+    before = stored(path)
+    race(path, 4)
+    assert before < stored(path)
+    assert len(stored(path)) == len(before) + 4 * NUM_ADDS
+    assert [file.name for file in tmp_path.glob("*damaged*")] == ["samples.sqlite3.damaged-1"]
+
+
+def test_a_file_that_is_damaged_while_others_write_to_it_loses_only_what_was_overwritten(tmp_path):
+    path = tmp_path / "samples.sqlite3"
+    own = Store(path)
+    own.add(data.run(), [data.sample(m=m) for m in range(1, 50)])
+    writer = start(path, 1)
+    assert writer.stdout.readline() == "ready\n"
+    writer.stdin.write("\n")
+    writer.stdin.flush()
+    for expected in range(1, 6):
+        assert int(writer.stdout.readline()) == expected
+    # It writes on, at any moment of this.
+    with path.open("r+b") as file:
+        file.write(b"\xff" * 100)
+    Store(path).add(data.run(), [data.sample(m=1000)])
+    _, errors = writer.communicate()
+    assert writer.returncode == 0, errors
+    assert stored(path) == {
+        *((data.run().id, m) for m in (*range(1, 50), 1000)),
+        *(("run-1", m) for m in range(1, NUM_ADDS + 1)),
+    }
+
+
+def test_whatever_add_returned_for_survives_a_kill_at_any_moment(tmp_path):
+    path = tmp_path / "samples.sqlite3"
+    promised: set[tuple[str, int]] = set()
+    for kill in range(NUM_KILLS):
+        writer = start(path, kill, num_adds=10_000)
+        assert writer.stdout.readline() == "ready\n"
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        # Killed while it is somewhere in the adds after the last line that was read here.
+        for _ in range(random.randrange(8)):
+            promised.add((f"run-{kill}", int(writer.stdout.readline())))
+        writer.kill()
+        rest, _ = writer.communicate()
+        promised |= {(f"run-{kill}", int(m)) for m in rest.split("\n")[:-1]}
+        assert promised <= stored(path)
+        assert Store(path).problems() == []
+    assert len(promised) >= NUM_KILLS
+    Store(path).add(data.run(), [data.sample()])
+    assert promised < stored(path)
+
+
+@pytest.mark.parametrize("num_readers", [3])
+def test_readers_beside_a_writer_see_every_sample_that_was_there_when_they_began(
+    tmp_path, num_readers
+):
+    path = tmp_path / "samples.sqlite3"
+    writer = start(path, 1)
+    assert writer.stdout.readline() == "ready\n"
+    writer.stdin.write("\n")
+    writer.stdin.flush()
+    readers = [Store(path) for _ in range(num_readers)]
+    for last in range(1, NUM_ADDS + 1):
+        assert int(writer.stdout.readline()) == last
+        for reader in readers:
+            found = {sample.key.m for _, sample in reader.samples()}
+            assert found >= set(range(1, last + 1))
+            assert found == set(range(1, len(found) + 1))
+    writer.communicate()
+    assert writer.returncode == 0
+    assert readers[0].problems() == []

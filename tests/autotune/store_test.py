@@ -1,0 +1,385 @@
+"""The user's store: what was added is read back; nothing but a bad row is ever lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import sample_strategies as data
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_files import RUN, damage, edit, killed_while_adding, read, state, texts
+
+from stoneware.autotune import record
+from stoneware.autotune.store import Store
+from stoneware.errors import StoreError
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tuning" / "samples.sqlite3"
+
+
+@pytest.fixture
+def four(path: Path) -> list[str]:
+    """A store with four samples, each in a row of its own add; returns them as text."""
+    samples = [data.sample(m=m) for m in (1, 16, 512)] + [data.kernel_sample()]
+    for sample in samples:
+        Store(path).add(RUN, [sample])
+    return texts(samples)
+
+
+def test_a_store_that_was_never_written_is_empty_and_reading_makes_nothing(path):
+    own = Store(path)
+    assert own.samples() == [] and own.ops() == [] and own.problems() == []
+    assert own.stamp() == ()
+    assert not path.parent.exists()
+
+
+def test_importing_and_reading_no_store_does_not_import_sqlite3(path):
+    program = (
+        "import sys; from stoneware.autotune.store import Store\n"
+        f"Store({str(path)!r}).samples(); print('sqlite3' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    assert found.stdout.split() == ["False"]
+
+
+def test_samples_come_back_sorted_with_their_run_and_by_op(path, four):
+    own = Store(path)
+    pairs = own.samples()
+    assert [run for run, _ in pairs] == [RUN] * 4
+    assert texts(sample for _, sample in pairs) == four
+    assert [sample.key.m for _, sample in own.samples("scaled_mm")] == [1, 16, 512]
+    assert [sample.op for _, sample in own.samples(data.KERNEL_OP)] == [data.KERNEL_OP]
+    assert own.samples("matmul") == []
+    assert own.ops() == [data.KERNEL_OP, "scaled_mm"]
+    assert own.problems() == []
+
+
+def test_a_later_add_replaces_the_run_and_the_same_sample_and_no_other(path):
+    own = Store(path)
+    own.add(RUN, [data.sample(median_us=10), data.sample(kernel="tiny")])
+    ended = data.run(sm_clock_mhz_after=1965)
+    own.add(ended, [data.sample(median_us=12)])
+    other_run = data.run("later")
+    own.add(other_run, [data.sample(median_us=11, run="later")])
+    assert {(run, sample.config.kernel, sample.median_us) for run, sample in own.samples()} == {
+        (ended, "big", 12), (ended, "tiny", 10), (other_run, "big", 11),
+    }
+
+
+def test_the_stamp_changes_with_every_add_and_with_nothing_else(path, monkeypatch):
+    insert = Store._insert
+
+    def insert_within_one_tick(self, files, records):
+        insert(self, files, records)
+        os.utime(files.database, ns=(0, 0))  # a file system whose clock stands still
+
+    monkeypatch.setattr(Store, "_insert", insert_within_one_tick)
+    own, stamps = Store(path), [()]
+    for count in range(20):
+        Store(path).add(RUN, [data.sample(median_us=10 + count % 2)])
+        stamps.append(own.stamp())
+    assert len(set(stamps)) == len(stamps)
+    own.samples()
+    assert own.stamp() == stamps[-1]
+
+
+def test_reading_makes_no_file_not_even_for_a_moment(path, four):
+    # A file that is made and removed changes the time of its folder.
+    before = path.parent.stat().st_mtime_ns
+    assert read(path) == four
+    assert path.parent.stat().st_mtime_ns == before
+
+
+def test_a_sample_that_was_stored_again_has_a_higher_revision(path):
+    for median_us in (10, 12, 12, 11):
+        Store(path).add(RUN, [data.sample(median_us=median_us)])
+    rows = sqlite3.connect(path).execute("SELECT payload FROM records").fetchall()
+    found = {(row.kind, row.revision) for row in (record.unpack(text.encode()) for text, in rows)}
+    assert found == {("run", 1), ("sample", 3)}, "the same content is not stored again"
+
+
+def test_a_sample_of_another_run_is_refused(path):
+    with pytest.raises(ValueError, match="run='other' of a sample must be"):
+        Store(path).add(RUN, [data.sample(run="other")])
+    assert not path.exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs=data.runs(), samples=st.lists(data.samples(), max_size=12), seed=st.randoms())
+def test_whatever_is_added_is_read_back_sound_and_also_from_the_bytes_alone(runs, samples, seed):
+    last = {record.of_sample(runs[sample.run], sample).id: sample for sample in samples}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "samples.sqlite3")
+        for sample in samples:
+            Store(path).add(runs[sample.run], [sample])
+        expected = texts(last.values())
+        assert read(path) == expected
+        for run, sample in Store(path).samples():
+            assert run == runs[sample.run]
+        if samples:
+            content = bytearray(path.read_bytes())
+            content[:16] = b"x" * 16  # no longer a database
+            path.write_bytes(content)
+            assert read(path) == expected
+        seed.shuffle(samples)
+        for sample in last.values():
+            Store(path).add(runs[sample.run], [sample])
+        assert read(path) == expected
+
+
+# Rows and databases that are not what was written.
+
+
+@pytest.mark.parametrize("change", [
+    "payload = replace(payload, '\"median_us\":10.0', '\"median_us\":20.0')",
+    "payload = ''", "payload = NULL", "payload = 17", "payload = x'ff00ff'", "payload = 1e300",
+    "payload = substr(payload, 1, 200)", "payload = payload || ' '",
+    "payload = 'stoneware sample 2 1 5 ' || id || ' ' || id || ' 12345'",
+])
+def test_a_row_that_was_edited_is_skipped_with_its_place_and_mended_by_measuring_again(
+    path, four, change
+):
+    place = sqlite3.connect(path).execute(
+        "SELECT rowid FROM records WHERE payload LIKE '%\"m\":16,%'"
+    ).fetchone()[0]
+    edit(path, f"UPDATE records SET {change} WHERE rowid = {place}")
+    own = Store(path)
+    kept = [text for text in four if '"m":16,' not in text]
+    assert texts(sample for _, sample in own.samples()) == kept
+    (problem,) = own.problems()
+    assert f"{path}: row {place}: skipped: " in problem
+    own.add(RUN, [data.sample(m=512)])
+    assert read(path) == kept, "an edited row came back"
+    own.add(RUN, [data.sample(m=16)])
+    assert read(path) == four and own.problems() == []
+
+
+def test_what_is_skipped_is_logged_once_with_its_place(path, four, caplog):
+    edit(path, "UPDATE records SET payload = 'x' WHERE rowid = 2")
+    with caplog.at_level(logging.WARNING, "stoneware.autotune"):
+        for _ in range(3):
+            Store(path).samples()
+    assert [f"{path}: row 2: skipped" in line for line in caplog.messages] == [True]
+
+
+def test_samples_outlive_the_row_of_their_run(path, four):
+    edit(path, "DELETE FROM records WHERE payload LIKE 'stoneware run %'")
+    assert read(path) == four
+    assert {run for run, _ in Store(path).samples()} == {RUN}
+
+
+def test_rows_of_a_newer_schema_are_reported_skipped_and_kept(path, four):
+    of_the_future = record.Record("sample", 99, 1, "f" * 32, b'{"new":"fields"}')
+    text = of_the_future.payload.decode()
+    edit(path, f"INSERT INTO records VALUES ('{'f' * 32}', '{text}')")
+    own = Store(path)
+    assert texts(sample for _, sample in own.samples()) == four
+    (problem,) = own.problems()
+    assert "schema 99 of a newer stoneware" in problem and f"{path}: row " in problem
+    damage(path)
+    own.add(RUN, [data.sample(m=2)])
+    assert text in {row[0] for row in sqlite3.connect(path).execute("SELECT payload FROM records")}
+
+
+def test_the_same_sample_of_a_newer_schema_is_not_replaced(path, monkeypatch):
+    monkeypatch.setattr(record, "SCHEMA", 99)
+    Store(path).add(RUN, [data.sample(median_us=7)])
+    monkeypatch.undo()
+    Store(path).add(RUN, [data.sample(median_us=9)])
+    assert read(path) == texts([data.sample(median_us=9)])
+    assert len([line for line in Store(path).problems() if "schema 99" in line]) == 2
+
+
+def test_a_database_of_a_newer_layout_is_read_as_far_as_it_goes_and_never_written(path, four):
+    edit(path, "PRAGMA user_version = 99", "CREATE TABLE new (x)", "INSERT INTO new VALUES (7)")
+    before = path.read_bytes()
+    own = Store(path)
+    with pytest.raises(StoreError, match="layout 99 is of a newer stoneware.*STONEWARE_CACHE_DIR"):
+        own.add(RUN, [data.sample(m=2)])
+    assert path.read_bytes() == before
+    assert texts(sample for _, sample in own.samples()) == four
+    assert "layout 99" in own.problems()[0]
+
+
+def test_a_process_that_has_the_store_open_sees_that_a_newer_version_changed_it(path, four):
+    own = Store(path)
+    own.add(RUN, [data.sample(m=2)])
+    edit(path, "PRAGMA user_version = 99")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="layout 99"):
+        own.add(RUN, [data.sample(m=3)])
+    assert path.read_bytes() == before
+
+
+def test_a_database_of_something_else_is_not_touched(path):
+    path.parent.mkdir()
+    edit(path, "CREATE TABLE bookmarks (url)", "INSERT INTO bookmarks VALUES ('x')")
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match="a database of something else, with bookmarks"):
+        Store(path).add(RUN, [data.sample()])
+    assert path.read_bytes() == before and Store(path).samples() == []
+
+
+@pytest.mark.parametrize("content", [
+    lambda old: b"\xff" * 100 + old[100:],
+    lambda old: old[:4096] + b"\0" * 8 + old[4104:],
+    lambda old: old[:-4096],
+    lambda old: b"x" + old,
+    lambda old: old[4096:],
+    lambda old: old[:60] + bytes(4) + old[64:],
+    lambda old: old[:60] + b"\xff" * 4 + old[64:],
+    lambda old: old.replace(b"CREATE TABLE records", b"CREATE TABLE recordz"),
+], ids=[
+    "no header", "no page header", "cut", "shifted", "no first page", "layout 0", "layout -1",
+    "other table",
+])
+def test_a_damaged_file_is_read_then_kept_aside_and_renewed_by_the_next_add(path, four, content):
+    bad = content(path.read_bytes())
+    path.write_bytes(bad)
+    whole = [text for text in four if text.encode() in bad]
+    assert whole
+    own = Store(path)
+    assert texts(sample for _, sample in own.samples()) == whole
+    assert path.read_bytes() == bad, "reading changed the file"
+    assert any("damaged" in problem and str(path) in problem for problem in own.problems())
+    own.add(RUN, [data.sample(m=2)])
+    assert read(path) == sorted(whole + texts([data.sample(m=2)]))
+    assert own.problems() == []
+    assert Path(f"{path}.damaged-1").read_bytes() == bad
+    path.write_bytes(bad)
+    Store(path).add(RUN, [data.sample(m=2)])
+    assert Path(f"{path}.damaged-2").read_bytes() == bad
+
+
+def test_a_file_that_is_no_database_is_kept_aside(path):
+    path.parent.mkdir()
+    path.write_text("not a database, " * 1000)
+    Store(path).add(RUN, [data.sample()])
+    assert read(path) == texts([data.sample()])
+    assert "not a database" in Path(f"{path}.damaged-1").read_text()
+
+
+def test_a_page_that_was_lost_is_found_by_a_store_that_checked_the_file_before(path, four):
+    own = Store(path)
+    own.add(RUN, [data.sample(m=3)])
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 4096 + path.read_bytes()[8192:])
+    own.add(RUN, [data.sample(m=4)])
+    found = read(path)
+    assert texts([data.sample(m=4)])[0] in found
+    assert Path(f"{path}.damaged-1").exists()
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_kill_between_the_steps_of_a_renewal_loses_nothing(path, four, step, monkeypatch):
+    damage(path)
+    real, count = os.rename, 0
+
+    def rename(source, target):
+        nonlocal count
+        if count == step:
+            raise KeyboardInterrupt
+        count += 1
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    Path(f"{path}-wal").write_bytes(b"\0" * 32)
+    if step < 3:
+        with pytest.raises(KeyboardInterrupt):
+            Store(path).add(RUN, [])
+    monkeypatch.undo()
+    assert read(path) == four
+    Store(path).add(RUN, [data.sample(m=2)])
+    assert read(path) == sorted(four + texts([data.sample(m=2)]))
+    assert Store(path).problems() == []
+
+
+# The write-ahead log. A process that was killed leaves one.
+
+@pytest.fixture
+def with_log(path, four) -> list[str]:
+    """The store `four` and the log of a killed process with 30 more; returns all as text."""
+    more = [data.sample(m=m, run=RUN.id) for m in range(1000, 1030)]
+    killed_while_adding(path, more)
+    return sorted(four + texts(more))
+
+
+@pytest.mark.parametrize("has_shm", [True, False])
+def test_the_log_of_a_killed_process_is_read_without_a_change_to_any_file(
+    path, with_log, has_shm
+):
+    if not has_shm:
+        os.remove(f"{path}-shm")
+    before = state(path)
+    assert read(path) == with_log
+    assert Store(path).problems() == []
+    assert state(path) == before
+    Store(path).add(RUN, [])
+    assert read(path) == with_log
+
+
+@pytest.mark.parametrize("offset", [0, 40, 32 + 4120 + 3000])
+def test_a_damaged_log_loses_no_sample_not_even_to_the_next_writer(path, with_log, offset):
+    log = bytearray(Path(f"{path}-wal").read_bytes())
+    log[offset] ^= 0xFF
+    Path(f"{path}-wal").write_bytes(log)
+    assert read(path) == with_log
+    Store(path).add(RUN, [data.sample(m=2)])
+    assert read(path) == sorted(with_log + texts([data.sample(m=2)]))
+
+
+def test_of_a_sample_that_is_in_the_log_twice_the_later_one_is_read(path):
+    Store(path).add(RUN, [])
+    killed_while_adding(path, [data.sample(median_us=median_us) for median_us in (3, 1, 2)])
+    os.remove(f"{path}-shm")
+    assert read(path) == texts([data.sample(median_us=2)])
+
+
+def test_sqlite_is_not_given_a_log_with_the_index_of_another(path, with_log, monkeypatch):
+    """It would wait 10 s for the writer that was killed between the two."""
+    index = bytearray(Path(f"{path}-shm").read_bytes())
+    for begin in (32, 48 + 32):
+        index[begin:begin + 8] = b"\0" * 8
+    Path(f"{path}-shm").write_bytes(index)
+    monkeypatch.setattr(sqlite3, "connect", None)
+    assert read(path) == with_log
+    assert Store(path).problems() == []
+
+
+def test_a_database_that_was_emptied_is_salvaged_from_its_log_by_who_knew_it(path):
+    own = Store(path)
+    own.add(RUN, [])
+    killed_while_adding(path, [data.sample(m=1)])
+    path.write_bytes(b"")
+    own.add(RUN, [data.sample(m=2)])
+    assert read(path) == texts([data.sample(m=1), data.sample(m=2)])
+
+
+@pytest.mark.parametrize("database", ["missing", "empty"])
+def test_a_log_without_its_database_is_salvaged(path, with_log, database):
+    path.unlink() if database == "missing" else path.write_bytes(b"")
+    in_log = [text for text in with_log if '"m":10' in text]
+    assert set(in_log) <= set(read(path))
+    Store(path).add(RUN, [data.sample(m=2)])
+    assert {*in_log, *texts([data.sample(m=2)])} <= set(read(path))
+
+
+def test_a_link_to_a_store_is_followed(path, four, tmp_path):
+    (tmp_path / "link.sqlite3").symlink_to(path)
+    linked = Store(tmp_path / "link.sqlite3")
+    linked.add(RUN, [data.sample(m=2)])
+    damage(path)
+    linked.add(RUN, [data.sample(m=3)])
+    expected = sorted(four + texts([data.sample(m=2), data.sample(m=3)]))
+    assert read(path) == read(tmp_path / "link.sqlite3") == expected
+    assert (tmp_path / "link.sqlite3").is_symlink()
