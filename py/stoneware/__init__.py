@@ -5,6 +5,11 @@
     y = sw.matmul(a, b)                                       # bf16, fp16
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
     print(sw.info())                                          # what this installation has
+    with sw.tuning("on_miss"): ...                            # measure what was not measured yet
+
+    @sw.autotune(configs=[...], key=["M", "N", "K"])          # as triton.autotune, and remembered
+    @triton.jit
+    def my_kernel(...): ...
 
 Importing the package imports neither torch nor any native module; each name is loaded at first use.
 """
@@ -15,6 +20,9 @@ import importlib
 
 TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
+    from stoneware import distributed
+    from stoneware.autotune.decorator import autotune
+    from stoneware.autotune.tuning import tuning
     from stoneware.explanation import explain
     from stoneware.installation import info
     from stoneware.ops.matmul.api import matmul
@@ -22,26 +30,29 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["explain", "info", "matmul", "scaled_mm"]
+__all__ = ["autotune", "distributed", "explain", "info", "matmul", "scaled_mm", "tuning"]
 
 _HOMES = {
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
     "matmul": "stoneware.ops.matmul.api",
     "scaled_mm": "stoneware.ops.scaled_mm.api",
+    "tuning": "stoneware.autotune.tuning",
 }
+_MODULES = ("autotune", "distributed")
+"""Names that are modules of the package; `autotune` is one that can be called."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {__all__}")
     try:
-        home = importlib.import_module(_HOMES[name])
+        home = importlib.import_module(_HOMES.get(name, f"stoneware.{name}"))
     except ModuleNotFoundError as error:
         from stoneware.errors import explained
 
         raise explained(error) from error
-    value = getattr(home, name)
+    value = home if name in _MODULES else getattr(home, name)
     globals()[name] = value
     return value
 

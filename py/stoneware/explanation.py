@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stoneware.autotune import table
+from stoneware.autotune import layers, table
 from stoneware.autotune.config import Config
 from stoneware.autotune.lookup import Decision
-from stoneware.autotune.table import Choice
+from stoneware.autotune.table import PREDICTED_RUN, Choice
 from stoneware.errors import explained
+from stoneware.ops import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device
 
 if TYPE_CHECKING:
     import torch
-
-OPS = ("scaled_mm", "matmul")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +26,8 @@ class Explanation:
     Attributes:
       op, problem: what was asked.
       device: where.
-      decision: config, layer, grade, reason, runners-up and refusals.
-      table_digest: of the table that was asked; empty on a CPU, which needs none.
+      decision: config, layer, source, grade, reason, runners-up and refusals.
+      table_digest: of the wheel's table; empty on a CPU, which needs none.
       run: versions, date and commit of the run behind the chosen measurement, or None.
     """
 
@@ -48,6 +47,10 @@ class Explanation:
         return self.decision.layer
 
     @property
+    def source(self) -> str:
+        return self.decision.source
+
+    @property
     def grade(self) -> str:
         return self.decision.grade
 
@@ -61,10 +64,13 @@ class Explanation:
             "device": fingerprint.to_json() if fingerprint else "cpu",
             "config": decision.config.to_json(),
             "layer": decision.layer,
+            "source": decision.source,
             "grade": decision.grade,
             "reason": decision.reason,
-            "chosen": _choice_as_dict(decision.chosen) if decision.chosen else None,
-            "runners_up": [_choice_as_dict(choice) for choice in decision.runners_up],
+            "chosen": _choice_as_dict(decision.chosen, decision.chosen),
+            "runners_up": [
+                _choice_as_dict(choice, decision.chosen) for choice in decision.runners_up
+            ],
             "refusals": [
                 {"what": item.what, "layer": item.layer, "reason": item.reason}
                 for item in decision.refusals
@@ -79,7 +85,9 @@ class Explanation:
             f"{self.problem}",
             f"  on        {self.device}",
             f"  config    {decision.config}",
-            f"  layer     {decision.layer} (grade: {decision.grade})",
+            f"  layer     {decision.layer}"
+            + (f", from the {decision.source}" if decision.source else "")
+            + f" (grade: {decision.grade})",
             f"  why       {decision.reason}",
         ]
         if self.run:
@@ -110,6 +118,7 @@ def explain(
     dtype: str | None = None,
     out_dtype: str | None = None,
     scales: str = "row",
+    has_bias: bool = False,
     device: str | torch.device | None = None,
 ) -> Explanation:
     """Says which config would run a problem, and why; nothing is compiled, timed or launched.
@@ -119,8 +128,10 @@ def explain(
       m, n, k: sizes, ints up to 2**31-1.
       dtype: of a and b; None for "e4m3" (scaled_mm) or "bf16" (matmul).
       out_dtype: "bf16" or "fp16"; None for "bf16" (scaled_mm) or `dtype` (matmul).
-      scales: "row" or "tensor"; matmul has none and ignores it.
-      device: the name or alias of a device in the tuning table, such as "NVIDIA H200", which need
+      scales: "row" or "tensor", or that of a and that of b as "tensor/row"; matmul has none and
+        ignores it.
+      has_bias: whether a bias is added.
+      device: the name or alias of a device in the tuning tables, such as "NVIDIA H200", which need
         not be in this machine; "cpu"; "cuda" or "cuda:1"; a torch.device; None for the current GPU,
         else the CPU.
 
@@ -138,14 +149,18 @@ def explain(
     except ModuleNotFoundError as error:
         raise explained(error) from error
     if op == "scaled_mm":
+        scale_a, _, scale_b = scales.partition("/")
         problem = api.Problem.dense(
             m=m, n=n, k=k, dtype="e4m3" if dtype is None else dtype,
-            out_dtype="bf16" if out_dtype is None else out_dtype, scales=scales,
+            out_dtype="bf16" if out_dtype is None else out_dtype, scales=scale_a,
+            has_bias=has_bias,
         )
+        problem = replace(problem, scale_b=scale_b) if scale_b else problem
     else:
         dtype = "bf16" if dtype is None else dtype
         problem = api.Problem.dense(
-            m=m, n=n, k=k, dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype
+            m=m, n=n, k=k, dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype,
+            has_bias=has_bias,
         )
     where = _device(op, device)
     decision = api.OPERATION.decide(problem, where)
@@ -153,7 +168,7 @@ def explain(
     return Explanation(
         op=op, problem=problem, device=where, decision=decision,
         table_digest=packaged.digest if packaged else "",
-        run=dict(packaged.runs[decision.chosen.run]) if packaged and decision.chosen else None,
+        run=dict(decision.run) or None,
     )
 
 
@@ -175,16 +190,22 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         return CPU
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
-    found = table.packaged(op).device_named(name)
-    if found is None:
-        known = sorted(
-            other for device in table.packaged(op).devices for other in device.names
-        )
-        raise ValueError(
-            f"device={name!r} is not in the tuning table of {op}, which has "
-            f"{', '.join(known) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
-        )
-    return Device(kind="cuda", fingerprint=found.fingerprint)
+    tables = [source.table for source in layers.sources(op)]
+    for one in tables:
+        if (found := one.device_named(name)) is not None:
+            return Device(kind="cuda", fingerprint=found.fingerprint)
+    measured, predicted = (
+        sorted({
+            name for one in tables for device in one.devices
+            if device.is_predicted == is_predicted for name in device.names
+        }) for is_predicted in (False, True)
+    )
+    raise ValueError(
+        f"device={name!r} is not in the tuning table of {op}, which has "
+        f"{', '.join(measured) or 'no device'}"
+        + (f" and, not measured, {', '.join(predicted)}" if predicted else "")
+        + "; pass one of those, 'cuda', 'cpu' or None"
+    )
 
 
 def _cuda_device(name: str) -> Device:
@@ -207,10 +228,14 @@ def _cuda_device(name: str) -> Device:
     return cuda_device(ordinal)
 
 
-def _choice_as_dict(choice: Choice) -> dict[str, Any]:
+def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, Any] | None:
+    if choice is None or chosen is None:
+        return None
     return {
         "config": choice.config.to_json(), "median_us": choice.median_us,
         "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
+        "is_predicted": choice.run == PREDICTED_RUN,
+        "margin": round(choice.median_us / chosen.median_us - 1, 6),
     }
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import platform
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from stoneware import __version__
-from stoneware.autotune import table
+from stoneware.autotune import layers, table
 from stoneware.errors import DriverError, TableError
-from stoneware.explanation import OPS
+from stoneware.ops import OPS
 from stoneware.runtime import manifest, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 
@@ -28,7 +29,9 @@ class Info:
       devices: each GPU in words.
       modules: native module -> "found", or why not.
       kernels: "op backend arch" -> how many kernels.
-      tables: op -> digest, with the number of entries by device.
+      tables: op -> digest, with the number of entries by device; and, as "op (source)", those of
+        the user's store and of installed packages.
+      store: the file of the user's samples, and how many it has.
     """
 
     stoneware: str
@@ -39,6 +42,7 @@ class Info:
     modules: dict[str, str]
     kernels: dict[str, int | str]
     tables: dict[str, str]
+    store: str
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for `json.dumps`."""
@@ -58,6 +62,7 @@ class Info:
             width = max(map(len, section), default=0)
             lines.append(title)
             lines += [f"  {name:<{width}}  {value}" for name, value in section.items()]
+        lines.append(f"store      {self.store}")
         return "\n".join(lines)
 
 
@@ -73,7 +78,8 @@ def info() -> Info:
         devices=devices,
         modules={name: native.why_missing(name) or "found" for name in NATIVE_MODULES},
         kernels=_kernels(),
-        tables={op: _table(op) for op in OPS},
+        tables=_tables(),
+        store=_store(),
     )
 
 
@@ -113,14 +119,44 @@ def _kernels() -> dict[str, int | str]:
     return dict(sorted(count.items()))
 
 
-def _table(op: str) -> str:
+def _tables() -> dict[str, str]:
+    tables = {op: _table(lambda op=op: table.packaged(op)) for op in OPS}
+    for op in OPS:
+        try:
+            others = [one for one in layers.sources(op) if one.name != layers.WHEEL]
+        except Exception as error:
+            if str(error) not in tables[op]:
+                tables[f"{op} (others)"] = _failure(error)
+            continue
+        for one in others:
+            tables[f"{op} ({one.name})"] = _table(lambda one=one: one.table)
+    return tables
+
+
+def _table(get: Callable[[], table.Table]) -> str:
     try:
-        packaged = table.packaged(op)
-    except TableError as error:
-        return str(error)
+        found = get()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return _failure(error)
     entries = ", ".join(
-        f"{device.num_entries} entries of {device.fingerprint.name}" for device in packaged.devices
+        f"{device.num_entries} {'predicted ' if device.is_predicted else ''}entries of "
+        f"{device.fingerprint.name}"
+        for device in found.devices if device.num_entries
     )
-    return f"{packaged.digest} ({entries or 'no entries'})"
+    return f"{found.digest} ({entries or 'no entries'})"
+
+
+def _failure(error: Exception) -> str:
+    return str(error) if isinstance(error, TableError) else f"{type(error).__name__}: {error}"
+
+
+def _store() -> str:
+    try:
+        from stoneware.autotune.store import user_store
+
+        store = user_store()
+        if store is None:
+            return "none: there is no home for one; set STONEWARE_CACHE_DIR"
+        return f"{store.path} ({len(store.samples())} samples)"
+    except Exception as error:
+        return _failure(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -13,6 +14,8 @@ import small_package as small
 
 from stoneware.autotune import table
 from stoneware.autotune.bake import bake
+from stoneware.autotune.canonical import canonical_json
+from stoneware.autotune.choose import BAND
 from stoneware.errors import TableError
 from stoneware.runtime.manifest import Manifest
 
@@ -45,13 +48,13 @@ def test_bytes_do_not_depend_on_order_folder_locale_or_hash_seed(tmp_path):
         "import sys, small_package as small; from stoneware.autotune.bake import bake; "
         "sys.stdout.buffer.write(bake('scaled_mm', sys.argv[1:], small.manifest()))"
     )
-    for seed, language in (("1", "C"), ("2", "de_DE.UTF-8")):
+    for seed, language, options in (("1", "C", []), ("2", "de_DE.UTF-8", ["-O"])):
         environment = {
             **os.environ, "PYTHONHASHSEED": seed, "LC_ALL": language,
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
         output = subprocess.run(
-            [sys.executable, "-c", program, *map(str, files + other)], env=environment,
+            [sys.executable, *options, "-c", program, *map(str, files + other)], env=environment,
             check=True, capture_output=True,
         ).stdout
         assert output == expected
@@ -77,37 +80,37 @@ def test_near_tie_goes_to_the_canonical_config(tmp_path):
     # At m=16 the canonical config is TINY: its tile covers m and wastes the least.
     samples = [small.sample(BIG, 10.0, spread_us=0.4), small.sample(small.VENDOR, 15.0)]
     near = small.bake_samples(
-        tmp_path / "near", [*samples, small.sample(TINY, 10.3, spread_us=0.4)]
+        tmp_path / "near", [*samples, small.sample(TINY, 10.15, spread_us=0.4)]
     )
     assert small.entry_at(near, m=16).choices[0].config == TINY
-    assert "within the noise" in small.entry_at(near, m=16).rule
+    assert "within 3%" in small.entry_at(near, m=16).rule
     far = small.bake_samples(tmp_path / "far", [*samples, small.sample(TINY, 10.5, spread_us=0.4)])
     assert small.entry_at(far, m=16).choices[0].config == BIG
 
 
-def test_nothing_that_measured_slower_than_default_or_vendor_is_ever_picked(tmp_path):
+def test_nothing_slower_than_default_or_vendor_by_more_than_a_tie_is_ever_picked(tmp_path):
     configs = [BIG, TINY, small.cutlass(small.SMALL), small.triton(), small.VENDOR]
     samples = [
-        small.sample(config, random.uniform(10, 11), spread_us=random.uniform(0, 2), m=m)
+        small.sample(config, random.uniform(10, 12), spread_us=random.uniform(0, 1), m=m)
         for m in range(1, 200) for config in configs
     ]
     baked = small.bake_samples(tmp_path, samples)
     for m in range(1, 200):
         choices = small.entry_at(baked, m=m).choices
-        median_us = {choice.config: choice.median_us for choice in choices}
+        timed = {choice.config: choice for choice in choices}
         canonical = TINY if m <= 16 else small.cutlass(small.SMALL) if m <= 64 else BIG
-        assert choices[0].median_us <= median_us[small.VENDOR]
-        assert choices[0].median_us <= median_us[canonical]
+        for other in (timed[small.VENDOR], timed[canonical]):
+            assert choices[0].median_us <= other.median_us * (1 + BAND)
 
 
-@pytest.mark.parametrize("status", ["wrong", "failed"])
+@pytest.mark.parametrize("status", ["wrong", "failed", "hung"])
 def test_candidate_that_was_wrong_or_failed_is_never_chosen(tmp_path, status):
     baked = small.bake_samples(tmp_path, [
         small.sample(TINY, 1.0, status=status, detail="seen"), small.sample(BIG, 10.0),
         small.sample(TINY, 1.0, m=1, status=status),
     ])
     assert [choice.config for choice in small.entry_at(baked, m=16).choices] == [BIG]
-    assert baked.devices[0].m_values(small.sample(BIG, 1.0).key.family, 4096, 4096) == [16]
+    assert baked.devices[0].block(small.key().family).sizes == [(4096, 4096, 16)]
 
 
 def test_newest_run_of_a_candidate_counts(tmp_path):
@@ -216,18 +219,20 @@ def test_backend_without_kernels_in_this_build_is_left_out(tmp_path, caplog, bac
     without = Manifest({
         id: kernel for id, kernel in small.manifest().kernels.items() if kernel.backend != backend
     })
-    [device] = table.decode(bake("scaled_mm", files, without), "x", "scaled_mm").devices
+    devices = table.decode(bake("scaled_mm", files, without), "x", "scaled_mm").devices
+    [device] = [device for device in devices if not device.is_predicted]
     assert device.num_entries > 0
     assert f"samples of {backend} on NVIDIA H200 are left out" in caplog.text
 
 
-def test_table_is_canonical_json_and_checks_its_digest(tmp_path):
-    data = bake(
-        "scaled_mm", small.write_device(tmp_path, [small.sample(BIG, 1.5)]), small.manifest()
-    )
-    document = json.loads(data)
-    assert data == table.encode({key: value for key, value in document.items() if key != "digest"})
-    assert table.decode(data, "x", "scaled_mm").digest == document["digest"]
+def test_table_is_lines_of_canonical_json_with_the_digest_of_the_rest(tmp_path):
+    data = _table_bytes(tmp_path)
+    header = json.loads(data.splitlines()[0])
+    lines = [json.loads(line) for line in data.splitlines()]
+    assert data.decode() == "".join(canonical_json(line) + "\n" for line in lines)
+    empty = data.replace(header["digest"].encode(), b"", 1)
+    assert header["digest"] == hashlib.sha256(empty).hexdigest()
+    assert table.decode(data, "x", "scaled_mm").digest == header["digest"]
 
 
 def _table_bytes(tmp_path) -> bytes:
@@ -237,25 +242,28 @@ def _table_bytes(tmp_path) -> bytes:
 
 def test_every_single_changed_byte_is_noticed(tmp_path):
     data = _table_bytes(tmp_path)
-    for position in range(len(data) - 1):
+    for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 1
         with pytest.raises(TableError):
             table.decode(bytes(damaged), "scaled_mm.json", "scaled_mm")
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "future", "edited", "array", "other op"])
+@pytest.mark.parametrize("damage", [
+    "truncated", "header only", "longer", "empty", "future", "past", "edited", "array", "other op",
+])
 def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
     data = _table_bytes(tmp_path)
-    document = json.loads(data)
-    del document["digest"]
     bad = {
         "truncated": data[: len(data) // 2],
+        "header only": data.splitlines(keepends=True)[0],
+        "longer": data + b"\n",
         "empty": b"",
-        "future": table.encode({**document, "schema": 2}),
+        "future": data.replace(b'"schema":3', b'"schema":4'),
+        "past": b'{"digest":"","schema":1}\n',
         "edited": data.replace(b"1.5", b"0.5"),
         "array": b"[]",
-        "other op": table.encode({**document, "op": "matmul"}),
+        "other op": table.encode("matmul", [], []),
     }[damage]
     with pytest.raises(TableError) as caught:
         table.decode(bad, "tables/scaled_mm.json", "scaled_mm")

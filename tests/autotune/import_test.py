@@ -22,11 +22,13 @@ def run(program: str) -> str:
     "stoneware.ops.scaled_mm.heuristic", "stoneware.ops.scaled_mm.shapes",
     "stoneware.ops.matmul.problem", "stoneware.ops.matmul.heuristic",
     "stoneware.ops.matmul.shapes", "stoneware.runtime.device", "stoneware.runtime.manifest",
+    "stoneware.autotune.choose", "stoneware.autotune.entries", "stoneware.autotune.layers",
+    "stoneware.autotune.tuning", "stoneware.autotune.predict", "stoneware.distributed",
 ])
 def test_import_needs_neither_torch_nor_a_native_module(module):
     loaded = run(f"import sys, {module}; print(*sys.modules)").split()
     assert module in loaded
-    assert not {"torch", "numpy", "triton"} & set(loaded)
+    assert not {"torch", "numpy", "triton", "sqlite3"} & set(loaded)
     assert not [name for name in loaded if name.startswith("stoneware") and "._" in name]
 
 
@@ -38,6 +40,7 @@ def test_import_of_the_package_loads_nothing_of_it():
 def test_api_starts_no_thread_and_no_cuda():
     program = (
         "import threading, torch, stoneware as sw; sw.scaled_mm, sw.matmul, sw.explain, sw.info; "
+        "sw.tuning, sw.distributed, sw.autotune; "
         "print(threading.active_count(), torch.cuda.is_initialized())"
     )
     assert run(program).split() == ["1", "False"]
@@ -75,9 +78,53 @@ def test_info_says_what_is_broken_and_never_raises(broken):
     assert "libc10.so is missing" in said or "half built" in said
 
 
+DECORATOR = (
+    "import types; decorator = types.ModuleType('stoneware.autotune.decorator')\n"
+    "decorator.autotune = lambda *arguments, **options: (arguments, options)\n"
+    "import sys; sys.modules[decorator.__name__] = decorator\n"
+)
+
+
+@pytest.mark.parametrize("imports", [
+    "import stoneware as sw; autotune = sw.autotune",
+    "import stoneware as sw, stoneware.autotune.key; autotune = sw.autotune",
+    "import stoneware as sw; sw.autotune; import stoneware.autotune.key; autotune = sw.autotune",
+    "from stoneware import autotune",
+    "from stoneware.autotune import key; from stoneware import autotune",
+    "import stoneware.autotune as autotune",
+    "from stoneware import *",
+])
+def test_autotune_is_the_decorator_and_the_package(imports):
+    program = (
+        f"{DECORATOR}{imports}\n"
+        "import stoneware.autotune.key, stoneware\n"
+        "from stoneware.autotune.config import Config\n"
+        "assert callable(autotune) and autotune is stoneware.autotune\n"
+        "assert autotune is sys.modules['stoneware.autotune']\n"
+        "assert isinstance(autotune, types.ModuleType) and autotune.key.Key\n"
+        "print(autotune([1], key=['M']))"
+    )
+    assert run(program).strip() == "(([1],), {'key': ['M']})"
+
+
+def test_import_of_autotune_loads_no_decorator():
+    loaded = run("import sys, stoneware as sw; sw.autotune; print(*sys.modules)").split()
+    assert [name for name in loaded if name.startswith("stoneware")] == [
+        "stoneware", "stoneware.autotune"]
+
+
+def test_tuning_is_the_function_even_where_its_module_was_imported_before():
+    program = (
+        "import stoneware.autotune.tuning, stoneware as sw\n"
+        "with sw.tuning('on_miss'): print(stoneware.autotune.tuning.current_mode())\n"
+    )
+    assert run(program).strip() == "on_miss"
+
+
 def test_unknown_name_lists_the_known_ones():
     import stoneware
 
     with pytest.raises(AttributeError, match="no attribute 'gemm'; it has .*scaled_mm"):
         stoneware.gemm
-    assert {"scaled_mm", "matmul", "explain", "info"} <= set(dir(stoneware))
+    assert {"scaled_mm", "matmul", "explain", "info", "tuning", "autotune", "distributed"} <= set(
+        dir(stoneware))

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stoneware.autotune import samples as sample_format
-from stoneware.autotune import table
+from stoneware.autotune import layers, table, tuning
 from stoneware.autotune.bake import bake
 from stoneware.autotune.config import Config
+from stoneware.autotune.key import Key
 from stoneware.autotune.samples import DeviceRecord, Run, Sample
 from stoneware.ops.scaled_mm import cutlass_sm90
 from stoneware.runtime import manifest as manifest_module
@@ -101,31 +104,40 @@ def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-1
     )
 
 
+def key(*, m: int = 16, n: int = 4096, k: int = 4096, **family: str) -> Key:
+    values = {
+        "op": "scaled_mm", "a_dtype": "e4m3", "b_dtype": "e4m3", "out_dtype": "bf16",
+        "scales": "row", "layout": "nt",
+    }
+    return Key(n=n, k=k, m=m, **{**values, **family})
+
+
 def sample(
     config: Config, median_us: float, *, m: int = 16, n: int = 4096, k: int = 4096,
     spread_us: float = 0.0, **changes: Any,
 ) -> Sample:
     is_ours = config.backend != "vendor"
     values = {
-        "op": "scaled_mm", "n": n, "k": k, "m": m, "a_dtype": "e4m3", "b_dtype": "e4m3",
-        "out_dtype": "bf16", "scales": "row", "config": config, "median_us": median_us,
-        "spread_us": spread_us, "count": 100, "status": "ok", "error": 1.7e-3,
+        "config": config, "median_us": median_us, "spread_us": spread_us, "count": 100,
+        "status": "ok", "error": 1.7e-3,
         "kernel_sha256": sha256(config.kernel) if is_ours else "", "run": "run-1",
     }
-    return Sample(**{**values, **changes})
+    family = {name: changes.pop(name) for name in ("op", "out_dtype", "scales") if name in changes}
+    return Sample(**{"key": key(m=m, n=n, k=k, **family), **values, **changes})
 
 
 def write_device(
     folder: Path, samples: Iterable[Sample], device: DeviceFingerprint = H200,
     runs: Iterable[Run] | None = None, aliases: tuple[str, ...] = ("H200", "h200-sxm"),
+    name: str = "scaled_mm.jsonl",
 ) -> list[Path]:
     """Writes a device's folder and returns its files."""
     folder.mkdir(parents=True, exist_ok=True)
-    sample_format.write_samples(folder / "scaled_mm.jsonl", samples)
+    sample_format.write_samples(folder / name, samples)
     sample_format.write_runs(folder / "runs.json", runs or [run(device=device)])
     record = DeviceRecord(fingerprint=device, aliases=aliases)
     sample_format.write_device(folder / "device.json", record)
-    return [folder / name for name in ("scaled_mm.jsonl", "runs.json", "device.json")]
+    return [folder / name for name in (name, "runs.json", "device.json")]
 
 
 def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> table.Table:
@@ -138,8 +150,7 @@ def entry_at(
     baked: table.Table, m: int, n: int = 4096, k: int = 4096, **family: str
 ) -> table.Entry:
     """The entry at a shape, as of the first device."""
-    key = sample(VENDOR, 1.0, **family).key
-    return baked.devices[0].entry(key.family, n, k, m)
+    return baked.devices[0].entry(key(m=m, n=n, k=k, **family))
 
 
 def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:
@@ -149,12 +160,24 @@ def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:
         (root / "tables" / f"{op}.json").write_bytes(data)
     (root / "kernel_manifest.json").write_text(manifest_text())
     monkeypatch.setattr(package_files, "ROOT", root)
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(root / "user"))
     forget()
 
 
+def environment(root: Path) -> dict[str, str]:
+    """For a process that imports what this one does, with the package at `root`."""
+    return {
+        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+        "STONEWARE_CACHE_DIR": str(root / "user"),
+    }
+
+
 def forget() -> None:
-    """Drops everything that was read from the package's folder."""
+    """Drops everything that was read from the package's folder, and what was kept in memory."""
+    tuning._memory.clear()
     manifest_module.packaged.cache_clear()
     table.packaged.cache_clear()
+    layers.forget()
+    tuning.forget_plans()
     native._try_import.cache_clear()
     cutlass_sm90._check_cubin.cache_clear()

@@ -127,16 +127,17 @@ def test_extras_are_provided_and_required_under_their_marker(pack, tmp_path):
 def test_entry_points_are_sorted_and_spelt_one_way(pack, tmp_path):
     wheel = pack(tmp_path / "a", flags=(
         "--entry_point=small.plugins=z=small.z:Plugin.make",
+        "--entry_point=small.plugins=a = small.tables",
         "--entry_point=console_scripts=small-b  =  small.z:main",
         "--entry_point=console_scripts=small = small:main",
     ))  # fmt: skip
     text = member(wheel, "entry_points.txt")
     assert text == (
         "[console_scripts]\nsmall = small:main\nsmall-b = small.z:main\n\n"
-        "[small.plugins]\nz = small.z:Plugin.make\n"
+        "[small.plugins]\na = small.tables\nz = small.z:Plugin.make\n"
     )
     (found,) = metadata.distributions(path=[str(tmp_path / "a/site")])
-    assert sorted(point.name for point in found.entry_points) == ["small", "small-b", "z"]
+    assert sorted(point.name for point in found.entry_points) == ["a", "small", "small-b", "z"]
 
 
 @pytest.mark.parametrize("flags", [

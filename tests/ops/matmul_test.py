@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from operands import OUT_DTYPES, poisoned
-from tolerance import relative_error, tolerance
+from operands import OUT_DTYPES, poisoned, relative_error
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
+from stoneware.measuring.tolerance import tolerance
 
 
 def matrix(num_rows: int, num_columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:

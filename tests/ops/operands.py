@@ -1,4 +1,4 @@
-"""Random operands, and the float64 result that they should give."""
+"""Random operands, the float64 result that they should give, and the distance from it."""
 
 from __future__ import annotations
 
@@ -47,3 +47,10 @@ def scaled_operands(
 def poisoned(m: int, n: int, dtype: torch.dtype, ldd: int | None = None) -> torch.Tensor:
     """An out of [m, n] in rows of ldd elements, full of NaN."""
     return torch.full((m, ldd or n), float("nan"), dtype=dtype)[:, :n]
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """|actual - expected| / |expected| in the Frobenius norm; NaN in `actual` gives NaN, which is
+    below no tolerance."""
+    difference = torch.linalg.norm(actual.double() - expected)
+    return (difference / torch.linalg.norm(expected)).item()

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 import torch
-from operands import OUT_DTYPES, poisoned, scaled_operands
-from tolerance import relative_error, tolerance
+from operands import OUT_DTYPES, poisoned, relative_error, scaled_operands
 
 import stoneware as sw
+from stoneware.measuring.tolerance import tolerance
 from stoneware.ops import dispatch
 
 SHAPES = [(1, 16, 16), (17, 48, 32), (64, 2112, 512), (300, 256, 1008)]

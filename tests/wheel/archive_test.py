@@ -81,7 +81,7 @@ def test_metadata_names_requirements_and_extras(wheel):
         "nvidia-ml-py>=12",
         "rich>=13.8",
         "torch>=2.11",
-        "typer>=0.15",
+        "typer>=0.20",
         'plotly>=6; extra == "report"',
         'optuna>=4; extra == "search"',
     ]

@@ -1,6 +1,7 @@
-"""Bakes the tuning table of one op from committed samples and the kernel manifest.
+"""Bakes the tuning table of one op, or of one decorated kernel, from committed samples.
 
     bake --op scaled_mm --manifest kernel_manifest.json --out scaled_mm.json FILES...
+    bake --op acme.kernels:softmax --kernels acme.kernels:softmax --out FILE FILES...
 
 FILES are `<op>.jsonl`, `runs.json` and `device.json` of any number of devices, each in its own
 folder; without any, the table is valid and empty. Needs no GPU and no torch.
@@ -14,19 +15,22 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from stoneware.autotune.bake import OPS, bake
+from stoneware.autotune.bake import bake
 from stoneware.errors import TableError
 from stoneware.runtime.manifest import read_manifest
 
-_OP = flags.DEFINE_enum("op", None, OPS, "The op whose table is baked.", required=True)
-_MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json.", required=True)
+_OP = flags.DEFINE_string("op", None, "The op whose table is baked.", required=True)
+_MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json; for our ops.")
+_KERNELS = flags.DEFINE_list("kernels", [], "The decorated kernels there are, module:function.")
 _OUT = flags.DEFINE_string("out", None, "Path of the table to write.", required=True)
 
 
 def main(argv: Sequence[str]) -> int:
     try:
-        manifest = read_manifest(_MANIFEST.value, remedy="build it with the kernel_manifest rule")
-        table = bake(_OP.value, argv[1:], manifest)
+        manifest = _MANIFEST.value and read_manifest(
+            _MANIFEST.value, remedy="build it with the kernel_manifest rule"
+        )
+        table = bake(_OP.value, argv[1:], manifest or None, _KERNELS.value)
     except (TableError, ValueError) as error:
         print(f"bake: {error}", file=sys.stderr)
         return 1

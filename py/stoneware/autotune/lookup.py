@@ -1,11 +1,22 @@
 """Which config runs a problem: the layers are asked in order and the first that answers wins.
 
     1. argument        the caller's config=
-    2. exact           the table's entry for this shape
-    3. nearest m       the entry for the same n and k with the nearest m, in log space
-    4. nearest shape   the nearest entry of the family, in log space over (n, k, m)
+    2. exact           an entry for this shape, of the sources in the order of layers.py
+    3. nearest m       the entry for the same n and k with the next larger m, of any source; with the
+                       largest where none is larger
+    4. nearest shape   the same of the nearest n and k, in log space
     5. heuristic       the op's rule of thumb
     6. default         the first config that a backend offers
+
+m is rounded up, because a tile that is as tall as the m that was measured holds every smaller m too,
+while one row more than it holds costs a second row of tiles: 77 shapes of an H200 told 308 others
+between them with a regret of 1.3 % (geometric mean) when rounded up to the next m, of 5.7 % when
+taken to the nearest (tools/bench/table_quality.py).
+
+2 to 4 are gone through for measurements on this device, then for those on the nearest other device
+of its compute capability. A prediction is no measurement: it decides in which order the rule of
+thumb takes the kernels of one backend, and not whether they come before the vendor library, with
+which they were never raced.
 
 An answer that the installation or the device refuses is kept as a Refusal and the next choice is
 asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a device.
@@ -13,22 +24,212 @@ asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a de
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import bisect
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
-from stoneware.autotune.table import Choice, DeviceTable, Entry, Table
+from stoneware.autotune.config import AnyConfig, Config
+from stoneware.autotune.key import AnyKey, Key
+from stoneware.autotune.layers import OVERLAY, Source
+from stoneware.autotune.table import Block, Choice, DeviceTable, Entry, size_log
 from stoneware.errors import UnsupportedError
-from stoneware.runtime.device import Device
+from stoneware.runtime.device import Device, DeviceFingerprint
 
 LAYERS = ("argument", "exact", "nearest m", "nearest shape", "heuristic", "default")
 GRADES = (
-    "argument", "exact", "16-bit output", "drifted kernel", "nearest m", "nearest shape",
-    "other device", "heuristic", "default",
+    "argument", "exact", "16-bit output", "nearest m", "nearest shape", "drifted kernel",
+    "other device", "predicted", "heuristic", "default",
 )
 """How far a decision can be trusted, best first; of several that apply the last is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An entry that answers for a key.
+
+    Attributes:
+      entry: the candidates at the entry's shape.
+      choice: the first of them.
+      source: the name of the Source.
+      layer: "exact", "nearest m" or "nearest shape".
+      grade: of `choice`, one of GRADES.
+      device: where it was measured.
+      runs: of the source's table.
+    """
+
+    entry: Entry
+    choice: Choice
+    source: str
+    layer: str
+    grade: str
+    device: DeviceTable
+    runs: Mapping[str, Mapping[str, Any]]
+
+
+def find(
+    key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = ""
+) -> Found | None:
+    """The best entry for a key of either kind, or None.
+
+    Args:
+      key: of an op of ours or of a decorated kernel.
+      device: where it runs.
+      sources: as `layers.sources` gives them.
+      kernel_sha256: digest of a decorated kernel's source as it is now; entries that were measured
+        with another are found too, with the grade "drifted kernel".
+    """
+    return next(answers(key, device, sources, kernel_sha256), None)
+
+
+def answers(
+    key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = ""
+) -> Iterator[Found]:
+    """Every layer's best entry, best layer first: this device, then others, then predictions."""
+    family = key.family
+    for level in _LEVELS:
+        blocks = list(_blocks(family, device, sources, level))
+        if blocks:
+            yield from _answers(key, blocks, level, kernel_sha256)
+
+
+_SAME, _OTHER, _PREDICTED = _LEVELS = ("same device", "other device", "predicted")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A family's entries in one source on one device."""
+
+    source: Source
+    position: int
+    device: DeviceTable
+    block: Block
+    distance: float
+
+
+def _blocks(
+    family: AnyKey, fingerprint: DeviceFingerprint, sources: Sequence[Source], level: str
+) -> Iterator[_Place]:
+    group = _LEVELS.index(level)
+    for position, source in enumerate(sources):
+        for distance, device in source.table.near(fingerprint)[group]:
+            block = device.block(family)
+            if block is not None:
+                yield _Place(source, position, device, block, distance)
+                break
+
+
+def _answers(
+    key: AnyKey, places: Sequence[_Place], level: str, kernel_sha256: str
+) -> Iterator[Found]:
+    sizes = key.sizes
+
+    def found(layer: str, place: _Place, at: tuple[int, ...]) -> Found:
+        entry = place.block.entry(at, kernel_sha256, key if at == sizes else None)
+        return Found(
+            entry=entry, choice=entry.choices[0], source=place.source.name, layer=layer,
+            grade=_grade(key, layer, level, entry, entry.choices[0]), device=place.device,
+            runs=place.source.table.runs,
+        )
+
+    # A measurement of the kernel as it is now, with the output that is asked for, comes before one
+    # that is not, except where the caller put the latter on top.
+    less = []
+    for place in places:
+        if sizes in place.block:
+            one = found("exact", place, sizes)
+            if one.grade == "exact" or one.source == OVERLAY:
+                yield one
+            else:
+                less.append(one)
+    yield from sorted(less, key=lambda one: GRADES.index(one.grade))
+
+    has_m = bool(sizes) and (isinstance(key, Key) or key.has_m)
+    if has_m:
+        others, m = sizes[:-1], sizes[-1]
+        near = [
+            (_steps_up(near_m, m), place.distance, place.position, near_m, place)
+            for place in places
+            if (near_m := _next_m(place.block.last_sizes(others), m)) is not None
+        ]
+        if near:
+            *_, near_m, place = min(near, key=lambda item: item[:3])
+            yield found("nearest m", place, (*others, near_m))
+    best = _nearest_shape(sizes, places, has_m)
+    if best is not None:
+        yield found("nearest shape", *best)
+
+
+def _next_m(values: Sequence[int], m: int) -> int | None:
+    """The smallest of ascending values above m, else the largest below; not m itself."""
+    position = bisect.bisect_right(values, m)
+    if position < len(values):
+        return values[position]
+    below = [value for value in values[-2:] if value != m]
+    return below[-1] if below else None
+
+
+def _steps_up(near_m: int, m: int) -> tuple[bool, float]:
+    """By what two m that may answer for another are compared: above before below, then nearness.
+    Without logarithms, whose last bit differs from one libm to another."""
+    return near_m < m, max(near_m, m) / max(min(near_m, m), 1)
+
+
+def _nearest_shape(
+    sizes: tuple[int, ...], places: Sequence[_Place], has_m: bool
+) -> tuple[_Place, tuple[int, ...]] | None:
+    """Where the nearest sizes are, but for those that the layers before it went through.
+
+    Distances are rounded, and ties go to the smaller sizes, so that the last bit of a logarithm
+    decides nothing.
+    """
+    first, logs = sizes[:-1], [size_log(size) for size in sizes]
+    near = []
+    for place in places:
+        for others, their_logs in place.block.first_logs:
+            if has_m and others == first:
+                continue
+            apart = 0.0
+            for their_log, log in zip(their_logs, logs):
+                apart += (their_log - log) ** 2
+            near.append((apart, others, place))
+    best = None
+    for apart, others, place in sorted(near, key=_APART):
+        if best is not None and apart > best[0][0] + 1e-9:
+            break
+        apart = round(apart, 9)
+        last = place.block.last_sizes(others)
+        if has_m:
+            size = sizes[-1] if sizes[-1] in last else _next_m(last, sizes[-1])
+            rank = apart, _steps_up(size, sizes[-1]), others, place.distance, place.position
+            if best is None or rank < best[0]:
+                best = rank, place, (*others, size)
+            continue
+        for size in last:
+            at = (*others, size)
+            if at == sizes:
+                continue
+            distance = round(apart + (size_log(size) - logs[-1]) ** 2, 9)
+            rank = distance, (False, 0.0), at, place.distance, place.position
+            if best is None or rank < best[0]:
+                best = rank, place, at
+    return None if best is None else best[1:]
+
+
+_APART = operator.itemgetter(0)
+
+
+def _grade(key: AnyKey, layer: str, level: str, entry: Entry, choice: Choice) -> str:
+    grades = [layer]
+    if entry.measured_out_dtype != getattr(key, "out_dtype", "") and level != _PREDICTED:
+        grades.append("16-bit output")
+    if choice.is_drifted:
+        grades.append("drifted kernel")
+    if level != _SAME:
+        grades.append(level)
+    return max(grades, key=GRADES.index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +259,27 @@ class Decision:
       layer: one of LAYERS.
       grade: one of GRADES.
       reason: a sentence.
+      source: "overlay", "memory", "user's store", "wheel" or "package NAME", for layers 2 to 4.
       chosen: the measurement behind the config, for layers 2 to 4.
       runners_up: the other candidates at the entry's shape, fast ones first.
       refusals: what was asked before and refused.
+      run: what the source knows of the run that measured `chosen`; empty if none did.
     """
 
     config: Config
     layer: str
     grade: str
     reason: str
+    source: str = ""
     chosen: Choice | None = None
     runners_up: tuple[Choice, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether the problem itself was not measured as it would run now."""
+        return self.layer != "argument" and (self.layer, self.grade) != ("exact", "exact")
 
 
 def decide(
@@ -77,21 +287,22 @@ def decide(
     device: Device,
     *,
     argument: Config | None,
-    table: Table | None,
-    heuristic: Sequence[Config],
+    found: Callable[[], Iterable[Found]],
+    heuristic: Callable[[], Sequence[Config]],
     heuristic_reason: str,
-    defaults: Sequence[Config],
+    defaults: Callable[[], Sequence[Config]],
     refusal: Callable[[Config], str | None],
-    refused_backends: Sequence[Refusal] = (),
+    refused_backends: Callable[[], Sequence[Refusal]],
     backend: str | None = None,
 ) -> Decision:
-    """Chooses a config for `key` on `device`.
+    """Chooses a config for `key` on `device`. The callables are called when their layer is reached.
 
     Args:
       key: the problem.
       device: where it runs.
       argument: the caller's own config; if it is refused, nothing else is tried.
-      table: the baked table; None where no table applies, as on a CPU.
+      found: the entries that may answer, as `answers` gives them; none where no table applies, as
+        on a CPU.
       heuristic: configs by the op's rule of thumb, best first, and `heuristic_reason`, that rule.
       defaults: configs of every backend that supports the problem, the canonical one first.
       refusal: why a config cannot run here, or None.
@@ -102,9 +313,9 @@ def decide(
       UnsupportedError: every layer refused; the message lists each refusal, or only those of
         `backend` if one was asked for.
     """
-    refusals = list(refused_backends)
+    refusals: list[Refusal] = []
 
-    def accepts(config: Config, layer: str) -> bool:
+    def accepts(config: AnyConfig, layer: str) -> bool:
         reason = refusal(config)
         if reason is not None:
             item = Refusal(what=str(config), layer=layer, reason=reason)
@@ -112,39 +323,44 @@ def decide(
                 refusals.append(item)
         return reason is None
 
+    def all_refusals() -> tuple[Refusal, ...]:
+        return (*refused_backends(), *refusals)
+
     if argument is not None:
         if accepts(argument, "argument"):
             return Decision(
-                config=argument, layer="argument", grade="argument", reason="the caller gave it"
+                config=argument, layer="argument", grade="argument", reason="the caller gave it",
+                refusals=all_refusals(),
             )
         raise UnsupportedError(f"config={argument} cannot run {key.op} {key.shape} on {device}: "
                                f"{refusals[-1].reason}; leave config out to let the table choose")
 
-    found = table.device(device.fingerprint) if table and device.fingerprint else None
-    if found is not None:
-        device_table, is_same_device = found
-        for layer, entry in _entries(key, device_table):
-            for choice in entry.choices:
-                if accepts(choice.config, layer):
-                    return _from_entry(
-                        key, layer, entry, choice, device_table, is_same_device, tuple(refusals)
-                    )
-    for config in heuristic:
+    prediction = None
+    for one in found():
+        if one.device.is_predicted:
+            prediction = one
+            break
+        for choice in one.entry.choices:
+            if accepts(choice.config, one.layer):
+                return _from_entry(key, one, choice, all_refusals())
+    for config, choice in _with_predicted_order(heuristic(), prediction):
         if accepts(config, "heuristic"):
+            if choice is not None:
+                return _from_entry(key, prediction, choice, all_refusals())
             return Decision(
                 config=config, layer="heuristic", grade="heuristic", reason=heuristic_reason,
-                refusals=tuple(refusals),
+                refusals=all_refusals(),
             )
-    for config in defaults:
+    for config in defaults():
         if accepts(config, "default"):
             return Decision(
                 config=config, layer="default", grade="default",
                 reason="no measurement and no rule of thumb applies; the first that can run here",
-                refusals=tuple(refusals),
+                refusals=all_refusals(),
             )
     if backend is not None:
         reasons = dict.fromkeys(
-            item.reason for item in refusals
+            item.reason for item in all_refusals()
             if item.what == backend or item.what.startswith(f"{backend}:")
         )
         raise UnsupportedError(
@@ -154,52 +370,50 @@ def decide(
         )
     raise UnsupportedError(
         f"no backend can run {key.op} {key.shape} on {device}:"
-        + "".join(f"\n  {item}" for item in refusals)
+        + "".join(f"\n  {item}" for item in all_refusals())
     )
 
 
-def _entries(key: Key, device_table: DeviceTable) -> Iterator[tuple[str, Entry]]:
-    """The entries that may answer, nearest first, at most one a layer."""
-    family = key.family
-    m_values = device_table.m_values(family, key.n, key.k)
-    if key.m in m_values:
-        yield "exact", device_table.entry(family, key.n, key.k, key.m)
-    others = [m for m in m_values if m != key.m]
-    if others:
-        m = min(others, key=lambda m: (abs(math.log(m / key.m)), -m))
-        yield "nearest m", device_table.entry(family, key.n, key.k, m)
-    shapes = [shape for shape in device_table.shapes(family) if shape[:2] != (key.n, key.k)]
-    if shapes:
-        n, k, m = min(shapes, key=lambda shape: (_distance(key, shape), shape))
-        yield "nearest shape", device_table.entry(family, n, k, m)
-
-
-def _distance(key: Key, shape: tuple[int, int, int]) -> float:
-    n, k, m = shape
-    return math.hypot(math.log(n / key.n), math.log(k / key.k), math.log(m / key.m))
+def _with_predicted_order(
+    heuristic: Sequence[Config], prediction: Found | None
+) -> Iterator[tuple[Config, Choice | None]]:
+    """The rule of thumb's configs, those of a backend for which there are predictions in the order
+    of these, where the first of them stood."""
+    predicted: dict[str, list[Choice]] = {}
+    for choice in prediction.entry.choices if prediction is not None else ():
+        predicted.setdefault(choice.config.backend, []).append(choice)
+    done = set()
+    for config in heuristic:
+        for choice in predicted.pop(config.backend, ()):
+            done.add(choice.config)
+            yield choice.config, choice
+        if config not in done:
+            yield config, None
 
 
 def _from_entry(
-    key: Key, layer: str, entry: Entry, chosen: Choice, device_table: DeviceTable,
-    is_same_device: bool, refusals: tuple[Refusal, ...],
+    key: Key, found: Found, chosen: Choice, refusals: tuple[Refusal, ...]
 ) -> Decision:
-    grades = [layer]
-    notes = [f"{chosen.median_us:.2f} us on {device_table.fingerprint.name}, run {chosen.run}"]
-    if layer != "exact":
-        notes.append(f"measured at {entry.key.shape}")
+    entry, device = found.entry, found.device
+    is_same_device = found.grade not in ("other device", "predicted")
+    level = _SAME if is_same_device else found.grade
+    if device.is_predicted:
+        notes = [f"{chosen.median_us:.2f} us predicted for {device.fingerprint.name}"]
+    else:
+        notes = [f"{chosen.median_us:.2f} us on {device.fingerprint.name}, run {chosen.run}"]
+    if found.layer != "exact":
+        notes.append(f"{'predicted' if device.is_predicted else 'measured'} at {entry.key.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
-    if entry.measured_out_dtype != key.out_dtype:
-        grades.append("16-bit output")
+    if entry.measured_out_dtype != key.out_dtype and not device.is_predicted:
         notes.append(f"measured with {entry.measured_out_dtype} output, {key.out_dtype} asked")
     if chosen.is_drifted:
-        grades.append("drifted kernel")
         notes.append("the kernel was rebuilt with other bytes since")
-    if not is_same_device:
-        grades.append("other device")
+    if level == _OTHER:
         notes.append("the nearest device that was measured")
     return Decision(
-        config=chosen.config, layer=layer, grade=max(grades, key=GRADES.index),
-        reason="; ".join(notes), chosen=chosen,
+        config=chosen.config, layer=found.layer,
+        grade=_grade(key, found.layer, level, entry, chosen), reason="; ".join(notes),
+        source=found.source, chosen=chosen,
         runners_up=tuple(choice for choice in entry.choices if choice is not chosen),
-        refusals=refusals,
+        refusals=refusals, run=found.runs.get(chosen.run, {}),
     )

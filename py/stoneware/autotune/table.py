@@ -1,8 +1,23 @@
 """The tuning table: what the bake distilled from the samples, as the wheel carries it.
 
-One JSON document per op, in canonical form. `digest` is the sha256 of the document with an empty
-digest, so that two ranks compare 64 characters, and a damaged or edited table is refused whole
-instead of half believed. Past that check the content is trusted and read entry by entry at need.
+One file per op, lines of canonical JSON, so that a look-up parses what it needs and nothing else:
+
+    header   schema, op, digest, configs, runs, rules; each device with, for each of its families,
+             the key, where its block is (offset from the end of the header) and how many entries
+             it has
+    block    a line with the groups of the family's entries: for each, the sizes that its entries
+             share, which are all but the last (m), and how many bytes it has; then the groups
+    group    a line with the last sizes of its entries, ascending, then a line for each of these: its
+             variants, each [rule, choices, measured out dtype, kernel digest] with choices
+             [config, median_us, spread_us, run, is_drifted], or, predicted, [rule, choices] with
+             choices [config, us]; configs, runs and rules are positions in the header
+
+A look-up reads the groups of its family, one group, and one entry of it: of 30 weights with 26 m each
+it parses 30 + 26 items in place of 780.
+
+`digest` is the sha256 of the file with an empty digest, so that two ranks compare 64 characters,
+and a damaged or edited table is refused whole instead of half believed. Past that check the content
+is trusted.
 """
 
 from __future__ import annotations
@@ -10,105 +25,235 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
+from stoneware.autotune.config import AnyConfig, Config, config_from_json
+from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json
+from stoneware.autotune.table_entry import PREDICTED_RUN, Choice, DeviceEntries, Entry
 from stoneware.errors import TableError
 from stoneware.runtime import package_files
 from stoneware.runtime.device import DeviceFingerprint, names_match
 
-SCHEMA = 1
+SCHEMA = 3
+
+RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
+"""What a table keeps of a run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A candidate at a shape, with its measurement.
+class _Content:
+    """What the blocks of all devices share: the bytes after the header, and the header's lists."""
+
+    def __init__(self, header: Mapping[str, Any], body: bytes) -> None:
+        self.op = header["op"]
+        self.is_kernel = is_kernel(self.op)
+        self.rules = header["rules"]
+        self.runs = [run["id"] for run in header["runs"]]
+        self.body = body
+        self._configs: list[Any] = header["configs"]
+
+    def config(self, position: int) -> AnyConfig:
+        config = self._configs[position]
+        if isinstance(config, dict):
+            # Past the digest the content is trusted, and from_json's checks take longer than all.
+            config = config_from_json(self.op, config) if self.is_kernel else Config(**config)
+            self._configs[position] = config
+        return config
+
+    def family(self, data: Mapping[str, Any]) -> AnyKey:
+        return key_from_json(data, is_family=True) if self.is_kernel else Key(**data)
+
+
+def size_log(size: int) -> float:
+    """By what sizes are compared; that of a decorated kernel's key may be 0 or less."""
+    return math.log(size) if size > 0 else size - 1.0
+
+
+class Block:
+    """The entries of one family on one device, as a look-up asks for them.
 
     Attributes:
-      config: the candidate.
-      median_us, spread_us: median and interquartile range.
-      run: id of the run that measured it.
-      is_drifted: whether the kernel was rebuilt, with other bytes, since it was measured.
+      family: their key without sizes.
+      sizes: those of each entry, sorted.
     """
 
-    config: Config
-    median_us: float
-    spread_us: float
-    run: str
-    is_drifted: bool
+    family: AnyKey
+    sizes: Sequence[tuple[int, ...]]
+
+    @functools.cached_property
+    def _by_first(self) -> dict[tuple[int, ...], list[int]]:
+        by_first: dict[tuple[int, ...], list[int]] = {}
+        for sizes in self.sizes:
+            by_first.setdefault(sizes[:-1], []).extend(sizes[-1:])
+        return by_first
+
+    @property
+    def first_sizes(self) -> Collection[tuple[int, ...]]:
+        """All sizes but the last, of each group of entries that share them."""
+        return self._by_first.keys()
+
+    @functools.cached_property
+    def first_logs(self) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        """Each of `first_sizes` with the logarithms by which shapes are compared."""
+        return [(first, tuple(map(size_log, first))) for first in self.first_sizes]
+
+    def last_sizes(self, first: tuple[int, ...]) -> Sequence[int]:
+        """Every last size (m) that has an entry with these first ones, ascending."""
+        return self._by_first.get(first, ())
+
+    def __contains__(self, sizes: tuple[int, ...]) -> bool:
+        first, last = sizes[:-1], sizes[-1:]
+        return last[0] in self.last_sizes(first) if last else first in self.first_sizes
+
+    def entry(
+        self, sizes: tuple[int, ...], kernel_sha256: str = "", key: AnyKey | None = None
+    ) -> Entry:
+        """The entry at `sizes`, which must be one of `self.sizes`.
+
+        Args:
+          sizes: where.
+          kernel_sha256: of a decorated kernel, as it is now: the entry that was measured with it is
+            preferred, and the choices of another one are drifted.
+          key: that of the entry, if the caller has it.
+        """
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """The candidates at one shape.
+class _ParsedBlock(Block):
+    """A block of a table's bytes, of which each part is parsed when it is asked for."""
 
-    Attributes:
-      key: the shape and its family.
-      choices: the chosen candidate first, then the runners-up from fast to slow.
-      rule: why the first was chosen.
-      measured_out_dtype: differs from the key's where the other 16-bit output was measured.
-    """
+    def __init__(self, family: AnyKey, content: _Content, offset: int) -> None:
+        self.family = family
+        self._content = content
+        self._offset = offset
+        self._groups: dict[tuple[int, ...], tuple[list[int], list[bytes]]] = {}
 
-    key: Key
-    choices: tuple[Choice, ...]
-    rule: str
-    measured_out_dtype: str
+    @functools.cached_property
+    def _places(self) -> dict[tuple[int, ...], tuple[int, int]]:
+        """First sizes -> where their group begins and ends."""
+        body = self._content.body
+        start = body.index(b"\n", self._offset) + 1
+        places = {}
+        for *first, num_bytes in json.loads(body[self._offset:start]):
+            places[tuple(first)] = start, start + num_bytes
+            start += num_bytes
+        return places
+
+    def _group(self, first: tuple[int, ...]) -> tuple[list[int], list[bytes]]:
+        """The last sizes of a group, and the line of each entry."""
+        group = self._groups.get(first)
+        if group is None:
+            start, end = self._places[first]
+            last, *lines = self._content.body[start:end].splitlines()
+            group = self._groups[first] = json.loads(last), lines
+        return group
+
+    @functools.cached_property
+    def sizes(self) -> list[tuple[int, ...]]:
+        return [
+            (*first, *last) for first in self._places
+            for last in ([[size] for size in self.last_sizes(first)] or [[]])
+        ]
+
+    @property
+    def first_sizes(self) -> Collection[tuple[int, ...]]:
+        return self._places.keys()
+
+    def last_sizes(self, first: tuple[int, ...]) -> Sequence[int]:
+        return self._group(first)[0] if first in self._places else ()
+
+    def entry(
+        self, sizes: tuple[int, ...], kernel_sha256: str = "", key: AnyKey | None = None
+    ) -> Entry:
+        content = self._content
+        last, lines = self._group(sizes[:-1])
+        variants = json.loads(lines[last.index(sizes[-1]) if sizes else 0])
+        variant = variants[0]
+        if len(variants) > 1:
+            variant = next((one for one in variants if one[3] == kernel_sha256), variant)
+        rule, choices, measured_out_dtype, sha256 = variant if len(variant) == 4 else (
+            *variant, "", "")
+        is_other = sha256 != kernel_sha256 and kernel_sha256 != ""
+        return Entry(
+            key=self.family.with_sizes(sizes) if key is None else key,
+            choices=tuple(_choice(content, row, sha256, is_other) for row in choices),
+            rule=content.rules[rule], measured_out_dtype=measured_out_dtype, kernel_sha256=sha256,
+        )
+
+
+def _choice(content: _Content, row: Sequence[Any], sha256: str, is_other: bool) -> Choice:
+    if len(row) == 2:
+        return Choice(
+            config=content.config(row[0]), median_us=row[1], spread_us=0.0, run=PREDICTED_RUN
+        )
+    config, median_us, spread_us, run, is_drifted = row
+    return Choice(
+        config=content.config(config), median_us=median_us, spread_us=spread_us,
+        run=content.runs[run], is_drifted=is_other or bool(is_drifted), kernel_sha256=sha256,
+    )
 
 
 class DeviceTable:
-    """The entries of one device; `shapes[family][n, k]` is sorted by m."""
+    """The entries of one device.
 
-    def __init__(self, document: Mapping[str, Any], configs: list[Config], runs: list[str]) -> None:
-        self.fingerprint = DeviceFingerprint.from_json(document["fingerprint"])
-        self.aliases = tuple(document["aliases"])
-        self._configs = configs
-        self._runs = runs
-        self._shapes: dict[Key, dict[tuple[int, int], list[dict[str, Any]]]] = {}
-        self.num_entries = 0
-        for family in document["families"]:
-            shapes = self._shapes.setdefault(Key(**family["key"], n=0, k=0, m=0), {})
-            for entry in family["entries"]:
-                shapes.setdefault((entry["n"], entry["k"]), []).append(entry)
-                self.num_entries += 1
+    Attributes:
+      fingerprint, aliases: the device.
+      is_predicted: whether nothing was measured there.
+      num_entries: how many there are.
+    """
+
+    def __init__(self, header: Mapping[str, Any], content: _Content) -> None:
+        self.fingerprint = DeviceFingerprint.from_json(header["fingerprint"])
+        self.aliases = tuple(header["aliases"])
+        self.is_predicted: bool = header["is_predicted"]
+        self.num_entries = sum(family["entries"] for family in header["families"])
+        self._header = header
+        self._content = content
+        self._blocks: dict[AnyKey, Block] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.fingerprint.name, *self.aliases)
 
-    def shapes(self, family: Key) -> list[tuple[int, int, int]]:
-        """Every (n, k, m) that has an entry in the family."""
-        by_weight = self._shapes.get(family, {})
-        return [(n, k, entry["m"]) for (n, k), entries in by_weight.items() for entry in entries]
+    @functools.cached_property
+    def _offsets(self) -> dict[AnyKey, int]:
+        return {
+            self._content.family(family["key"]): family["offset"]
+            for family in self._header["families"]
+        }
 
-    def m_values(self, family: Key, n: int, k: int) -> list[int]:
-        """The m that have an entry for (n, k), ascending."""
-        return [entry["m"] for entry in self._shapes.get(family, {}).get((n, k), [])]
+    @property
+    def families(self) -> tuple[AnyKey, ...]:
+        return tuple(self._offsets)
 
-    def entry(self, family: Key, n: int, k: int, m: int) -> Entry:
-        """The entry at a shape that `shapes` or `m_values` gave."""
-        raw = next(entry for entry in self._shapes[family][n, k] if entry["m"] == m)
-        return Entry(
-            key=Key(
-                op=family.op, a_dtype=family.a_dtype, b_dtype=family.b_dtype,
-                out_dtype=family.out_dtype, scales=family.scales, layout=family.layout,
-                n=n, k=k, m=m,
-            ),
-            choices=tuple(
-                Choice(
-                    config=self._configs[config_idx], median_us=median_us, spread_us=spread_us,
-                    run=self._runs[run_idx], is_drifted=bool(is_drifted),
-                )
-                for config_idx, median_us, spread_us, run_idx, is_drifted in raw["choices"]
-            ),
-            rule=raw["rule"],
-            measured_out_dtype=raw["measured_out_dtype"],
-        )
+    def block(self, family: AnyKey) -> Block | None:
+        """The entries of a family; None if there are none."""
+        block = self._blocks.get(family)
+        if block is None and (offset := self._offsets.get(family)) is not None:
+            block = self._blocks[family] = _ParsedBlock(family, self._content, offset)
+        return block
+
+    def entry(self, key: AnyKey, kernel_sha256: str = "") -> Entry | None:
+        """The entry at exactly this key; `kernel_sha256` as for `Block.entry`."""
+        block = self.block(key.family)
+        if block is None or key.sizes not in block:
+            return None
+        return block.entry(key.sizes, kernel_sha256)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry; of a kernel measured with several sources the newest."""
+        for family in self.families:
+            block = self.block(family)
+            yield from (block.entry(sizes) for sizes in block.sizes)
+
+
+NearDevices = tuple[tuple[float, DeviceTable], ...]
+"""(distance, device), nearest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +263,7 @@ class Table:
     Attributes:
       op: whose table.
       digest: sha256 of the content.
-      devices: those that were measured.
+      devices: those that were measured by fingerprint, then those that were predicted.
       runs: id of each run -> its versions, date and commit.
     """
 
@@ -127,87 +272,204 @@ class Table:
     devices: tuple[DeviceTable, ...]
     runs: Mapping[str, Mapping[str, Any]]
 
-    def device(self, fingerprint: DeviceFingerprint) -> tuple[DeviceTable, bool] | None:
-        """The entries of the same hardware and True, else of the nearest device and False.
+    def near(self, device: DeviceFingerprint) -> tuple[NearDevices, NearDevices, NearDevices]:
+        """The devices of its compute capability, nearest first, each with its distance: those that
+        were measured and are the same hardware, other ones, and those that were predicted."""
+        near = self._near.get(device)
+        if near is None:
+            groups: tuple[list[tuple[float, str, int]], ...] = ([], [], [])
+            for idx, other in enumerate(self.devices):
+                if other.fingerprint.compute_capability == device.compute_capability:
+                    group = (
+                        2 if other.is_predicted
+                        else 0 if other.fingerprint.same_hardware(device) else 1
+                    )
+                    distance = device.distance(other.fingerprint)
+                    groups[group].append((distance, other.fingerprint.name, idx))
+            near = self._near[device] = tuple(
+                tuple((distance, self.devices[idx]) for distance, _, idx in sorted(group))
+                for group in groups
+            )
+        return near
 
-        None if no device of this compute capability was measured.
-        """
-        near = [
-            (fingerprint.distance(device.fingerprint), device.fingerprint.name, device)
-            for device in self.devices
-            if device.fingerprint.compute_capability == fingerprint.compute_capability
-        ]
-        if not near:
-            return None
-        nearest = min(near, key=lambda item: item[:2])[2]
-        return nearest, nearest.fingerprint.same_hardware(fingerprint)
+    @functools.cached_property
+    def _near(self) -> dict[DeviceFingerprint, tuple[NearDevices, NearDevices, NearDevices]]:
+        return {}
 
     def device_named(self, name: str) -> DeviceTable | None:
         """The device with this name or alias."""
         return next((device for device in self.devices if names_match(name, device.names)), None)
 
 
-def encode(document: Mapping[str, Any]) -> bytes:
-    """Canonical bytes of a table document (without "digest"), with its digest put in."""
-    empty = canonical_json({**document, "digest": ""})
-    digest = hashlib.sha256(empty.encode("ascii")).hexdigest()
-    return (canonical_json({**document, "digest": digest}) + "\n").encode("ascii")
+def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str, Any]]) -> bytes:
+    """The bytes of a table.
+
+    Args:
+      op: whose.
+      devices: what it holds, in the order in which it will be read.
+      runs: "id" of each run and what else is to be known of it; those that no choice names are
+        left out.
+    """
+    devices = list(devices)
+    all_entries = [entry for device in devices for entry in device.entries]
+    choices = [choice for entry in all_entries for choice in entry.choices]
+    configs = sorted({choice.config for choice in choices})
+    used = {choice.run for choice in choices}
+    kept_runs = sorted((run for run in runs if run["id"] in used), key=lambda run: run["id"])
+    rules = sorted({entry.rule for entry in all_entries})
+    places = _Places(
+        configs={config: position for position, config in enumerate(configs)},
+        runs={run["id"]: position for position, run in enumerate(kept_runs)},
+        rules={rule: position for position, rule in enumerate(rules)},
+    )
+    body = bytearray()
+    header = {
+        "schema": SCHEMA,
+        "op": op,
+        "configs": [config.to_json() for config in configs],
+        "runs": kept_runs,
+        "rules": rules,
+        "devices": [
+            {
+                "fingerprint": device.fingerprint.to_json(), "aliases": sorted(device.aliases),
+                "is_predicted": device.is_predicted,
+                "families": _write_families(device.entries, places, body),
+            }
+            for device in devices
+        ],
+    }
+    empty = canonical_json({**header, "digest": ""}) + "\n"
+    digest = hashlib.sha256(empty.encode("ascii") + body).hexdigest()
+    return (canonical_json({**header, "digest": digest}) + "\n").encode("ascii") + bytes(body)
 
 
-def decode(data: bytes, path: str | os.PathLike[str], op: str) -> Table:
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where configs, runs and rules stand in the header."""
+
+    configs: Mapping[AnyConfig, int]
+    runs: Mapping[str, int]
+    rules: Mapping[str, int]
+
+    def variant(self, entry: Entry) -> list[Any]:
+        variant = [self.rules[entry.rule], [self._row(choice) for choice in entry.choices]]
+        if entry.choices[0].run != PREDICTED_RUN:
+            variant += [entry.measured_out_dtype, entry.kernel_sha256]
+        return variant
+
+    def _row(self, choice: Choice) -> list[Any]:
+        if choice.run == PREDICTED_RUN:
+            return [self.configs[choice.config], choice.median_us]
+        return [
+            self.configs[choice.config], choice.median_us, choice.spread_us, self.runs[choice.run],
+            int(choice.is_drifted),
+        ]
+
+
+def _write_families(
+    entries: Sequence[Entry], places: _Places, body: bytearray
+) -> list[dict[str, Any]]:
+    """Appends the blocks of a device to `body`; returns what the header says of them."""
+    families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
+    for entry in entries:
+        family = families.setdefault(entry.key.family, {})
+        family.setdefault(entry.key.sizes, []).append(entry)
+    headers = []
+    for family in sorted(families):
+        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for sizes in sorted(families[family]):
+            groups.setdefault(sizes[:-1], []).append(sizes)
+        texts = [
+            _lines([
+                [sizes[-1] for sizes in members if sizes],
+                *(list(map(places.variant, families[family][sizes])) for sizes in members),
+            ])
+            for members in groups.values()
+        ]
+        headers.append({
+            "key": family.to_json(), "offset": len(body), "entries": len(families[family]),
+        })
+        body += _lines([[[*first, len(text)] for first, text in zip(groups, texts)]])
+        body += b"".join(texts)
+    return headers
+
+
+def _lines(items: Iterable[Any]) -> bytes:
+    return "".join(canonical_json(item) + "\n" for item in items).encode("ascii")
+
+
+def decode(data: bytes, path: str | os.PathLike[str], op: str | None) -> Table:
     """Reads the bytes that `encode` made.
+
+    Args:
+      data: the bytes.
+      path: named in errors.
+      op: whose table it must be; None for any.
 
     Raises:
       TableError: naming `path`, what was expected, what was found, and the remedy.
     """
+    line, newline, body = data.partition(b"\n")
     try:
-        document = json.loads(data)
+        header = json.loads(line)
     except (ValueError, RecursionError) as error:
         found = f"{len(data)} bytes that are none: {error}"
-        raise _error(path, "a JSON document", found) from error
-    if not isinstance(document, dict) or "schema" not in document:
+        raise _error(path, "a header in JSON", found) from error
+    if not isinstance(header, dict) or "schema" not in header:
         raise _error(path, "a table with the key 'schema'", "none")
-    if document["schema"] != SCHEMA:
-        raise _error(path, f"schema {SCHEMA}", f"schema {document['schema']!r}")
-    digest = document.get("digest")
-    found = hashlib.sha256(
-        data.rstrip(b"\n").replace(f'"digest":"{digest}"'.encode(), b'"digest":""', 1)
-    ).hexdigest()
-    if found != digest:
-        raise _error(path, f"content with the digest {digest}", f"content with {found}")
-    if document["op"] != op:
-        raise _error(path, f"the table of {op}", f"that of {document['op']!r}")
-    configs = [Config.from_json(config) for config in document["configs"]]
-    runs = document["runs"]
+    if header["schema"] != SCHEMA:
+        raise _error(path, f"schema {SCHEMA}", f"schema {header['schema']!r}")
+    digest = header.get("digest")
+    hashed = hashlib.sha256(line.replace(f'"digest":"{digest}"'.encode(), b'"digest":""', 1))
+    hashed.update(newline)
+    hashed.update(body)
+    if hashed.hexdigest() != digest:
+        raise _error(
+            path, f"content with the digest {digest}", f"content with {hashed.hexdigest()}"
+        )
+    if op is not None and header["op"] != op:
+        raise _error(path, f"the table of {op}", f"that of {header['op']!r}")
+    content = _Content(header, body)
     return Table(
-        op=op,
+        op=header["op"],
         digest=digest,
-        devices=tuple(
-            DeviceTable(device, configs, [run["id"] for run in runs])
-            for device in document["devices"]
-        ),
-        runs={run["id"]: run for run in runs},
+        devices=tuple(DeviceTable(device, content) for device in header["devices"]),
+        runs={run["id"]: run for run in header["runs"]},
     )
+
+
+def file_name(op: str) -> str:
+    """The name of the table's file: a colon stands in no file name on Windows."""
+    return f"{op.replace(':', '.')}.json"
 
 
 def packaged_path(op: str) -> Path:
     """The file of the table that this installation carries for `op`."""
-    return package_files.path("tables", f"{op}.json")
+    return package_files.path("tables", file_name(op))
 
 
 @functools.cache
-def packaged(op: str) -> Table:
-    """The table of this installation, read once at its first use.
+def packaged(op: str) -> Table | None:
+    """The table of this installation, read once at its first use; None for a decorated kernel that
+    it has none of.
 
     Raises:
-      TableError: the file is missing, damaged, edited, or of another schema.
+      TableError: the file is damaged, edited, of another schema or, for an op of ours, missing.
     """
     path = packaged_path(op)
     try:
         data = path.read_bytes()
+    except FileNotFoundError as error:
+        if is_kernel(op):
+            return None
+        raise _unreadable(path, op, error) from error
     except OSError as error:
-        raise _error(path, f"the tuning table of {op}", f"no readable file: {error}") from error
+        raise _unreadable(path, op, error) from error
     return decode(data, path, op)
+
+
+def _unreadable(path: Path, op: str, error: OSError) -> TableError:
+    return _error(path, f"the tuning table of {op}", f"no readable file: {error}")
 
 
 def _error(path: str | os.PathLike[str], expected: str, found: str) -> TableError:

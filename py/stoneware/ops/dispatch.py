@@ -5,21 +5,23 @@ Runs on a miss of an op's plan cache, and in `explain`.
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stoneware.autotune import lookup, table
+from stoneware.autotune import layers, lookup, tuning
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
-from stoneware.autotune.lookup import Decision, Refusal
+from stoneware.autotune.layers import Source
+from stoneware.autotune.lookup import Decision, Found, Refusal
+from stoneware.errors import TuningMissError
+from stoneware.ops import REFERENCE
 from stoneware.ops.backend import Backend
 from stoneware.runtime import manifest
-from stoneware.runtime.device import Device
+from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.runtime.manifest import Manifest
-
-REFERENCE = "reference"
 
 _LOG = logging.getLogger("stoneware")
 
@@ -43,13 +45,13 @@ class Operation:
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
         """Every config that can run the problem; the reference's only if there is no other."""
-        defaults = self._defaults(problem, device)[0]
-        others = [config for config in defaults if config.backend != REFERENCE]
-        return others or defaults
+        configs = _Backends(self, problem, device).configs()
+        others = [config for config in configs if config.backend != REFERENCE]
+        return others or configs
 
     def decide(
         self, problem: Any, device: Device, *, backend: str | None = None,
-        config: Config | None = None,
+        config: Config | None = None, lists_refusals: bool = True,
     ) -> Decision:
         """Chooses the config; see `lookup.decide` for the order.
 
@@ -58,6 +60,8 @@ class Operation:
           device: where.
           backend: take configs of this backend only.
           config: take this config.
+          lists_refusals: whether the decision lists every backend that cannot run the problem; else
+            only what was in its way, which is less to ask.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not one.
@@ -65,27 +69,22 @@ class Operation:
           TableError: the table or the manifest is damaged.
         """
         self.check_argument(backend, config)
-        defaults, refused = self._defaults(problem, device, backend)
-        has_kernels = device.kind == "cuda"
-
-        def refusal(candidate: Config) -> str | None:
-            if backend is not None and candidate.backend != backend:
-                return f"backend={backend!r} was asked for"
-            return self._refusal(problem, candidate, device)
-
+        key = problem.key
+        has_kernels = device.kind == "cuda" and config is None
+        backends = _Backends(self, problem, device, backend)
         return lookup.decide(
-            problem.key,
+            key,
             device,
             argument=config,
-            table=table.packaged(self.name) if has_kernels and config is None else None,
-            heuristic=(
-                self.preferred(problem.key, device.compute_capability, manifest.packaged())
-                if has_kernels and config is None else ()
+            found=lambda: _answers(key, device) if has_kernels else (),
+            heuristic=lambda: (
+                self.preferred(key, device.compute_capability, manifest.packaged())
+                if has_kernels else ()
             ),
             heuristic_reason=self.preferred_reason,
-            defaults=defaults,
-            refusal=refusal,
-            refused_backends=refused,
+            defaults=backends.configs,
+            refusal=backends.refusal,
+            refused_backends=lambda: backends.refused(asks_all=lists_refusals),
             backend=backend,
         )
 
@@ -93,8 +92,25 @@ class Operation:
         self, problem: Any, device: Device, *, backend: str | None = None,
         config: Config | None = None,
     ) -> Callable[..., None]:
-        """Decides, and makes the plan; arguments and errors as in `decide`."""
-        decision = self.decide(problem, device, backend=backend, config=config)
+        """Decides, and makes the plan, after tuning if `sw.tuning` says so and it is a miss.
+
+        Arguments and errors as in `decide`, and
+
+        Raises:
+          TuningMissError: the mode is "error_on_miss" and the problem was not measured.
+        """
+        decision = self.decide(
+            problem, device, backend=backend, config=config, lists_refusals=False
+        )
+        if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(
+            self.name, problem, device, decision
+        ):
+            from stoneware.measuring import session
+
+            session.tune_on_miss(
+                importlib.import_module(f"stoneware.ops.{self.name}.api"), problem, device
+            )
+            decision = self.decide(problem, device, backend=backend, config=config)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.name, device, decision)
         return self.backends[decision.config.backend].plan(problem, decision.config, device)
@@ -102,37 +118,6 @@ class Operation:
     def make_plan(self, problem: Any, config: Config, device: Device) -> Callable[..., None]:
         """The plan of one config, for tuners; raises UnsupportedError if it cannot run here."""
         return self.plan(problem, device, config=config)
-
-    def _defaults(
-        self, problem: Any, device: Device, backend: str | None = None
-    ) -> tuple[list[Config], list[Refusal]]:
-        configs: list[Config] = []
-        refused = []
-        for name, module in self.backends.items():
-            if backend is not None and name != backend:
-                continue
-            reason = module.supports(problem, device)
-            if reason is None:
-                configs += module.configs(problem, device)
-            else:
-                refused.append(Refusal(what=name, reason=reason))
-        return configs, refused
-
-    def _refusal(self, problem: Any, config: Config, device: Device) -> str | None:
-        """Why a config of a known or unknown backend cannot run the problem; None if it can."""
-        module = self.backends.get(config.backend)
-        if module is None:
-            return f"{self.name} has no backend {config.backend!r}; it has {list(self.backends)}"
-        reason = module.supports(problem, device)
-        if reason is not None:
-            return reason
-        kernels = sorted({known.kernel for known in module.configs(problem, device)})
-        if config.kernel not in kernels:
-            return (
-                f"kernel {config.kernel!r} is not one of those that {config.backend} has for this "
-                f"problem: {', '.join(kernels)}"
-            )
-        return None
 
     def check_argument(self, backend: str | None, config: Config | None) -> None:
         """Raises TypeError or ValueError unless both are what the call takes."""
@@ -157,6 +142,130 @@ class Operation:
                 f"backend={backend!r} and config.backend={config.backend!r} must agree; "
                 "leave backend out"
             )
+
+
+class _Backends:
+    """What each backend says of one problem; each is asked once, when its answer is needed.
+
+    Args:
+      operation, problem, device: what is asked.
+      only: the one backend that is asked; None for all.
+    """
+
+    def __init__(
+        self, operation: Operation, problem: Any, device: Device, only: str | None = None
+    ) -> None:
+        self._operation, self._problem, self._device = operation, problem, device
+        self._only = only
+        self._names = [name for name in operation.backends if only in (None, name)]
+        self._answers: dict[str, tuple[str | None, list[Config]]] = {}
+
+    def _ask(self, name: str) -> tuple[str | None, list[Config]]:
+        """Why a backend does not support the problem, or None and its configs."""
+        if name not in self._answers:
+            module = self._operation.backends[name]
+            reason = module.supports(self._problem, self._device)
+            configs = module.configs(self._problem, self._device) if reason is None else []
+            self._answers[name] = reason, configs
+        return self._answers[name]
+
+    def configs(self) -> list[Config]:
+        """Those of every backend that supports the problem, in the order of the backends."""
+        return [config for name in self._names for config in self._ask(name)[1]]
+
+    def refused(self, *, asks_all: bool) -> list[Refusal]:
+        """The backends that do not support the problem; of those alone that were asked before,
+        unless `asks_all`."""
+        return [
+            Refusal(what=name, reason=reason) for name in self._names
+            if (asks_all or name in self._answers) and (reason := self._ask(name)[0]) is not None
+        ]
+
+    def refusal(self, config: Config) -> str | None:
+        """Why a config of a known or unknown backend cannot run the problem; None if it can."""
+        name = config.backend
+        if self._only is not None and name != self._only:
+            return f"backend={self._only!r} was asked for"
+        if name not in self._operation.backends:
+            return (
+                f"{self._operation.name} has no backend {name!r}; it has "
+                f"{list(self._operation.backends)}"
+            )
+        reason, configs = self._ask(name)
+        if reason is not None:
+            return reason
+        kernels = {known.kernel for known in configs}
+        if config.kernel in kernels:
+            return None
+        return (
+            f"kernel {config.kernel!r} is not one of those that {name} has for this "
+            f"problem: {', '.join(sorted(kernels))}"
+        )
+
+
+def _answers(key: Key, device: Device) -> Iterator[Found]:
+    """Packages are asked only where this installation has no measurement of the very problem on
+    this device: finding them takes 15 ms."""
+    near = layers.sources(key.op, has_packages=False)
+    fingerprint = _fingerprint(device, near)
+    found = lookup.answers(key, fingerprint, near)
+    first = next(found, None)
+    if first is None or (first.layer, first.grade) != ("exact", "exact"):
+        everywhere = layers.with_packages(key.op, near)
+        if len(everywhere) > len(near):
+            yield from lookup.answers(key, fingerprint, everywhere)
+            return
+    if first is not None:
+        yield first
+        yield from found
+
+
+def _fingerprint(device: Device, sources: Sequence[Source]) -> DeviceFingerprint:
+    """The device's, with its power limit if two that were measured differ in nothing else."""
+    fingerprint = device.fingerprint
+    if fingerprint.power_limit_w or device.ordinal is None:
+        return fingerprint
+    limits = {
+        other.fingerprint.power_limit_w for source in sources for other in source.table.devices
+        if not other.is_predicted and fingerprint.same_hardware(other.fingerprint)
+    }
+    if len(limits - {0}) < 2:
+        return fingerprint
+    from stoneware.measuring import machine
+
+    return replace(fingerprint, power_limit_w=machine.power_limit_w(device.ordinal))
+
+
+def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision) -> bool:
+    """Whether a miss is to be measured now.
+
+    Raises:
+      TuningMissError: misses are errors.
+    """
+    mode = tuning.current_mode()
+    if mode == "off":
+        return False
+    if mode == "error_on_miss":
+        raise TuningMissError(
+            f"{problem} on {device} must have been measured, because tuning is 'error_on_miss', "
+            f"and its config would come from layer {decision.layer!r} with grade "
+            f"{decision.grade!r}; measure it with `python -m stoneware tune`, call it once inside "
+            'sw.tuning("on_miss"), or use sw.tuning("off")'
+        )
+    if tuning.is_capturing():
+        if op not in _said_capture:
+            _said_capture.add(op)
+            _LOG.warning(
+                "%s was not measured and is not now, because a CUDA graph is being captured; it "
+                "runs %s from layer %r; call it once before the capture, inside "
+                'sw.tuning("on_miss")', problem, decision.config, decision.layer,
+            )
+        return False
+    return True
+
+
+_said_capture: set[str] = set()
+"""Ops of which it was said that a problem was not measured during a capture."""
 
 
 _said_reference: set[str] = set()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,7 @@ def built_for(op: str, compute_capability: tuple[int, int]) -> tuple[int, int] |
     Where several fit it is the highest: an sm_86 GPU runs the kernels for sm_86, not also those for
     sm_80, which would run there too.
     """
-    built = {kernel.compute_capability for kernel in _kernels(op)}
-    return max((arch for arch in built if fits(arch, compute_capability)), default=None)
+    return max((arch for arch in _by_arch(op) if fits(arch, compute_capability)), default=None)
 
 
 def configs(key: Key, device: Device) -> list[Config]:
@@ -61,7 +61,7 @@ def configs(key: Key, device: Device) -> list[Config]:
     arch = built_for(key.op, device.compute_capability)
     if arch is None:
         return []
-    kernels = [kernel for kernel in _kernels(key.op) if _counts_in_32_bits(kernel, key)]
+    kernels = [kernel for kernel in _by_arch(key.op)[arch] if _counts_in_32_bits(kernel, key)]
     return tile_rule.by_tile_m(key, arch, kernels)
 
 
@@ -71,9 +71,9 @@ def why_unusable(key: Key, device: Device) -> str | None:
         return f"{BACKEND} runs on NVIDIA GPUs, and the device is {device}"
     if not device.is_described and (reason := native.why_missing(DRIVER_MODULE)):
         return reason
-    if built_for(key.op, device.compute_capability) is None:
-        archs = sorted({kernel.compute_capability for kernel in _kernels(key.op)})
-        known = ", ".join(f"sm_{major}{minor}" for major, minor in archs)
+    arch = built_for(key.op, device.compute_capability)
+    if arch is None:
+        known = ", ".join(f"sm_{major}{minor}" for major, minor in sorted(_by_arch(key.op)))
         major, minor = device.compute_capability
         return (
             f"compute capability {major}.{minor} runs no {BACKEND} kernel of {key.op}; the wheel "
@@ -83,9 +83,9 @@ def why_unusable(key: Key, device: Device) -> str | None:
             "capability, earlier ones from there up within the major); build the wheel for this "
             "arch"
         )
-    if not configs(key, device):
-        arch = built_for(key.op, device.compute_capability)
-        if tile_rule.by_tile_m(key, arch, _kernels(key.op)):
+    fitting = [kernel for kernel in _by_arch(key.op)[arch] if tile_rule.fits(kernel, key, arch)]
+    if not any(_counts_in_32_bits(kernel, key) for kernel in fitting):
+        if fitting:
             return (
                 f"{key.shape} must be below 2**31 in each size plus a tile, and have fewer than "
                 f"2**31 tiles, because {BACKEND} counts both in 32 bits; split the problem"
@@ -110,8 +110,8 @@ def _counts_in_32_bits(kernel: KernelRecord, key: Key) -> bool:
     )
 
 
-def _kernels(op: str) -> list[KernelRecord]:
-    return manifest.packaged().select(op=op, backend=BACKEND)
+def _by_arch(op: str) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
+    return manifest.packaged().by_arch(op=op, backend=BACKEND)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,13 @@ class KernelRecord:
     @property
     def compute_capability(self) -> tuple[int, int]:
         """(9, 0) for "sm_90" and "sm_90a", (12, 0) for "sm_120"."""
-        digits = self.arch.removeprefix("sm_").rstrip("af")
-        return int(digits[:-1]), int(digits[-1])
+        return _compute_capability(self.arch)
+
+
+@functools.cache
+def _compute_capability(arch: str) -> tuple[int, int]:
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,31 @@ class Manifest:
 
     def select(self, *, op: str, backend: str) -> list[KernelRecord]:
         """The kernels of one op and backend, sorted by id."""
-        return [
-            kernel for kernel in self.kernels.values()
-            if kernel.op == op and kernel.backend == backend
-        ]
+        return list(self._selections.get((op, backend), ()))
+
+    def by_arch(
+        self, *, op: str, backend: str
+    ) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
+        """The same by compute capability."""
+        return self._by_arch.get((op, backend), {})
+
+    @functools.cached_property
+    def _by_arch(self) -> dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]]:
+        """Every `by_arch`, for the same reason as `_selections`."""
+        groups: dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]] = {}
+        for place, kernels in self._selections.items():
+            by_arch = groups[place] = {}
+            for kernel in kernels:
+                by_arch.setdefault(kernel.compute_capability, []).append(kernel)
+        return groups
+
+    @functools.cached_property
+    def _selections(self) -> dict[tuple[str, str], list[KernelRecord]]:
+        """Every `select`, since each look-up asks for several."""
+        selections: dict[tuple[str, str], list[KernelRecord]] = {}
+        for kernel in self.kernels.values():
+            selections.setdefault((kernel.op, kernel.backend), []).append(kernel)
+        return selections
 
 
 def content_digest(document: Mapping[str, Any]) -> str:

@@ -41,7 +41,9 @@ _REGULAR_FILE_0644 = 0o100644 << 16
 _EXTRA_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The entry points specification of the Python packaging guide; names as its "new" ones.
 _GROUP = re.compile(r"\w+(\.\w+)*")
-_ENTRY = re.compile(r"\s*([\w.-]+)\s*=\s*(\w+(?:\.\w+)*:\w+(?:\.\w+)*)\s*")
+_ENTRY = re.compile(r"\s*([\w.-]+)\s*=\s*(\w+(?:\.\w+)*(:\w+(?:\.\w+)*)?)\s*")
+# Of these installers make programs, which call a function.
+_SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
 
 
 class WheelError(Exception):
@@ -75,7 +77,8 @@ def entry_points(entries: list[str]) -> bytes:
     """entry_points.txt: groups sorted, and the names of a group.
 
     Args:
-      entries: "GROUP=NAME = MODULE:FUNCTION".
+      entries: "GROUP=NAME = MODULE:FUNCTION"; the function only has to be there in a group of
+        scripts.
 
     Raises:
       WheelError: an entry reads otherwise, or a group has a name twice.
@@ -84,12 +87,13 @@ def entry_points(entries: list[str]) -> bytes:
     for pair in entries:
         group, _, entry = pair.partition("=")
         match = _ENTRY.fullmatch(entry)
-        if not _GROUP.fullmatch(group) or not match:
+        is_whole = match and (match[3] or group not in _SCRIPT_GROUPS)
+        if not _GROUP.fullmatch(group) or not is_whole:
             raise WheelError(
                 f"an entry point must be GROUP=NAME = MODULE:FUNCTION, but is {pair!r}; correct "
                 "`entry_points` of the python_wheel"
             )
-        name, target = match.groups()
+        name, target, _ = match.groups()
         if name in groups.setdefault(group, {}):
             raise WheelError(
                 f"an entry point's name must stand once in its group, but {name!r} of {group} is "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
@@ -26,6 +27,7 @@ ALIGNED_POINTER_MULTIPLE = 16
 
 _PLANS = PlanCache()
 _is_grad_enabled = torch.is_grad_enabled
+_tuning_state = tuning.state
 
 
 def matmul(
@@ -59,6 +61,7 @@ def matmul(
       ValueError: a shape, stride or device breaks a rule.
       ForwardOnlyError: a gradient would be needed.
       UnsupportedError: nothing that was asked for can run the problem here.
+      TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
@@ -74,16 +77,17 @@ def matmul(
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
             (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr()))
             % ALIGNED_POINTER_MULTIPLE == 0,
-            backend, config,
+            backend, config, _tuning_state(),
         )
         plan = _PLANS.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, or without strides, or an unhashable argument; the checks say which.
         plan = key = None
     if plan is None:
+        generation = tuning.generation()
         plan = _checked_plan(a, b, bias, out, backend, config)
         if key is not None:
-            _PLANS.add(key, plan)
+            _PLANS.add(key, plan, generation)
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad
         or (bias is not None and bias.requires_grad) or (out is not None and out.requires_grad)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
@@ -31,6 +32,7 @@ globalAddress)."""
 
 _PLANS = PlanCache()
 _is_grad_enabled = torch.is_grad_enabled
+_tuning_state = tuning.state
 
 
 def scaled_mm(
@@ -71,6 +73,7 @@ def scaled_mm(
       ValueError: a shape, stride, pointer or device breaks a rule.
       ForwardOnlyError: a gradient would be needed.
       UnsupportedError: nothing that was asked for can run the problem here.
+      TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
@@ -88,16 +91,17 @@ def scaled_mm(
                 bias.shape, bias.is_contiguous(), bias.dtype, bias.get_device()
             ),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            out_dtype, backend, config,
+            out_dtype, backend, config, _tuning_state(),
         )
         plan = _PLANS.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not tensors, or without strides, or an unhashable argument; the checks say which.
         plan = key = None
     if plan is None:
+        generation = tuning.generation()
         plan = _checked_plan(a, b, scale_a, scale_b, bias, out_dtype, out, backend, config)
         if key is not None:
-            _PLANS.add(key, plan)
+            _PLANS.add(key, plan, generation)
     if _is_grad_enabled() and (
         a.requires_grad or b.requires_grad or scale_a.requires_grad or scale_b.requires_grad
         or (bias is not None and bias.requires_grad) or (out is not None and out.requires_grad)

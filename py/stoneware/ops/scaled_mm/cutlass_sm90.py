@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stoneware.autotune import tile_rule
@@ -14,6 +13,7 @@ from stoneware.errors import TableError, UnsupportedError
 from stoneware.ops.scaled_mm.problem import OP, Problem
 from stoneware.runtime import manifest, native, package_files
 from stoneware.runtime.device import Device
+from stoneware.runtime.manifest import KernelRecord
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,8 @@ def supports(problem: Problem, device: Device) -> str | None:
                 f"{name}={getattr(problem, name)} must be at most {MAX_EXTENT} for {NAME}, whose "
                 "tiles count in 32 bits; split the problem"
             )
-    if not configs(problem, device):
+    key = problem.key
+    if not any(tile_rule.fits(kernel, key, COMPUTE_CAPABILITY) for kernel in _kernels()):
         return f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->{problem.out_dtype}"
     return None
 
@@ -61,18 +62,21 @@ def supports(problem: Problem, device: Device) -> str | None:
 def configs(problem: Problem, device: Device) -> list[Config]:
     """Each kernel that fits; the first also with each larger swizzle that changes the order of its
     tiles."""
-    records = manifest.packaged().select(op=OP, backend=NAME)
-    found = tile_rule.by_tile_m(problem.key, device.compute_capability, records)
+    found = tile_rule.by_tile_m(problem.key, device.compute_capability, _kernels())
     if not found:
         return []
-    tile = manifest.packaged().kernels[found[0].kernel].config["tile"]
-    swap_ab = manifest.packaged().kernels[found[0].kernel].config["swap_ab"]
+    first = manifest.packaged().kernels[found[0].kernel].config
+    tile, swap_ab = first["tile"], first["swap_ab"]
     along_m, along_n = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
     num_tiles = min(-(-along_m // tile[0]), -(-along_n // tile[1]))
     return found + [
-        replace(found[0], max_swizzle=max_swizzle)
+        Config(backend=NAME, kernel=found[0].kernel, max_swizzle=max_swizzle)
         for max_swizzle, least in _LEAST_TILES_OF_SWIZZLE if num_tiles >= least
     ]
+
+
+def _kernels() -> Sequence[KernelRecord]:
+    return manifest.packaged().by_arch(op=OP, backend=NAME).get(COMPUTE_CAPABILITY, ())
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WEIGHTS: dict[str, tuple[int, int]] = {
+BENCH_WEIGHTS: dict[str, tuple[int, int]] = {
     "llama3_8b_o": (4096, 4096),
     "llama3_8b_qkv": (6144, 4096),
     "llama3_8b_gate_up": (28672, 4096),
@@ -15,10 +15,45 @@ WEIGHTS: dict[str, tuple[int, int]] = {
     "deepseek_v3_o": (7168, 16384),
     "deepseek_v3_expert_down": (7168, 2048),
 }
-"""Layer -> (n, k) of its weight. From the models' config.json: Llama 3 8B has hidden 4096, 32 heads
-and 8 key-value heads of 128, intermediate 14336; 70B has hidden 8192, intermediate 28672;
-DeepSeek-V3 has hidden 7168, q_lora_rank 1536, kv_lora_rank 512 + 64, 128 heads of 128 + 64, expert
-width 2048."""
+"""Layer -> (n, k) of its weight, for benchmarks. From the models' config.json: Llama 3 8B has hidden
+4096, 32 heads and 8 key-value heads of 128, intermediate 14336; 70B has hidden 8192, intermediate
+28672; DeepSeek-V3 has hidden 7168, q_lora_rank 1536, kv_lora_rank 512 + 64, 128 heads of 128 + 64,
+expert width 2048."""
 
-M_VALUES = (1, 16, 64, 128, 512, 2048, 8192)
-"""Tokens at once: decoding one by one and in batches, up to a prefill."""
+BENCH_M_VALUES = (1, 16, 64, 128, 512, 2048, 8192)
+"""Tokens at once, for benchmarks: decoding one by one and in batches, up to a prefill."""
+
+WEIGHTS: dict[str, tuple[int, int]] = {
+    **BENCH_WEIGHTS,
+    "llama3_70b_qkv": (10240, 8192),
+    "deepseek_v3_kv_up": (32768, 512),
+    "deepseek_v3_expert_gate_up": (4096, 7168),
+    "deepseek_v3_dense_gate_up": (36864, 7168),
+    "deepseek_v3_dense_down": (7168, 18432),
+    "qwen3_8b_gate_up": (24576, 4096),
+    "qwen3_8b_down": (4096, 12288),
+    "qwen3_32b_qkv": (10240, 5120),
+    "qwen3_32b_o": (5120, 8192),
+    "qwen3_32b_gate_up": (51200, 5120),
+    "qwen3_32b_down": (5120, 25600),
+    "mixtral_8x22b_qkv": (8192, 6144),
+    "mixtral_8x22b_o": (6144, 6144),
+    "mixtral_8x22b_gate_up": (32768, 6144),
+    "mixtral_8x22b_down": (6144, 16384),
+    "gpt_oss_120b_qkv": (5120, 2880),
+    "gpt_oss_120b_o": (2880, 4096),
+    "gpt_oss_120b_expert_gate_up": (5760, 2880),
+    "gpt_oss_120b_expert_down": (2880, 2880),
+}
+"""The layers that are tuned: those of the benchmarks, and from the models' config.json DeepSeek-V3
+with dense intermediate 18432; Qwen3 8B (hidden 4096, intermediate 12288) and 32B (hidden 5120, 64
+heads and 8 key-value heads of 128, intermediate 25600); Mixtral 8x22B (hidden 6144, 48 heads and 8
+key-value heads of 128, intermediate 16384); GPT-OSS 120B (hidden 2880, 64 heads and 8 key-value heads
+of 64, intermediate 2880). Layers of other models with the same weights are not named twice."""
+
+M_VALUES = (
+    1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280,
+    1536, 2048, 3072, 4096, 8192,
+)
+"""The m that are tuned. The look-up rounds m up to the next of them, and a kernel that is best for one
+m is seldom best for twice as many rows: so dense where tiles change, from 64 to 2048."""

@@ -1,0 +1,130 @@
+"""sw.distributed: proof that the ranks of a job decide alike.
+
+A look-up asks nobody, so ranks agree as long as they ask the same tables. A rank whose user's store
+is warmer, whose wheel is older or whose STONEWARE_TUNING differs would run another kernel, with
+other rounding and, if it measures, minutes later than the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoneware import __version__
+from stoneware.autotune import layers, table, tuning
+from stoneware.autotune.canonical import canonical_json
+from stoneware.errors import TuningMismatchError
+from stoneware.ops import OPS
+from stoneware.runtime import manifest
+
+if TYPE_CHECKING:
+    import torch
+
+_LOG = logging.getLogger("stoneware")
+
+_OF_THE_WHEEL = ("stoneware", "kernels", *(f"table of {op}" for op in OPS))
+
+
+def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> str:
+    """Compares what the ranks of a process group decide by; every rank must call it.
+
+    Compared are the version of Stoneware, its kernels and tables, the tables of other packages, the
+    user's store, the overlay and the mode of `sw.tuning`.
+
+    If they differ in anything but the wheel, every rank warns, and from then on its process takes
+    the wheel's tables alone: overlay, user's store and other packages are left alone, "on_miss"
+    measures nothing, and plans are made anew. That cannot be undone in the process.
+
+    Args:
+      group: torch's process group; None for the default one.
+
+    Returns:
+      The digest of what all ranks now decide by: 64 hexadecimal digits.
+
+    Raises:
+      TuningMismatchError: the wheels themselves differ; on every rank.
+      RuntimeError: torch.distributed is not initialised.
+      TableError: a table of this installation is damaged.
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise RuntimeError(
+            "assert_same_tuning needs an initialised process group, and torch.distributed has "
+            "none; call it after torch.distributed.init_process_group(...)"
+        )
+    own = description()
+    everyone: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(everyone, own, group=group)
+    differing = [
+        name for name in own if any(other.get(name) != own[name] for other in everyone)
+    ]
+    if not differing:
+        return _digest(own)
+    if any(name in _OF_THE_WHEEL for name in differing):
+        raise TuningMismatchError(
+            "every rank must have the same stoneware wheel, and they differ in "
+            f"{', '.join(name for name in differing if name in _OF_THE_WHEEL)}:"
+            f"{_by_rank(everyone, differing)}\ninstall one wheel on all of them"
+        )
+    tuning.use_wheel_only()
+    _LOG.warning(
+        "the ranks are tuned differently (%s), so each takes the tables of the wheel alone from "
+        "now on:%s\ngive all of them the same STONEWARE_CACHE_DIR or a copy of one store, the same "
+        "packages and the same STONEWARE_TUNING", ", ".join(differing),
+        _by_rank(everyone, differing),
+    )
+    return _digest({name: own[name] for name in _OF_THE_WHEEL})
+
+
+def description() -> dict[str, str]:
+    """What this process decides by: what it is -> its version, digest or value; "none" if it has
+    none."""
+    kernels = hashlib.sha256(canonical_json({
+        kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()
+    }).encode("ascii")).hexdigest()
+    found = {
+        "stoneware": __version__,
+        "kernels": kernels,
+        **{f"table of {op}": table.packaged(op).digest for op in OPS},
+    }
+    overlay, store = tuning.current_overlay(), None
+    if not tuning.wheel_only():
+        store = layers.existing_store()
+    return {
+        **found,
+        "tables of packages": _digest_of(
+            {} if tuning.wheel_only() else layers.package_digests()),
+        "user's store": _digest_of({
+            op: layers.table_of_store(store, op).digest for op in store.ops()
+        } if store is not None else {}),
+        "samples in memory": _digest_of({
+            op: one.digest for op, one in layers.memory_tables().items()
+        } if not tuning.wheel_only() else {}),
+        "overlay": "none" if overlay is None else _digest_of(
+            {op: one.digest for op, one in overlay.overlay.items()}),
+        "mode": tuning.current_mode(),
+    }
+
+
+def _digest_of(parts: Mapping[str, str]) -> str:
+    return _digest(parts) if parts else "none"
+
+
+def _digest(parts: Mapping[str, str]) -> str:
+    return hashlib.sha256(canonical_json(dict(parts)).encode("ascii")).hexdigest()
+
+
+def _by_rank(everyone: Sequence[Mapping[str, str]], differing: Sequence[str]) -> str:
+    """A line for each digest: its ranks, and what they have where the ranks differ."""
+    ranks: dict[str, list[int]] = {}
+    for rank, other in enumerate(everyone):
+        ranks.setdefault(_digest(other), []).append(rank)
+    lines = []
+    for digest, members in ranks.items():
+        values = everyone[members[0]]
+        had = ", ".join(f"{name} {values.get(name, 'unknown')[:16]}" for name in differing)
+        lines.append(f"\n  ranks {', '.join(map(str, members))}: digest {digest[:16]}: {had}")
+    return "".join(lines)

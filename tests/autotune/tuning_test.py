@@ -1,0 +1,269 @@
+"""sw.tuning: what a miss does, for whom it holds, and that no plan leaks in or out of it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import types
+
+import pytest
+import small_package as small
+import torch
+
+import stoneware as sw
+from stoneware.autotune import tuning
+from stoneware.autotune.store import user_store
+from stoneware.errors import TableError, TuningMissError
+from stoneware.ops import dispatch, tensor_checks
+from stoneware.ops.scaled_mm import api, cutlass_sm90, vendor
+from stoneware.runtime.device import Device
+
+BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
+
+
+@pytest.fixture
+def ran(package, monkeypatch):
+    """Makes CPU tensors count as an H200's; the list of the configs that ran."""
+    configs = []
+
+    def plan(problem, config, device):
+        return lambda *tensors: configs.append(config)
+
+    for module in (cutlass_sm90, vendor):
+        monkeypatch.setattr(module, "plan", plan)
+    monkeypatch.setattr(tensor_checks, "CPU", Device(kind="cuda", fingerprint=small.H200))
+    monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
+    monkeypatch.setattr(dispatch, "_said_capture", set())
+    return configs
+
+
+@pytest.fixture
+def session(monkeypatch):
+    """A stand-in for stoneware.measuring.session: every problem is fastest with SMALL."""
+    module = types.ModuleType("stoneware.measuring.session")
+    module.tuned = []
+
+    def tune_on_miss(op_api, problem, device):
+        module.tuned.append((op_api, problem.m))
+        user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=problem.m, run="run-2")])
+        tuning.forget_plans()
+
+    module.tune_on_miss = tune_on_miss
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def call(m=16, **options):
+    a = torch.zeros(m, 4096, dtype=torch.float8_e4m3fn)
+    b = torch.zeros(4096, 4096, dtype=torch.float8_e4m3fn).t()
+    sw.scaled_mm(a, b, torch.ones(m, 1), torch.ones(1, 4096), **options)
+
+
+def test_unknown_mode_and_overlay_are_refused(package, tmp_path):
+    with pytest.raises(ValueError, match="mode='always' must be one of off, on_miss, error_on_m"):
+        with sw.tuning("always"):
+            pass
+    for overlay in (tmp_path / "gone", package, str(tmp_path / "gone.json")):
+        with pytest.raises(ValueError, match="overlay=.* must be a folder of samples"):
+            with sw.tuning("off", overlay=overlay):
+                pass
+    with pytest.raises(TypeError, match="overlay=7 must be a Table or a path, not int"):
+        with sw.tuning("off", overlay=7):
+            pass
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(TableError, match="t.json: expected"):
+        with sw.tuning("off", overlay=tmp_path / "t.json"):
+            pass
+    assert tuning.current_mode() == "off"
+
+
+def test_mode_holds_inside_and_the_one_before_comes_back(package):
+    with sw.tuning("on_miss"):
+        with pytest.raises(KeyError):
+            with sw.tuning("error_on_miss"):
+                assert tuning.current_mode() == "error_on_miss"
+                raise KeyError
+        assert tuning.current_mode() == "on_miss"
+    assert tuning.current_mode() == "off"
+
+
+def test_environment_gives_the_mode_outside(package, monkeypatch):
+    monkeypatch.setenv("STONEWARE_TUNING", "error_on_miss")
+    assert tuning.current_mode() == "error_on_miss"
+    with sw.tuning("off"):
+        assert tuning.current_mode() == "off"
+
+
+def test_overlay_of_the_tuning_around_holds_inside(ran, tmp_path):
+    overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
+    with sw.tuning("off", overlay=overlay), sw.tuning("error_on_miss"):
+        call()
+    assert ran == [BIG]
+
+
+def test_mode_does_not_hold_in_another_thread(package):
+    seen = []
+    with sw.tuning("on_miss"):
+        thread = threading.Thread(target=lambda: seen.append(tuning.current_mode()))
+        thread.start()
+        thread.join()
+    assert seen == ["off"]
+
+
+def test_miss_is_an_error_with_rule_value_and_remedy(ran):
+    with sw.tuning("error_on_miss"):
+        call(m=16)
+        call(m=15, config=BIG)
+        with pytest.raises(TuningMissError) as caught:
+            call(m=15)
+    message = str(caught.value)
+    for part in ("m=15 n=4096 k=4096", "must have been measured", "'nearest m'", "stoneware tune"):
+        assert part in message
+    assert ran == [TINY, BIG]
+
+
+@pytest.mark.parametrize("changes", [{"kernel_sha256": "0" * 64}, {"out_dtype": "fp16"}])
+def test_drifted_and_derived_entries_are_misses(ran, package, tmp_path, changes):
+    config = small.cutlass(small.BIG, changes.get("out_dtype", "bf16"))
+    overlay = small.bake_samples(tmp_path / "o", [small.sample(config, 1.0, m=40, **changes)])
+    with sw.tuning("error_on_miss", overlay=overlay), pytest.raises(TuningMissError):
+        call(m=40)
+
+
+def test_entries_of_another_device_are_misses(ran, monkeypatch):
+    monkeypatch.setattr(tensor_checks, "CPU", Device(kind="cuda", fingerprint=small.H100))
+    with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="other device"):
+        call(m=16)
+
+
+def test_nothing_is_a_miss_on_a_cpu(package):
+    with sw.tuning("error_on_miss"):
+        call(m=2)
+
+
+@pytest.mark.parametrize("is_inside_first", [True, False])
+def test_plan_made_outside_is_not_used_inside_nor_the_other_way_round(
+    ran, tmp_path, is_inside_first
+):
+    overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
+
+    def inside():
+        with sw.tuning("off", overlay=overlay):
+            call()
+
+    first, second = (inside, call) if is_inside_first else (call, inside)
+    for _ in range(2):
+        first()
+        second()
+    assert ran == ([BIG, TINY] if is_inside_first else [TINY, BIG]) * 2
+
+
+def test_plan_of_a_miss_that_was_made_outside_is_still_an_error_inside(ran):
+    call(m=15)
+    with sw.tuning("error_on_miss"), pytest.raises(TuningMissError):
+        call(m=15)
+    call(m=15)
+    assert ran == [TINY, TINY]
+
+
+def test_plans_of_a_tuning_are_found_again_in_the_next_of_its_kind(ran, tmp_path, monkeypatch):
+    overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
+    made = []
+    whole = api._checked_plan
+    monkeypatch.setattr(
+        api, "_checked_plan", lambda *arguments: made.append(1) or whole(*arguments))
+    for _ in range(3):
+        with sw.tuning("off", overlay=overlay):
+            call()
+    assert len(made) == 1
+
+
+def test_miss_is_measured_once_and_then_known(ran, session):
+    with sw.tuning("on_miss"):
+        call(m=16)
+        assert session.tuned == [], "measured before"
+        call(m=15)
+        call(m=15)
+    assert session.tuned == [(api, 15)]
+    call(m=15)
+    assert ran == [TINY, SMALL, SMALL, SMALL]
+
+
+def test_problem_that_could_not_be_measured_runs_as_usual_and_is_not_tried_again(ran, session):
+    session.tune_on_miss = lambda op_api, problem, device: session.tuned.append(problem.m)
+    with sw.tuning("on_miss"):
+        call(m=15)
+        call(m=15)
+    assert session.tuned == [15]
+    assert ran == [TINY, TINY]
+
+
+def test_nothing_is_measured_during_capture_but_at_the_next_call(
+    ran, session, monkeypatch, caplog
+):
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    with sw.tuning("on_miss"):
+        call(m=15)
+        call(m=14)
+        assert session.tuned == []
+        assert ran == [TINY, TINY]
+        [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert "a CUDA graph is being captured" in record.getMessage()
+        assert "m=15" in record.getMessage()
+        capturing[0] = False
+        call(m=15)
+    assert session.tuned == [(api, 15)]
+    assert ran[-1] == SMALL
+
+
+def test_new_samples_make_every_plan_anew(ran):
+    call(m=15)
+    user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
+    call(m=15)
+    generation = tuning.generation()
+    tuning.forget_plans()
+    assert tuning.generation() != generation
+    call(m=15)
+    assert ran == [TINY, TINY, SMALL]
+
+
+def test_plan_that_was_decided_before_new_samples_came_is_not_kept(ran, monkeypatch):
+    whole = api._checked_plan
+
+    def slow(*arguments):
+        plan = whole(*arguments)
+        user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
+        tuning.forget_plans()
+        return plan
+
+    monkeypatch.setattr(api, "_checked_plan", slow)
+    call(m=15)
+    monkeypatch.setattr(api, "_checked_plan", whole)
+    call(m=15)
+    assert ran == [TINY, SMALL]
+
+
+def test_samples_that_the_store_cannot_take_hold_in_this_process(ran):
+    call(m=15)
+    tuning.add_to_memory(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
+    call(m=15)
+    assert ran == [TINY, SMALL]
+
+
+def test_process_that_uses_the_wheel_alone_leaves_the_rest_and_measures_nothing(
+    ran, session, tmp_path, monkeypatch
+):
+    overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
+    user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, run="run-2")])
+    with sw.tuning("on_miss", overlay=overlay):
+        call()
+        monkeypatch.setattr(tuning, "_is_wheel_only", False)
+        tuning.use_wheel_only()
+        call()
+        call(m=15)
+    call()
+    assert ran == [BIG, TINY, TINY, TINY]
+    assert session.tuned == []
