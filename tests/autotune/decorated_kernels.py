@@ -1,0 +1,62 @@
+"""What the tests of sw.autotune share: a kernel, a fake GPU, and a user's store of the test's."""
+
+from __future__ import annotations
+
+import fake_gpu
+import pytest
+import triton
+import triton.language as tl
+
+from stoneware.autotune import kernel_cache, kernel_tuner
+from stoneware.autotune.samples import Run
+
+FACTOR = tl.constexpr(3)
+
+
+@triton.jit
+def scale(x_ptr, y_ptr, n, stride, BLOCK: tl.constexpr, EVEN: tl.constexpr = False):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(y_ptr + offsets * stride, tl.load(x_ptr + offsets, mask=mask) * FACTOR, mask=mask)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}, num_warps=4) for block in (16, 32, 64)]
+
+
+def bench_by(times_ms: dict[int, float], calls: list[int] | None = None, spread: float = 0.0):
+    """A do_bench that runs a candidate and gives it the time of its BLOCK."""
+
+    def do_bench(call, quantiles):
+        call()
+        block = call.arguments["BLOCK"]
+        if calls is not None:
+            calls.append(block)
+        time_ms = times_ms[block]
+        return time_ms, time_ms * (1 - spread), time_ms * (1 + spread)
+
+    return do_bench
+
+
+def run_of(number: int = 0) -> Run:
+    return Run(
+        id=f"run-{number}", device=fake_gpu.FINGERPRINT, driver="1", cuda="13", torch="2",
+        triton=triton.__version__, python="3", sm_clock_mhz_before=0, sm_clock_mhz_after=0,
+        memory_clock_mhz_before=0, memory_clock_mhz_after=0, date=f"2026-11-21T00:00:{number:02d}",
+        commit="", command="test",
+    )
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path, tmp_path_factory):
+    """A fake GPU, and folders of its own for everything that is kept."""
+    # Of all tests, so that Triton compiles each kernel once.
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
+    found = fake_gpu.FakeGpu()
+    found.install(monkeypatch)
+    scale.device_caches.clear()  # what other tests compiled
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
+    monkeypatch.delenv("STONEWARE_TUNING", raising=False)
+    monkeypatch.setattr(kernel_cache, "_reported", set())
+    runs = iter(range(60))
+    monkeypatch.setattr(kernel_tuner, "new_run", lambda ordinal: run_of(next(runs)))
+    return found

@@ -1,0 +1,443 @@
+"""Which config sw.autotune runs, what it measures, and what it keeps; in each mode of tuning."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+import triton
+from decorated_kernels import CONFIGS, bench_by, gpu, run_of, scale  # noqa: F401  (a fixture)
+from fake_gpu import FINGERPRINT, Tensor
+from triton.runtime.errors import OutOfResources
+
+from stoneware.autotune import kernel_sources, kernel_tuner, store, tuning
+from stoneware.autotune.config import KernelConfig
+from stoneware.autotune.decorator import autotune
+from stoneware.autotune.kernel_identity import kernel_sha256
+from stoneware.autotune.key import KernelKey
+from stoneware.autotune.samples import Sample
+from stoneware.errors import TuningMissError
+
+OP = "decorated_kernels:scale"
+FAST_32 = {16: 2.0, 32: 1.0, 64: 3.0}
+
+
+def decorate(fn=scale, configs=CONFIGS, key=("n",), **options):
+    return autotune(configs=list(configs), key=list(key), **options)(fn)
+
+
+def call(kernel, n=33, **kwargs):
+    kernel[(1,)](Tensor(), Tensor(), n, 5, **kwargs)
+    return kernel.best_config.kwargs["BLOCK"]
+
+
+def explained(kernel, n=33):
+    return kernel.explain(Tensor(), Tensor(), n, 5)
+
+
+def sample(block, median_us, n=33, run=0, spread_us=0.0, sha256=None, status="ok"):
+    is_ok = status == "ok"
+    return Sample(
+        key=KernelKey(
+            op=OP, names=("n",), values=(n,), dtypes=(("x_ptr", "float32"), ("y_ptr", "float32"))
+        ),
+        config=KernelConfig(kwargs=(("BLOCK", block),)), median_us=median_us if is_ok else 0,
+        spread_us=spread_us, count=int(is_ok), status=status, run=run_of(run).id,
+        kernel_sha256=kernel_sha256(scale) if sha256 is None else sha256,
+    )
+
+
+def keep(*samples):
+    for item in samples:
+        number = int(item.run.removeprefix("run-"))
+        store.user_store().add(run_of(number), [item])
+    tuning.forget_plans()
+
+
+def stored():
+    found = store.user_store().samples(OP)
+    return {(dict(item.config.kwargs)["BLOCK"], item.status) for _, item in found}
+
+
+def test_off_measures_nothing_and_runs_the_first_with_one_line_of_advice(gpu, caplog):
+    benched = []
+    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    with caplog.at_level(logging.WARNING):
+        assert [call(kernel), call(kernel, 40), call(kernel)] == [16, 16, 16]
+    assert benched == [] and not store.user_store().samples()
+    assert len(caplog.records) == 1 and 'stoneware.tuning("on_miss")' in caplog.text
+
+
+def test_on_miss_measures_once_and_keeps_it_for_the_next_process(gpu):
+    benched = []
+    with tuning.tuning("on_miss"):
+        kernel = decorate(do_bench=bench_by(FAST_32, benched))
+        assert [call(kernel), call(kernel)] == [32, 32]
+        assert benched == [16, 32, 64]
+        assert call(decorate(do_bench=bench_by(FAST_32, benched))) == 32
+    assert benched == [16, 32, 64]
+    assert call(decorate()) == 32
+    assert stored() == {(16, "ok"), (32, "ok"), (64, "ok")}
+
+
+def test_another_key_is_measured_and_the_nearest_serves_until_then(gpu):
+    benched = []
+    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    with tuning.tuning("on_miss"):
+        call(kernel, 33)
+    assert call(kernel, 34) == 32 and len(benched) == 3
+    assert explained(kernel, 34).decision.layer == "nearest shape"
+    with tuning.tuning("on_miss"):
+        call(kernel, 34)
+    assert len(benched) == 6
+    assert explained(kernel, 34).decision.layer == "exact"
+
+
+def test_a_plan_of_mode_off_is_made_anew_once_the_key_is_measured(gpu):
+    kernel = decorate(do_bench=bench_by(FAST_32))
+    assert call(kernel) == 16
+    with tuning.tuning("on_miss"):
+        call(kernel)
+    kernel.best_config = None
+    kernel[(1,)](Tensor(), Tensor(), 33, 5)
+    assert kernel.best_config.kwargs["BLOCK"] == 32
+
+
+def test_editing_the_list_keeps_the_timings_of_the_configs_that_stay(gpu):
+    benched = []
+    bench = bench_by({**FAST_32, 128: 0.5}, benched)
+    with tuning.tuning("on_miss"):
+        assert call(decorate(do_bench=bench)) == 32
+        benched.clear()
+        added = [*CONFIGS[1:], triton.Config({"BLOCK": 128})]
+        assert call(decorate(configs=added, do_bench=bench)) == 128
+        assert benched == [128]
+        benched.clear()
+        assert call(decorate(configs=added[:-1], do_bench=bench)) == 32
+        assert benched == []
+
+
+def test_a_config_that_left_the_list_is_not_run(gpu):
+    keep(sample(32, 1.0), sample(64, 2.0), sample(16, 3.0))
+    assert call(decorate()) == 32
+    assert call(decorate(configs=[CONFIGS[0], CONFIGS[2]])) == 64
+    others = [triton.Config({"BLOCK": block}) for block in (128, 256)]
+    assert call(decorate(configs=others)) == 128
+
+
+def test_near_ties_go_to_the_config_that_stands_first(gpu):
+    """Noise would pick another each time, and on each rank."""
+    keep(sample(16, 10.1, spread_us=0.4), sample(32, 10.0, spread_us=0.4), sample(64, 12.0))
+    assert call(decorate()) == 16
+    assert call(decorate(configs=[CONFIGS[1], CONFIGS[0], CONFIGS[2]])) == 32
+    with tuning.tuning("on_miss"):
+        assert call(decorate(do_bench=bench_by({16: 1.001, 32: 1.0, 64: 2.0}))) == 16
+
+
+def test_timings_of_an_edited_kernel_have_drifted(gpu):
+    keep(sample(32, 1.0, sha256="0" * 64))
+    kernel, benched = decorate(do_bench=None), []
+    assert call(kernel) == 32 and explained(kernel).decision.grade == "drifted kernel"
+    with tuning.tuning("error_on_miss"), pytest.raises(TuningMissError, match="drifted kernel"):
+        call(decorate())
+    with tuning.tuning("on_miss"):
+        assert call(decorate(do_bench=bench_by({16: 1, 32: 2, 64: 3}, benched))) == 16
+    assert benched == [16, 32, 64]
+
+
+def test_timings_of_another_device_are_not_exact(gpu, monkeypatch):
+    import dataclasses
+
+    from stoneware.autotune import decorator
+
+    keep(sample(32, 1.0))
+    other = dataclasses.replace(FINGERPRINT, name="Other", memory_clock_khz=2_619_000)
+    monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: other)
+    kernel = decorate()
+    assert call(kernel) == 32 and explained(kernel).decision.grade == "other device"
+    with tuning.tuning("error_on_miss"), pytest.raises(TuningMissError):
+        call(decorate())
+
+
+def test_error_on_miss_says_what_to_do_and_lets_exact_keys_run(gpu):
+    keep(sample(32, 1.0))
+    with tuning.tuning("error_on_miss"):
+        assert call(decorate()) == 32
+        with pytest.raises(TuningMissError, match="n=34.*nearest.*on_miss"):
+            call(decorate(), 34)
+
+
+def test_tritons_hooks_do_not_switch_persistence_off(gpu):
+    """triton.autotune(cache_results=True) keeps nothing if a config has a pre_hook."""
+    configs = [
+        triton.Config(config.kwargs, pre_hook=lambda args: None) for config in CONFIGS
+    ]
+    benched, hooks = [], {"pre_hook": lambda args, reset_only=False: None,
+                          "post_hook": lambda args, exception: None}
+    for _ in range(2):
+        with tuning.tuning("on_miss"):
+            bench = bench_by(FAST_32, benched)
+            assert call(decorate(configs=configs, do_bench=bench, **hooks)) == 32
+    assert benched == [16, 32, 64]
+
+
+def test_hooks_run_as_in_triton(gpu):
+    log = []
+
+    def bench(candidate, quantiles):
+        log.append(f"bench {candidate.arguments['BLOCK']}")
+        candidate()
+        return [1.0, 1.0, 1.0]
+
+    kernel = decorate(
+        configs=[triton.Config({"BLOCK": block}, pre_hook=lambda args: log.append("config"))
+                 for block in (16, 32)],
+        do_bench=bench,
+        pre_hook=lambda args, reset_only=False: log.append(f"pre {reset_only}"),
+        post_hook=lambda args, exception: log.append(f"post {exception}"),
+    )
+    with tuning.tuning("on_miss"):
+        call(kernel)
+        assert log == [
+            "bench 16", "config", "pre False", "post None",
+            "bench 32", "config", "pre False", "post None",
+            "pre True", "config",
+        ]
+        log.clear()
+        call(kernel)
+    assert log == ["config"]
+
+
+def test_tensors_are_zeroed_and_restored_around_each_measured_launch(gpu):
+    x, y = Tensor(), Tensor()
+    kernel = decorate(
+        configs=CONFIGS[:2], do_bench=bench_by(FAST_32), reset_to_zero=["y_ptr"],
+        restore_value=["x_ptr"],
+    )
+    with tuning.tuning("on_miss"):
+        for _ in range(2):
+            kernel[(1,)](x, y, 33, 5)
+    assert x.log == ["cloned", "restored"] * 2
+    assert y.log == ["zeroed"] * 3  # the last for the launch that counts
+
+
+def test_a_config_that_fails_is_kept_as_failed_and_not_tried_again(gpu):
+    benched = []
+
+    def bench(candidate, quantiles):
+        benched.append(candidate.arguments["BLOCK"])
+        if benched[-1] == 32:
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        return {16: 3.0, 64: 2.0}[benched[-1]]
+
+    with tuning.tuning("on_miss"):
+        for _ in range(2):
+            assert call(decorate(do_bench=bench)) == 64
+    assert benched == [16, 32, 64]
+    assert stored() == {(16, "ok"), (32, "failed"), (64, "ok")}
+    failed = next(item for _, item in store.user_store().samples(OP) if item.status == "failed")
+    assert "shared memory" in failed.detail
+
+
+def test_an_error_propagates_and_what_was_measured_stays(gpu):
+    def bench(candidate, quantiles):
+        if candidate.arguments["BLOCK"] == 64:
+            raise RuntimeError("an illegal memory access")
+        return 1.0
+
+    with tuning.tuning("on_miss"), pytest.raises(RuntimeError, match="illegal memory access"):
+        call(decorate(do_bench=bench))
+    assert stored() == {(16, "ok"), (32, "ok")}
+
+
+def test_a_killed_tune_goes_on_where_it_stopped(gpu):
+    benched = []
+
+    def killed(candidate, quantiles):
+        if candidate.arguments["BLOCK"] == 32:
+            raise KeyboardInterrupt
+        return bench_by(FAST_32, benched)(candidate, quantiles)
+
+    with tuning.tuning("on_miss"):
+        with pytest.raises(KeyboardInterrupt):
+            call(decorate(do_bench=killed))
+        assert call(decorate(do_bench=bench_by(FAST_32, benched))) == 32
+    assert benched == [16, 32, 64]
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch, caplog):
+    benched = []
+    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    with tuning.tuning("on_miss"), caplog.at_level(logging.WARNING):
+        monkeypatch.setattr(tuning, "is_capturing", lambda: True)
+        assert [call(kernel), call(kernel)] == [16, 16]
+        assert benched == []
+        assert sum("captured" in record.message for record in caplog.records) == 1
+        monkeypatch.setattr(tuning, "is_capturing", lambda: False)
+        assert call(kernel) == 32  # and afterwards it is
+    assert benched == [16, 32, 64]
+
+
+def test_a_damaged_store_stops_no_launch(gpu, tmp_path):
+    keep(sample(32, 1.0))
+    (tmp_path / "tuning" / store.FILE_NAME).write_bytes(b"not a database" * 1000)
+    for name in ("-wal", "-shm"):
+        (tmp_path / "tuning" / (store.FILE_NAME + name)).unlink(missing_ok=True)
+    tuning.forget_plans()
+    assert call(decorate()) in (16, 32)
+    with tuning.tuning("on_miss"):
+        assert call(decorate(do_bench=bench_by(FAST_32))) == 32
+
+
+def test_a_store_that_cannot_be_written_keeps_samples_in_memory(gpu, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(tuning, "_memory", [])
+    kernel_sources._say_once.cache_clear()
+    benched = []
+    with caplog.at_level(logging.WARNING):
+        for n in (33, 34):
+            with tuning.tuning("on_miss"):
+                assert call(decorate(do_bench=bench_by(FAST_32, benched)), n) == 32
+                assert call(decorate(do_bench=bench_by(FAST_32, benched)), n) == 32
+        assert call(decorate()) == 32
+    assert benched == [16, 32, 64] * 2
+    assert sum("in memory" in record.message for record in caplog.records) == 1
+    tuning.forget_plans()
+
+
+def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
+    keep(sample(64, 0.1))
+    benched = []
+    kernel = decorate(do_bench=bench_by(FAST_32, benched), cache_results=False)
+    assert call(kernel) == 16
+    with tuning.tuning("on_miss"):
+        assert [call(kernel), call(kernel)] == [32, 32]
+    assert benched == [16, 32, 64]
+    assert call(kernel) == 32
+    assert stored() == {(64, "ok")}
+
+
+def test_a_single_config_is_never_measured(gpu):
+    benched = []
+    with tuning.tuning("on_miss"):
+        call(decorate(configs=CONFIGS[:1], do_bench=bench_by(FAST_32, benched)))
+    assert benched == []
+
+
+def test_pruning_gets_what_triton_gives_it_and_bounds_the_choice(gpu):
+    seen = []
+
+    def prune(configs, named, **kwargs):
+        seen.append((dict(named), kwargs))
+        return [config for config in configs if config.kwargs["BLOCK"] > 16]
+
+    keep(sample(16, 1.0), sample(64, 2.0), sample(32, 3.0))
+    kernel = decorate(prune_configs_by={"early_config_prune": prune})
+    x, y = Tensor(), Tensor()
+    kernel[(9,)](x, y, 33, stride=5)
+    assert kernel.best_config.kwargs["BLOCK"] == 64
+    kwargs = {"stride": 5, "grid": (9,), "warmup": False}
+    assert seen == [({"x_ptr": x, "y_ptr": y, "n": 33}, kwargs)]
+
+
+def test_pruning_that_leaves_nothing_is_tritons_error(gpu):
+    from triton.runtime.errors import AutotunerError
+
+    kernel = decorate(prune_configs_by={"early_config_prune": lambda *_, **__: []})
+    with pytest.raises(AutotunerError, match="must leave at least one"):
+        call(kernel)
+
+
+@pytest.mark.parametrize(
+    "top_k, benched", [(1, [64]), (2, [64, 32]), (0.4, [64]), (1.0, [16, 32, 64])]
+)
+def test_a_perf_model_picks_what_is_measured(gpu, top_k, benched):
+    found = []
+    with tuning.tuning("on_miss"):
+        call(decorate(
+            do_bench=bench_by(FAST_32, found),
+            prune_configs_by={"perf_model": lambda BLOCK, n, **_: n / BLOCK, "top_k": top_k},
+        ))
+    assert found == (benched if len(benched) > 1 else [])
+
+
+def test_a_top_k_that_is_no_fraction_is_refused():
+    with pytest.raises(TypeError, match="top_k=1.5 must be"):
+        decorate(prune_configs_by={"top_k": 1.5})
+
+
+def test_more_than_300_configs_are_searched(gpu):
+    pytest.importorskip("optuna")
+    benched = []
+    configs = [
+        triton.Config({"BLOCK": 16}, num_warps=warps, num_stages=stages)
+        for warps in (1, 2, 4, 8) for stages in range(1, 90)
+    ]
+
+    def bench(candidate, quantiles):
+        benched.append(1)
+        return 1.0
+
+    with tuning.tuning("on_miss"):
+        call(decorate(configs=configs, do_bench=bench))
+    assert 50 < len(benched) < 356
+
+
+@pytest.mark.parametrize("options", [{"warmup": 3, "rep": 7}, {"use_cuda_graph": True, "rep": 9}])
+def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
+    from triton import testing
+
+    seen = []
+
+    def bench(name):
+        return lambda call, **kwargs: (seen.append((name, kwargs)), [1.0, 1.0, 1.0])[1]
+
+    monkeypatch.setattr(testing, "do_bench", bench("do_bench"))
+    monkeypatch.setattr(testing, "do_bench_cudagraph", bench("do_bench_cudagraph"))
+    with pytest.warns(DeprecationWarning):
+        kernel = decorate(**options)
+    with tuning.tuning("on_miss"):
+        call(kernel)
+    names = {"rep": 9} if "use_cuda_graph" in options else {"warmup": 3, "rep": 7}
+    wanted = "do_bench_cudagraph" if "use_cuda_graph" in options else "do_bench"
+    assert seen == [(wanted, {**names, "quantiles": kernel_tuner.QUANTILES})] * 3
+
+
+def test_configs_that_differ_in_their_hook_alone_are_both_measured(gpu):
+    benched = []
+
+    def one(args): ...
+
+    configs = [triton.Config({"BLOCK": 16}, pre_hook=hook) for hook in (None, one)]
+
+    def bench(candidate, quantiles):
+        benched.append(candidate._config_hook)
+        return 2.0 - len(benched) / 2
+
+    with tuning.tuning("on_miss"):
+        kernel = decorate(configs=configs, do_bench=bench)
+        call(kernel)
+    assert benched == [None, one] and kernel.best_config is configs[1]
+
+
+def test_explain_measures_and_launches_nothing(gpu):
+    keep(sample(32, 1.0), sample(16, 2.0))
+    benched = []
+    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    found = explained(kernel)
+    assert (found.decision.config, found.decision.source) == (CONFIGS[1], "user's store")
+    assert (found.key.values, found.compiled) == ((33,), "not yet")
+    call(kernel)
+    assert explained(kernel).compiled == "in this process"
+    assert explained(decorate()).compiled == "on disk"
+    with tuning.tuning("on_miss"):
+        assert "1 of 3 configs would be timed" in explained(kernel).decision.reason
+    assert benched == [] and gpu.order == ["triton"]
+    text = str(found)
+    assert "1.00 us" in text and "user's store" in text and "BLOCK=32" in text
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

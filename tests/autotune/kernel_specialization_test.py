@@ -1,0 +1,167 @@
+"""What we take a call for is what Triton specialises on, compared with Triton's own code.
+
+The property that keeps launches right: arguments of equal tokens get equal kernels from Triton.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+
+import fake_gpu
+import pytest
+import torch
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import KernelParam, create_function_from_signature
+
+from stoneware.autotune.kernel_specialization import Kinds, Rule, rules_of, specialize
+
+BACKEND = make_backend(GPUTarget("cuda", 90, 32))
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.uint16, torch.uint32, torch.uint64,
+]
+EDGES = [
+    edge + step
+    for edge in (0, 1, 16, 2**31, -(2**31), 2**32, 2**63, -(2**63), 2**64)
+    for step in (-17, -16, -1, 0, 1, 15, 16)
+    if -(2**63) <= edge + step < 2**64
+]
+INTS = st.one_of(
+    st.sampled_from(EDGES), st.integers(-(2**63), 2**64 - 1), st.integers(-70, 70),
+    st.integers(-(2**58), 2**58).map(lambda value: value * 16),
+)
+TENSORS = st.builds(
+    fake_gpu.Tensor, st.integers(0, 2**40).map(lambda value: value * 4), st.sampled_from(DTYPES)
+)
+PLAIN = st.one_of(
+    INTS, TENSORS, st.none(), st.booleans(), st.floats(allow_nan=False),
+    st.sampled_from([0.0, -0.0]),
+)
+CONSTANTS = st.one_of(
+    INTS, st.none(), st.booleans(), st.floats(allow_nan=False), st.text(max_size=3),
+    st.sampled_from([tl.float16, tl.float32, torch.float16, -0.0, 0.0, 1, True, 1.0]),
+)
+ANNOTATIONS = st.sampled_from(["", "", "", "const ", tl.int64, tl.int32, tl.float32, "*fp16"])
+
+
+def parameter(annotation, do_not_specialize, do_not_specialize_on_alignment):
+    shown = inspect.Parameter.empty if annotation == "" else annotation
+    if annotation == "const ":
+        shown = tl.const
+    return KernelParam(
+        0, inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=shown),
+        do_not_specialize, do_not_specialize_on_alignment,
+    )
+
+
+PARAMETERS = st.builds(parameter, ANNOTATIONS, st.booleans(), st.booleans())
+
+
+def rule_of(known: KernelParam) -> Rule:
+    class Function:
+        params = [known]
+
+    return rules_of(Function)[0]
+
+
+def by_triton(known: KernelParam, value):
+    signature = inspect.Signature([known._param])
+    binder = create_function_from_signature(signature, [known], BACKEND)
+    return tuple(binder(value)[1][0])
+
+
+def kinds() -> Kinds:
+    found = Kinds()
+    found._tensors = frozenset((fake_gpu.Tensor,))
+    return found
+
+
+@settings(max_examples=600, deadline=None)
+@given(PARAMETERS, PLAIN)
+def test_a_specialization_is_tritons(known, value):
+    assert specialize(rule_of(known), value) == by_triton(known, value)
+
+
+@settings(max_examples=600, deadline=None)
+@given(PARAMETERS, st.booleans(), PLAIN, PLAIN)
+def test_equal_tokens_mean_an_equal_specialization(known, is_valued, one, other):
+    tokens: tuple[list, list] = ([], [])
+    answers = [
+        kinds().of([value], [is_valued], found) for value, found in zip((one, other), tokens)
+    ]
+    if None in answers or tokens[0] != tokens[1]:
+        return
+    assert hash(tuple(tokens[0])) == hash(tuple(tokens[1]))
+    assert by_triton(known, one) == by_triton(known, other)
+
+
+@pytest.mark.parametrize("step", [1, 16])
+@given(st.integers(-(2**60), 2**60))
+def test_divisibility_by_16_and_the_value_1_are_seen(step, start):
+    """Neighbours, which random pairs seldom are."""
+    known = parameter("", False, False)
+    tokens: tuple[list, list] = ([], [])
+    for value, found in zip((start, start + step), tokens):
+        assert kinds().of([value], [False], found) is not None
+    if tokens[0] == tokens[1]:
+        assert by_triton(known, start) == by_triton(known, start + step)
+    else:
+        assert by_triton(known, start) != by_triton(known, start + step)
+
+
+@settings(max_examples=600, deadline=None)
+@given(CONSTANTS, CONSTANTS)
+def test_constants_of_equal_tokens_are_the_same_constant(one, other):
+    tokens: tuple[list, list] = ([], [])
+    answers = [kinds().of([value], [True], found) for value, found in zip((one, other), tokens)]
+    if None not in answers and tokens[0] == tokens[1]:
+        assert type(one) is type(other)
+        assert repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("same", [(1, True), (1, 1.0), (0.0, -0.0), (0, False)])
+def test_constants_that_python_takes_for_equal_are_told_apart(same):
+    tokens: tuple[list, list] = ([], [])
+    for value, found in zip(same, tokens):
+        assert kinds().of([value], [True], found) is not None
+    assert tuple(tokens[0]) != tuple(tokens[1])
+
+
+class Subclass(fake_gpu.Tensor):
+    pass
+
+
+class CpuTensor(fake_gpu.Tensor):
+    is_cuda = False
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Subclass(), (1, 2), [1], 2**64, -(2**63) - 1, "text", object(), tl.constexpr(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_covered_gets_no_token(value):
+    assert kinds().of([value], [False], []) is None
+
+
+def test_a_tensor_on_the_cpu_gets_no_token():
+    found = Kinds()
+    assert found.of([torch.zeros(3)], [False], []) is None
+    found._tensors = frozenset((CpuTensor,))
+    assert found.of([CpuTensor()], [False], []) is None
+
+
+def test_what_is_passed_is_the_value_or_the_address():
+    tensor = fake_gpu.Tensor(address=4100)
+    values = [tensor, 7, None, 0.5, True]
+    assert kinds().of(values, [False] * 5, []) == [4100, 7, None, 0.5, True]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))
