@@ -1,12 +1,25 @@
 """Runs pytest on the files named by its arguments; the main program of every pytest_test."""
 
+import importlib.util
 import os
 import sys
 
 import pytest
 
 
+def _calm_hypothesis() -> None:
+    """How long an example takes tells of the machine's other work, not of the code."""
+    if importlib.util.find_spec("hypothesis") is None:
+        return
+    import hypothesis
+
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("bazel", deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("bazel")
+
+
 def main() -> int:
+    _calm_hypothesis()
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # The machine may have plugins of its own.
     options = ["-p", "no:cacheprovider", "-rs", "-ra", "--strict-markers", "--import-mode=prepend"]
     if "TEST_TMPDIR" in os.environ:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import stoneware
+from stoneware.measuring import operands
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
-from tools.tune import operands
 
 KERNELS = [kernel for kernel in fitting_kernels.of("scaled_mm") if kernel.config["out"] == "bf16"]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
@@ -23,7 +23,7 @@ second_gpu = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a s
 
 
 def assert_right(tensors: operands.Operands, result: torch.Tensor) -> None:
-    comparison = operands.compare(result, operands.reference(tensors))
+    comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
 
 
@@ -72,7 +72,7 @@ def test_the_first_call_may_be_inside_a_capture(device):
     code = textwrap.dedent("""
         import torch, stoneware
         from stoneware.ops.scaled_mm.problem import Problem
-        from tools.tune import operands
+        from stoneware.measuring import operands
         tensors = operands.make(Problem.dense(m=48, n=512, k=1024), "cuda")
         expected = operands.reference(tensors)
         torch.cuda.synchronize()
@@ -81,7 +81,7 @@ def test_the_first_call_may_be_inside_a_capture(device):
             stoneware.scaled_mm(tensors.a, tensors.b, *tensors.scales, out=tensors.out)
         graph.replay()
         torch.cuda.synchronize()
-        comparison = operands.compare(tensors.out, expected)
+        comparison = operands.compare(tensors.out, expected, tensors.problem)
         assert comparison.is_right, str(comparison)
     """)
     done = subprocess.run(

@@ -10,9 +10,9 @@ import torch
 
 import stoneware
 from stoneware.errors import DriverError
+from stoneware.measuring import operands
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime import aot_kernels, manifest, package_files
-from tools.tune import operands
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def _gpu_works_afterwards(device):
     yield
     after = operands.make(Problem.dense(m=48, n=512, k=1024), "cuda")
     result = stoneware.scaled_mm(after.a, after.b, *after.scales)
-    comparison = operands.compare(result, operands.reference(after))
+    comparison = operands.compare(result, operands.reference(after), after.problem)
     assert comparison.is_right, str(comparison)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import stoneware
+from stoneware.measuring import operands
 from stoneware.ops.matmul import api
 from stoneware.ops.matmul.problem import Problem
-from tools.tune import operands
 
 KERNELS = fitting_kernels.of("matmul")
 
@@ -68,7 +68,7 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
     tensors = operands.make(problem, "cuda", guarded=case.pad_out > 0)
     api.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     torch.cuda.synchronize()
-    comparison = operands.compare(tensors.out, operands.reference(tensors))
+    comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
     assert tensors.is_guard_unharmed()
 
@@ -88,7 +88,7 @@ def test_public_call_agrees_with_float64(dtype, layout, backend, device):
             pytest.skip(reason)
     tensors = operands.make(problem, "cuda")
     result = stoneware.matmul(tensors.a, tensors.b, tensors.bias, backend=backend)
-    comparison = operands.compare(result, operands.reference(tensors))
+    comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
 
 
@@ -96,7 +96,7 @@ def test_sizes_that_no_kernel_of_ours_takes_fall_to_the_vendor(device):
     problem = Problem.dense(m=3, n=7, k=5)
     tensors = operands.make(problem, "cuda")
     result = stoneware.matmul(tensors.a, tensors.b)
-    comparison = operands.compare(result, operands.reference(tensors))
+    comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import stoneware
+from stoneware.measuring import operands
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
-from tools.tune import operands
 
 KERNELS = fitting_kernels.of("scaled_mm")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
@@ -78,7 +78,7 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
     plan = api.make_plan(problem, fitting_kernels.config(kernel), device)
     plan(*tensors.arguments)
     torch.cuda.synchronize()
-    comparison = operands.compare(tensors.out, operands.reference(tensors))
+    comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
     assert tensors.is_guard_unharmed()
 
@@ -112,7 +112,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them(kernel, device):
     api.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     assert tensors.out[7].isnan().all()
     others = [row for row in range(40) if row != 7]
-    comparison = operands.compare(tensors.out[others], expected[others])
+    comparison = operands.compare(tensors.out[others], expected[others], problem)
     assert comparison.is_right, str(comparison)
 
 
@@ -141,7 +141,7 @@ def test_public_call_agrees_with_float64(m, has_bias, scales, backend, device):
         tensors.a, tensors.b, *tensors.scales, tensors.bias, backend=backend
     )
     assert result.shape == (m, 4096) and result.dtype == torch.bfloat16
-    comparison = operands.compare(result, operands.reference(tensors))
+    comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
 
 
@@ -151,7 +151,7 @@ def test_one_scale_may_have_any_shape(shape, device):
     tensors = operands.make(problem, "cuda")
     scale_a, scale_b = (scale.reshape(shape) for scale in tensors.scales)
     result = stoneware.scaled_mm(tensors.a, tensors.b, scale_a, scale_b)
-    comparison = operands.compare(result, operands.reference(tensors))
+    comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
 
 
@@ -164,7 +164,7 @@ def test_scales_and_bias_may_be_strided_views(device):
 
     scale_a, scale_b = map(strided, tensors.scales)
     result = stoneware.scaled_mm(tensors.a, tensors.b, scale_a, scale_b, strided(tensors.bias))
-    comparison = operands.compare(result, operands.reference(tensors))
+    comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
 
 

@@ -11,8 +11,9 @@ import zipfile
 
 import pytest
 
+from stoneware.measuring import operands
+from stoneware.ops.matmul.problem import Problem
 from tools.gpu_check import bench, bundle, runner
-from tools.tune import operands
 
 HERE = pathlib.Path(__file__).parent
 SOURCES = [f"tools/gpu_check/runner.py={HERE.parents[1] / 'tools/gpu_check/runner.py'}"]
@@ -40,7 +41,7 @@ def test_the_archive_runs_alone(tmp_path, wheel):
         [sys.executable, "-I", str(archive), "--help"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "check,bench,sample,all" in done.stdout
+    assert "check,bench,sample,autotune,all" in done.stdout
 
 
 def test_out_that_cannot_be_made_is_named(tmp_path, capsys):
@@ -84,6 +85,18 @@ def test_no_wheel_that_fits_is_an_error_that_lists_them(tmp_path):
     (tmp_path / "stoneware-1-cp312-abi3-linux_x86_64.whl").touch()
     with pytest.raises(runner.RunnerError, match=r"3\.11 must be .*cp312-abi3"):
         runner.choose_wheel(tmp_path, (3, 11))
+
+
+def test_sample_tunes_into_the_folder_of_the_results(tmp_path, monkeypatch):
+    ran = []
+    sampler = runner.Runner.__new__(runner.Runner)
+    sampler._out_dir = tmp_path
+    monkeypatch.setattr(sampler, "_run", lambda name, arguments: ran.append(arguments) or 0)
+    assert sampler.sample(["--ops", "matmul"]) == 0
+    assert ran == [[
+        "-m", "stoneware", "tune", f"--store={tmp_path}/samples.sqlite3",
+        f"--out={tmp_path}/samples", "--ops", "matmul",
+    ]]  # fmt: skip
 
 
 def test_a_test_that_took_its_process_down_counts_as_crashed(tmp_path):
@@ -136,14 +149,15 @@ def test_a_shape_without_right_values_is_a_problem_and_has_no_figure():
 def test_comparison_sees_one_wrong_element_that_the_norm_hides():
     import torch
 
-    expected = torch.randn(64, 8192)
+    expected = torch.randn(256, 8192)
+    problem = Problem.dense(m=256, n=8192, k=64)
     out = expected.to(torch.bfloat16)
-    assert operands.compare(out, expected).is_right
+    assert operands.compare(out, expected, problem).is_right
     out[5, 7] += 3
-    comparison = operands.compare(out, expected)
-    assert comparison.error < operands.MAX_ERROR and not comparison.is_right
+    comparison = operands.compare(out, expected, problem)
+    assert comparison.error < comparison.limit and not comparison.is_right
     out[5, 7] = float("nan")
-    assert not operands.compare(out, expected).is_right
+    assert not operands.compare(out, expected, problem).is_right
 
 
 if __name__ == "__main__":

@@ -29,12 +29,12 @@ import torch
 from absl import app, flags, logging
 
 import stoneware
+from stoneware.measuring import machine, operands
+from stoneware.measuring.device_timer import DeviceTimer, host_time
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
+from stoneware.ops.scaled_mm.shapes import BENCH_M_VALUES, BENCH_WEIGHTS
 from stoneware.runtime.device import Device, cuda_device
-from tools.tune import machine, operands
-from tools.tune.device_timer import DeviceTimer, host_time
 
 OURS, TORCH_ROW, TORCH_TENSOR = "stoneware", "torch_row", "torch_tensor"
 SMALL_M = 128
@@ -97,7 +97,7 @@ def _check_values(
             logging.error("%s at %s failed:\n%s", name, row.problem, traceback.format_exc())
             checked[name] = {"is_right": False, "error": None, "detail": str(error)[:1000]}
             continue
-        comparison = operands.compare(row.out, want)
+        comparison = operands.compare(row.out, want, row.problem)
         checked[name] = {
             "is_right": comparison.is_right,
             "error": comparison.error if math.isfinite(comparison.error) else None,
@@ -314,7 +314,7 @@ def main(argv: Sequence[str]) -> None:
     }
     # Before the long part, on an idle GPU: first calls are about the host and the driver.
     report["first_call"] = first_calls(_PROCESSES.value)
-    shapes = [(m, n, k) for n, k in WEIGHTS.values() for m in M_VALUES]
+    shapes = [(m, n, k) for n, k in BENCH_WEIGHTS.values() for m in BENCH_M_VALUES]
     rows: list[dict[str, Any]] = []
     start = time.monotonic()
     for idx, (m, n, k) in enumerate(shapes, start=1):

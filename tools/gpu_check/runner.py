@@ -8,8 +8,9 @@ unpacked into a temporary folder that is removed at the end.
 commands
   check    the tests of tests/gpu, under pytest            -> check.json, check.log
   bench    sw.scaled_mm beside torch._scaled_mm            -> bench.json, bench.md, bench.log
-  sample   every candidate at every shape, for the tuner   -> samples/, sample.log
-  all      check, bench, sample; one that fails does not keep the next from running
+  sample   stoneware tune: every candidate at every shape   -> samples/, sample.log
+  autotune sw.autotune beside triton.autotune              -> autotune.json, autotune.md, autotune.log
+  all      all of these; one that fails does not keep the next from running
 
 Arguments after -- go to the program of the command: gpu_check.pyz check --out DIR -- -k values.
 The exit code is 0 if every command's was; summary.json says which were not.
@@ -35,12 +36,12 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-COMMANDS = ("check", "bench", "sample")
+COMMANDS = ("check", "bench", "sample", "autotune")
 MIN_PYTHON = (3, 11)
 
 _MAX_STARTS = 20
-"""How often check and sample are started, each time going on after what ended the process."""
-_LOST_CONTEXT_EXIT_CODE = 3  # of tools/tune/sample.py and tests/gpu/conftest.py
+"""How often check is started, each time going on after what ended the process."""
+_LOST_CONTEXT_EXIT_CODE = 3  # of tests/gpu/conftest.py
 _NO_TESTS_EXIT_CODE = 5  # of pytest
 
 
@@ -162,22 +163,29 @@ class Runner:
         )
 
     def sample(self, extra: Sequence[str]) -> int:
-        exit_code = _LOST_CONTEXT_EXIT_CODE
-        for start_idx in range(_MAX_STARTS):
-            exit_code = self._run(
-                "sample",
-                [
-                    "-m",
-                    "tools.tune.sample",
-                    f"--out={self._out_dir / 'samples'}",
-                    f"--command={_typed_command()}",
-                    *extra,
-                ],
-                is_continued=start_idx > 0,
-            )
-            if exit_code != _LOST_CONTEXT_EXIT_CODE:
-                break
-        return exit_code
+        return self._run(
+            "sample",
+            [
+                "-m",
+                "stoneware",
+                "tune",
+                f"--store={self._out_dir / 'samples.sqlite3'}",
+                f"--out={self._out_dir / 'samples'}",
+                *extra,
+            ],
+        )
+
+    def autotune(self, extra: Sequence[str]) -> int:
+        return self._run(
+            "autotune",
+            [
+                "-m",
+                "tools.gpu_check.autotune_bench",
+                f"--out={self._out_dir}",
+                f"--command={_typed_command()}",
+                *extra,
+            ],
+        )
 
     def _run(self, name: str, arguments: Sequence[str], *, is_continued: bool = False) -> int:
         """Runs a Python program; its output goes to the console and to <name>.log."""

@@ -17,11 +17,11 @@ from absl import app, flags
 
 import stoneware as sw
 from stoneware.explanation import Explanation
+from stoneware.measuring import operands, tolerance
+from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.ops.scaled_mm import vendor
 from stoneware.ops.scaled_mm.problem import OP, Problem
 from stoneware.runtime.device import Device, cuda_device
-from tools.tune import operands
-from tools.tune.device_timer import DeviceTimer
 
 ELSEWHERE = "NVIDIA H200"
 """The device that is described where there is no GPU."""
@@ -63,7 +63,7 @@ def explain(problem: Problem, device: str | None = None) -> Explanation:
 def run(tensors: operands.Operands) -> operands.Comparison:
     """Calls sw.scaled_mm once and compares every element with float64."""
     sw.scaled_mm(tensors.a, tensors.b, *tensors.scales, out=tensors.out)
-    return operands.compare(tensors.out, operands.reference(tensors))
+    return operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
 
 
 def time_beside_torch(
@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     if device is None:
         print(f"\nOn an {ELSEWHERE}: nothing runs, the tuning table in the wheel answers")
         describe_elsewhere(problems)
-    print(f"\nerror: relative, against float64; right is below {operands.MAX_ERROR:g}")
+    print(f"\nerror: relative, against float64; right is below {tolerance.MAX_ERROR:g}")
     if num_wrong:
         print(f"WRONG: {num_wrong} of {len(problems)} results; please report this with the table.")
         return 1

@@ -11,21 +11,12 @@ from typing import Any
 
 import torch
 
+from stoneware.measuring import tolerance
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.problem import Problem as ScaledMmProblem
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 
 Problem = ScaledMmProblem | MatmulProblem
-
-MAX_ERROR = 5e-3
-"""Largest relative error, in the Frobenius norm, of a right result. Rounding to bf16 alone makes
-1.7e-3; the rest is room for the fast fp8 accumulation of Hopper's tensor cores, which keeps about
-14 bits of each sum (DeepSeek-V3 Technical Report, section 3.3.2)."""
-
-MAX_ELEMENT_ERROR = 0.25
-"""Largest error of one element, in units of its row's root mean square. The norm over a large
-result would hide a few wrong elements; one that is missing or taken from elsewhere is off by some
-1.4 such units, while rounding to bf16 makes 2^-9 of the element itself."""
 
 _CHUNK_BYTES = 1 << 29
 
@@ -76,19 +67,22 @@ class Comparison:
     Attributes:
       error: relative error in the Frobenius norm; infinite if an element is NaN or infinite.
       element_error: largest error of an element, in units of its row's root mean square.
+      limit: what `error` must stay under, see tolerance.py.
     """
 
     error: float
     element_error: float
+    limit: float
 
     @property
     def is_right(self) -> bool:
-        return self.error < MAX_ERROR and self.element_error < MAX_ELEMENT_ERROR
+        return self.error < self.limit and self.element_error < tolerance.MAX_ELEMENT_ERROR
 
     def __str__(self) -> str:
         return (
-            f"relative error {self.error:.2e} (must be under {MAX_ERROR:g}), worst element "
-            f"{self.element_error:.2e} of its row's rms (must be under {MAX_ELEMENT_ERROR:g})"
+            f"relative error {self.error:.2e} (must be under {self.limit:.2e}), worst element "
+            f"{self.element_error:.2e} of its row's rms (must be under "
+            f"{tolerance.MAX_ELEMENT_ERROR:g})"
         )
 
 
@@ -145,21 +139,23 @@ def reference(operands: Operands) -> torch.Tensor:
     return result
 
 
-def compare(out: torch.Tensor, expected: torch.Tensor) -> Comparison:
-    """Compares every element of a result with `reference`'s."""
+def compare(out: torch.Tensor, expected: torch.Tensor, problem: Problem) -> Comparison:
+    """Compares every element of a result of `problem` with `reference`'s."""
+    limit = tolerance.on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
     squared_error = squared_norm = element_error = 0.0
     rows_at_once = max(1, _CHUNK_BYTES // (8 * out.shape[1]))
     for start in range(0, out.shape[0], rows_at_once):
         want = expected[start : start + rows_at_once].double()
         difference = out[start : start + rows_at_once].double() - want
         if not bool(torch.isfinite(difference).all()):
-            return Comparison(error=math.inf, element_error=math.inf)
+            return Comparison(error=math.inf, element_error=math.inf, limit=limit)
         squared_error += float(difference.square().sum())
         squared_norm += float(want.square().sum())
         row_rms = want.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-30)
         element_error = max(element_error, float((difference.abs() / row_rms).max()))
     return Comparison(
-        error=math.sqrt(squared_error / max(squared_norm, 1e-300)), element_error=element_error
+        error=math.sqrt(squared_error / max(squared_norm, 1e-300)), element_error=element_error,
+        limit=limit,
     )
 
 

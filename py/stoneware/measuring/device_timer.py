@@ -1,0 +1,280 @@
+"""Times calls on the GPU against each other: cold L2, device time only, interleaved.
+
+Rounds: each round times every call once, in an order drawn anew, so that a change of clock or
+temperature meets all of them alike. How one call is timed: see stopwatch.py.
+
+Hopeless calls are dropped early: after a few rounds those that are slower than a multiple of the
+fastest keep the timings they have.
+
+Short calls: if the fastest that is left takes less than SHORT_US between events, all that are left
+are timed in CUDA graphs instead, since a few microseconds of the events would blur what differs.
+It is all or none: two methods are never compared with each other. If one cannot be captured, none
+is.
+
+Drooped rounds: the clock of the SMs is read at the end of each round, and rounds whose clock is
+below 97 % of the median over all rounds are discarded and repeated (NVBench does so against the
+default clock; but large products keep an H200 at its power limit and at a lower clock all along,
+and the median follows that). At least half of the rounds have the median's clock or more, so at
+most half are discarded; no more rounds are taken than twice those asked for, and none after
+`max_seconds`. Where the clock is unknown nothing is discarded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+SHORT_US = 20.0
+"""Below this a call counts as short: event, launch and event cost some 10 % of it."""
+
+DROOP_RATIO = 0.97
+"""Two of the steps of 15 MHz in which an H200 changes its clock are 1.5 % of 1980 MHz."""
+
+_PAIRS_IN_GRAPH = 8
+"""Flushes and calls in one graph: the noise of a flush, some 0.5 us, is divided by sqrt(8)."""
+
+_FLUSH = object()
+"""Stands for the flushes alone among the graphs of a round."""
+
+_HOST_WARM_UP_CALLS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Timings of one call, in microseconds.
+
+    Attributes:
+      median_us: median.
+      spread_us: interquartile range.
+      count: how many timings.
+      sm_clock_mhz_before, sm_clock_mhz_after: clock of the SMs at the end of the first and the last
+        round that counts; 0 if unknown.
+    """
+
+    median_us: float
+    spread_us: float
+    count: int
+    sm_clock_mhz_before: int = 0
+    sm_clock_mhz_after: int = 0
+
+    @classmethod
+    def of(cls, samples_us: list[float], before_mhz: int = 0, after_mhz: int = 0) -> Timing:
+        spread_us = 0.0
+        if len(samples_us) > 1:
+            first, _, third = statistics.quantiles(samples_us, n=4, method="inclusive")
+            spread_us = third - first
+        median_us = statistics.median(samples_us)
+        return cls(median_us, spread_us, len(samples_us), before_mhz, after_mhz)
+
+
+class Stopwatch(Protocol):
+    """What DeviceTimer asks of a GPU; `stopwatch.CudaStopwatch` is the real one."""
+
+    say_waiting: Callable[[Any], None]
+    is_careful: bool
+
+    def sm_clock_mhz(self) -> int: ...
+
+    def warm_up(self, name: Any, call: Callable[[], object]) -> None: ...
+
+    def time_call(self, name: Any, call: Callable[[], object]) -> float: ...
+
+    def capture(self, call: Callable[[], object] | None, num_pairs: int) -> Any | None: ...
+
+    def time_graph(self, name: Any, graph: Any) -> float: ...
+
+
+class TimingFailed(Exception):
+    """A call raised while it was timed; `name` is its name, the cause is in __cause__."""
+
+    def __init__(self, name: Hashable, error: Exception) -> None:
+        super().__init__(f"{name} failed while it was timed: {type(error).__name__}: {error}")
+        self.name = name
+
+
+@dataclasses.dataclass
+class _Round:
+    clock_mhz: int
+    us: dict[Hashable, float]
+
+
+class DeviceTimer:
+    """Times calls on one GPU.
+
+    Args:
+      ordinal: torch's number of the GPU.
+      stopwatch: in place of the GPU's own, for tests.
+      now: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        ordinal: int,
+        stopwatch: Stopwatch | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if stopwatch is None:
+            from stoneware.measuring.stopwatch import CudaStopwatch
+
+            stopwatch = CudaStopwatch(ordinal)
+        self.stopwatch = stopwatch
+        self._now = now
+        self._order = random.Random(0)
+
+    def time(
+        self,
+        calls: Mapping[Hashable, Callable[[], object]],
+        *,
+        rounds: int,
+        max_seconds: float,
+        rounds_before_drop: int = 0,
+        drop_ratio: float = 2.0,
+        short_us: float = SHORT_US,
+    ) -> dict[Hashable, Timing]:
+        """Times every call once a round.
+
+        Args:
+          calls: what to time, by any name. They must have run once without error.
+          rounds: how many rounds that count.
+          max_seconds: stop after the round in which this has passed.
+          rounds_before_drop: after so many rounds calls slower than `drop_ratio` times the fastest
+            are dropped, and keep the timings they have; 0 drops none.
+          drop_ratio: see above.
+          short_us: see SHORT_US; 0 uses no graphs.
+
+        Returns:
+          Timings by name, of at least one round.
+
+        Raises:
+          TimingFailed: a call raised.
+        """
+        if not calls:
+            return {}
+        deadline = self._now() + max_seconds
+        for name, call in calls.items():
+            self._guarded(name, self.stopwatch.warm_up, name, call)
+        first_rounds = min(rounds, rounds_before_drop or _PAIRS_IN_GRAPH)
+        by_event = self._rounds(list(calls), first_rounds, deadline, self._event_round(calls))
+        medians = {name: timing.median_us for name, timing in _timings(by_event).items()}
+        fastest_us = min(medians.values())
+        left = [
+            name for name in calls
+            if not rounds_before_drop or medians[name] <= drop_ratio * fastest_us
+        ]
+        timed = _timings(by_event)
+        if len(by_event) < first_rounds:
+            return timed  # the time is over
+        graphs = self._captured(calls, left) if fastest_us < short_us else None
+        if graphs is not None:
+            by_graph = self._rounds(list(graphs), rounds, deadline, self._graph_round(graphs))
+            if all(timing.median_us > 0 for timing in _timings(by_graph).values()):
+                return {**timed, **_timings(by_graph)}
+        rest = self._rounds(left, rounds - first_rounds, deadline, self._event_round(calls))
+        return _timings(by_event + rest)
+
+    def _rounds(
+        self,
+        names: list[Hashable],
+        count: int,
+        deadline: float,
+        take: Callable[[list[Hashable]], dict[Hashable, float]],
+    ) -> list[_Round]:
+        """At least one round, until `count` have not drooped, but no more than twice as many."""
+        taken: list[_Round] = []
+        while len(taken) < 2 * count and len(_steady(taken)) < count:
+            self._order.shuffle(names)
+            us = take(names)
+            taken.append(_Round(self.stopwatch.sm_clock_mhz(), us))
+            if self._now() > deadline:
+                break
+        return taken
+
+    def _event_round(
+        self, calls: Mapping[Hashable, Callable[[], object]]
+    ) -> Callable[[list[Hashable]], dict[Hashable, float]]:
+        def take(names: list[Hashable]) -> dict[Hashable, float]:
+            return {
+                name: self._guarded(name, self.stopwatch.time_call, name, calls[name])
+                for name in names
+            }
+
+        return take
+
+    def _graph_round(
+        self, graphs: Mapping[Hashable, Any]
+    ) -> Callable[[list[Hashable]], dict[Hashable, float]]:
+        def take(names: list[Hashable]) -> dict[Hashable, float]:
+            us = {
+                name: self._guarded(name, self.stopwatch.time_graph, name, graphs[name])
+                for name in names
+            }
+            flushes_us = us.pop(_FLUSH)
+            return {name: (value - flushes_us) / _PAIRS_IN_GRAPH for name, value in us.items()}
+
+        return take
+
+    def _captured(
+        self, calls: Mapping[Hashable, Callable[[], object]], names: list[Hashable]
+    ) -> dict[Hashable, Any] | None:
+        """Graphs of the calls and of the flushes alone; None if one cannot be captured."""
+        graphs: dict[Hashable, Any] = {}
+        for name in [_FLUSH, *names]:
+            call = None if name is _FLUSH else calls[name]
+            graph = self._guarded(name, self.stopwatch.capture, call, _PAIRS_IN_GRAPH)
+            if graph is None:
+                return None
+            graphs[name] = graph
+            self._guarded(name, self.stopwatch.time_graph, name, graph)  # uploads it
+        return graphs
+
+    def _guarded(self, name: Hashable, step: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return step(*arguments)
+        except Exception as error:
+            raise TimingFailed(name, error) from error
+
+
+def _steady(rounds: list[_Round]) -> list[_Round]:
+    """The rounds that did not droop; see the module's docstring."""
+    clocks = [taken.clock_mhz for taken in rounds if taken.clock_mhz]
+    if not clocks:
+        return rounds
+    least = DROOP_RATIO * statistics.median(clocks)
+    return [taken for taken in rounds if not taken.clock_mhz or taken.clock_mhz >= least]
+
+
+def _timings(rounds: list[_Round]) -> dict[Hashable, Timing]:
+    steady = _steady(rounds)
+    timings = {}
+    for name in dict.fromkeys(name for taken in rounds for name in taken.us):
+        # One that was dropped in rounds that all drooped keeps them: it lost against its peers of
+        # the same rounds.
+        of_name = [taken for taken in steady if name in taken.us]
+        of_name = of_name or [taken for taken in rounds if name in taken.us]
+        timings[name] = Timing.of(
+            [taken.us[name] for taken in of_name], of_name[0].clock_mhz, of_name[-1].clock_mhz
+        )
+    return timings
+
+
+def host_time(call: Callable[[], object], count: int = 100) -> Timing:
+    """The host's time per call, in microseconds; the GPU is idle at the start and never waited for.
+
+    `count` stays far below the 1024 launches that a stream queues before the host must wait.
+    """
+    for _ in range(_HOST_WARM_UP_CALLS):
+        call()
+    torch.cuda.synchronize()
+    samples_us = []
+    for _ in range(count):
+        begin = time.perf_counter_ns()
+        call()
+        samples_us.append((time.perf_counter_ns() - begin) / 1e3)
+    torch.cuda.synchronize()
+    return Timing.of(samples_us)

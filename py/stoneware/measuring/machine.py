@@ -1,0 +1,178 @@
+"""What a measurement records about the machine: GPU, driver, clocks, power limit, versions.
+
+Clocks and power limit come from NVML, through the package nvidia-ml-py. NVML numbers all GPUs of
+the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for by its UUID. Without NVML
+they are unknown: 0, or "unknown" as text, and the log says once why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import logging
+import platform
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoneware.autotune.samples import Run
+from stoneware.runtime.device import DeviceFingerprint, cuda_device
+
+UNKNOWN = "unknown"
+
+_LOG = logging.getLogger("stoneware.measuring")
+
+
+def describe(ordinal: int) -> dict[str, Any]:
+    """GPU, driver, versions and clocks, as JSON values; what cannot be found out is "unknown"."""
+    properties = torch.cuda.get_device_properties(ordinal)
+    return {
+        "gpu": properties.name,
+        "compute_capability": [properties.major, properties.minor],
+        "num_sms": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "power_limit_w": power_limit_w(ordinal) or UNKNOWN,
+        "driver": driver(),
+        "torch": torch.__version__,
+        "cuda_of_torch": torch.version.cuda or UNKNOWN,
+        "triton": version_of("triton"),
+        "stoneware": version_of("stoneware"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "sm_clock_mhz": sm_clock_mhz(ordinal),
+        "memory_clock_mhz": memory_clock_mhz(ordinal),
+    }
+
+
+def power_limit_w(ordinal: int) -> int:
+    """What the board may draw, in watts; 0 where unknown."""
+    milliwatts = _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+    return round(milliwatts / 1000)
+
+
+def sm_clock_mhz(ordinal: int) -> int:
+    """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
+    return _ask(
+        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    )
+
+
+def memory_clock_mhz(ordinal: int) -> int:
+    """Clock of the memory at this moment; 0 where unknown."""
+    return _ask(
+        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
+    )
+
+
+def driver() -> str:
+    """Version of the kernel driver, such as "580.65.06"."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        text = ""  # as in some containers
+    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
+    if found:
+        return found.group(1)
+    asked = _handle(0)
+    return UNKNOWN if asked is None else str(asked[0].nvmlSystemGetDriverVersion())
+
+
+def version_of(distribution: str) -> str:
+    """Version of an installed distribution, or "not installed"."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def fingerprint(ordinal: int) -> DeviceFingerprint:
+    """The GPU's fingerprint with its power limit.
+
+    Raises:
+      DriverError, UnsupportedError: as `cuda_device`.
+    """
+    known = cuda_device(ordinal).fingerprint
+    return dataclasses.replace(known, power_limit_w=power_limit_w(ordinal))
+
+
+def new_run(ordinal: int, command: str, commit: str = UNKNOWN) -> Run:
+    """The record of a run that begins now on this GPU; its clocks at the end are not known yet.
+
+    Args:
+      ordinal: torch's number of the GPU.
+      command: as it was typed, without folders of this machine.
+      commit: of the repository that the kernels are from.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    device = fingerprint(ordinal)
+    name = device.name.lower().replace(" ", "_")
+    return Run(
+        # Random digits: ranks and processes that start within a second are different runs.
+        id=f"{now:%Y-%m-%dT%H%M%SZ}-{name}-{secrets.token_hex(2)}",
+        device=device,
+        driver=driver(),
+        cuda=torch.version.cuda or UNKNOWN,
+        torch=torch.__version__,
+        triton=version_of("triton"),
+        python=platform.python_version(),
+        sm_clock_mhz_before=sm_clock_mhz(ordinal),
+        sm_clock_mhz_after=0,
+        memory_clock_mhz_before=memory_clock_mhz(ordinal),
+        memory_clock_mhz_after=0,
+        date=now.isoformat(timespec="seconds"),
+        commit=commit,
+        command=command,
+    )
+
+
+def end_run(run: Run, ordinal: int) -> Run:
+    """The run with its clocks at the end, which is now."""
+    return dataclasses.replace(
+        run,
+        sm_clock_mhz_after=sm_clock_mhz(ordinal),
+        memory_clock_mhz_after=memory_clock_mhz(ordinal),
+    )
+
+
+def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
+    found = _handle(ordinal)
+    if found is None:
+        return 0
+    nvml, handle = found
+    try:
+        return int(question(nvml, handle))
+    except nvml.NVMLError as error:
+        _say_unknown(str(error))
+        return 0
+
+
+@functools.cache
+def _handle(ordinal: int) -> tuple[Any, Any] | None:
+    """(the module pynvml, its handle of the GPU), or None where NVML does not answer."""
+    try:
+        import pynvml
+    except ImportError as error:
+        _say_unknown(f"{error}; pip install nvidia-ml-py")
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(ordinal), "uuid", None)
+    try:
+        pynvml.nvmlInit()
+        if uuid is None:
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError as error:
+        _say_unknown(str(error))
+        return None
+
+
+@functools.cache
+def _say_unknown(reason: str) -> None:
+    """Cached, so that each reason is said once per process."""
+    _LOG.warning("clocks and power limit of the GPU are not recorded, NVML says: %s", reason)

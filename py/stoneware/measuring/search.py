@@ -1,0 +1,132 @@
+"""Which configs to measure: all of them, or where there are too many those that a search tries.
+
+Up to EXHAUSTIVE_LIMIT configs are all timed against each other. Above that the tree-structured
+Parzen estimator of optuna (an extra: stoneware[search]) proposes one config after the other; each
+is timed against the best so far and the configs that always race, and scored by its time over that
+of the first of these, so that a change of clock between two trials does not count. A space of
+configs is no full product: a proposal that is no config stands for the one not yet tried that
+differs in the fewest parameters. The seed is fixed: equal timings give equal proposals.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+EXHAUSTIVE_LIMIT = 300
+"""Some 10 s of a GPU for a problem of 100 us: most of it goes into comparing values."""
+
+ABSENT = "(absent)"
+
+_LOG = logging.getLogger("stoneware.measuring")
+
+C = TypeVar("C", bound=Any)
+Measure = Callable[[Sequence[C]], Mapping[C, "float | None"]]
+
+
+def run(
+    configs: Sequence[C],
+    measure: Measure[C],
+    *,
+    always: Sequence[C] = (),
+    known: Mapping[C, float | None] | None = None,
+    most_trials: int = 100,
+) -> dict[C, float | None]:
+    """Measures configs.
+
+    Args:
+      configs: the candidates: Config or KernelConfig.
+      measure: times some configs against each other; medians in microseconds, None for one that
+        is not right or does not run.
+      always: those that each trial is timed against, the default first.
+      known: medians of configs that were measured before.
+      most_trials: how many configs a search tries.
+
+    Returns:
+      What `measure` gave for each config, the first time that it was measured.
+    """
+    if len(configs) <= EXHAUSTIVE_LIMIT:
+        return dict(measure(configs)) if configs else {}
+    try:
+        import optuna
+    except ImportError:
+        _LOG.warning(
+            "%d configs are all measured, since optuna, which would search among more than %d, is "
+            "not installed; pip install 'stoneware[search]'", len(configs), EXHAUSTIVE_LIMIT,
+        )
+        return dict(measure(configs))
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # else each study is announced
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return _search(optuna, configs, measure, always, known or {}, most_trials)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+def parameters(config: Any) -> dict[str, str]:
+    """A config as categorical parameters: its JSON, with nested names joined by dots."""
+    flat: dict[str, str] = {}
+    for name, value in config.to_json().items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{inner}": repr(item) for inner, item in value.items()})
+        else:
+            flat[name] = repr(value)
+    return flat
+
+
+def _search(
+    optuna: Any, configs: Sequence[C], measure: Measure[C], always: Sequence[C],
+    known: Mapping[C, float | None], most_trials: int,
+) -> dict[C, float | None]:
+    flat = {config: parameters(config) for config in dict.fromkeys([*configs, *always, *known])}
+    names = sorted({name for point in flat.values() for name in point})
+    points = {
+        config: {name: point.get(name, ABSENT) for name in names} for config, point in flat.items()
+    }
+    space = {
+        name: optuna.distributions.CategoricalDistribution(
+            sorted({point[name] for point in points.values()})
+        )
+        for name in names
+    }
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, multivariate=True))
+
+    def learn(config: C, score: float) -> None:
+        # Infinity ranks last, so that the search leaves the neighbours of what fails alone.
+        study.add_trial(optuna.trial.create_trial(
+            params=points[config], distributions=space, value=score
+        ))
+
+    measured = dict(measure(always)) if always else {}
+    base = always[0] if always and measured[always[0]] else None
+    base_us = measured[base] if base is not None else 1.0
+    scores = {
+        config: math.inf if us is None else us / base_us
+        for config, us in {**known, **measured}.items()
+    }
+    for config, score in scores.items():
+        learn(config, score)
+    untried = [config for config in configs if config not in scores]
+    for _ in range(min(most_trials, len(untried))):
+        trial = study.ask(space)
+        proposal = dict(trial.params)
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)  # what is tried is learnt below
+        config = min(
+            untried,
+            key=lambda other: sum(points[other][name] != proposal[name] for name in names),
+        )
+        untried.remove(config)
+        best = min(scores, key=scores.__getitem__, default=None)
+        rivals = [other for other in dict.fromkeys((best, *always)) if other is not None]
+        timed = measure([config, *rivals])
+        reference_us = timed.get(base) or base_us
+        us = timed[config]
+        measured[config] = us
+        scores[config] = math.inf if us is None else us / reference_us
+        learn(config, scores[config])
+    return measured

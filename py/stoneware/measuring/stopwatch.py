@@ -1,0 +1,172 @@
+"""One cold call on a GPU, timed on the device: alone between events, or in a CUDA graph.
+
+Cold: before each call a buffer of four times the L2 is written, so that what the call reads comes
+from memory (triton.testing.do_bench writes 256 MB, NVBench's measure_cold the size of the L2).
+
+Between events: the flush keeps the GPU at work while the host queues event, call and event, so that
+the time of the host is not in the figure. NVBench holds the GPU with a blocking kernel for this; a
+flush does as well if the host is quick, and that is checked: if the first event has passed when the
+last one is queued, the host may have been late, and the call is timed again behind a longer sleep.
+The figure counts in steps of 32 ns on an H200 and holds what event, launch and event cost the GPU,
+a few microseconds, the same for each call.
+
+In a graph: several pairs of flush and call, less a graph of as many flushes alone, divided by their
+number (tritonbench's _do_bench_cudagraph_with_cache_clear). What is left is what one more call
+costs a stream that is busy: no event stands between flush and call, and the lines of the L2 that
+the flush leaves to be written back count for the flush in both graphs. triton's do_bench_cudagraph
+and rotating inputs are not used: without a flush small operands stay in the L2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stoneware.measuring import machine
+
+Call = Callable[[], object]
+
+_FLUSH_BYTES_PER_L2_BYTE = 4
+_LEAST_FLUSH_BYTES = 256 << 20
+
+_FIRST_SLEEP_CYCLES = 100_000
+"""Some 50 us on an H200, before a call that was timed too late; doubled each time."""
+
+_LONGEST_SLEEP_CYCLES = _FIRST_SLEEP_CYCLES << 6
+"""Some 3 ms: a host that needs longer for one call is in the figure, and so is one whose call waits
+for the GPU itself."""
+
+_SECONDS_UNTIL_SAID = 0.2
+_SECONDS_BETWEEN_SIGNS = 1.0
+
+_WARM_UP_CALLS = 3
+
+
+class CudaStopwatch:
+    """Times calls on one GPU; holds the buffer that flushes its L2.
+
+    Attributes:
+      say_waiting: called with the name of a call that has not ended after 0.2 s while it is waited
+        for, and with None when it has; so who supervises this process knows which call hangs. Once
+        a second it is called in any case, as a sign of life.
+      is_careful: say each call before it is made.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._device = torch.device("cuda", ordinal)
+        l2_bytes = torch.cuda.get_device_properties(ordinal).L2_cache_size
+        num_bytes = max(_LEAST_FLUSH_BYTES, _FLUSH_BYTES_PER_L2_BYTE * l2_bytes)
+        self._flush_buffer = torch.empty(num_bytes, dtype=torch.int8, device=self._device)
+        self._sleep_cycles: dict[Any, int] = {}  # by name: a call would keep its tensors alive
+        self._capture_stream = torch.cuda.Stream(self._device)
+        self.say_waiting: Callable[[Any], None] = lambda name: None
+        self.is_careful = False
+        self._last_said = time.monotonic()
+
+    def sm_clock_mhz(self) -> int:
+        """Clock of the SMs now; 0 where unknown."""
+        return machine.sm_clock_mhz(self._ordinal)
+
+    def warm_up(self, name: Any, call: Call) -> None:
+        """Runs a call a few times, so that nothing is loaded or allocated while it is timed."""
+        with torch.cuda.device(self._device):
+            self._begin(name)
+            for _ in range(_WARM_UP_CALLS):
+                call()
+            end = torch.cuda.Event()
+            end.record()
+            self._wait(name, end)
+
+    def time_call(self, name: Any, call: Call) -> float:
+        """Microseconds of one call between two events, after a flush."""
+        with torch.cuda.device(self._device):
+            self._begin(name)
+            while True:
+                begin, end = _timing_event(), _timing_event()
+                cycles = self._sleep_cycles.get(name, 0)
+                if cycles:
+                    torch.cuda._sleep(cycles)
+                self._flush_buffer.zero_()
+                begin.record()
+                call()
+                end.record()
+                is_late = begin.query()
+                self._wait(name, end)
+                if not is_late or cycles >= _LONGEST_SLEEP_CYCLES:
+                    return begin.elapsed_time(end) * 1e3
+                self._sleep_cycles[name] = cycles * 2 or _FIRST_SLEEP_CYCLES
+
+    def capture(self, call: Call | None, num_pairs: int) -> torch.cuda.CUDAGraph | None:
+        """A graph of `num_pairs` flushes, each with a call after it; None for a call that cannot be
+        captured. `call` None makes the graph of the flushes alone."""
+        graph = torch.cuda.CUDAGraph()
+        # Not torch.cuda.graph: it collects garbage and empties torch's cache at each capture.
+        # "thread_local": other threads of a user's process may go on using CUDA.
+        self._capture_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.device(self._device), torch.cuda.stream(self._capture_stream):
+            try:
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    for _ in range(num_pairs):
+                        self._flush_buffer.zero_()
+                        if call is not None:
+                            call()
+                finally:
+                    graph.capture_end()
+            except Exception:  # whatever a call does that may not be captured
+                torch.cuda.synchronize(self._device)  # raises if more than the capture is lost
+                _leave_pool(self._device.index, graph)
+                return None
+        return graph
+
+    def time_graph(self, name: Any, graph: torch.cuda.CUDAGraph) -> float:
+        """Microseconds of one replay between two events."""
+        with torch.cuda.device(self._device):
+            self._begin(name)
+            begin, end = _timing_event(), _timing_event()
+            begin.record()
+            graph.replay()
+            end.record()
+            self._wait(name, end)
+            return begin.elapsed_time(end) * 1e3
+
+    def _begin(self, name: Any) -> None:
+        if self.is_careful:
+            self._say(name)
+
+    def _wait(self, name: Any, end: torch.cuda.Event) -> None:
+        begin = time.monotonic()
+        is_said = begin - self._last_said > _SECONDS_BETWEEN_SIGNS
+        if is_said:
+            self._say(name)
+        while not end.query():
+            if not is_said and time.monotonic() - begin > _SECONDS_UNTIL_SAID:
+                self._say(name)
+                is_said = True
+        if is_said:
+            self._say(None)
+
+    def _say(self, name: Any) -> None:
+        self._last_said = time.monotonic()
+        self.say_waiting(name)
+
+
+def _leave_pool(ordinal: int, graph: torch.cuda.CUDAGraph) -> None:
+    """Has torch's allocator leave the pool of a capture that failed.
+
+    CUDAGraph.capture_end does so last, and not at all if ending the capture fails (torch 2.11,
+    aten/src/ATen/cuda/CUDAGraph.cpp); the allocator would refuse to empty its cache from then on.
+    """
+    leave = getattr(torch._C, "_cuda_endAllocateToPool", None)
+    if leave is not None:
+        with contextlib.suppress(RuntimeError):  # it has left the pool already
+            leave(ordinal, graph.pool())
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)

@@ -1,0 +1,225 @@
+"""One problem's candidates on a CPU: only what is right is timed, the rest is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from fake_stopwatch import FakeStopwatch
+
+from stoneware.autotune.config import Config
+from stoneware.autotune.key import Key
+from stoneware.errors import UnsupportedError
+from stoneware.measuring import candidates, operands, tolerance, workloads
+from stoneware.measuring.device_timer import DeviceTimer
+from stoneware.measuring.settings import Settings
+from stoneware.ops.matmul import reference as matmul_reference
+from stoneware.ops.matmul.problem import Problem as MatmulProblem
+from stoneware.ops.scaled_mm import reference
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime.device import CPU
+from stoneware.runtime.manifest import KernelRecord, Manifest
+
+PROBLEM = Problem.dense(m=24, n=64, k=128)
+SHA256 = "ab" * 32
+
+
+def config(kernel: str, backend: str = "triton_aot") -> Config:
+    return Config(backend=backend, kernel=kernel)
+
+
+class Stopwatch(FakeStopwatch):
+    """Calls take the time in their kernel's name, as in "right_30"."""
+
+    def time_call(self, name, call):
+        call()
+        if name.kernel == "fails_timed":
+            raise RuntimeError("an illegal memory access")
+        return self._spent(name, float(name.kernel.partition("_")[2]))
+
+    def warm_up(self, name, call):
+        call()
+
+
+def make_plan(problem, config, device):
+    """A plan of the reference, spoilt as the kernel's name says."""
+    kind = config.kernel.partition("_")[0]
+    if kind == "nobias" and problem.has_bias:
+        raise UnsupportedError("no bias")
+    right = (reference if problem.key.op == "scaled_mm" else matmul_reference).plan(
+        problem, config, device)
+
+    def plan(a, b, out, *rest):
+        if kind == "raises":
+            raise RuntimeError("misaligned address")
+        if kind == "idle":
+            return
+        right(a, b, out, *rest)
+        if kind == "wrong":
+            out[3, 5] += 10 * out.float().std()
+        elif kind == "biasless" and rest[-1] is not None:
+            right(a, b, out, *rest[:-1], None)
+        elif kind == "hole":
+            out[-1, -1] = math.nan
+
+    return plan
+
+
+@pytest.fixture(autouse=True)
+def _manifest(monkeypatch):
+    record = KernelRecord(
+        id="right_30", op="scaled_mm", backend="triton_aot", arch="sm_90", config={},
+        sha256=SHA256, size_bytes=1,
+    )
+    monkeypatch.setattr(
+        candidates.manifest, "packaged", lambda: Manifest({"right_30": record})
+    )
+
+
+def measure(kernels, problem=PROBLEM, **options):
+    stopwatch = Stopwatch(iter([1980]))
+    return candidates.measure(
+        problem, [config(kernel) for kernel in kernels], CPU,
+        DeviceTimer(0, stopwatch=stopwatch, now=stopwatch.now), Settings(rounds=9), "run-1",
+        make_plan=make_plan, **options,
+    )
+
+
+@pytest.mark.parametrize("problem", [
+    PROBLEM, Problem.dense(m=24, n=64, k=128, has_bias=True, scales="tensor"),
+    Problem(m=24, n=64, k=128, lda=144, ldb=160, ldd=72),
+    MatmulProblem.dense(m=24, n=64, k=128, layout="tn"),
+    MatmulProblem.dense(m=24, n=64, k=128, dtype="fp16", out_dtype="fp16"),
+], ids=str)
+def test_only_what_is_right_is_timed(problem):
+    # idle_1 after a right one, whose result it would be given credit for.
+    kernels = ["right_30", "idle_1", "wrong_1", "raises_1", "hole_1", "biasless_1", "right_40"]
+    samples = {s.config.kernel: s for s in measure(kernels, problem)}
+    assert {name: sample.status for name, sample in samples.items()} == {
+        "right_30": "ok", "right_40": "ok", "wrong_1": "wrong", "raises_1": "failed",
+        "idle_1": "wrong", "hole_1": "wrong", "biasless_1": "wrong",
+    }
+    right = samples["right_30"]
+    assert (right.median_us, right.count, right.key) == (30.0, 9, problem.key)
+    assert right.sm_clock_mhz_before == right.sm_clock_mhz_after == 1980
+    assert 0 < right.error < 5e-3
+    assert samples["wrong_1"].median_us == samples["wrong_1"].count == 0
+    assert "RuntimeError: misaligned address" in samples["raises_1"].detail
+    assert samples["biasless_1"].detail.startswith("with bias: relative error")
+
+
+def test_a_candidate_may_refuse_a_bias_unless_the_problem_has_one():
+    assert [s.status for s in measure(["nobias_30"])] == ["ok"]
+    biased = Problem.dense(m=24, n=64, k=128, has_bias=True)
+    assert [s.status for s in measure(["nobias_30"], biased)] == ["failed"]
+
+
+def test_a_candidate_that_fails_while_it_is_timed_leaves_the_others_their_timings():
+    statuses = {
+        s.config.kernel: s.status for s in measure(["right_30", "fails_timed", "right_31"])
+    }
+    assert statuses == {"right_30": "ok", "right_31": "ok", "fails_timed": "failed"}
+
+
+def test_samples_carry_the_digest_of_kernels_of_ours():
+    digests = {s.config.kernel: s.kernel_sha256 for s in measure(["right_30", "right_31"])}
+    assert digests == {"right_30": SHA256, "right_31": ""}
+
+
+def test_each_candidate_is_announced_before_it_runs_and_emitted_as_soon_as_it_is_final():
+    said = []
+    measure(
+        ["right_30", "wrong_1", "right_31"],
+        announce=lambda config: said.append(config and config.kernel),
+        emit=lambda samples: said.append([s.config.kernel for s in samples]),
+    )
+    assert said == [
+        "right_30", "wrong_1", ["wrong_1"], "right_31", None, ["right_30", "right_31"],
+    ]
+
+
+def test_samples_go_through_json_unchanged():
+    for sample in measure(["right_30", "wrong_1", "hole_1"]):
+        assert type(sample).from_json(json.loads(json.dumps(sample.to_json()))) == sample
+
+
+def test_the_default_and_the_vendor_come_first_among_the_candidates():
+    found = [config("a"), config("torch.mm", "vendor"), config("b"), config("c")]
+
+    class Operation:
+        def candidates(self, problem, device):
+            return found
+
+        def preferred(self, key, compute_capability, manifest):
+            return [config("not there"), config("b"), config("a")]
+
+    assert candidates.of_problem(Operation(), PROBLEM, CPU) == [
+        config("b"), config("torch.mm", "vendor"), config("a"), config("c"),
+    ]
+
+
+@pytest.mark.parametrize("k", [16, 4096, 28672])
+def test_tolerance_grows_with_k_and_stays_under_the_limit(k):
+    for out_dtype in ("bf16", "fp16"):
+        exact, fast = (
+            tolerance.tolerance(out_dtype, k, accumulator=name) for name in ("fp32", "fast")
+        )
+        assert tolerance.OUTPUT_ROUNDING[out_dtype] <= exact <= fast <= tolerance.MAX_ERROR
+        assert tolerance.on_gpu("e4m3", out_dtype, k) == fast
+        assert tolerance.on_gpu("bf16", out_dtype, k) == exact
+    assert tolerance.tolerance("fp16", 4096, accumulator="fast") > tolerance.tolerance("fp16", 4096)
+
+
+def test_the_committed_samples_of_fp8_are_within_the_tolerance():
+    """Relative errors seen on an H200 (tuning_data/nvidia_h200), by k."""
+    for k, error in {1536: 1.81e-3, 4096: 2.16e-3, 14336: 3.34e-3, 28672: 4.70e-3}.items():
+        assert error < tolerance.on_gpu("e4m3", "bf16", k)
+
+
+def test_an_error_of_one_element_is_seen_beside_many_right_ones():
+    expected = torch.randn(256, 8192)
+    out = expected.to(torch.bfloat16)
+    problem = MatmulProblem.dense(m=256, n=8192, k=64)
+    assert operands.compare(out, expected, problem).is_right
+    out[5, 7] += 3
+    assert not operands.compare(out, expected, problem).is_right
+
+
+def test_problems_are_every_combination_in_a_fixed_order_and_none_twice():
+    made = workloads.problems(
+        weights=["llama3_8b_o"], m_values=[1, 16, 1], shapes=["16x4096x4096", "3x32x48"]
+    )
+    assert [(p.key.op, p.key.scales, p.m, p.n, p.k) for p in made] == [
+        *(("scaled_mm", scales, m, 4096, 4096) for m in (1, 16) for scales in ("row", "tensor")),
+        *(("scaled_mm", scales, 3, 32, 48) for scales in ("row", "tensor")),
+        ("matmul", "none", 1, 4096, 4096), ("matmul", "none", 16, 4096, 4096),
+        ("matmul", "none", 3, 32, 48),
+    ]
+    for problem in made:
+        data = json.loads(json.dumps(workloads.problem_to_json(problem)))
+        assert workloads.problem_from_json(data) == problem
+        assert isinstance(problem.key, Key)
+
+
+def test_all_layers_are_taken_unless_shapes_are_given():
+    assert len(workloads.problems(shapes=["16x4096x4096"])) == 3
+    assert len(workloads.problems(ops=["matmul"])) > 500
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ({"ops": ["conv"]}, "ops=conv must be among scaled_mm, matmul"),
+        ({"weights": ["gpt9"]}, "weights=gpt9 must be among llama3_8b_o"),
+        ({"shapes": ["16x4096"]}, "shapes='16x4096' must be of the form MxNxK"),
+        ({"shapes": ["16x4096x100"]}, "k=100 must be a positive multiple of 16"),
+        ({"scales": ["none"]}, "scales=none must be among"),
+        ({"out_dtypes": ["fp32"]}, "out_dtypes=fp32 must be among bf16, fp16"),
+        ({"layouts": ["xy"]}, "layouts=xy must be among nt"),
+    ],
+)
+def test_a_selection_that_names_nothing_is_refused(selection, message):
+    with pytest.raises(ValueError, match=message):
+        workloads.problems(**selection)

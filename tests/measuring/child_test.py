@@ -1,0 +1,110 @@
+"""The real measuring process under a real session, on a CPU."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from fake_session import Bench
+from fake_stopwatch import FakeStopwatch
+
+from stoneware.autotune import store as store_module
+from stoneware.autotune.config import Config
+from stoneware.errors import StoreError
+from stoneware.measuring import candidates, device_timer, machine, session
+from stoneware.measuring.ranks import Ranks
+from stoneware.measuring.settings import Settings
+from stoneware.ops.scaled_mm import reference
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime.device import CPU
+from stoneware.runtime.manifest import Manifest
+
+PROBLEMS = [Problem.dense(m=m, n=32, k=64) for m in (1, 16)]
+
+
+def test_every_end_of_a_candidate_reaches_the_store_through_the_process(
+    tmp_path, caplog
+):
+    bench = Bench(tmp_path)
+    kernels = ["lost_1", "wrong_1", "sigkill_1", "right_30", "hang_1"]
+    tuned = bench.session(kernels, settings=Settings(hang_limit_s=5.0), has_default=False)
+    tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
+    summary = tuned.measure(PROBLEMS[:1], Ranks())
+    assert bench.samples == {
+        (1, "lost_1"): "failed", (1, "wrong_1"): "wrong", (1, "sigkill_1"): "failed",
+        (1, "hang_1"): "hung", (1, "right_30"): "ok",
+    }
+    assert summary.failures == []
+    samples = {sample.config.kernel: sample for _, sample in bench.store.samples()}
+    assert (samples["right_30"].median_us, samples["right_30"].count) == (30.0, 50)
+    assert "an illegal memory access" in samples["lost_1"].detail
+    assert samples["right_30"].run == "run-1"
+    assert "no event" not in caplog.text, "what a library prints stood among the events"
+
+
+class OneCandidate:
+    """An op with the reference alone."""
+
+    make_plan = staticmethod(reference.plan)
+
+    def candidates(self, problem, device):
+        return [Config(backend="triton_aot", kernel="right_30")]
+
+    def preferred(self, key, compute_capability, manifest):
+        return []
+
+
+API = types.SimpleNamespace(OPERATION=OneCandidate())
+
+
+class Stopwatch(FakeStopwatch):
+    def warm_up(self, name, call):
+        call()
+
+    def time_call(self, name, call):
+        call()
+        return self._spent(name, 30.0)
+
+
+@pytest.fixture
+def on_cpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(candidates.manifest, "packaged", lambda: Manifest({}))
+    record = Bench(tmp_path).session().run
+    monkeypatch.setattr(machine, "new_run", lambda ordinal, command: record)
+    monkeypatch.setattr(machine, "end_run", lambda run, ordinal: run)
+    real = device_timer.DeviceTimer
+    monkeypatch.setattr(
+        device_timer, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980])))
+    )
+    monkeypatch.setattr(session, "_said_not_stored", [])
+
+
+def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu):
+    import torch
+
+    before = torch.random.get_rng_state()
+    session.tune_on_miss(API, PROBLEMS[0], CPU)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    [(_, sample)] = store_module.user_store().samples()
+    assert (sample.key, sample.median_us, sample.status) == (PROBLEMS[0].key, 30.0, "ok")
+
+
+def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(
+    on_cpu, monkeypatch, caplog
+):
+    from stoneware.autotune import tuning
+
+    kept = []
+    monkeypatch.setattr(tuning, "add_to_memory", lambda run, samples: kept.append((run, samples)))
+
+    def full(store, run, samples):
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(store_module.Store, "add", full)
+    for problem in PROBLEMS:
+        session.tune_on_miss(API, problem, CPU)
+    assert [samples[0].key for _, samples in kept] == [problem.key for problem in PROBLEMS]
+    assert caplog.text.count("the disk is full") == 1

@@ -1,0 +1,96 @@
+"""A tuning session on a GPU that is not there, with fake_child.py as the measuring process."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoneware.autotune.config import Config
+from stoneware.autotune.samples import Run
+from stoneware.autotune.store import Store
+from stoneware.measuring.progress import Reporter
+from stoneware.measuring.session import Session
+from stoneware.measuring.settings import Settings
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime.device import Device, DeviceFingerprint
+
+H200 = DeviceFingerprint(
+    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
+    memory_clock_khz=3201000, power_limit_w=700,
+)
+H100 = dataclasses.replace(H200, name="NVIDIA H100", l2_bytes=52428800)
+VENDOR = Config(backend="vendor", kernel="ok_20.0")
+DEFAULT = Config(backend="cutlass_sm90", kernel="ok_15.0")
+PATIENT = Settings(hang_limit_s=60.0)
+QUICK = Settings(hang_limit_s=1.5)
+"""For candidates that hang; a busy machine may stop any other for a while."""
+
+
+def config(kernel: str) -> Config:
+    return Config(backend="triton_aot", kernel=kernel)
+
+
+def problems(*m_values: int) -> list[Problem]:
+    return [Problem.dense(m=m, n=4096, k=4096) for m in m_values]
+
+
+def run_record(id: str, device: DeviceFingerprint = H200) -> Run:
+    return Run(
+        id=id, device=device, driver="580.95", cuda="13.0", torch="2.11.0", triton="3.6.0",
+        python="3.12.3", sm_clock_mhz_before=1980, sm_clock_mhz_after=0,
+        memory_clock_mhz_before=3201, memory_clock_mhz_after=0, date="2026-11-21", commit="0" * 40,
+        command="tune",
+    )
+
+
+@dataclasses.dataclass
+class Bench:
+    """A folder with a store and the log of the measuring processes."""
+
+    folder: Path
+    device: DeviceFingerprint = H200
+    digest: str = ""
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder / "samples.sqlite3")
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "measured.log"
+
+    @property
+    def measured(self) -> Counter[str]:
+        """How often each "<m> <kernel>" ran for the first time in a process."""
+        return Counter(self.log.read_text().splitlines()) if self.log.exists() else Counter()
+
+    @property
+    def samples(self) -> dict[tuple[int, str], str]:
+        """(m, kernel) -> status of what is stored; fails if there are two of one."""
+        pairs = [
+            ((sample.key.m, sample.config.kernel), sample.status)
+            for _, sample in self.store.samples()
+        ]
+        assert len(dict(pairs)) == len(pairs), f"stored twice: {pairs}"
+        return dict(pairs)
+
+    def session(
+        self, kernels: Sequence[str] = (), *, run: str = "run-1", settings: Settings | None = None,
+        reporter: Reporter | None = None, has_default: bool = True,
+    ) -> Session:
+        configs = [*((DEFAULT, VENDOR) if has_default else ()), *map(config, kernels)]
+        record = run_record(run, self.device)
+        may_hang = any(kernel.startswith("hang") for kernel in kernels)
+        settings = settings or (QUICK if may_hang else PATIENT)
+        return Session(
+            store=self.store, run=record, settings=settings, reporter=reporter or Reporter(),
+            device=Device(kind="cuda", ordinal=0, fingerprint=self.device),
+            command=[sys.executable, str(Path(__file__).with_name("fake_child.py")), str(self.log)],
+            candidates_of=lambda problem: configs,
+            always_of=lambda problem, found: [c for c in found if c in (DEFAULT, VENDOR)],
+            end_run=lambda: dataclasses.replace(record, sm_clock_mhz_after=1965),
+            digest=lambda config: self.digest,
+        )
