@@ -1,0 +1,88 @@
+"""`stoneware bake`: samples and a kernel manifest in, the tuning table of one op out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoneware.cli import exit_codes, help
+from stoneware.cli.flags import Json, listed
+from stoneware.cli.output import Output
+
+HELP = help.text(
+    "Bake the tuning table of one op from samples and a kernel manifest.\n\n"
+    "The same files give the same bytes on any machine, and no GPU is needed. FILES are the "
+    "<op>.jsonl, runs.json and device.json of any number of devices, each in its own folder, or "
+    "such folders. A sample of a kernel that the manifest lacks is refused.",
+    examples=[
+        "stoneware bake --op scaled_mm --out scaled_mm.json samples/nvidia_h200",
+        "stoneware bake --op acme.kernels:softmax --kernels acme.kernels:softmax \\\n"
+        "      --out acme.kernels.softmax.json samples/*/*",
+    ],
+    json_keys="op, out, digest, num_bytes, num_files, devices [{name, num_entries, is_predicted}]",
+)
+
+
+def bake(
+    files: Annotated[list[str] | None, typer.Argument(
+        metavar="[FILES]...", show_default=False)] = None,
+    op: Annotated[str, typer.Option(
+        help="scaled_mm, matmul, or a decorated kernel as package.module:function.",
+        show_default=False)] = ...,
+    out: Annotated[str, typer.Option(help="The table to write.", show_default=False)] = ...,
+    manifest: Annotated[str | None, typer.Option(
+        help="kernel_manifest.json. Default: that of this installation.", show_default=False,
+    )] = None,
+    kernels: Annotated[str | None, typer.Option(
+        help="The decorated kernels that there are, separated by commas.", show_default=False,
+    )] = None,
+    json: Json = False,
+) -> int:
+    from stoneware.autotune import bake as baking
+    from stoneware.autotune import table
+    from stoneware.autotune.key import is_kernel
+    from stoneware.runtime import manifest as manifest_format
+
+    output = Output("bake", json)
+    if manifest is not None:
+        found = manifest_format.read_manifest(
+            manifest, remedy="build it with the kernel_manifest rule"
+        )
+    else:
+        found = None if is_kernel(op) else manifest_format.packaged()
+    paths = _files(files or [])
+    data = baking.bake(op, paths, found, listed("kernels", kernels) or ())
+    baked = table.decode(data, out, op)
+    Path(out).write_bytes(data)
+    output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")
+    return output.document({
+        "op": op, "out": out, "digest": baked.digest, "num_bytes": len(data),
+        "num_files": len(paths),
+        "devices": [
+            {
+                "name": device.fingerprint.name, "num_entries": device.num_entries,
+                "is_predicted": device.is_predicted,
+            }
+            for device in baked.devices
+        ],
+    }, exit_codes.OK)
+
+
+def _files(paths: list[str]) -> list[Path]:
+    """The sample files among the paths, and those in the folders among them."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = [path / "runs.json", path / "device.json", *sorted(path.glob("*.jsonl"))]
+            members = [file for file in inside if file.is_file()]
+            if not members:
+                raise ValueError(
+                    f"{path} must be a device's sample folder, and has no <op>.jsonl, runs.json or "
+                    "device.json; pass the folder of one device"
+                )
+            found += members
+        else:
+            found.append(path)
+    return found

@@ -1,0 +1,37 @@
+"""What a command's exit code says, and which error ends with which."""
+
+from __future__ import annotations
+
+from stoneware.errors import DriverError, StonewareError, TableError, UnsupportedError
+
+OK, FOUND, USAGE, ENVIRONMENT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 70, 130, 141
+
+MEANINGS: dict[int, str] = {
+    OK: "done, and nothing to report",
+    FOUND: "found a difference, a damaged entry, or a wrong candidate",
+    USAGE: "an argument or an input file breaks a rule",
+    ENVIRONMENT: "this machine cannot do it: no GPU, no torch, no plotly, disk full",
+    INTERNAL: "a defect of stoneware; the traceback is shown",
+    INTERRUPTED: "interrupted; what was measured is kept",
+    PIPE_CLOSED: "whoever read the output has gone",
+}
+"""70 is EX_SOFTWARE of sysexits.h; 130 and 141 are what a shell gives for SIGINT and SIGPIPE."""
+
+
+def of_error(error: BaseException) -> int:
+    """The exit code for an error that ended a command."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        return PIPE_CLOSED
+    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
+        return USAGE
+    if isinstance(error, (DriverError, UnsupportedError, ImportError, OSError)):
+        return ENVIRONMENT
+    if isinstance(error, TableError):
+        return USAGE
+    if isinstance(error, StonewareError):  # such as StoreError: the disk is full, or read-only
+        return ENVIRONMENT
+    if isinstance(error, ValueError):
+        return USAGE
+    return INTERNAL

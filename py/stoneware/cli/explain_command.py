@@ -1,0 +1,75 @@
+"""`stoneware explain`: which config runs a problem, from which layer, why, and what came next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stoneware.cli import exit_codes, help
+from stoneware.cli.flags import Json
+from stoneware.cli.output import Output
+
+HELP = help.text(
+    "Show which kernel runs a problem, from which layer, why, and the runners-up.\n\n"
+    "Nothing is compiled, timed or launched. OP is scaled_mm, matmul, or a kernel under "
+    "@stoneware.autotune as package.module:function; such a kernel's key arguments follow as "
+    "KEY=VALUE, and its module is not imported.",
+    examples=[
+        "stoneware explain scaled_mm -m 16 -n 4096 -k 14336",
+        "stoneware explain matmul -m 1 -n 4096 -k 4096 --device 'NVIDIA H200'",
+        "stoneware explain mypackage.kernels:softmax ROWS=4096 COLS=1024",
+    ],
+    json_keys="of an op, what `stoneware.explain(...).as_dict()` has; of a kernel op, answers "
+    "[{key, device, source, layer, grade, rule, answered_by, chosen, runners_up}]",
+)
+
+
+def explain(
+    op: Annotated[str, typer.Argument(metavar="OP", show_default=False)],
+    key: Annotated[list[str] | None, typer.Argument(
+        metavar="[KEY=VALUE]...", help="Key arguments of a decorated kernel.", show_default=False,
+    )] = None,
+    m: Annotated[int | None, typer.Option("-m", help="Rows of a.", show_default=False)] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Columns of b.", show_default=False)] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Inner size.", show_default=False)] = None,
+    dtype: Annotated[str | None, typer.Option(
+        help="Of a and b: e4m3; bf16 or fp16.", show_default=False)] = None,
+    out_dtype: Annotated[str | None, typer.Option(
+        help="Of the result: bf16 or fp16.", show_default=False)] = None,
+    scales: Annotated[str, typer.Option(
+        help="Of scaled_mm: row or tensor, or those of a and b as tensor/row.")] = "row",
+    bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
+    device: Annotated[str | None, typer.Option(
+        help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current "
+        "GPU, else the CPU.", show_default=False,
+    )] = None,
+    json: Json = False,
+) -> int:
+    output = Output("explain", json)
+    if ":" in op:
+        from stoneware.cli import kernel_explanation
+
+        answers = kernel_explanation.explain(op, key or [], device)
+        output.text("\n\n".join(map(str, answers)))
+        return output.document(
+            {"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK
+        )
+    if key:
+        raise ValueError(
+            f"{key[0]!r} must be left out: KEY=VALUE is for kernels given as package.module:"
+            f"function; give the sizes of {op} as -m, -n and -k"
+        )
+    sizes = {"m": m, "n": n, "k": k}
+    missing = [f"-{name}" for name, size in sizes.items() if size is None]
+    if missing:
+        raise ValueError(
+            f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336"
+        )
+    from stoneware.explanation import explain as find
+
+    found = find(
+        op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales, has_bias=bias, device=device
+    )
+    output.text(str(found))
+    return output.document(found.as_dict(), exit_codes.OK)

@@ -1,0 +1,123 @@
+"""The program `stoneware`: the typer app, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from stoneware import __version__
+from stoneware.cli import exit_codes, help
+from stoneware.errors import explained
+
+COMMANDS = ("tune", "bake", "merge", "diff", "verify", "explain", "report", "info")
+
+app = typer.Typer(
+    name="stoneware", add_completion=False, rich_markup_mode="rich", no_args_is_help=False,
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name in COMMANDS:
+    # Each module imports typer alone; what a command needs, it imports when it runs.
+    _module = importlib.import_module(f"stoneware.cli.{_name}_command")
+    app.command(_name, help=_module.HELP)(getattr(_module, _name))
+
+
+@app.callback(invoke_without_command=True, help=help.overview().replace("[", "\\["))
+def _program(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and end."),
+    traceback: bool = typer.Option(
+        False, "--traceback", help="Show where an error was raised, also for a user's mistake."
+    ),
+) -> None:
+    if version:
+        print(f"stoneware {__version__}")
+        raise typer.Exit(exit_codes.OK)
+    if context.invoked_subcommand is None:
+        raise ValueError(
+            f"a command must be given, and there is none; pass one of {', '.join(COMMANDS)}, or "
+            "--help"
+        )
+
+
+def main() -> None:
+    """Runs the command of sys.argv and ends the process with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command.
+
+    Args:
+      arguments: as after the program's name.
+
+    Returns:
+      The exit code, one of exit_codes.MEANINGS. Nothing is raised.
+    """
+    arguments = list(arguments)
+    try:
+        try:
+            code = _invoke(list(arguments))  # a copy, since the parser empties it
+        except typer.Exit as end:
+            code = end.exit_code
+        sys.stdout.flush()
+        return code
+    except SystemExit:  # how rich's console ends when the reader of its output has gone
+        return exit_codes.PIPE_CLOSED
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, arguments)
+
+
+def _invoke(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
+    # Not app(...): it would end the process itself, and print errors its own way.
+    with command.make_context("stoneware", arguments) as context:
+        return command.invoke(context) or exit_codes.OK
+
+
+def _report(error: BaseException, arguments: Sequence[str]) -> int:
+    """Says what went wrong, in one line and, with --json, in one document; returns the code."""
+    if isinstance(error, ModuleNotFoundError):
+        error = explained(error)
+    command = next((argument for argument in arguments if argument in COMMANDS), "")
+    # A usage error: its class is typer's own or, in earlier versions of typer, Click's.
+    is_usage = hasattr(error, "format_message") and hasattr(error, "exit_code")
+    code = exit_codes.USAGE if is_usage else exit_codes.of_error(error)
+    if code == exit_codes.PIPE_CLOSED:
+        _close_stdout()
+        return code
+    message = "interrupted" if code == exit_codes.INTERRUPTED else (
+        error.format_message() if is_usage else str(error) or type(error).__name__
+    )
+    message = " ".join(message.split())
+    if isinstance(error, OSError) and error.strerror:
+        message = f"{error.filename or 'the system'}: {error.strerror}; {_OS_REMEDY}"
+    if is_usage:
+        message += f" (see stoneware {f'{command} ' if command else ''}--help)"
+    if code == exit_codes.INTERNAL or "--traceback" in arguments:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"stoneware{f' {command}' if command else ''}: {message}", file=sys.stderr)
+    if "--json" in arguments:
+        kind = "UsageError" if is_usage else type(error).__name__
+        try:
+            print(json.dumps({
+                "command": command, "exit_code": code, "error": {"kind": kind, "message": message},
+            }, indent=1), flush=True)
+        except BrokenPipeError:
+            _close_stdout()
+    return code
+
+
+_OS_REMEDY = "check the path, its permissions and the free space"
+
+
+def _close_stdout() -> None:
+    """Lets what is still buffered for a reader that has gone go nowhere."""
+    # As Python's documentation of SIGPIPE advises: else the flush at exit fails once more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

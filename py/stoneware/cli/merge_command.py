@@ -1,0 +1,46 @@
+"""`stoneware merge`: sample folders and stores into one sample folder per device."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stoneware.cli import exit_codes, help
+from stoneware.cli.flags import Json
+from stoneware.cli.output import Output
+
+HELP = help.text(
+    "Merge sample folders and stores into sample folders, a device a folder.\n\n"
+    "A union: in whatever order and however often, the files come out the same to the byte. "
+    "SOURCES are folders of a device, folders of such folders, and stores (.sqlite3); what is "
+    "damaged in one is skipped and said. The sources are not changed, but for one that is --out.",
+    examples=[
+        "stoneware merge node1.sqlite3 node2.sqlite3 --out samples",
+        "stoneware merge samples store.sqlite3 --out samples --keep newest",
+    ],
+    found="something in a source was damaged and left out",
+    json_keys="folders [path], num_samples, problems [text]",
+)
+
+
+def merge(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCES...", show_default=False)],
+    out: Annotated[str, typer.Option(
+        help="Folder to write to: new, empty, or one of the sources.", show_default=False)],
+    keep: Annotated[str, typer.Option(
+        help="all, or newest: of each problem, candidate and kernel the newest sample.")] = "all",
+    json: Json = False,
+) -> int:
+    from stoneware.autotune import merge as samples
+
+    output = Output("merge", json)
+    merged = samples.merge(sources, out, keep=keep)
+    for problem in merged.problems:
+        output.note(problem)
+    folders = [str(folder) for folder in merged.folders]
+    output.text(*(f"wrote {folder}" for folder in folders), f"{merged.num_samples} samples")
+    return output.document(
+        {"folders": folders, "num_samples": merged.num_samples, "problems": merged.problems},
+        exit_codes.FOUND if merged.problems else exit_codes.OK,
+    )

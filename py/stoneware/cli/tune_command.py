@@ -1,0 +1,249 @@
+"""`stoneware tune`: measures every candidate of problems on this machine's GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stoneware.cli import exit_codes, help
+from stoneware.cli.flags import Json, integers, listed
+from stoneware.cli.output import Output
+from stoneware.errors import StoreError, UnsupportedError
+from stoneware.runtime.device import DeviceFingerprint, cuda_device
+
+if TYPE_CHECKING:
+    from stoneware.autotune.store import Store
+    from stoneware.measuring.progress import Reporter
+
+HELP = help.text(
+    "Measure every candidate at every problem on this machine's GPU.\n\n"
+    "Right values come first: a candidate is compared with float64 before it is timed. Each sample "
+    "is stored as it is taken, so a run that was interrupted or killed goes on where it stopped, "
+    "and what has a sample of the same kernel on the same hardware is not measured again. Under "
+    "torchrun the problems are shared among the ranks, one GPU each; rank 0 prints the progress "
+    "and, when all are done, writes --out.",
+    examples=[
+        "stoneware tune",
+        "stoneware tune --weights llama3_8b_qkv,llama3_8b_o --m-values 1,16,64",
+        "stoneware tune --ops scaled_mm --shapes 16x4096x14336 --scales row",
+        "stoneware tune --out samples --alias H200 --commit 1a2b3c4",
+        "torchrun --nproc-per-node 8 -m stoneware tune",
+    ],
+    found="a candidate was wrong, failed or hung, or a problem was not measured",
+    json_keys="run, rank, world_size, store, num_problems, num_known, num_measured, statuses "
+    "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written)",
+)
+
+_PATHS = ("store", "out")
+"""Flags whose values are folders of this machine, which the record of a run leaves out."""
+
+
+def tune(
+    context: typer.Context,
+    ops: Annotated[str | None, typer.Option(
+        help="Ops, as scaled_mm,matmul. Default: all.", show_default=False)] = None,
+    weights: Annotated[str | None, typer.Option(
+        help="Layers by name, as llama3_8b_qkv,llama3_8b_o. Default: all, or none with --shapes.",
+        show_default=False)] = None,
+    m_values: Annotated[str | None, typer.Option(
+        help="Rows of a for --weights, as 1,16,64.", show_default=False)] = None,
+    shapes: Annotated[str | None, typer.Option(
+        help="Further shapes as MxNxK, as 16x4096x14336.", show_default=False)] = None,
+    scales: Annotated[str, typer.Option(help="Kinds of scales, for scaled_mm.")] = "row,tensor",
+    out_dtypes: Annotated[str, typer.Option(
+        help="Output dtypes, bf16 or fp16; for matmul all dtypes.")] = "bf16",
+    layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
+    rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
+    seconds_per_problem: Annotated[float, typer.Option(
+        help="Stop timing a problem after this long.")] = 2.0,
+    remeasure: Annotated[bool, typer.Option(
+        "--remeasure", help="Measure again what has a sample.")] = False,
+    commit: Annotated[str, typer.Option(
+        help="Commit that the kernels are from, for the record.")] = "unknown",
+    alias: Annotated[list[str] | None, typer.Option(
+        help="A further name of this device, for --out; may be repeated.", show_default=False,
+    )] = None,
+    device: Annotated[int | None, typer.Option(
+        help="Number of the GPU. Default: 0, under torchrun the local rank.", show_default=False,
+    )] = None,
+    store: Annotated[str | None, typer.Option(
+        help="Store to write to. Default: the user's.", show_default=False)] = None,
+    out: Annotated[str | None, typer.Option(
+        help="Folder of sample folders, a device each: what lies there counts as measured, and "
+        "afterwards the store is merged into it, the newest of each sample.", show_default=False,
+    )] = None,
+    json: Json = False,
+) -> int:
+    output = Output("tune", json)
+    if alias and out is None:
+        raise ValueError(
+            f"--alias={alias[0]!r} is written to a sample folder; pass --out=FOLDER too"
+        )
+    # Not --m: torchrun would take it for an abbreviation of its own flags.
+    rows = integers("m-values", m_values)
+    found_store = _store(store)
+    torch = _torch_with_gpu()
+    from stoneware.measuring import progress, session, workloads
+    from stoneware.measuring.settings import Settings
+
+    selection: dict[str, Any] = {
+        "weights": listed("weights", weights), "m_values": rows,
+        "shapes": listed("shapes", shapes) or (), "scales": listed("scales", scales),
+        "out_dtypes": listed("out-dtypes", out_dtypes), "layouts": listed("layouts", layouts),
+    }
+    if ops is not None:
+        selection["ops"] = listed("ops", ops)
+    problems = workloads.problems(**selection)
+    settings = Settings(
+        rounds=rounds, seconds_per_problem=seconds_per_problem, remeasure=remeasure, commit=commit,
+        command=typed(context.params),
+    )
+    if out is not None:
+        _take_in(found_store, Path(out))
+    ranks = session.Ranks.from_environment()
+    ordinal = ranks.local_rank if device is None else device
+    if not 0 <= ordinal < torch.cuda.device_count():
+        raise ValueError(
+            f"--device={ordinal} must be the number of a GPU that torch finds, 0 to "
+            f"{torch.cuda.device_count() - 1}"
+        )
+    _log_to_stderr()
+    reporter: Reporter = progress.default() if ranks.rank == 0 else _notes(output, ranks.rank)
+    summary = session.tune(problems, found_store, ordinal, settings, reporter, ranks=ranks)
+    folders: list[str] = []
+    if out is not None:
+        if ranks.world_size > 1:
+            _wait_for_all_ranks()
+        if ranks.rank == 0:
+            folders = _write_folders(
+                found_store, Path(out), alias or (), cuda_device(ordinal).fingerprint
+            )
+    bad = sum(summary.statuses[status] for status in ("wrong", "failed", "hung"))
+    code = exit_codes.FOUND if bad or summary.failures else exit_codes.OK
+    if ranks.rank != 0:
+        return code
+    output.text(str(summary), *(f"wrote {folder}" for folder in folders))
+    return output.document({
+        "run": summary.run, "rank": ranks.rank, "world_size": ranks.world_size,
+        "store": str(found_store.path), "num_problems": summary.num_problems,
+        "num_known": summary.num_known, "num_measured": summary.num_measured,
+        "statuses": {
+            status: summary.statuses[status] for status in ("ok", "wrong", "failed", "hung")
+        },
+        "failures": [
+            {"problem": problem, "reason": reason} for problem, reason in summary.failures
+        ],
+        "seconds": summary.seconds, "out": folders,
+    }, code)
+
+
+def typed(parameters: Mapping[str, Any]) -> str:
+    """The command for the record of the run: what was given, without folders of this machine."""
+    words = ["stoneware tune"]
+    defaults = inspect.signature(tune).parameters
+    for name, value in parameters.items():
+        if name == "json" or value in (None, ()) or value == defaults[name].default:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif name in _PATHS:
+            words.append(f"{flag} {name.upper()}")
+        else:
+            items = value if isinstance(value, (list, tuple)) else [value]
+            words += [f"{flag} {item}" for item in items]
+    return " ".join(words)
+
+
+def _store(path: str | None) -> Store:
+    from stoneware.autotune.store import Store, user_store
+
+    if path is not None:
+        return Store(path)
+    found = user_store()
+    if found is None:
+        raise StoreError(
+            "the user's store needs a folder, and there is no home for one; set "
+            "STONEWARE_CACHE_DIR, or pass --store=FILE"
+        )
+    return found
+
+
+def _torch_with_gpu() -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"tune needs a GPU that torch can use, and torch {torch.__version__} finds none; run "
+            "it on a machine with an NVIDIA GPU, with a torch that is built for CUDA"
+        )
+    return torch
+
+
+def _log_to_stderr() -> None:
+    """Shows what the measuring says: progress off a terminal, and what was skipped."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("stoneware")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+def _notes(output: Output, rank: int) -> Reporter:
+    """A reporter for the ranks above 0: only what went wrong."""
+    from stoneware.measuring.progress import Reporter
+
+    class Notes(Reporter):
+        def note(self, text: str) -> None:
+            output.note(f"rank {rank}: {text}")
+
+    return Notes()
+
+
+def _take_in(store: Store, out: Path) -> None:
+    """Puts the samples that lie under `out` into the store, so that they are known."""
+    from stoneware.autotune import merge
+
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    for _, runs, samples in merge.read_source(out).devices:
+        for run in runs.values():
+            store.add(run, [sample for sample in samples if sample.run == run.id])
+
+
+def _write_folders(
+    store: Store, out: Path, aliases: Sequence[str], device: DeviceFingerprint
+) -> list[str]:
+    """Merges the store into the sample folders under `out`, and gives the device its names."""
+    from stoneware.autotune import merge, samples
+
+    # What lies there is a source too: nothing of it is lost.
+    sources = [store.path, *([out] if out.is_dir() and any(out.iterdir()) else [])]
+    merged = merge.merge(sources, out, keep="newest")
+    for folder in merged.folders if aliases else ():
+        record = samples.read_device(folder / "device.json")
+        if record.fingerprint.same_hardware(device):
+            names = tuple(sorted({*record.aliases, *aliases}))
+            samples.write_device(
+                folder / "device.json", dataclasses.replace(record, aliases=names)
+            )
+    return [str(folder) for folder in merged.folders]
+
+
+def _wait_for_all_ranks() -> None:
+    """Returns when every rank has come here; if one fails, torchrun ends the others."""
+    import datetime
+
+    import torch.distributed
+
+    # Ranks may end hours apart; the default limit is half an hour.
+    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(days=7))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

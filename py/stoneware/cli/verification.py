@@ -1,0 +1,174 @@
+"""What `stoneware verify` checks: each part of an installation, and files of samples and tables.
+
+Each function yields what is wrong, as a sentence with its place; nothing if all is well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from stoneware.autotune import differences, entries, layers, table
+from stoneware.autotune.table import Table
+from stoneware.errors import StonewareError, TableError
+from stoneware.installation import NATIVE_MODULES
+from stoneware.ops import OPS
+from stoneware.runtime import manifest, native, package_files
+from stoneware.runtime.manifest import KernelRecord, Manifest
+
+
+def installation() -> dict[str, list[str]]:
+    """Part of the installation -> what is wrong with it."""
+    parts = {
+        "manifest": _manifest(), "native modules": _native_modules(), "kernels": _kernels(),
+        "tables": _tables(), "packages' tables": _packages(), "user's store": _user_store(),
+    }
+    return {name: list(problems) for name, problems in parts.items()}
+
+
+def path(place: Path) -> list[str]:
+    """What is wrong with a sample folder, a store, a table or a manifest.
+
+    Raises:
+      TableError: there is nothing of the kind.
+    """
+    if place.suffix == ".json" and place.is_file() and _is_manifest(place.read_bytes()):
+        try:
+            manifest.read_manifest(place, remedy="build it anew with the kernel_manifest rule")
+        except TableError as error:
+            return [str(error)]
+        return []
+    return differences.verify(place)
+
+
+def _is_manifest(data: bytes) -> bool:
+    try:
+        return "kernels" in json.loads(data)
+    except (ValueError, TypeError, RecursionError):
+        return False  # a table has more than one line of JSON
+
+
+def _manifest() -> Iterator[str]:
+    try:
+        manifest.packaged()
+    except TableError as error:
+        yield str(error)
+
+
+def _native_modules() -> Iterator[str]:
+    for name in NATIVE_MODULES:
+        if (reason := native.why_missing(name)) is not None:
+            yield reason
+
+
+def _kernels() -> Iterator[str]:
+    """Compares the bytes of every kernel, in a file or in a native module, with the manifest."""
+    try:
+        records = manifest.packaged().kernels.values()
+    except TableError:
+        return  # said of the manifest
+    in_modules: dict[str, tuple[str, ModuleType]] = {}
+    for name in NATIVE_MODULES:
+        if native.why_missing(name) is None and hasattr(module := native.load(name), "cubin"):
+            in_modules |= {kernel["id"]: (name, module) for kernel in module.kernels()}
+    are_modules_there = all(native.why_missing(name) is None for name in NATIVE_MODULES)
+    for record in records:
+        if record.description_sha256:
+            yield from _kernel_files(record)
+        elif record.id in in_modules:
+            name, module = in_modules[record.id]
+            yield from _digest(
+                f"{name}: {record.id}", module.cubin(record.id), record.sha256
+            )
+        elif are_modules_there:
+            yield (
+                f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}"
+            )
+
+
+def _kernel_files(record: KernelRecord) -> Iterator[str]:
+    for suffix, expected in (("cubin", record.sha256), ("json", record.description_sha256)):
+        file = package_files.path("kernels", f"{record.id}.{suffix}")
+        try:
+            yield from _digest(str(file), file.read_bytes(), expected)
+        except OSError as error:
+            yield f"{file}: cannot be read: {error.strerror}; {package_files.REMEDY}"
+
+
+def _digest(place: str, data: bytes, expected: str) -> Iterator[str]:
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        yield (
+            f"{place}: expected sha256={expected}, as the manifest says, found {found}; "
+            f"{package_files.REMEDY}"
+        )
+
+
+def _tables() -> Iterator[str]:
+    try:
+        kernels = manifest.packaged()
+    except TableError:
+        kernels = None  # said of the manifest
+    for op in OPS:
+        place = table.packaged_path(op)
+        problems = differences.verify(place)
+        yield from problems
+        if not problems and kernels is not None:
+            yield from _unknown_kernels(table.packaged(op), place, kernels)
+
+
+def _unknown_kernels(found: Table, place: Path, kernels: Manifest) -> Iterator[str]:
+    """The configs of a table whose kernels this installation does not have."""
+    configs = {
+        choice.config for device in found.devices for entry in device.entries()
+        for choice in entry.choices
+    }
+    for config in sorted(configs):
+        if not entries.is_known(config, kernels):
+            yield f"{place}: {config} is no kernel of the manifest; {package_files.REMEDY}"
+
+
+def _packages() -> Iterator[str]:
+    """Every table in the folders that installed packages name."""
+    with _warnings() as said:
+        for name, value in layers._entry_points():
+            for folder in layers._folders(name, value):
+                files = sorted(folder.glob("*.json"))
+                if not files:
+                    yield f"package {name}: {folder} has no table (<op>.json)"
+                for file in files:
+                    for problem in path(file):
+                        yield f"package {name}: {problem}"
+    yield from said
+
+
+def _user_store() -> Iterator[str]:
+    try:
+        store = layers.existing_store()
+    except (StonewareError, ValueError) as error:
+        yield str(error)
+        return
+    if store is not None:
+        yield from store.problems()
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Collects what stoneware.autotune warns of meanwhile, instead of showing it."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    log = logging.getLogger("stoneware.autotune")
+    propagates = log.propagate
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield said
+    finally:
+        log.removeHandler(handler)
+        log.propagate = propagates

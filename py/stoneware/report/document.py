@@ -1,0 +1,82 @@
+"""The report as JSON values: every number that the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stoneware.autotune.key import AnyKey
+from stoneware.report import figures, measures, regret
+from stoneware.report.measures import Problem
+from stoneware.report.regret import Regret
+from stoneware.report.sources import DeviceMeasurements
+
+
+def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
+    """Every number of the page, as JSON values; what `stoneware report --json` prints too."""
+    return {"devices": [
+        {
+            "device": device.fingerprint.to_json(), "aliases": list(device.aliases),
+            "sources": list(device.origins), "digests": dict(device.digests),
+            "statuses": device.statuses, "runs": list(device.runs_in_use.values()),
+            "families": [
+                _family_document(device, family, members)
+                for family, members in measures.families(device.problems).items()
+            ],
+        }
+        for device in devices
+    ]}
+
+
+def _family_document(
+    device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem]
+) -> dict[str, Any]:
+    points = measures.roofline(members)
+    roofs = measures.roofs(device.fingerprint, points) if points else None
+    return {
+        "family": family.to_json(), "title": figures.family_title(family),
+        "num_problems": len(members),
+        "speedup_geomean": measures.geometric_mean(speedups(members)),
+        "speedup_least": min(speedups(members), default=None),
+        "problems": [
+            {
+                "sizes": list(problem.key.sizes), "shape": problem.key.shape,
+                "chosen": problem.chosen.config.to_json(),
+                "chosen_us": problem.chosen.median_us, "chosen_spread_us": problem.chosen.spread_us,
+                "run": problem.chosen.run, "rule": problem.rule,
+                "vendor_us": problem.vendor.median_us if problem.vendor else None,
+                "speedup": problem.speedup,
+                "ties": [choice.config.to_json() for choice in problem.ties],
+            }
+            for problem in members
+        ],
+        "roofs": asdict(roofs) if roofs else None,
+        "roofline": [{"intensity": point.intensity, "tflops": point.tflops} for point in points],
+        "regret": {
+            left_out: {
+                **asdict(regret.summary(regrets)),
+                "regrets": [_regret_document(item) for item in regrets],
+            }
+            for left_out, regrets in regrets_of(device, family).items()
+        },
+    }
+
+
+def _regret_document(item: Regret) -> dict[str, Any]:
+    return {
+        "shape": item.key.shape, "answered_by": item.answered_by.shape, "layer": item.layer,
+        "chosen": item.chosen.to_json(), "chosen_us": item.chosen_us,
+        "best": item.best.to_json(), "best_us": item.best_us, "ratio": item.ratio,
+    }
+
+
+def regrets_of(device: DeviceMeasurements, family: AnyKey) -> dict[str, list[Regret]]:
+    return {
+        left_out: [item for item in device.regrets(left_out) if item.key.family == family]
+        for left_out in regret.LEFT_OUT
+    }
+
+
+def speedups(members: Iterable[Problem]) -> list[float]:
+    return [problem.speedup for problem in members if problem.speedup is not None]

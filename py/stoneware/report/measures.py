@@ -1,0 +1,249 @@
+"""What samples say: speed against the vendor library, rooflines, regions and ties.
+
+Pure functions of samples; nothing is drawn here. Regret is in regret.py. A "measurement" is a
+Sample, or anything with the attributes of `Measurement`; times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from stoneware.autotune import predict
+from stoneware.autotune.choose import choose, is_slower, is_vendor
+from stoneware.autotune.config import AnyConfig, Config
+from stoneware.autotune.key import AnyKey, Key, KernelKey
+from stoneware.autotune.table import Choice
+from stoneware.ops import VENDOR
+from stoneware.runtime.device import DeviceFingerprint
+
+
+class Measurement(Protocol):
+    """What the functions here ask of a sample; `Sample` has it, and so has `TableMeasurement`."""
+
+    key: AnyKey
+    config: AnyConfig
+    median_us: float
+    spread_us: float
+    status: str
+    run: str
+    kernel_sha256: str
+
+
+Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
+"""The rule of thumb: configs for a problem, best first; it decides among timings that tie."""
+
+
+def no_preference(key: AnyKey) -> Sequence[AnyConfig]:
+    """The rule of thumb where the kernels are not known: ties go to the first in order."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What was measured at one key, as the table would take it.
+
+    Attributes:
+      key: the problem.
+      choices: the timed candidates; first the one that the table chooses, then by time.
+      rule: why the first was chosen, as a sentence.
+    """
+
+    key: AnyKey
+    choices: tuple[Choice, ...]
+    rule: str
+
+    @property
+    def chosen(self) -> Choice:
+        return self.choices[0]
+
+    @property
+    def fastest(self) -> Choice:
+        return min(self.choices, key=lambda choice: choice.median_us)
+
+    @property
+    def vendor(self) -> Choice | None:
+        """The fastest of the vendor library's; None if it was not measured."""
+        vendors = [choice for choice in self.choices if is_vendor(choice.config)]
+        return min(vendors, key=lambda choice: choice.median_us, default=None)
+
+    @property
+    def speedup(self) -> float | None:
+        """The vendor library's time over that of the chosen; above 1 the chosen is faster."""
+        return self.vendor.median_us / self.chosen.median_us if self.vendor else None
+
+    @property
+    def ties(self) -> tuple[Choice, ...]:
+        """The others that are neither slower nor faster than the chosen by more than the noise."""
+        return tuple(
+            choice for choice in self.choices[1:]
+            if not is_slower(choice, self.chosen) and not is_slower(self.chosen, choice)
+        )
+
+
+
+def problems(
+    measurements: Iterable[Measurement], dates: Mapping[str, str] | None = None,
+    preferred: Preferred = no_preference, is_current: Callable[[Measurement], bool] | None = None,
+) -> list[Problem]:
+    """What the table would choose at each key; the rules are those of `autotune.entries`.
+
+    Args:
+      measurements: of one device. Of a candidate the newest counts, and only if its status is "ok";
+        of a decorated kernel only those with the newest source; keys without any are left out.
+      dates: run id -> ISO 8601 date, by which measurements are new or old; without it, by run id.
+      preferred: the rule of thumb.
+      is_current: whether the kernel still has the bytes that were measured; such a measurement
+        comes before a newer one of other bytes. None where that is not known.
+
+    Returns:
+      One problem per key, sorted by key.
+    """
+    dates = dates or {}
+
+    def age(item: Measurement) -> tuple[bool, str, str]:
+        return is_current is None or is_current(item), dates.get(item.run, ""), item.run
+
+    newest_first = sorted(measurements, key=age, reverse=True)
+    newest: dict[AnyKey, dict[AnyConfig, Measurement]] = {}
+    sources: dict[AnyKey, str] = {}
+    for item in newest_first:
+        if isinstance(item.key, KernelKey):
+            if sources.setdefault(item.key, item.kernel_sha256) != item.kernel_sha256:
+                continue
+        newest.setdefault(item.key, {}).setdefault(item.config, item)
+    found = []
+    for key in sorted_keys(newest):
+        candidates = [
+            Choice(
+                config=item.config, median_us=item.median_us, spread_us=item.spread_us,
+                run=item.run, is_drifted=is_current is not None and not is_current(item),
+                kernel_sha256=item.kernel_sha256,
+            )
+            for item in newest[key].values() if item.status == "ok"
+        ]
+        if candidates:
+            choices, rule = choose(candidates, preferred(key))
+            found.append(Problem(key=key, choices=choices, rule=rule))
+    return found
+
+
+def sorted_keys(keys: Iterable[AnyKey]) -> list[AnyKey]:
+    """Keys of ops and of kernels in one order: by op, which tells the two kinds apart, then key."""
+    by_op: dict[str, list[AnyKey]] = {}
+    for key in keys:
+        by_op.setdefault(key.op, []).append(key)
+    return [key for op in sorted(by_op) for key in sorted(by_op[op])]
+
+
+def families(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:
+    """The problems by family, in order: only within a family can they be compared."""
+    by_family: dict[AnyKey, list[Problem]] = {}
+    for problem in found:
+        by_family.setdefault(problem.key.family, []).append(problem)
+    return by_family
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """The geometric mean of positive values; None of none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(statistics.fmean(logs)) if logs else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofs:
+    """What a device can do at most, for one kind of operands.
+
+    Attributes:
+      tflops: dense floating-point operations, in 10^12 per second.
+      gbytes_per_s: DRAM bandwidth, in 10^9 bytes per second.
+      source: where the two are from, as a sentence.
+      is_measured: whether they are only the largest values that the samples reached.
+    """
+
+    tflops: float
+    gbytes_per_s: float
+    source: str
+    is_measured: bool
+
+    @property
+    def ridge(self) -> float:
+        """The arithmetic intensity, in operations per byte, from which arithmetic is the limit."""
+        return self.tflops * 1e3 / self.gbytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class RooflinePoint:
+    """A problem in the roofline.
+
+    Attributes:
+      problem: what was measured.
+      intensity: floating-point operations per byte of `least_bytes`.
+      tflops: achieved by the chosen candidate, in 10^12 per second.
+    """
+
+    problem: Problem
+    intensity: float
+    tflops: float
+
+
+def num_operations(key: Key) -> int:
+    """Floating-point operations of the product: 2 m n k."""
+    return 2 * key.m * key.n * key.k
+
+
+def least_bytes(key: Key) -> int:
+    """Bytes of a, b and the result, each once; scales and bias are left out."""
+    size = predict.ELEMENT_BYTES
+    return (
+        key.m * key.k * size[key.a_dtype] + key.k * key.n * size[key.b_dtype]
+        + key.m * key.n * size[key.out_dtype]
+    )
+
+
+def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
+    """A point for each problem of our ops; decorated kernels have no known operation count."""
+    return [
+        RooflinePoint(
+            problem=problem,
+            intensity=num_operations(problem.key) / least_bytes(problem.key),
+            tflops=num_operations(problem.key) / problem.chosen.median_us / 1e6,
+        )
+        for problem in found
+        if isinstance(problem.key, Key)
+        and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype}
+        <= predict.ELEMENT_BYTES.keys()
+    ]
+
+
+def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
+    """The nominal roofs of a device that `autotune.predict` has facts of, else the measured maxima.
+
+    Args:
+      device: whose roofs.
+      points: at least one, all of one family.
+    """
+    family = points[0].problem.key
+    is_8_bit = predict.ELEMENT_BYTES[family.a_dtype] == 1 == predict.ELEMENT_BYTES[family.b_dtype]
+    for known in predict.PREDICTED_DEVICES:
+        facts = known.facts
+        # Without fp8 tensor cores the kernels widen to 16 bits.
+        per_clock = (is_8_bit and facts.mma_8bit_per_clock) or facts.mma_16bit_per_clock
+        if known.fingerprint.same_hardware(device):
+            return Roofs(
+                tflops=2 * per_clock * device.num_sms * facts.sm_clock_mhz / 1e6,
+                gbytes_per_s=facts.memory_gbytes_per_s, source=known.source, is_measured=False,
+            )
+    return Roofs(
+        tflops=max(point.tflops for point in points),
+        gbytes_per_s=max(
+            least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3
+            for point in points
+        ),
+        source="no facts of this device are known (autotune/predict.py): the largest values that "
+        "these samples reached",
+        is_measured=True,
+    )

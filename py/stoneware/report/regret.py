@@ -1,0 +1,191 @@
+"""Regret: what the look-up loses at a problem that was not measured, told from those that were.
+
+Leave one out: take a measured problem away, ask what the look-up would choose for it from the rest,
+and compare that choice's measured time with the best one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoneware.autotune import lookup
+from stoneware.autotune.config import AnyConfig
+from stoneware.autotune.key import AnyKey
+from stoneware.autotune.layers import Source
+from stoneware.autotune.table import Block, DeviceTable, Entry, Table
+from stoneware.report import measures
+from stoneware.report.measures import Measurement, Preferred, Problem, no_preference
+from stoneware.runtime.device import DeviceFingerprint
+
+LEFT_OUT = ("m", "weight")
+"""What is left out: one problem, so that the nearest m answers; or all problems of its sizes but m,
+so that the nearest shape answers."""
+
+BIN_EDGES = (1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0)
+"""Edges of the histogram, as ratios; below the first is nothing, above the last all the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret:
+    """One problem that was left out.
+
+    Attributes:
+      key: the problem.
+      answered_by: the problem that answered in its place.
+      layer: by which layer of the look-up, "nearest m" or "nearest shape".
+      chosen, chosen_us: what the look-up would run, and its median as measured at `key`.
+      best, best_us: what was fastest at `key`, and its median.
+    """
+
+    key: AnyKey
+    answered_by: AnyKey
+    layer: str
+    chosen: AnyConfig
+    chosen_us: float
+    best: AnyConfig
+    best_us: float
+
+    @property
+    def ratio(self) -> float:
+        """chosen_us / best_us: 1.0 where nothing is lost, 1.1 where 10 % is."""
+        return self.chosen_us / self.best_us
+
+
+def leave_one_out(
+    samples: Iterable[Measurement], *, left_out: str = "m",
+    dates: Mapping[str, str] | None = None, preferred: Preferred = no_preference,
+) -> list[Regret]:
+    """The regret of the look-up at every measured problem that something else can answer for.
+
+    Args:
+      samples: of one device; for instance the `Sample`s of a folder.
+      left_out: one of LEFT_OUT.
+      dates, preferred: as for `measures.problems`.
+
+    Returns, raises:
+      as `of_problems`.
+    """
+    return of_problems(measures.problems(samples, dates, preferred), left_out)
+
+
+def of_problems(found: Iterable[Problem], left_out: str = "m") -> list[Regret]:
+    """The regret of the look-up at every measured problem that something else can answer for.
+
+    The problem answers that the look-up takes (`autotune.lookup`): the nearest m of the same sizes,
+    else the nearest shape of the family. Its choices are asked in their order, as the look-up does,
+    and the first that was timed at the left-out problem counts. A problem that is alone in its
+    family, or shares no timed candidate with the one that answers, is left out of the result.
+
+    Args:
+      found: of one device.
+      left_out: one of LEFT_OUT.
+
+    Returns:
+      Sorted by key; times in microseconds.
+
+    Raises:
+      ValueError: `left_out` is unknown.
+    """
+    if left_out not in LEFT_OUT:
+        raise ValueError(f"left_out={left_out!r} must be one of {', '.join(LEFT_OUT)}")
+    regrets = []
+    for members in measures.families(found).values():
+        for problem in members:
+            rest = _Rest(problem.key.family, [
+                other for other in members
+                if other is not problem
+                and (left_out == "m" or other.key.sizes[:-1] != problem.key.sizes[:-1])
+            ])
+            regret = _regret(problem, rest)
+            if regret is not None:
+                regrets.append(regret)
+    return regrets
+
+
+def _regret(problem: Problem, rest: _Rest) -> Regret | None:
+    measured = {choice.config: choice.median_us for choice in problem.choices}
+    only = Table(op=problem.key.op, digest="", devices=(_RestDevice(rest),), runs={})
+    for found in lookup.answers(problem.key, _ANY_DEVICE, [Source("the rest", only)]):
+        for choice in found.entry.choices:
+            if choice.config in measured:
+                return Regret(
+                    key=problem.key, answered_by=found.entry.key, layer=found.layer,
+                    chosen=choice.config, chosen_us=measured[choice.config],
+                    best=problem.fastest.config, best_us=problem.fastest.median_us,
+                )
+    return None
+
+
+_ANY_DEVICE = DeviceFingerprint(
+    name="measured", compute_capability=(0, 0), num_sms=0, l2_bytes=0, memory_clock_khz=0
+)
+"""Measurements are of one device, and the look-up is asked for that one."""
+
+
+class _Rest(Block):
+    """The problems of one family that were not left out, as the look-up reads a table's."""
+
+    def __init__(self, family: AnyKey, problems: Sequence[Problem]) -> None:
+        self.family = family
+        self._by_sizes = {problem.key.sizes: problem for problem in problems}
+        self.sizes = sorted(self._by_sizes)
+
+    def entry(self, sizes: tuple[int, ...], *unused: Any) -> Entry:
+        problem = self._by_sizes[sizes]
+        return Entry(
+            key=problem.key, choices=problem.choices, rule=problem.rule,
+            measured_out_dtype=getattr(problem.key, "out_dtype", ""),
+        )
+
+
+class _RestDevice(DeviceTable):
+    """The one device and family of a `_Rest`."""
+
+    def __init__(self, rest: _Rest) -> None:
+        self.fingerprint, self.aliases, self.is_predicted = _ANY_DEVICE, (), False
+        self.num_entries = len(rest.sizes)
+        self._rest = rest
+
+    def block(self, family: AnyKey) -> Block | None:
+        return self._rest if self.num_entries else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Regrets in short.
+
+    Attributes:
+      count: how many.
+      geomean: geometric mean of the ratios; None of none.
+      worst: the largest ratio; None of none.
+      num_best: how many chose what was fastest.
+      histogram: for each bin of BIN_EDGES, how many ratios are from its edge up to the next.
+    """
+
+    count: int
+    geomean: float | None
+    worst: float | None
+    num_best: int
+    histogram: tuple[int, ...]
+
+
+def summary(regrets: Sequence[Regret]) -> Summary:
+    """Counts and means of regrets."""
+    ratios = [regret.ratio for regret in regrets]
+    edges = (*BIN_EDGES[1:], float("inf"))
+    return Summary(
+        count=len(ratios),
+        geomean=measures.geometric_mean(ratios),
+        worst=max(ratios, default=None),
+        num_best=sum(regret.chosen == regret.best for regret in regrets),
+        histogram=tuple(
+            sum(low <= ratio < high for ratio in ratios) for low, high in zip(BIN_EDGES, edges)
+        ),
+    )
+
+
+def worst(regrets: Iterable[Regret], count: int) -> list[Regret]:
+    """The regrets with the largest ratios, largest first; equal ones in the order of their keys."""
+    return sorted(regrets, key=lambda regret: -regret.ratio)[:count]

@@ -1,0 +1,182 @@
+"""What the report computes from samples: speed, roofline, regions, regret."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_samples import (
+    H200, UNKNOWN_GPU, VENDOR, bad_sample, key, kernel_sample, ours, sample,
+)
+
+from stoneware.report import measures, regret
+
+SMALL, BIG = ours("64x16x256"), ours("64x64x256")
+
+
+def one(samples, **options):
+    [problem] = measures.problems(samples, **options)
+    return problem
+
+
+def test_speedup_is_the_vendors_time_over_the_chosens():
+    problem = one([sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0)])
+    assert (problem.chosen.config, problem.chosen.median_us) == (SMALL, 10.0)
+    assert problem.vendor.median_us == 16.0
+    assert problem.speedup == 1.6
+
+
+def test_speedup_is_unknown_without_the_vendor():
+    assert one([sample(SMALL, 10.0)]).speedup is None
+
+
+def test_nothing_is_chosen_that_was_slower_than_the_vendor():
+    problem = one([sample(SMALL, 10.0), sample(VENDOR, 9.0)], preferred=lambda key: [SMALL])
+    assert problem.chosen.config == VENDOR and problem.speedup == 1.0
+
+
+def test_a_tie_goes_to_the_preferred_and_is_marked():
+    samples = [sample(SMALL, 10.0), sample(BIG, 10.2)]
+    problem = one(samples, preferred=lambda key: [BIG, SMALL])
+    assert problem.chosen.config == BIG
+    assert [choice.config for choice in problem.ties] == [SMALL]
+    assert problem.fastest.config == SMALL
+
+
+def test_timings_apart_by_more_than_the_band_do_not_tie_whatever_their_spread():
+    samples = [sample(SMALL, 10.0, spread_us=4.0), sample(BIG, 10.5, spread_us=4.0)]
+    assert one(samples).ties == ()
+
+
+@pytest.mark.parametrize("status", ["wrong", "failed", "hung"])
+def test_what_is_not_ok_does_not_count(status):
+    assert one([bad_sample(SMALL, status), sample(BIG, 14.0)]).chosen.config == BIG
+    assert measures.problems([bad_sample(SMALL, status)]) == []
+
+
+def test_the_newest_measurement_counts_even_if_it_went_wrong():
+    old = sample(SMALL, 10.0, run="b-old")
+    new = bad_sample(SMALL, "wrong", run="a-new")
+    dates = {"b-old": "2026-01-01", "a-new": "2026-02-01"}
+    assert one([old, new, sample(BIG, 14.0)], dates=dates).chosen.config == BIG
+    swapped = {"b-old": "2026-03-01", "a-new": "2026-02-01"}
+    assert one([old, new, sample(BIG, 14.0)], dates=swapped).chosen.config == SMALL
+
+
+def test_roofline_counts_two_operations_and_each_operand_once():
+    [point] = measures.roofline(measures.problems([sample(SMALL, 10.0, m=16, n=32, k=64)]))
+    num_operations = 2 * 16 * 32 * 64
+    assert point.intensity == num_operations / (16 * 64 + 32 * 64 + 2 * 16 * 32)
+    assert point.tflops == pytest.approx(num_operations / 10e-6 / 1e12)
+
+
+def test_roofs_of_a_known_device_are_nominal():
+    points = measures.roofline(measures.problems([sample(SMALL, 10.0)]))
+    roofs = measures.roofs(H200, points)
+    assert not roofs.is_measured
+    assert roofs.tflops == pytest.approx(1979, rel=0.01)  # fp8 dense, H200 data sheet
+    assert roofs.gbytes_per_s == 4800
+    assert roofs.ridge == pytest.approx(roofs.tflops * 1e12 / (4800 * 1e9))
+
+
+def test_roofs_of_16_bit_operands_are_half():
+    key_16_bit = key(op="matmul", a_dtype="bf16", b_dtype="bf16", scales="none")
+    points = measures.roofline(measures.problems([sample(SMALL, 10.0, key=key_16_bit)]))
+    assert measures.roofs(H200, points).tflops == pytest.approx(989, rel=0.01)
+
+
+def test_roofs_of_an_unknown_device_are_the_measured_maxima_and_say_so():
+    points = measures.roofline(measures.problems(
+        [sample(SMALL, 10.0), sample(SMALL, 40.0, m=8192)]
+    ))
+    roofs = measures.roofs(UNKNOWN_GPU, points)
+    assert roofs.is_measured and "no facts" in roofs.source
+    assert roofs.tflops == max(point.tflops for point in points)
+
+
+def test_a_decorated_kernel_has_regions_and_regret_and_no_roofline():
+    samples = [kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8),
+               kernel_sample(128, 25.0, 4), kernel_sample(128, 20.0, 8)]
+    problems = measures.problems(samples)
+    assert [problem.chosen.config.num_warps for problem in problems] == [4, 8]
+    assert measures.roofline(problems) == []
+    assert [item.ratio for item in regret.leave_one_out(samples)] == [1.2, 1.25]
+
+
+REGRET_SAMPLES = [
+    sample(SMALL, 10.0, m=16), sample(BIG, 14.0, m=16),
+    sample(SMALL, 24.0, m=64), sample(BIG, 20.0, m=64),
+    sample(SMALL, 60.0, m=128), sample(BIG, 30.0, m=128),
+]
+
+
+def test_regret_is_the_time_of_the_neighbours_choice_over_the_best():
+    found = {item.key.m: item for item in regret.leave_one_out(REGRET_SAMPLES)}
+    assert found[16].answered_by.m == 64 and found[16].layer == "nearest m"
+    assert (found[16].chosen, found[16].chosen_us) == (BIG, 14.0)
+    assert (found[16].best, found[16].best_us, found[16].ratio) == (SMALL, 10.0, 1.4)
+    assert found[64].answered_by.m == 128 and found[64].ratio == 1.0
+    assert found[128].answered_by.m == 64 and found[128].ratio == 1.0
+
+
+def test_leaving_a_weight_out_asks_the_nearest_shape():
+    samples = [*REGRET_SAMPLES, sample(SMALL, 9.0, m=128, n=2048), sample(BIG, 12.0, m=128, n=2048)]
+    found = {item.key.sizes: item for item in regret.leave_one_out(samples, left_out="weight")}
+    at_2048 = found[2048, 4096, 128]
+    assert at_2048.layer == "nearest shape" and at_2048.answered_by.sizes == (4096, 4096, 128)
+    assert (at_2048.chosen, at_2048.ratio) == (BIG, 12.0 / 9.0)
+    assert found[4096, 4096, 16].answered_by.sizes == (2048, 4096, 128)
+
+
+def test_a_choice_that_was_not_timed_there_is_passed_over():
+    samples = [sample(SMALL, 10.0, m=16), bad_sample(BIG, "wrong", m=16),
+               sample(BIG, 20.0, m=64), sample(SMALL, 24.0, m=64)]
+    [item] = [item for item in regret.leave_one_out(samples) if item.key.m == 16]
+    assert (item.chosen, item.ratio) == (SMALL, 1.0)
+
+
+def test_a_problem_without_neighbours_has_no_regret():
+    assert regret.leave_one_out([sample(SMALL, 10.0)]) == []
+    assert regret.leave_one_out(REGRET_SAMPLES, left_out="weight") == []
+
+
+def test_families_do_not_answer_for_each_other():
+    other = sample(BIG, 1.0, key=key(m=32, scales="tensor"))
+    assert regret.leave_one_out([*REGRET_SAMPLES, other]) == regret.leave_one_out(REGRET_SAMPLES)
+
+
+def test_what_is_left_out_must_be_known():
+    with pytest.raises(ValueError, match="left_out='n' must be one of m, weight"):
+        regret.leave_one_out([], left_out="n")
+
+
+def test_the_summary_counts_by_ratio():
+    found = regret.summary(regret.leave_one_out(REGRET_SAMPLES))
+    assert (found.count, found.num_best, found.worst) == (3, 2, 1.4)
+    assert found.geomean == pytest.approx(1.4 ** (1 / 3))
+    assert found.histogram == (2, 0, 0, 0, 0, 1, 0, 0)
+    assert sum(found.histogram) == found.count
+
+
+times = st.floats(1.0, 1000.0)
+
+
+@given(st.dictionaries(
+    st.tuples(st.sampled_from([1, 16, 64, 512]), st.sampled_from([2048, 4096])),
+    st.fixed_dictionaries({SMALL: times, BIG: times, VENDOR: times}), min_size=1,
+), st.permutations(range(24)))
+def test_regret_is_at_least_one_and_does_not_depend_on_the_order(timings, order):
+    samples = [
+        sample(config, median_us, m=m, n=n)
+        for (m, n), by_config in timings.items() for config, median_us in by_config.items()
+    ]
+    shuffled = [samples[idx] for idx in order if idx < len(samples)]
+    for left_out in regret.LEFT_OUT:
+        found = regret.leave_one_out(samples, left_out=left_out)
+        assert found == regret.leave_one_out(shuffled, left_out=left_out)
+        assert all(item.ratio >= 1 and math.isfinite(item.ratio) for item in found)
+        assert all(item.key != item.answered_by for item in found)
+        if left_out == "m" and len(timings) > 1:
+            assert len(found) == len(timings)

@@ -1,0 +1,174 @@
+"""`python -m stoneware` as a process: what it prints where, its exit codes, and what it imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from stoneware import __version__
+from stoneware.cli import exit_codes, main
+from stoneware.cli.main import COMMANDS
+
+
+def environment(**changes: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(("STONEWARE_", "COLUMNS", "FORCE_", "TERM"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color", **changes}
+
+
+def stoneware(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stoneware", *arguments], capture_output=True, text=True,
+        env=environment(**changes),
+    )
+
+
+def test_version():
+    done = stoneware("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"stoneware {__version__}\n", "")
+
+
+def test_the_programs_help_lists_commands_and_exit_codes():
+    done = stoneware("--help", COLUMNS="120")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert f" {command} " in done.stdout
+    for code, meaning in exit_codes.MEANINGS.items():
+        assert f"{code}  {meaning}" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_commands_help_has_an_example_and_the_json_keys(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main.run([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "Examples:" in shown and f"\n   stoneware {command}" in shown
+    assert "Exit codes:" in shown and "With --json:" in shown
+
+
+def test_help_of_a_pipe_has_no_colours():
+    assert "\x1b" not in stoneware("explain", "--help").stdout
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ([], "stoneware: a command must be given"),
+    (["bake_it"], "stoneware: No such command 'bake_it'"),
+    (["explain"], "stoneware explain: Missing argument 'OP'"),
+    (["explain", "scaled_mm", "-m", "x", "-n", "1", "-k", "1"], "stoneware explain: Invalid value"),
+    (["explain", "scaled_mm", "-m", "16"], "stoneware explain: -n -k must be given for an op"),
+    (["explain", "conv", "-m", "1", "-n", "1", "-k", "1"], "stoneware explain: op='conv' must be"),
+    (["tune", "--m-values", "1,,2"], "stoneware tune: --m-values='1,,2' must be values separated by"),
+    (["tune", "--m-values", "1,-2"], "stoneware tune: --m-values='1,-2' must be integers >= 1"),
+    (["tune", "--alias", "H200"], "stoneware tune: --alias='H200' is written to a sample folder"),
+    (["report"], "stoneware report: --out must name the page to write"),
+    (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere must be a sample folder"),
+])
+def test_a_users_mistake_is_one_line_and_code_2(arguments, message, capsys):
+    assert main.run(arguments) == exit_codes.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message), err
+    assert err.count("\n") == 1
+
+
+def test_a_mistake_with_json_is_a_document_too():
+    done = stoneware("explain", "scaled_mm", "-m", "16", "--json")
+    assert done.returncode == exit_codes.USAGE
+    document = json.loads(done.stdout)
+    assert document["command"] == "explain" and document["exit_code"] == 2
+    assert document["error"]["kind"] == "ValueError"
+    assert done.stderr == f"stoneware explain: {document['error']['message']}\n"
+
+
+def test_a_typing_mistake_with_json_is_a_document_too(capsys):
+    assert main.run(["explain", "--json", "--deep"]) == exit_codes.USAGE
+    document = json.loads(capsys.readouterr().out)
+    assert document["error"]["kind"] == "UsageError" and "--deep" in document["error"]["message"]
+
+
+def test_traceback_is_shown_if_asked_for(capsys):
+    assert main.run(["--traceback", "explain", "scaled_mm"]) == exit_codes.USAGE
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_tune_without_a_gpu_says_so_with_code_3():
+    done = stoneware("tune", "--json", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == exit_codes.ENVIRONMENT
+    assert json.loads(done.stdout)["error"]["kind"] == "UnsupportedError"
+    assert "tune needs a GPU that torch can use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tune_without_torch_says_what_to_install_with_code_3(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No torch', name='torch')\n")
+    changed = environment()["PYTHONPATH"]
+    done = stoneware("tune", PYTHONPATH=f"{tmp_path}{os.pathsep}{changed}")
+    assert done.returncode == exit_codes.ENVIRONMENT
+    assert 'pip install "torch' in done.stderr and "Traceback" not in done.stderr
+
+
+def test_report_without_plotly_says_what_to_install_with_code_3(tmp_path):
+    (tmp_path / "plotly.py").write_text("raise ModuleNotFoundError('No plotly', name='plotly')\n")
+    changed = environment()["PYTHONPATH"]
+    done = stoneware("report", "--out", "x.html", PYTHONPATH=f"{tmp_path}{os.pathsep}{changed}")
+    assert done.returncode == exit_codes.ENVIRONMENT
+    assert 'pip install "stoneware[report]"' in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["info", "--json"], ["--help"]])
+def test_a_reader_that_goes_away_is_no_error(arguments):
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "stoneware", *arguments], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env=environment(),
+    )
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait() == exit_codes.PIPE_CLOSED
+    assert errors == ""
+
+
+def test_an_interrupt_is_one_line_and_code_130(tmp_path):
+    # A FIFO that nobody writes to: the command waits in open() until it is interrupted.
+    fifo = tmp_path / "waits.json"
+    os.mkfifo(fifo)
+    program = (
+        "import sys, threading, os, signal\n"
+        "from stoneware.cli import exit_codes, main\n"
+        "from stoneware import installation\n"
+        "def wait():\n"
+        "    print('ready', file=sys.stderr, flush=True)\n"
+        f"    open({str(fifo)!r}).read()\n"
+        "installation.info = wait\n"
+        "sys.exit(main.run(['info', '--json']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment(),
+    )
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == exit_codes.INTERRUPTED
+    assert errors == "stoneware info: interrupted\n"
+    assert json.loads(output)["error"]["kind"] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["explain", "x", "-m", "1"]])
+def test_starting_imports_nothing_heavy(arguments):
+    program = (
+        "import sys\n"
+        "from stoneware.cli import main\n"
+        f"main.run({arguments!r})\n"
+        "heavy = {'torch', 'triton', 'sqlite3', 'numpy', 'plotly', 'pynvml', 'optuna'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
+    )
+    assert done.stderr.splitlines()[-1] == "[]"

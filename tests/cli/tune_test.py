@@ -1,0 +1,226 @@
+"""`stoneware tune` without a GPU: a stand-in measures; flags, summary, --out, ranks, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import small_samples as small
+import torch
+from small_samples import H200, VENDOR, bad_sample, ours, run, sample
+
+from stoneware.autotune import samples as sample_format
+from stoneware.autotune.store import Store
+from stoneware.cli import exit_codes, main, tune_command
+from stoneware.measuring import session
+from stoneware.runtime.device import Device
+
+SMALL = ours()
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """Puts a stand-in in the place of session.tune; returns what it is called with and stores."""
+    state = {"samples": [sample(SMALL, 10.0), sample(VENDOR, 16.0)], "error": None, "failures": []}
+
+    def tune(problems, store, ordinal, settings, reporter, *, ranks):
+        state.update(problems=problems, store=store, ordinal=ordinal, settings=settings)
+        store.add(run(), state["samples"])
+        if state["error"] is not None:
+            raise state["error"]
+        return session.Summary(
+            run="run-1", num_problems=len(problems), num_known=1, num_measured=1,
+            statuses=Counter(item.status for item in state["samples"]),
+            failures=state["failures"], seconds=1.5,
+        )
+
+    monkeypatch.setattr(session, "tune", tune)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        tune_command, "cuda_device",
+        lambda ordinal: Device(kind="cuda", ordinal=ordinal, fingerprint=H200),
+    )
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    return state
+
+
+def tune(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main.run(["tune", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_json_has_the_documented_keys(measuring, own_store, capsys):
+    code, out, _ = tune(capsys, "--json", "--weights", "llama3_8b_o", "--m-values", "1,16")
+    document = json.loads(out)
+    assert code == exit_codes.OK
+    assert set(document) == {
+        "command", "exit_code", "run", "rank", "world_size", "store", "num_problems", "num_known",
+        "num_measured", "statuses", "failures", "seconds", "out",
+    }
+    assert document["statuses"] == {"ok": 2, "wrong": 0, "failed": 0, "hung": 0}
+    assert document["store"] == str(own_store / "samples.sqlite3")
+
+
+def test_flags_select_the_problems_and_the_settings(measuring, tmp_path, capsys):
+    store = tmp_path / "s.sqlite3"
+    code, *_ = tune(
+        capsys, "--ops", "scaled_mm", "--shapes", "16x4096x14336,1x64x64", "--scales", "row",
+        "--out-dtypes", "fp16", "--rounds", "7", "--seconds-per-problem", "0.5", "--remeasure",
+        "--commit", "1a2b3c", "--device", "1", "--store", store,
+    )
+    assert code == exit_codes.OK
+    assert [(p.m, p.n, p.k, p.scales, p.out_dtype) for p in measuring["problems"]] == [
+        (16, 4096, 14336, "row", "fp16"), (1, 64, 64, "row", "fp16")
+    ]
+    settings = measuring["settings"]
+    assert (settings.rounds, settings.seconds_per_problem, settings.remeasure, settings.commit) == (
+        7, 0.5, True, "1a2b3c"
+    )
+    assert measuring["ordinal"] == 1 and measuring["store"].path == store
+
+
+def test_the_record_of_the_command_has_no_folder_of_the_machine(measuring, tmp_path, capsys):
+    tune(capsys, "--m-values", "1", "--weights", "llama3_8b_o", "--store", tmp_path / "s.sqlite3",
+         "--out", tmp_path / "out", "--alias", "H200", "--alias", "h200", "--json")
+    assert measuring["settings"].command == (
+        "stoneware tune --m-values 1 --weights llama3_8b_o --store STORE --out OUT --alias H200 "
+        "--alias h200"
+    )
+
+
+def test_plain_tune_is_recorded_as_it_is(measuring, capsys):
+    tune(capsys)
+    assert measuring["settings"].command == "stoneware tune"
+
+
+@pytest.mark.parametrize("status", ["wrong", "failed", "hung"])
+def test_a_bad_candidate_ends_with_1(measuring, capsys, status):
+    measuring["samples"] = [sample(VENDOR, 16.0), bad_sample(SMALL, status)]
+    code, out, _ = tune(capsys)
+    assert code == exit_codes.FOUND and f"1 {status}" in out
+
+
+def test_a_problem_that_was_not_measured_ends_with_1(measuring, capsys):
+    measuring["failures"] = [("scaled_mm m=1", "the memory is full")]
+    code, out, _ = tune(capsys, "--json")
+    assert code == exit_codes.FOUND
+    assert json.loads(out)["failures"] == [
+        {"problem": "scaled_mm m=1", "reason": "the memory is full"}
+    ]
+
+
+def test_an_interrupt_ends_with_130_and_keeps_what_was_measured(measuring, own_store, capsys):
+    measuring["error"] = KeyboardInterrupt()
+    code, out, err = tune(capsys, "--json")
+    assert code == exit_codes.INTERRUPTED
+    assert json.loads(out)["error"]["message"] == "interrupted"
+    assert err.endswith("stoneware tune: interrupted\n")
+    assert len(Store(own_store / "samples.sqlite3").samples()) == 2
+
+
+def test_out_holds_the_store_and_what_was_there_with_the_aliases(measuring, tmp_path, capsys):
+    out = tmp_path / "samples"
+    out.mkdir()
+    small.write_folder(out / "nvidia_h200", [
+        sample(SMALL, 11.0, run="old"), sample(SMALL, 30.0, m=64, run="old"),
+    ], runs=[run("old", date="2026-01-01")], aliases=("H200",))
+    code, said, _ = tune(capsys, "--out", out, "--alias", "h200-sxm")
+    assert code == exit_codes.OK and f"wrote {out / 'nvidia_h200'}" in said
+    samples = [item for _, item in sample_format.read_samples(out / "nvidia_h200/scaled_mm.jsonl")]
+    assert {(item.key.m, item.config.backend, item.median_us) for item in samples} == {
+        (16, "cutlass_sm90", 10.0), (16, "vendor", 16.0), (64, "cutlass_sm90", 30.0)
+    }
+    # The store got them too, before anything was measured: what is there is known.
+    assert (64, "old") in {(item.key.m, item.run) for _, item in measuring["store"].samples()}
+    record = sample_format.read_device(out / "nvidia_h200" / "device.json")
+    assert {"H200", "h200-sxm"} <= set(record.names)
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--weights", "gpt5"], "weights=gpt5 must be among"),
+    (["--shapes", "16x4096"], "shapes='16x4096' must be of the form MxNxK"),
+    (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
+    (["--rounds", "0"], "rounds=0 must be at least 1"),
+    (["--ops", "conv"], "ops=conv must be among"),
+])
+def test_mistakes_are_named(measuring, capsys, arguments, said):
+    code, _, err = tune(capsys, *arguments)
+    assert code == exit_codes.USAGE and said in err
+
+
+def test_without_a_home_the_remedy_is_named(measuring, monkeypatch, capsys):
+    monkeypatch.delenv("STONEWARE_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "nowhere")
+    code, _, err = tune(capsys)
+    assert code == exit_codes.ENVIRONMENT and "set STONEWARE_CACHE_DIR, or pass --store=FILE" in err
+
+
+_RANK = """
+import sys, pathlib
+sys.path[:0] = %r
+import torch
+from collections import Counter
+import small_samples as small
+from stoneware.cli import main, tune_command
+from stoneware.measuring import session
+from stoneware.runtime.device import Device
+
+def tune(problems, store, ordinal, settings, reporter, *, ranks):
+    if ranks.rank == 1:
+        sys.stdin.read()  # rank 1 is done only after the test let it go on
+    item = small.sample(small.ours(), 10.0, m=16 << ranks.rank, run=f"run-{ranks.rank}")
+    store.add(small.run(f"run-{ranks.rank}"), [item])
+    return session.Summary(run=f"run-{ranks.rank}", statuses=Counter(ok=1))
+
+def said(text, function):
+    def wrapped(*arguments):
+        print(text, file=sys.stderr, flush=True)
+        return function(*arguments)
+    return wrapped
+
+session.tune = tune
+tune_command._wait_for_all_ranks = said("waits", tune_command._wait_for_all_ranks)
+tune_command._write_folders = said("writes", tune_command._write_folders)
+torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
+tune_command.cuda_device = lambda ordinal: Device(
+    kind="cuda", ordinal=ordinal, fingerprint=small.H200)
+sys.exit(main.run(["tune", "--json", "--out", sys.argv[1]]))
+"""
+
+
+def test_under_torchrun_rank_0_alone_prints_and_writes_when_all_are_done(own_store, tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    out = tmp_path / "samples"
+    processes = []
+    for rank in (0, 1):
+        processes.append(subprocess.Popen(
+            [sys.executable, "-c", _RANK % (sys.path,), str(out)], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={
+                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            },
+        ))
+    first, second = processes
+    assert next(line for line in first.stderr if line in ("waits\n", "writes\n")) == "waits\n"
+    second.stdin.close()
+    second.stdin = None
+    second_out, second_err = second.communicate()
+    first_out, first_err = first.communicate()
+    assert (first.returncode, second.returncode) == (0, 0), (first_err, second_err)
+    assert second_out == ""
+    document = json.loads(first_out)
+    assert (document["rank"], document["world_size"]) == (0, 2)
+    samples = sample_format.read_samples(out / "nvidia_h200" / "scaled_mm.jsonl")
+    assert [item.run for _, item in samples] == ["run-0", "run-1"]
