@@ -1,0 +1,345 @@
+"""What a look-up takes, without a GPU: warm, cold, and the loading of a table.
+
+    lookup --package DIR --commit COMMIT --json_out lookup.json
+
+DIR holds tables/ and kernel_manifest.json, as the folder of an installed stoneware does.
+
+- warm: what a call of a known kind spends on finding its plan (hashing the key, the state of
+  sw.tuning, one dict look-up), and on everything but the plan itself, `out` given;
+- load: reading, checking and opening a table; and, where a user has a store of measurements, reading
+  that and making a table of it, once in a process;
+- cold: from a problem to its decision, once these are loaded: the first of its family, whose groups
+  are then parsed; a later one; and the first of all, right after the load, which pushed everything
+  else out of the processor's caches; exact, with the next m, and with the nearest shape. No problem
+  is asked twice in a row, so that what is kept of one does not answer for the next; the device is a
+  GPU as the driver describes it.
+
+Each is done with the table of the installation, and with one that is as large as the shapes that are
+tuned make it (ops/scaled_mm/shapes.py); cold ones also with a user's store that has measurements
+at some of the shapes.
+
+Each figure is the median of --repeats timings, with the interquartile range, in us.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from absl import app, flags
+
+from stoneware.autotune import layers, table, tuning
+from stoneware.autotune.key import AnyKey, Key
+from stoneware.autotune.samples import Run, Sample
+from stoneware.autotune.store import user_store
+from stoneware.autotune.table import DeviceEntries, DeviceTable, Entry
+from stoneware.ops import OPS
+from stoneware.ops.scaled_mm import cutlass_sm90
+from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
+from stoneware.runtime import manifest, native, package_files
+from stoneware.runtime.device import DRIVER_MODULE, Device
+
+_PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default: the installed.")
+_COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
+_JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
+_REPEATS = flags.DEFINE_integer("repeats", 200, "Timings per figure.", lower_bound=5)
+
+CALLS_PER_TIMING = 2000
+"""Of what takes less than a microsecond."""
+
+STORE_LOADS = 20
+"""Timings of, or after, the reading of a user's store, which takes up to 0.2 s."""
+
+STORE_PROBLEMS = 150
+"""How many problems the user's store has: a tune of some models."""
+
+
+def timed(
+    run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, calls: int = 1,
+    repeats: int | None = None,
+) -> dict[str, float]:
+    """Median, interquartile range and count of timings of `calls` runs, in us per run, `prepare`
+    not timed."""
+    timings_us = []
+    for _ in range(repeats or _REPEATS.value):
+        prepare()
+        start_ns = time.perf_counter_ns()
+        for _ in range(calls):
+            run()
+        timings_us.append((time.perf_counter_ns() - start_ns) / 1000 / calls)
+    low, median, high = statistics.quantiles(timings_us, n=4)
+    return {"median_us": round(median, 3), "spread_us": round(high - low, 3),
+            "count": len(timings_us)}
+
+
+def warm_call(op: str) -> tuple[Callable[[], Any], Any]:
+    """A call of the op whose plan does nothing, and its plan cache."""
+    api = importlib.import_module(f"stoneware.ops.{op}.api")
+    if op == "scaled_mm":
+        a = torch.zeros(16, 64, dtype=torch.float8_e4m3fn)
+        b = torch.zeros(32, 64, dtype=torch.float8_e4m3fn).t()
+        out = torch.empty(16, 32, dtype=torch.bfloat16)
+        scales = torch.ones(16, 1), torch.ones(1, 32)
+
+        def run() -> None:
+            api.scaled_mm(a, b, *scales, out=out)
+    else:
+        a = torch.zeros(16, 64, dtype=torch.bfloat16)
+        b = torch.zeros(32, 64, dtype=torch.bfloat16).t()
+        out = torch.empty(16, 32, dtype=torch.bfloat16)
+
+        def run() -> None:
+            api.matmul(a, b, out=out)
+    run()
+    for key in api._PLANS:
+        api._PLANS[key] = lambda *tensors: None
+    return run, api._PLANS
+
+
+def warm_figures(op: str) -> Iterator[dict[str, Any]]:
+    run, plans = warm_call(op)
+    *parts, _ = next(iter(plans))
+    state = tuning.state
+
+    def look_up() -> None:
+        plans.get((*parts, state()))
+
+    yield {"what": "warm look-up", "op": op, **timed(look_up, calls=CALLS_PER_TIMING)}
+    yield {"what": "warm call but for the plan", "op": op, **timed(run, calls=CALLS_PER_TIMING)}
+
+
+def measured_device(op: str) -> DeviceTable:
+    """The device with the most measurements."""
+    return max(
+        (device for device in table.packaged(op).devices if not device.is_predicted),
+        key=lambda device: device.num_entries,
+    )
+
+
+def problem_keys(op: str) -> dict[str, list[Key]]:
+    """For each layer the keys that it answers: every measured one of a family, and those with other
+    sizes, in an order by chance that is always the same."""
+    found = measured_device(op)
+    block = found.block(found.families[0])
+    measured = [block.family.with_sizes(sizes) for sizes in block.sizes]
+    random.Random(0).shuffle(measured)
+    known = {(key.n, key.k) for key in measured}
+    keys = {
+        "exact": measured,
+        "nearest m": [replace(key, m=key.m + 3) for key in measured],
+        "nearest shape": [
+            replace(key, n=key.n + 16 * 3, m=key.m + 3) for key in measured
+            if (key.n + 16 * 3, key.k) not in known
+        ],
+    }
+    taken = set(measured)
+    return {
+        layer: [key for key in found if layer == "exact" or key not in taken]
+        for layer, found in keys.items()
+    }
+
+
+def gpu(op: str) -> Device:
+    """The device with the most measurements as the driver describes it; where the installation lacks
+    the native modules, as `explain` describes it."""
+    fingerprint = measured_device(op).fingerprint
+    if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_sm90.MODULE)):
+        return Device(kind="cuda", fingerprint=fingerprint)
+    return Device(
+        kind="cuda", ordinal=0, fingerprint=replace(fingerprint, power_limit_w=0),
+        driver_version=(cutlass_sm90.CUDA_MAJOR, 0),
+    )
+
+
+def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
+    api = importlib.import_module(f"stoneware.ops.{op}.api")
+    device = gpu(op)
+    for layer, keys in problem_keys(op).items():
+        options = {"scales": keys[0].scales} if op == "scaled_mm" else {}
+        problems = itertools.cycle([
+            api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype,
+                              out_dtype=key.out_dtype, **options)
+            for key in keys
+        ])
+
+        def decide() -> Any:
+            return api.OPERATION.decide(problem, device, lists_refusals=False)
+
+        def take() -> None:
+            nonlocal problem
+            problem = next(problems)
+
+        def load() -> None:
+            take()
+            table.packaged.cache_clear()
+            layers.forget_stores()
+            layers.sources(op, has_packages=False)
+
+        def load_and_ask_others() -> None:
+            load()
+            for other in others:
+                api.OPERATION.decide(other, device, lists_refusals=False)
+
+        others = [
+            replace(next(problems), **({"out_dtype": "fp16"} if op == "scaled_mm" else {
+                "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}))
+            for _ in range(20)
+        ]
+        answers = set()
+        for _ in keys:
+            problem = next(problems)
+            decision = decide()  # and packages are asked, once per process
+            answers.add(decision.layer)
+        if answers != {layer}:
+            raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
+        row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
+        yield {"what": "cold, first of all", **row, **timed(decide, load, repeats=num_loads)}
+        yield {
+            "what": "cold, first of its family", **row,
+            **timed(decide, load_and_ask_others, repeats=num_loads),
+        }
+        yield {"what": "cold, later", **row, **timed(decide, take)}
+
+
+def load_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
+    num_bytes = table.packaged_path(op).stat().st_size
+    yield {
+        "what": "load table", "op": op, **row, "num_bytes": num_bytes,
+        **timed(lambda: table.packaged(op), table.packaged.cache_clear),
+    }
+
+
+def fill_store(op: str) -> int:
+    """Stores samples at shapes of the table, evenly spread, as a user's tuning would."""
+    found = measured_device(op)
+    run = Run(**{
+        "id": f"bench-{op}", "device": found.fingerprint, "driver": "", "cuda": "", "torch": "",
+        "triton": "", "python": "", "sm_clock_mhz_before": 0, "sm_clock_mhz_after": 0,
+        "memory_clock_mhz_before": 0, "memory_clock_mhz_after": 0, "date": "2026-01-01",
+        "commit": "", "command": "",
+    })
+    kernels = manifest.packaged().kernels
+    samples = []
+    entries = list(found.entries())
+    for entry in entries[::max(len(entries) // STORE_PROBLEMS, 2)]:
+        for choice in entry.choices:
+            kernel = kernels.get(choice.config.kernel)
+            samples.append(Sample(
+                key=entry.key, config=choice.config, median_us=choice.median_us,
+                spread_us=choice.spread_us, count=1, status="ok", run=run.id,
+                kernel_sha256=kernel.sha256 if kernel is not None else "",
+            ))
+    store = user_store()
+    store.add(run, samples)
+    return len(samples)
+
+
+def write_full_table(op: str, folder: Path) -> None:
+    """Writes a table with every shape that is tuned, in each family of the installation's; what was
+    measured stands at other shapes than those of its measurement."""
+    packaged = table.packaged(op)
+    shapes = [
+        (n, k, m) for n, k in sorted(set(WEIGHTS.values())) for m in M_VALUES
+    ]
+    devices = []
+    for device in packaged.devices:
+        by_family: dict[AnyKey, list[Entry]] = {}
+        for entry in device.entries():
+            by_family.setdefault(entry.key.family, []).append(entry)
+        devices.append(DeviceEntries(
+            fingerprint=device.fingerprint, aliases=device.aliases,
+            is_predicted=device.is_predicted,
+            entries=[
+                replace(entry, key=family.with_sizes(sizes))
+                for family, entries in by_family.items()
+                for entry, sizes in zip(itertools.cycle(entries), shapes)
+            ],
+        ))
+    path = folder / "tables" / table.file_name(op)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(table.encode(op, devices, packaged.runs.values()))
+
+
+def table_figures(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Those that depend on the table, which is each op's packaged one."""
+    for op in OPS:
+        os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{name}-{op}")
+        found = measured_device(op)
+        row = {"table": name, "family_entries": found.num_entries // len(found.families)}
+        yield from load_figures(op, **row)
+        yield from cold_figures(op, _REPEATS.value, **row, store="absent")
+        num_samples = fill_store(op)
+        row["num_store_samples"] = num_samples
+        yield {
+            "what": "load store", "op": op, **row,
+            **timed(lambda: layers.sources(op, has_packages=False), layers.forget_stores,
+                    repeats=STORE_LOADS),
+        }
+        yield from cold_figures(op, STORE_LOADS, **row, store="present")
+
+
+def figures() -> Iterator[dict[str, Any]]:
+    yield {"what": "state of sw.tuning", **timed(tuning.state, calls=CALLS_PER_TIMING)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["STONEWARE_CACHE_DIR"] = str(folder / "none")
+        for op in OPS:
+            yield from warm_figures(op)
+        yield from table_figures(folder, "installed")
+        for op in OPS:
+            write_full_table(op, folder)
+        manifest.packaged()  # stays that of the installation
+        package_files.ROOT = folder
+        table.packaged.cache_clear()
+        yield from table_figures(folder, "full")
+
+
+def processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in text.splitlines()
+         if line.startswith("model name")), platform.processor())
+
+
+def main(argv: Sequence[str]) -> int:
+    if _PACKAGE.value:
+        package_files.ROOT = Path(_PACKAGE.value)
+    rows = []
+    for row in figures():
+        rows.append(row)
+        name = ", ".join(
+            f"{row[part]}" for part in ("what", "op", "layer") if part in row)
+        if "table" in row:
+            name += f"; {row['table']} table, {row['family_entries']} entries in a family"
+        if "store" in row:
+            name += f", store {row['store']}"
+        print(f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  of {row['count']:3}  "
+              f"{name}", flush=True)
+    if _JSON_OUT.value:
+        document = {
+            "command": f"lookup --repeats {_REPEATS.value}",
+            "commit": _COMMIT.value, "processor": processor(), "num_cpus": os.cpu_count(),
+            "python": platform.python_version(), "torch": torch.__version__, "figures": rows,
+        }
+        Path(_JSON_OUT.value).write_text(
+            json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)
