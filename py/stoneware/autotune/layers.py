@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -29,17 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoneware.autotune import entries as entry_rules
-from stoneware.autotune import samples as sample_files
 from stoneware.autotune import table, tuning
 from stoneware.autotune.key import is_kernel
-from stoneware.autotune.samples import DeviceRecord, Run, Sample
 from stoneware.autotune.table import DeviceEntries, Table
 from stoneware.errors import TableError
 from stoneware.runtime import environment, manifest
 from stoneware.runtime.device import DeviceFingerprint
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what only samples need costs an import a third of its time
+    from stoneware.autotune.samples import DeviceRecord, Run, Sample
     from stoneware.autotune.store import Store
 
 OVERLAY, MEMORY, STORE, WHEEL = "overlay", "memory", "user's store", "wheel"
@@ -129,6 +126,8 @@ def table_of_samples(
     op: str, samples: Iterable[tuple[Run, Sample]], aliases: Iterable[DeviceRecord] = ()
 ) -> Table:
     """Bakes samples in memory, of any number of devices; `aliases` gives names to some of these."""
+    from stoneware.autotune import entries as entry_rules
+
     kernels = None if is_kernel(op) else manifest.packaged()
     by_device: list[tuple[DeviceFingerprint, list[tuple[Run, Sample]]]] = []
     runs: dict[str, Run] = {}
@@ -217,6 +216,8 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
 
 
 def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
+    from stoneware.autotune import samples as sample_files
+
     records, by_op = [], {}
     for folder in folders:
         records.append(sample_files.read_device(folder / "device.json"))
@@ -263,6 +264,8 @@ def package_digests() -> dict[str, str]:
 @functools.cache
 def _entry_points() -> tuple[tuple[str, str], ...]:
     """(name, value) of the group's entry points, sorted, each once."""
+    import importlib.metadata
+
     points = importlib.metadata.entry_points(group=GROUP)
     return tuple(sorted({(point.name, point.value) for point in points}))
 

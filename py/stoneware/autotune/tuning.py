@@ -21,11 +21,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stoneware.autotune.samples import Run, Sample
-from stoneware.autotune.table import Table
 from stoneware.runtime import environment
 from stoneware.runtime.environment import MODES
+
+if TYPE_CHECKING:
+    from stoneware.autotune.samples import Run, Sample
+    from stoneware.autotune.table import Table
 
 
 @dataclass(frozen=True, eq=False)
