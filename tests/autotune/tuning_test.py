@@ -179,6 +179,14 @@ def test_plans_of_a_tuning_are_found_again_in_the_next_of_its_kind(ran, tmp_path
     assert len(made) == 1
 
 
+def test_plan_of_a_miss_made_outside_is_forgotten_when_the_miss_is_measured(ran, session):
+    call(m=15)
+    with sw.tuning("on_miss"):
+        call(m=15)
+    call(m=15)
+    assert ran == [TINY, SMALL, SMALL]
+
+
 def test_miss_is_measured_once_and_then_known(ran, session):
     with sw.tuning("on_miss"):
         call(m=16)

@@ -85,9 +85,12 @@ def on_cpu(tmp_path, monkeypatch):
 def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu):
     import torch
 
-    before = torch.random.get_rng_state()
+    from stoneware.autotune import tuning
+
+    before, generation = torch.random.get_rng_state(), tuning.generation()
     session.tune_on_miss(API, PROBLEMS[0], CPU)
     assert torch.equal(torch.random.get_rng_state(), before)
+    assert tuning.generation() != generation, "plans made before the samples came are kept"
     [(_, sample)] = store_module.user_store().samples()
     assert (sample.key, sample.median_us, sample.status) == (PROBLEMS[0].key, 30.0, "ok")
 

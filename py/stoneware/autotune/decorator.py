@@ -283,7 +283,8 @@ class AutotunedKernel:
     @property
     def cache(self) -> dict[KernelKey, Any]:
         """The config of each key that was decided in this process and still holds."""
-        return {key[0]: decision.config for key, decision in self._decisions.items()}
+        with self._lock:
+            return {key[0]: decision.config for key, decision in self._decisions.items()}
 
     def _launch(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if tuning.generation() != self._generation:
@@ -304,10 +305,12 @@ class AutotunedKernel:
         config = self.best_config = decision.config
         if kinds is not None:
             plan = self._fast.plan(layout, config)
-            if not decision.is_provisional:
-                if len(layout.plans) >= MAX_DECISIONS:
-                    layout.plans.clear()
-                plan = layout.plans.setdefault(kinds[0], plan)
+            with self._lock:
+                # Not if another thread has brought new samples since it was decided.
+                if self._decisions.get(self._place(layout, values)) is decision:
+                    if len(layout.plans) >= MAX_DECISIONS:
+                        layout.plans.clear()
+                    plan = layout.plans.setdefault(kinds[0], plan)
             if not self._fast.must_ask_triton():
                 return plan(grid, kinds, values, args, kwargs)
         if config.pre_hook is not None:
@@ -331,6 +334,10 @@ class AutotunedKernel:
     def _key(self, layout: Layout, values: Sequence[Any]) -> KernelKey:
         return self._signature.key(self.op, layout.bound(values))
 
+    def _place(self, layout: Layout, values: Sequence[Any]) -> tuple[KernelKey, int | None, int]:
+        """Under what a decision is filed: key, GPU, and the state of `sw.tuning`."""
+        return self._key(layout, values), _current_device(), id(tuning.state())
+
     def _identity(self) -> Identity:
         if self._known_identity is None:
             self._known_identity = identity_of(self.fn)
@@ -347,10 +354,10 @@ class AutotunedKernel:
         self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
         values: Sequence[Any], *, may_measure: bool = True,
     ) -> KernelDecision:
-        ordinal = _current_device()
-        key = self._key(layout, values)
+        if tuning.generation() != self._generation:
+            self._forget()
         with self._lock:
-            place = (key, ordinal, id(tuning.state()))
+            place = key, ordinal, _ = self._place(layout, values)
             known = self._decisions.get(place)
             if known is not None:
                 return known

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoneware.autotune import kernel_sources, kernel_tuner, tuning
+from stoneware.autotune import kernel_sources, kernel_tuner, layers, tuning
 from stoneware.autotune.config import KernelConfig
 from stoneware.autotune.kernel_tuner import Candidate, Measured
 from stoneware.autotune.key import KernelKey
@@ -154,10 +154,12 @@ class Chooser:
             if not call.is_capturing and call.can_measure:
                 return self._timed(call, may_measure)
             is_provisional = call.is_capturing
-        in_memory = self._choice(call, self._in_memory.get(self._place(call), {}), MEMORY)
-        if in_memory is not None:
-            return in_memory
         found = self._look_up(call)
+        is_overlaid = found is not None and found.source == layers.OVERLAY
+        if not is_overlaid and not tuning.wheel_only():
+            in_memory = self._choice(call, self._in_memory.get(self._place(call), {}), MEMORY)
+            if in_memory is not None:
+                return in_memory
         is_miss = found is None or not kernel_sources.is_exact(found)
         if is_miss and mode == "error_on_miss":
             self._raise_miss(call, found)
@@ -259,11 +261,13 @@ class Chooser:
                         key=call.key, config=choice.config, median_us=choice.median_us,
                         spread_us=choice.spread_us, count=1, status="ok", run=choice.run,
                     )
-        # These have the failures too.
+        overlaid = set(known) if found is not None and found.source == layers.OVERLAY else set()
+        # These have the failures too. The overlay's own come before them.
         for sample in kernel_sources.samples(
             call.key, call.device, sha256, has_store=self.cache_results
         ):
-            known[sample.config] = sample
+            if sample.config not in overlaid:
+                known[sample.config] = sample
         return known
 
     def _measure(

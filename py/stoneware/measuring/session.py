@@ -390,31 +390,39 @@ def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) ->
 
     operation = api.OPERATION
     run = machine.new_run(device.ordinal, ON_MISS.command)
+    store = user_store()
+
+    def keep(samples: list[Sample]) -> None:
+        try:
+            if store is None:
+                raise StoreError(
+                    "the user's store needs a folder and there is no home for one; set "
+                    "STONEWARE_CACHE_DIR"
+                )
+            store.add(run, samples)
+            if samples:
+                tuning.forget_plans()  # made elsewhere, of what was not measured then
+        except StoreError as error:
+            if not samples:
+                return
+            if not _said_not_stored:
+                _said_not_stored.append(str(error))
+                _LOG.warning("measurements are kept for this process only: %s", error)
+            tuning.add_to_memory(run, samples)
+
     try:
         gpus = [device.ordinal] if device.kind == "cuda" else []
         with torch.random.fork_rng(devices=gpus), torch.no_grad():
-            samples = candidates.measure(
+            candidates.measure(
                 problem, candidates.of_problem(operation, problem, device), device,
                 DeviceTimer(device.ordinal), ON_MISS, run.id,
                 always=candidates.racers(
                     operation, problem, device, operation.candidates(problem, device)
                 ),
-                make_plan=operation.make_plan,
+                make_plan=operation.make_plan, emit=keep,
             )
     except torch.OutOfMemoryError as error:
         _LOG.warning("%s is not measured, the GPU's memory is full: %s", problem, error)
         return
     run = machine.end_run(run, device.ordinal)
-    store = user_store()
-    try:
-        if store is None:
-            raise StoreError(
-                "the user's store needs a folder and there is no home for one; set "
-                "STONEWARE_CACHE_DIR"
-            )
-        store.add(run, samples)
-    except StoreError as error:
-        if not _said_not_stored:
-            _said_not_stored.append(str(error))
-            _LOG.warning("measurements are kept for this process only: %s", error)
-        tuning.add_to_memory(run, samples)
+    keep([])  # the clocks at the end

@@ -14,10 +14,9 @@ from typing import Protocol
 
 from stoneware.autotune import predict
 from stoneware.autotune.choose import choose, is_slower, is_vendor
-from stoneware.autotune.config import AnyConfig, Config
+from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey, Key, KernelKey
 from stoneware.autotune.table import Choice
-from stoneware.ops import VENDOR
 from stoneware.runtime.device import DeviceFingerprint
 
 

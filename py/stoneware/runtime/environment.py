@@ -1,12 +1,12 @@
-"""Every environment variable that Stoneware reads at run time, in one place.
+"""Every STONEWARE_* variable that is read at run time, in one place.
 
     STONEWARE_CACHE_DIR   folder of the user's tuning store; default $XDG_CACHE_HOME/stoneware/tuning,
                           else ~/.cache/stoneware/tuning
     STONEWARE_TUNING      off (default), on_miss or error_on_miss: the mode outside of any
                           `with sw.tuning(...)`
 
-They are read when they are needed, so that a change takes effect in a running process; nothing is
-read or made at import.
+They are read when they are needed, and nothing is read or made at import. Plans that were made
+before a change in a running process stay; `with sw.tuning(...)` is for changing the mode there.
 """
 
 from __future__ import annotations
