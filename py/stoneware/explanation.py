@@ -148,6 +148,11 @@ def explain(
         api = importlib.import_module(f"stoneware.ops.{op}.api")
     except ModuleNotFoundError as error:
         raise explained(error) from error
+    if not isinstance(scales, str):
+        raise TypeError(
+            f"scales={scales!r} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or "
+            "'tensor/row'"
+        )
     if op == "scaled_mm":
         scale_a, _, scale_b = scales.partition("/")
         problem = api.Problem.dense(

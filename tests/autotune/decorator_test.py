@@ -22,6 +22,7 @@ from fake_gpu import STREAM, Tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import stoneware as sw
 from stoneware.autotune.decorator import autotune
 
 ONE = [triton.Config({"BLOCK": 16})]
@@ -398,3 +399,31 @@ def test_the_interpreter_runs_the_chosen_config_on_the_cpu(tmp_path):
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"configs": [{"TILE": 64}], "key": ["count"]}, r"configs\[0\]=.* must be a triton.Config, not"),
+    ({"configs": "abc", "key": ["count"]}, "configs='abc' must be a list of triton.Config"),
+    ({"configs": None, "key": ["count"]}, "configs=None must be a list of triton.Config"),
+    ({"configs": [], "key": "count"}, r"key='count' must be a list of names; write \['count'\]"),
+    (
+        {"configs": [], "key": ["count"], "prune_configs_by": {"nope": 3}},
+        "prune_configs_by=.* must be a dict with some of early_config_prune",
+    ),
+])
+def test_wrong_arguments_are_refused_where_the_kernel_is_decorated(arguments, said):
+    import triton
+
+    @triton.jit
+    def kernel(x, count):
+        pass
+
+    with pytest.raises((TypeError, ValueError), match=said):
+        sw.autotune(**arguments)(kernel)
+
+
+def test_a_plain_function_is_refused():
+    with pytest.raises(TypeError, match="must decorate a kernel, and plain is a plain function"):
+        @sw.autotune(configs=[], key=[])
+        def plain(x):
+            pass

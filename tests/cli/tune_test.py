@@ -224,3 +224,20 @@ def test_under_torchrun_rank_0_alone_prints_and_writes_when_all_are_done(own_sto
     assert (document["rank"], document["world_size"]) == (0, 2)
     samples = sample_format.read_samples(out / "nvidia_h200" / "scaled_mm.jsonl")
     assert [item.run for _, item in samples] == ["run-0", "run-1"]
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a torn line"])
+def test_out_that_could_not_be_written_is_refused_before_measuring(
+    measuring, tmp_path, capsys, is_file
+):
+    out = tmp_path / "samples"
+    if is_file:
+        out.write_text("")
+    else:
+        out.mkdir()
+        small.write_folder(out / "nvidia_h200", [sample(SMALL, 11.0, run="old")], runs=[run("old")])
+        with (out / "nvidia_h200" / "scaled_mm.jsonl").open("a") as file:
+            file.write('{"torn')
+    code, _, err = tune(capsys, "--out", out)
+    assert code == exit_codes.USAGE and f"--out={out}" in err
+    assert "problems" not in measuring, "it measured first"

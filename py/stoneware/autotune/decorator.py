@@ -120,6 +120,12 @@ class Pruning:
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> Pruning:
         given = given or {}
+        known = ("early_config_prune", "perf_model", "top_k")
+        if not isinstance(given, Mapping) or set(given) - set(known):
+            raise ValueError(
+                f"prune_configs_by={given!r} must be a dict with some of {', '.join(known)}; "
+                "correct the name, or leave it out"
+            )
         top_k = given.get("top_k", 1.0)
         if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
             raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
@@ -204,8 +210,24 @@ class AutotunedKernel:
         import triton
 
         self.base_fn = python_function(fn)
+        if not hasattr(fn, "arg_names"):
+            raise TypeError(
+                f"sw.autotune must decorate a kernel, and {self.base_fn.__name__} is a plain "
+                "function; put @triton.jit below it"
+            )
         self.fn, self.op = fn, op_name(fn)
         self.arg_names = list(fn.arg_names)
+        if not isinstance(configs, (list, tuple)):
+            raise TypeError(
+                f"configs={configs!r} must be a list of triton.Config, not "
+                f"{type(configs).__name__}; write configs=[triton.Config(...), ...]"
+            )
+        for idx, config in enumerate(configs):
+            if not isinstance(config, triton.Config):
+                raise TypeError(
+                    f"configs[{idx}]={config!r} must be a triton.Config, not "
+                    f"{type(config).__name__}; write triton.Config({{...}})"
+                )
         self.configs = list(configs) or [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
         self.do_bench, self.cache_results = do_bench, cache_results
         self.best_config: Any = None

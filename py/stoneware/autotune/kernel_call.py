@@ -177,6 +177,8 @@ def checked_names(parameter: str, names: Sequence[str] | None, known: Sequence[s
     Raises:
       ValueError: one is not, or does.
     """
+    if isinstance(names, str):
+        raise TypeError(f"{parameter}={names!r} must be a list of names; write [{names!r}]")
     found = tuple(names or ())
     unknown = [name for name in found if name not in known]
     if unknown:

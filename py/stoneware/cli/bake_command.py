@@ -55,7 +55,7 @@ def bake(
     paths = _files(files or [])
     data = baking.bake(op, paths, found, listed("kernels", kernels) or ())
     baked = table.decode(data, out, op)
-    Path(out).write_bytes(data)
+    _write(Path(out), data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")
     return output.document({
         "op": op, "out": out, "digest": baked.digest, "num_bytes": len(data),
@@ -68,6 +68,20 @@ def bake(
             for device in baked.devices
         ],
     }, exit_codes.OK)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes the table; a regular file that is there stays whole until the new one is."""
+    is_special = path.exists() and not path.is_file()  # such as /dev/stdout
+    if is_special or not path.parent.is_dir():
+        path.write_bytes(data)  # the latter fails, and names the path
+        return
+    draft = Path(f"{path}.draft")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _files(paths: list[str]) -> list[Path]:

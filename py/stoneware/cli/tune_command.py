@@ -15,7 +15,7 @@ import typer
 from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, integers, listed
 from stoneware.cli.output import Output
-from stoneware.errors import StoreError, UnsupportedError
+from stoneware.errors import StoreError, TableError, UnsupportedError
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
 
 if TYPE_CHECKING:
@@ -211,9 +211,18 @@ def _take_in(store: Store, out: Path) -> None:
     """Puts the samples that lie under `out` into the store, so that they are known."""
     from stoneware.autotune import merge
 
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out={out} must be a folder, and is none; pass another")
     if not out.is_dir() or not any(out.iterdir()):
         return
-    for _, runs, samples in merge.read_source(out).devices:
+    source = merge.read_source(out)
+    if source.problems:
+        # Now, and not after hours of measuring.
+        raise TableError(
+            f"--out={out} holds what cannot be read and would be lost: "
+            f"{'; '.join(source.problems)}; mend it, or pass another folder"
+        )
+    for _, runs, samples in source.devices:
         for run in runs.values():
             store.add(run, [sample for sample in samples if sample.run == run.id])
 
