@@ -11,7 +11,7 @@ from decorated_kernels import CONFIGS, bench_by, gpu, run_of, scale  # noqa: F40
 from fake_gpu import FINGERPRINT, Tensor
 from triton.runtime.errors import OutOfResources
 
-from stoneware.autotune import kernel_sources, kernel_tuner, store, tuning
+from stoneware.autotune import kernel_tuner, store, tuning
 from stoneware.autotune.config import KernelConfig
 from stoneware.autotune.decorator import autotune
 from stoneware.autotune.kernel_identity import kernel_sha256
@@ -294,7 +294,7 @@ def test_a_store_that_cannot_be_written_keeps_samples_in_memory(gpu, tmp_path, m
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr(tuning, "_memory", [])
-    kernel_sources._say_once.cache_clear()
+    tuning._say_not_stored.cache_clear()
     benched = []
     with caplog.at_level(logging.WARNING):
         for n in (33, 34):

@@ -11,6 +11,7 @@ from fake_session import Bench
 from fake_stopwatch import FakeStopwatch
 
 from stoneware.autotune import store as store_module
+from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
 from stoneware.errors import StoreError
 from stoneware.measuring import candidates, device_timer, machine, session
@@ -79,13 +80,11 @@ def on_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(
         device_timer, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980])))
     )
-    monkeypatch.setattr(session, "_said_not_stored", [])
+    tuning._say_not_stored.cache_clear()
 
 
 def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu):
     import torch
-
-    from stoneware.autotune import tuning
 
     before, generation = torch.random.get_rng_state(), tuning.generation()
     session.tune_on_miss(API, PROBLEMS[0], CPU)
@@ -98,8 +97,6 @@ def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_c
 def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(
     on_cpu, monkeypatch, caplog
 ):
-    from stoneware.autotune import tuning
-
     kept = []
     monkeypatch.setattr(tuning, "add_to_memory", lambda run, samples: kept.append((run, samples)))
 

@@ -106,13 +106,6 @@ class Differences:
         }
 
 
-@dataclass(frozen=True)
-class _Timed:
-    config: AnyConfig
-    median_us: float
-    spread_us: float
-
-
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
     """Compares what two paths choose: tables (.json), sample folders or stores, in any combination.
 
@@ -227,8 +220,7 @@ def _chosen(path: Path) -> Chosen:
             if config not in newest or newest[config][0] < age:
                 newest[config] = age, sample
         timed = [
-            _Timed(sample.config, sample.median_us, sample.spread_us)
-            for _, (_, sample) in sorted(newest.items()) if sample.status == "ok"
+            sample for _, (_, sample) in sorted(newest.items()) if sample.status == "ok"
         ]
         if timed:
             best = choose(timed)[0][0]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoneware.autotune import kernel_sources, kernel_tuner, layers, tuning
+from stoneware.autotune.choose import choose
 from stoneware.autotune.config import KernelConfig
 from stoneware.autotune.kernel_tuner import Candidate, Measured
 from stoneware.autotune.key import KernelKey
@@ -190,7 +191,7 @@ class Chooser:
         if found is None:
             return None
         # Anew, since the canonical order is that of the list, which a table does not know.
-        choices, rule = kernel_sources.choose(
+        choices, rule = choose(
             [choice for choice in found.entry.choices if choice.config in call.configs],
             list(call.configs),
         )
@@ -236,7 +237,7 @@ class Chooser:
         ]
         if not timed:
             return None
-        ordered, rule = kernel_sources.choose(timed, list(call.configs))
+        ordered, rule = choose(timed, list(call.configs))
         return KernelDecision(
             config=call.configs[ordered[0].config],
             source=source,
@@ -295,7 +296,7 @@ class Chooser:
                 if run is None:
                     memory.update({sample.config: sample for sample in samples})
                 else:
-                    kernel_sources.keep(run, samples)
+                    tuning.keep(run, samples)
             return medians
 
         before = {

@@ -1,25 +1,19 @@
-"""Where timings of a decorated kernel come from and go to: tables, the user's store, memory.
+"""Where timings of a decorated kernel come from: tables, the user's store, memory.
 
 The one place where the decorator meets the layers of the look-up.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
-from stoneware.autotune import choose as choose_rule
 from stoneware.autotune import layers, lookup, tuning
 from stoneware.autotune.config import KernelConfig
 from stoneware.autotune.key import KernelKey
 from stoneware.autotune.lookup import Found
-from stoneware.autotune.samples import Run, Sample
-from stoneware.errors import StonewareError
+from stoneware.autotune.samples import Sample
 from stoneware.runtime.device import DeviceFingerprint
-
-_LOG = logging.getLogger("stoneware.autotune")
 
 
 def find(
@@ -79,34 +73,3 @@ def samples(
         and run.device.same_hardware(device)
     ]
     return [sample for _, _, sample in sorted(fitting, key=lambda item: item[:2])]
-
-
-def keep(run: Run, taken: Sequence[Sample]) -> None:
-    """Puts samples into the user's store; if it cannot be written they stay in memory.
-
-    Either way plans are made anew, since those of mode off may have lacked just these.
-    """
-    from stoneware.autotune.store import user_store
-
-    place = user_store()
-    if place is not None:
-        try:
-            place.add(run, taken)
-            tuning.forget_plans()
-            return
-        except StonewareError as error:
-            _say_once(str(error))
-    else:
-        _say_once("there is no home folder for the user's store; set STONEWARE_CACHE_DIR")
-    tuning.add_to_memory(run, taken)
-
-
-@functools.cache
-def _say_once(reason: str) -> None:
-    _LOG.warning("timings are kept in memory and not in the user's store: %s", reason)
-
-
-def choose(candidates: Sequence[Any], preferred: Sequence[Any]) -> tuple[list[Any], str]:
-    """The ordered choices and the rule, by the one rule that the bake uses too."""
-    choices, rule = choose_rule.choose(candidates, preferred)
-    return list(choices), rule

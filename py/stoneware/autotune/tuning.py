@@ -15,9 +15,11 @@ STONEWARE_TUNING.
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,8 @@ from stoneware.runtime.environment import MODES
 if TYPE_CHECKING:
     from stoneware.autotune.samples import Run, Sample
     from stoneware.autotune.table import Table
+
+_LOG = logging.getLogger("stoneware.autotune")
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +130,37 @@ def use_wheel_only() -> None:
     global _is_wheel_only
     _is_wheel_only = True
     forget_plans()
+
+
+def keep(run: Run, samples: Sequence[Sample]) -> None:
+    """Puts samples into the user's store, or where it cannot be written into memory, and says so.
+
+    Either way plans are made anew, since those of mode off may have lacked just these. Without
+    samples only the run is written, as at its end.
+    """
+    from stoneware.autotune.store import user_store
+    from stoneware.errors import StoreError
+
+    try:
+        store = user_store()
+        if store is None:
+            raise StoreError(
+                "the user's store needs a folder, and there is no home for one; set "
+                "STONEWARE_CACHE_DIR"
+            )
+        store.add(run, samples)
+    except StoreError as error:
+        if samples:
+            _say_not_stored(str(error))
+            add_to_memory(run, samples)
+        return
+    if samples:
+        forget_plans()
+
+
+@functools.cache
+def _say_not_stored(reason: str) -> None:
+    _LOG.warning("timings are kept in memory and not in the user's store: %s", reason)
 
 
 def add_to_memory(run: Run, samples: Iterable[Sample]) -> None:

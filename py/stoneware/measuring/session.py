@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey
 from stoneware.autotune.samples import Run, Sample
-from stoneware.errors import StoreError
 from stoneware.measuring import candidates, machine, progress, search, workloads
 from stoneware.measuring.ranks import Ranks
 from stoneware.measuring.settings import ON_MISS, Settings
@@ -251,7 +250,7 @@ class Session:
                     elif event["event"] == "lost":
                         raise WorkerDied(event["detail"])
                     elif event["event"] == "done":
-                        return self._outcome(task, taken)
+                        return self._outcome(taken)
             except (WorkerHung, WorkerDied) as error:
                 self._end_worker()
                 culprit = None if at is None else configs[at]
@@ -268,7 +267,7 @@ class Session:
             self._summary.failures.append((str(task.problem), reason))
             self.reporter.note(f"{task.problem} cannot be measured: {reason}")
             return f"cannot be measured: {reason}"
-        return self._outcome(task, taken)
+        return self._outcome(taken)
 
     def _give_up(self, reason: str) -> None:
         self._num_given_up += 1
@@ -311,7 +310,7 @@ class Session:
             kernel_sha256=self.digest(config), run=self.run.id, detail=detail[:_LONGEST_DETAIL],
         )
 
-    def _outcome(self, task: _Task, taken: Mapping[Config, Sample]) -> str:
+    def _outcome(self, taken: Mapping[Config, Sample]) -> str:
         self._summary.num_measured += 1
         self._num_given_up = 0
         right = [sample for sample in taken.values() if sample.status == "ok"]
@@ -364,9 +363,6 @@ def _is_in_race(sample: Sample | None) -> bool:
     return sample is None or sample.status == "ok"
 
 
-_said_not_stored: list[str] = []
-
-
 def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
@@ -385,31 +381,10 @@ def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) ->
     import torch
 
     from stoneware.autotune import tuning
-    from stoneware.autotune.store import user_store
     from stoneware.measuring.device_timer import DeviceTimer
 
     operation = api.OPERATION
     run = machine.new_run(device.ordinal, ON_MISS.command)
-    store = user_store()
-
-    def keep(samples: list[Sample]) -> None:
-        try:
-            if store is None:
-                raise StoreError(
-                    "the user's store needs a folder and there is no home for one; set "
-                    "STONEWARE_CACHE_DIR"
-                )
-            store.add(run, samples)
-            if samples:
-                tuning.forget_plans()  # made elsewhere, of what was not measured then
-        except StoreError as error:
-            if not samples:
-                return
-            if not _said_not_stored:
-                _said_not_stored.append(str(error))
-                _LOG.warning("measurements are kept for this process only: %s", error)
-            tuning.add_to_memory(run, samples)
-
     try:
         gpus = [device.ordinal] if device.kind == "cuda" else []
         with torch.random.fork_rng(devices=gpus), torch.no_grad():
@@ -419,10 +394,10 @@ def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) ->
                 always=candidates.racers(
                     operation, problem, device, operation.candidates(problem, device)
                 ),
-                make_plan=operation.make_plan, emit=keep,
+                make_plan=operation.make_plan,
+                emit=lambda samples: tuning.keep(run, samples),
             )
     except torch.OutOfMemoryError as error:
         _LOG.warning("%s is not measured, the GPU's memory is full: %s", problem, error)
         return
-    run = machine.end_run(run, device.ordinal)
-    keep([])  # the clocks at the end
+    tuning.keep(machine.end_run(run, device.ordinal), [])
