@@ -1,7 +1,8 @@
 """Every CUTLASS kernel that is built: the only place where a config is written.
 
-A config becomes one cubin and one host object (scaled_mm_sm90.cuh, .cu, .cc), whose defines it
-makes, and one entry of the kernel manifest. To add a kernel, add a `gemm_config(...)` to a list.
+A config becomes one cubin and one host object, whose defines it makes, from the sources of its
+family (`source`.cuh, .cu, .cc), and one entry of the kernel manifest. To add a kernel, add a config
+to a list.
 """
 
 # Elements of 8 bits that wgmma multiplies, and what the epilogue writes.
@@ -71,8 +72,9 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
       swap_ab: compute the transposed product, for a small m.
 
     Returns:
-      A struct with `id` (a C identifier, the kernel's symbol), `arch`, `defines` (a list of
-      "NAME=VALUE" for cubin and host object alike) and `config_json` (the manifest's "config").
+      A struct with `id` (a C identifier, the kernel's symbol), `op`, `source`, `arch`, `defines` (a
+      list of "NAME=VALUE" for cubin and host object alike) and `config_json` (the manifest's
+      "config").
     """
     _check_one_of("a", a, _OPERAND_DTYPES)
     _check_one_of("b", b, _OPERAND_DTYPES)
@@ -142,6 +144,8 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
     )
     return struct(
         id = kernel_id,
+        op = "scaled_mm",
+        source = "scaled_mm_sm90",
         arch = "sm_90a",
         defines = [
             "STONEWARE_KERNEL_ID=" + kernel_id,
@@ -187,3 +191,6 @@ SCALED_MM_SM90 = [
         ((64, 64, 256), (1, 1, 1), "warpspecialized", True),
     ]
 ]
+
+# Everything that is built for sm_90a.
+KERNELS_SM90 = SCALED_MM_SM90

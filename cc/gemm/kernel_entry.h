@@ -1,7 +1,8 @@
-// What a scaled_mm kernel shows to the module that binds it: plain data and four functions.
+// What a kernel shows to the module that binds it: plain data and three functions.
 //
-// Each config is compiled into one KernelEntry (scaled_mm_sm90.cc), so the module knows no CUTLASS
-// type, and the types of two configs never meet in one translation unit.
+// Each config is compiled into one KernelEntry (<family>.cc), so the module knows no CUTLASS type,
+// and the types of two configs never meet in one translation unit. One problem and one set of
+// tensors serve every family; what a family does not have stays at its default.
 
 #pragma once
 
@@ -15,35 +16,55 @@ namespace stoneware::gemm {
 // The order in which output tiles are visited, in the caller's orientation.
 enum class Raster { kHeuristic, kAlongM, kAlongN };
 
+// What a scale has an element for.
+enum class Scale {
+  kNone,
+  kTensor,        // the whole operand
+  kRow,           // each row of a, or each column of b
+  kBlock1x128,    // each 128 elements of k of a row of a (or of a column of b)
+  kBlock128x128,  // each block of 128 of k times 128 columns of b
+};
+
 // d[m, n] = scale_a * scale_b * sum_k a[m, k] * b[k, n] + bias[n], all in the caller's orientation:
-// a row-major [m, k], b column-major [k, n], d row-major [m, n]; leading dimensions in elements.
-struct ScaledMmProblem {
-  int m;
-  int n;
-  int k;
-  std::int64_t lda;
-  std::int64_t ldb;
-  std::int64_t ldd;
-  bool vector_scale_a;  // scale_a has m elements, else one
-  bool vector_scale_b;  // scale_b has n elements, else one
-  int device;
-  int num_sms;
-  int max_swizzle;
-  Raster raster;
+// d row-major [m, n]; a [m, k] and b [k, n] as the kernel's KernelEntry says; strides in elements.
+struct GemmProblem {
+  int m = 0;  // of grouped_mm: the rows of all groups
+  int n = 0;
+  int k = 0;
+  int batch = 1;       // products of this shape (matmul)
+  int num_groups = 0;  // groups of rows of a, each with its own b (grouped_mm)
+  std::int64_t lda = 0;  // from one row of a to the next; of an M-major a, from one k to the next
+  std::int64_t ldb = 0;  // from one column of b to the next; of an N-major b, from one k to the next
+  std::int64_t ldd = 0;
+  std::int64_t batch_stride_a = 0;  // 0: every product has the same a
+  std::int64_t batch_stride_b = 0;  // of grouped_mm: from one group's b to the next
+  std::int64_t batch_stride_d = 0;
+  Scale scale_a = Scale::kNone;
+  Scale scale_b = Scale::kNone;
+  std::int64_t ld_scale_a = 0;  // of block scales: from one block of k to the next
+  std::int64_t ld_scale_b = 0;
+  int device = 0;
+  int num_sms = 0;
+  int max_swizzle = 1;
+  Raster raster = Raster::kHeuristic;
+  int splits = 1;  // blocks that share the k of one output tile
 };
 
 // Device pointers. Scales are fp32; bias has the dtype of d and n elements, or is nullptr.
-struct ScaledMmTensors {
-  const void* a;
-  const void* b;
-  void* d;
-  const float* scale_a;
-  const float* scale_b;
-  const void* bias;
+struct GemmTensors {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* d = nullptr;
+  const float* scale_a = nullptr;
+  const float* scale_b = nullptr;
+  const void* bias = nullptr;
+  const std::int32_t* offsets = nullptr;  // [num_groups] row after each group's last (grouped_mm)
+  void* workspace = nullptr;              // workspace_bytes() bytes, of any content
 };
 
 struct KernelEntry {
   const char* id;  // also the kernel's symbol in the cubin
+  const char* op;
   const char* arch;
   const char* cubin_begin;
   const char* cubin_end;
@@ -51,12 +72,16 @@ struct KernelEntry {
   unsigned shared_bytes;
   unsigned block_threads;
   bool swap_ab;
+  bool a_is_m_major;
+  bool b_is_n_major;
+  unsigned operand_bytes;  // of an element of a and of b
+  unsigned out_bytes;      // of an element of d
 
-  bool (*can_implement)(const ScaledMmProblem& problem);
-  std::size_t (*workspace_bytes)(const ScaledMmProblem& problem);
+  bool (*can_implement)(const GemmProblem& problem);
+  std::size_t (*workspace_bytes)(const GemmProblem& problem);
   // Queues the kernel in the current context. Throws driver::DriverError. No allocation, no query.
-  void (*launch)(const ScaledMmProblem& problem, const ScaledMmTensors& tensors,
-                 CUfunction function, CUstream stream);
+  void (*launch)(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
+                 CUstream stream);
 };
 
 // The kernels of this module, from a generated file.

@@ -34,7 +34,7 @@ RasterOption ToCutlass(Raster raster) {
   return RasterOption::Heuristic;
 }
 
-Kernel::Arguments ToArguments(const ScaledMmProblem& problem, const ScaledMmTensors& tensors) {
+Kernel::Arguments ToArguments(const GemmProblem& problem, const GemmTensors& tensors) {
   const int rows = kSwapAb ? problem.n : problem.m;
   const int columns = kSwapAb ? problem.m : problem.n;
 
@@ -58,9 +58,9 @@ Kernel::Arguments ToArguments(const ScaledMmProblem& problem, const ScaledMmTens
   auto& row_scale = arguments.epilogue.thread.op_0;
   auto& column_scale = arguments.epilogue.thread.op_1.op_0;
   row_scale.ptr_col = kSwapAb ? tensors.scale_b : tensors.scale_a;
-  cute::get<0>(row_scale.dCol) = kSwapAb ? problem.vector_scale_b : problem.vector_scale_a;
+  cute::get<0>(row_scale.dCol) = (kSwapAb ? problem.scale_b : problem.scale_a) == Scale::kRow;
   column_scale.ptr_row = kSwapAb ? tensors.scale_a : tensors.scale_b;
-  cute::get<1>(column_scale.dRow) = kSwapAb ? problem.vector_scale_a : problem.vector_scale_b;
+  cute::get<1>(column_scale.dRow) = (kSwapAb ? problem.scale_a : problem.scale_b) == Scale::kRow;
   // A row or a column, which name the pointer differently but both begin with it.
   arguments.epilogue.thread.op_2 = {static_cast<const ElementOut*>(tensors.bias)};
 
@@ -71,19 +71,23 @@ Kernel::Arguments ToArguments(const ScaledMmProblem& problem, const ScaledMmTens
   return arguments;
 }
 
-bool CanImplement(const ScaledMmProblem& problem) {
-  return Kernel::can_implement(ToArguments(problem, {}));
+bool IsTensorOrRow(Scale scale) { return scale == Scale::kTensor || scale == Scale::kRow; }
+
+bool CanImplement(const GemmProblem& problem) {
+  return problem.batch == 1 && problem.num_groups == 0 && problem.splits == 1 &&
+         IsTensorOrRow(problem.scale_a) && IsTensorOrRow(problem.scale_b) &&
+         Kernel::can_implement(ToArguments(problem, {}));
 }
 
-std::size_t WorkspaceBytes(const ScaledMmProblem& problem) {
+std::size_t WorkspaceBytes(const GemmProblem& problem) {
   return Kernel::get_workspace_size(ToArguments(problem, {}));
 }
 
-void Launch(const ScaledMmProblem& problem, const ScaledMmTensors& tensors, CUfunction function,
+void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
             CUstream stream) {
   const host_adapter::DriverHostAdapter adapter(driver::DriverApi::Get(), function);
   Kernel::Params params =
-      Kernel::to_underlying_arguments(ToArguments(problem, tensors), /*workspace=*/nullptr);
+      Kernel::to_underlying_arguments(ToArguments(problem, tensors), tensors.workspace);
   void* parameters[] = {&params};
   // Cannot return an error: the adapter throws where the driver refuses, and there is no fallback
   // cluster that it would not support.
@@ -98,6 +102,7 @@ void Launch(const ScaledMmProblem& problem, const ScaledMmTensors& tensors, CUfu
 extern "C" const stoneware::gemm::KernelEntry STONEWARE_CONCATENATE(STONEWARE_KERNEL_ID,
                                                                     _entry) = {
     STONEWARE_STRING(STONEWARE_KERNEL_ID),
+    "scaled_mm",
     stoneware::gemm::sm90::kArch,
     STONEWARE_CUBIN_BEGIN,
     STONEWARE_CUBIN_END,
@@ -105,6 +110,10 @@ extern "C" const stoneware::gemm::KernelEntry STONEWARE_CONCATENATE(STONEWARE_KE
     stoneware::gemm::sm90::Kernel::SharedStorageSize,
     stoneware::gemm::sm90::Kernel::MaxThreadsPerBlock,
     stoneware::gemm::sm90::kSwapAb,
+    /*a_is_m_major=*/false,
+    /*b_is_n_major=*/false,
+    sizeof(stoneware::gemm::sm90::ElementRowOperand),
+    sizeof(stoneware::gemm::sm90::ElementOut),
     &stoneware::gemm::sm90::CanImplement,
     &stoneware::gemm::sm90::WorkspaceBytes,
     &stoneware::gemm::sm90::Launch,

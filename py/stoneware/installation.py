@@ -16,7 +16,7 @@ from stoneware.ops import OPS
 from stoneware.runtime import manifest, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 
-NATIVE_MODULES = (DRIVER_MODULE, "stoneware.ops.scaled_mm._cutlass_sm90")
+NATIVE_MODULES = (DRIVER_MODULE, "stoneware.ops._cutlass_sm90")
 
 
 @dataclass(frozen=True, kw_only=True)

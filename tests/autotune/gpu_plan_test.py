@@ -37,11 +37,11 @@ class Plan:
     made: list[Plan] = []
 
     def __init__(
-        self, kernel, *, m, n, k, lda, ldb, ldd, vector_scale_a, vector_scale_b, device, num_sms,
+        self, kernel, *, m, n, k, lda, ldb, ldd, scale_a, scale_b, device, num_sms,
         max_swizzle=1, raster="heuristic",
     ):
         self.kernel, self.sizes, self.strides = kernel, (m, n, k), (lda, ldb, ldd)
-        self.is_vector = vector_scale_a, vector_scale_b
+        self.is_vector = scale_a == "row", scale_b == "row"
         self.device, self.num_sms, self.knobs = device, num_sms, (max_swizzle, raster)
         self.num_launches = 0
         Plan.made.append(self)
@@ -64,7 +64,7 @@ class Plan:
 @pytest.fixture
 def gpu(package, monkeypatch):
     """Makes CPU tensors count as tensors of the GPU 0, an H200; returns the plans made."""
-    module = types.ModuleType("stoneware.ops.scaled_mm._cutlass_sm90")
+    module = types.ModuleType("stoneware.ops._cutlass_sm90")
     module.Plan = Plan
     module.cubin = str.encode  # small_package has the digests of the kernels' names
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -176,12 +176,12 @@ def test_driver_of_an_older_major_version_is_a_reason(gpu):
 
 
 def test_missing_native_module_is_a_reason_and_the_next_backend_runs(gpu, monkeypatch):
-    monkeypatch.setitem(sys.modules, "stoneware.ops.scaled_mm._cutlass_sm90", None)
+    monkeypatch.setitem(sys.modules, "stoneware.ops._cutlass_sm90", None)
     small.forget()
     x = operands(16, 4096, 4096)
     with pytest.raises(UnsupportedError) as caught:
         sw.scaled_mm(*x, backend="cutlass_sm90")
-    assert "module stoneware.ops.scaled_mm._cutlass_sm90 is not usable" in str(caught.value)
+    assert "module stoneware.ops._cutlass_sm90 is not usable" in str(caught.value)
     assert "install the stoneware wheel that is built for this Python" in str(caught.value)
     problem = api.Problem.dense(m=16, n=4096, k=4096)
     decision = api.OPERATION.decide(problem, H200)

@@ -1,4 +1,4 @@
-"""stoneware.ops.scaled_mm._cutlass_sm90: the arguments that CUTLASS gives the driver."""
+"""stoneware.ops._cutlass_sm90: the arguments that CUTLASS gives the driver."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _L2_128B = "2"
 # A problem whose rows are longer than their contents, as those of a sliced view are.
 _PROBLEM = (
     "m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, "
-    "vector_scale_a=True, vector_scale_b=False, device=0, num_sms=132"
+    "scale_a='row', scale_b='tensor', device=0, num_sms=132"
 )
 _A, _B, _D, _SCALE_A, _SCALE_B, _STREAM = (i << 20 for i in (1, 2, 3, 4, 5, 6))
 
 _PRELUDE = f"""
-from stoneware.ops.scaled_mm import _cutlass_sm90 as module
+from stoneware.ops import _cutlass_sm90 as module
 entries = {{entry["id"]: entry for entry in module.kernels()}}
 def plan(kernel):
     fake.set_parameter_bytes([entries[kernel]["params_bytes"]])

@@ -11,7 +11,7 @@ from cu_results import CU_RESULTS
 
 def test_importing_calls_nothing(run_with_fake: Any) -> None:
     names = run_with_fake("""
-        from stoneware.ops.scaled_mm import _cutlass_sm90
+        from stoneware.ops import _cutlass_sm90
         from stoneware.runtime import _driver
         _cutlass_sm90.kernels()
         _driver.Kernel(fake.cubin(), "k", "P", 128, 0)

@@ -80,7 +80,7 @@ def test_native_modules_import_without_torch_or_driver(wheel, site, tmp_path):
         pytest.skip(f"Python {sys.version.split()[0]} cannot load modules of {wheel.tag}")
     program = (
         "import stoneware.runtime._driver as driver\n"
-        "from stoneware.ops.scaled_mm import _cutlass_sm90 as cutlass\n"
+        "from stoneware.ops import _cutlass_sm90 as cutlass\n"
         "print(driver.__file__, len(cutlass.kernels()))"
     )
     where, num_kernels = run(program, site, tmp_path).split()

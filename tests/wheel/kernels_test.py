@@ -13,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 from stoneware.autotune import table
 from stoneware.ops import BACKENDS_WITHOUT_KERNELS
 
-_CUTLASS_MODULE = "stoneware/ops/scaled_mm/_cutlass_sm90."
+_CUTLASS_MODULE = "stoneware/ops/_cutlass_sm90."
 _DRIVER_MODULE = "stoneware/runtime/_driver."
 _ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
 _ELF_MACHINE_OFFSET = 18

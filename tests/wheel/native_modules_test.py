@@ -11,7 +11,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
-_MODULES = ("stoneware/ops/scaled_mm/_cutlass_sm90", "stoneware/runtime/_driver")
+_MODULES = ("stoneware/ops/_cutlass_sm90", "stoneware/runtime/_driver")
 # All of them parts of glibc.
 _ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 # Debian 10, RHEL 8; the target of //third_party/zig.

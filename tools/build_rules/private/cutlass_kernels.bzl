@@ -91,12 +91,8 @@ _embedded_kernels = rule(
 
 def cutlass_kernels(
         name,
-        op,
         backend,
         configs,
-        device_src,
-        host_src,
-        hdrs,
         deps,
         nvcc_flags = [],
         visibility = None):
@@ -107,25 +103,18 @@ def cutlass_kernels(
 
     Example:
         cutlass_kernels(
-            name = "scaled_mm_sm90",
-            op = "scaled_mm",
+            name = "kernels_sm90",
             backend = "cutlass_sm90",
-            configs = SCALED_MM_SM90,
-            device_src = "scaled_mm_sm90.cu",
-            host_src = "scaled_mm_sm90.cc",
-            hdrs = ["scaled_mm_sm90.cuh"],
+            configs = SCALED_MM_SM90 + MATMUL_SM90,
             deps = [":kernel_entry", "//cc/host_adapter"],
         )
 
     Args:
       name: the library; it offers CcInfo to modules and KernelInfo to manifests.
-      op: the op the kernels serve.
       backend: the backend that launches them.
-      configs: structs of gemm_config(): id, arch, defines, config_json.
-      device_src: the source of every cubin.
-      host_src: the source of every host object, compiled with the same defines; it defines
-        `<id>_entry`.
-      hdrs: headers of both.
+      configs: structs with id, op, source, arch, defines and config_json. `<source>.cu` is the
+        source of the cubin; `<source>.cc` that of the host object, compiled with the same defines,
+        which defines `<id>_entry`; `<source>.cuh` a header of both.
       deps: libraries of the host side; one of them offers cc/gemm/kernel_entry.h.
       nvcc_flags: further flags for the host side.
       visibility: of `name`.
@@ -133,19 +122,19 @@ def cutlass_kernels(
     for config in configs:
         cuda_cubin(
             name = config.id + "_cubin",
-            src = device_src,
-            hdrs = hdrs,
+            src = config.source + ".cu",
+            hdrs = [config.source + ".cuh"],
             arch = config.arch,
             backend = backend,
             config = config.config_json,
             defines = config.defines,
             kernel_id = config.id,
-            op = op,
+            op = config.op,
         )
         cuda_library(
             name = config.id + "_host",
-            srcs = [host_src],
-            hdrs = hdrs,
+            srcs = [config.source + ".cc"],
+            hdrs = [config.source + ".cuh"],
             arch = config.arch,
             defines = config.defines,
             nvcc_flags = nvcc_flags,

@@ -48,7 +48,7 @@ has a digest of its whole content.
 Example:
     kernel_manifest(
         name = "kernel_manifest",
-        kernels = ["//cc/gemm:scaled_mm_sm90", "//py/stoneware/ops/matmul:triton"],
+        kernels = ["//cc/gemm:kernels_sm90", "//py/stoneware/ops/matmul:triton"],
     )
 """,
     attrs = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 NAME = "cutlass_sm90"
-MODULE = "stoneware.ops.scaled_mm._cutlass_sm90"
+MODULE = "stoneware.ops._cutlass_sm90"
 COMPUTE_CAPABILITY = (9, 0)
 
 CUDA_MAJOR = 13
@@ -113,8 +113,7 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
     ordinal = device.ordinal
     launch = native.load(MODULE).Plan(
         config.kernel, m=problem.m, n=problem.n, k=problem.k, lda=problem.lda, ldb=problem.ldb,
-        ldd=problem.ldd, vector_scale_a=problem.scale_a == "row",
-        vector_scale_b=problem.scale_b == "row", device=ordinal,
+        ldd=problem.ldd, scale_a=problem.scale_a, scale_b=problem.scale_b, device=ordinal,
         num_sms=device.fingerprint.num_sms, max_swizzle=config.max_swizzle, raster=config.raster,
     )
 

@@ -1,0 +1,163 @@
+#include "cc/gemm/plan.h"
+
+#include <limits>
+#include <stdexcept>
+
+#include "cc/driver/context.h"
+#include "cc/driver/driver_api.h"
+
+namespace stoneware::gemm {
+namespace {
+
+// TMA's unit: addresses and strides are multiples of 16 bytes.
+constexpr std::int64_t kTmaBytes = 16;
+constexpr std::int64_t kScaleBytes = sizeof(float);
+constexpr std::int64_t kScaleBlock = 128;
+// Of the workspace: what cudaMalloc gives, and more than any kernel asks for.
+constexpr std::int64_t kWorkspaceAlignment = 256;
+
+[[noreturn]] void Refuse(const std::string& name, std::int64_t value, const std::string& rule,
+                         const std::string& remedy) {
+  throw std::invalid_argument(name + "=" + std::to_string(value) + " " + rule + "; " + remedy);
+}
+
+void CheckExtent(const char* name, std::int64_t value, std::int64_t multiple) {
+  constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
+  if (value < 1 || value > kMax) {
+    Refuse(name, value, "must be 1 to " + std::to_string(kMax), "split the problem");
+  }
+  if (value % multiple != 0) {
+    Refuse(name, value, "must be a multiple of " + std::to_string(multiple),
+           std::string("pad ") + name + ", or use another backend");
+  }
+}
+
+void CheckStride(const char* name, std::int64_t value, std::int64_t element_bytes) {
+  const std::int64_t multiple = kTmaBytes / element_bytes;
+  if (value % multiple != 0) {
+    Refuse(name, value,
+           "must be a multiple of " + std::to_string(multiple) + " elements (16 bytes)",
+           "copy the view into a contiguous tensor, or use another backend");
+  }
+}
+
+void CheckLeadingDimension(const char* name, std::int64_t value, const char* extent_name,
+                           std::int64_t extent, std::int64_t element_bytes) {
+  if (value < extent) {
+    Refuse(name, value,
+           std::string("must be at least ") + extent_name + "=" + std::to_string(extent),
+           "pass the stride of the tensor's rows in elements");
+  }
+  CheckStride(name, value, element_bytes);
+}
+
+void CheckAddress(const char* name, const void* pointer, std::int64_t multiple) {
+  const auto address = reinterpret_cast<std::uintptr_t>(pointer);
+  if (address != 0 && address % static_cast<std::uintptr_t>(multiple) == 0) return;
+  throw std::invalid_argument(std::string(name) + " must be a device address, a multiple of " +
+                              std::to_string(multiple) + " bytes, but is " +
+                              std::to_string(address) + "; copy the view into a contiguous tensor");
+}
+
+bool IsBlock(Scale scale) { return scale == Scale::kBlock1x128 || scale == Scale::kBlock128x128; }
+
+}  // namespace
+
+EmbeddedKernel::EmbeddedKernel(const KernelEntry& kernel_entry)
+    : entry(kernel_entry),
+      cubin({entry.id,
+             {entry.cubin_begin, static_cast<std::size_t>(entry.cubin_end - entry.cubin_begin)},
+             entry.id,
+             {entry.parameter_bytes},
+             entry.shared_bytes}) {}
+
+const std::vector<EmbeddedKernel*>& EmbeddedKernels() {
+  // Never destroyed: a thread may launch while the process ends.
+  static const auto& kernels = *[] {
+    auto* all = new std::vector<EmbeddedKernel*>;
+    for (std::size_t i = 0; i < kNumKernelEntries; ++i) {
+      all->push_back(new EmbeddedKernel(*kKernelEntries[i]));
+    }
+    return all;
+  }();
+  return kernels;
+}
+
+EmbeddedKernel& FindKernel(std::string_view id) {
+  std::string known;
+  for (EmbeddedKernel* kernel : EmbeddedKernels()) {
+    if (kernel->entry.id == id) return *kernel;
+    known.append(known.empty() ? "" : ", ").append(kernel->entry.id);
+  }
+  throw std::invalid_argument("kernel must be one of this module's (" + known + "), but is " +
+                              std::string(id) + "; take an id from kernels()");
+}
+
+Plan::Plan(std::string_view kernel, const GemmProblem& problem)
+    : kernel_(FindKernel(kernel)), problem_(problem) {
+  CheckProblem();
+  if (!entry().can_implement(problem_)) {
+    throw std::invalid_argument("kernel " + std::string(kernel) + " cannot compute m=" +
+                                std::to_string(problem_.m) + " n=" + std::to_string(problem_.n) +
+                                " k=" + std::to_string(problem_.k) +
+                                "; use another kernel or backend");
+  }
+  workspace_bytes_ = entry().workspace_bytes(problem_);
+}
+
+void Plan::CheckProblem() const {
+  const GemmProblem& p = problem_;
+  const std::int64_t operand_bytes = entry().operand_bytes;
+  const std::int64_t out_bytes = entry().out_bytes;
+  // The extent along which an operand is contiguous, and d's, fill whole units of TMA.
+  const std::int64_t operand_multiple = kTmaBytes / operand_bytes;
+  CheckExtent("m", p.m, entry().a_is_m_major ? operand_multiple : 1);
+  CheckExtent("n", p.n, operand_multiple);
+  CheckExtent("k", p.k, operand_multiple);
+  CheckExtent("batch", p.batch, 1);
+  if (entry().a_is_m_major) {
+    CheckLeadingDimension("lda", p.lda, "m", p.m, operand_bytes);
+  } else {
+    CheckLeadingDimension("lda", p.lda, "k", p.k, operand_bytes);
+  }
+  if (entry().b_is_n_major) {
+    CheckLeadingDimension("ldb", p.ldb, "n", p.n, operand_bytes);
+  } else {
+    CheckLeadingDimension("ldb", p.ldb, "k", p.k, operand_bytes);
+  }
+  CheckLeadingDimension("ldd", p.ldd, "n", p.n, out_bytes);
+  CheckStride("batch_stride_a", p.batch_stride_a, operand_bytes);
+  CheckStride("batch_stride_b", p.batch_stride_b, operand_bytes);
+  CheckStride("batch_stride_d", p.batch_stride_d, out_bytes);
+  if (p.num_groups < 0) {
+    Refuse("num_groups", p.num_groups, "must not be negative", "pass the number of groups");
+  }
+  if (IsBlock(p.scale_a)) CheckExtent("k", p.k, kScaleBlock);
+  if (IsBlock(p.scale_b)) CheckExtent("k", p.k, kScaleBlock);
+  if (p.device < 0) Refuse("device", p.device, "must not be negative", "pass its ordinal");
+  if (p.num_sms < 1) Refuse("num_sms", p.num_sms, "must be positive", "pass the device's SM count");
+  if (p.max_swizzle != 1 && p.max_swizzle != 2 && p.max_swizzle != 4 && p.max_swizzle != 8) {
+    Refuse("max_swizzle", p.max_swizzle, "must be 1, 2, 4 or 8", "choose one of them");
+  }
+  if (p.splits < 1) Refuse("splits", p.splits, "must be positive", "pass 1 for no split");
+}
+
+void Plan::CheckTensors(const GemmTensors& tensors) const {
+  CheckAddress("a", tensors.a, kTmaBytes);
+  CheckAddress("b", tensors.b, kTmaBytes);
+  CheckAddress("d", tensors.d, kTmaBytes);
+  if (problem_.scale_a != Scale::kNone) CheckAddress("scale_a", tensors.scale_a, kScaleBytes);
+  if (problem_.scale_b != Scale::kNone) CheckAddress("scale_b", tensors.scale_b, kScaleBytes);
+  if (tensors.bias != nullptr) CheckAddress("bias", tensors.bias, entry().out_bytes);
+  if (problem_.num_groups != 0) CheckAddress("offsets", tensors.offsets, sizeof(std::int32_t));
+  if (workspace_bytes_ != 0) CheckAddress("workspace", tensors.workspace, kWorkspaceAlignment);
+}
+
+void Plan::Launch(const GemmTensors& tensors, CUstream stream) const {
+  CheckTensors(tensors);
+  const driver::DriverApi& api = driver::DriverApi::Get();
+  const driver::ContextGuard context(api, problem_.device);
+  entry().launch(problem_, tensors, kernel_.cubin.FunctionIn(api, context), stream);
+}
+
+}  // namespace stoneware::gemm

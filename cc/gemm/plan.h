@@ -1,0 +1,53 @@
+// One problem on one embedded kernel: checked once, then launched with nothing left to decide.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cc/driver/cubin_module.h"
+#include "cc/gemm/kernel_entry.h"
+
+namespace stoneware::gemm {
+
+// A kernel of this module and its loaded form, which all plans of it share.
+struct EmbeddedKernel {
+  explicit EmbeddedKernel(const KernelEntry& kernel_entry);
+
+  const KernelEntry& entry;
+  driver::CubinKernel cubin;
+};
+
+// Every kernel of this module, in the order of its registry. No CUDA call.
+const std::vector<EmbeddedKernel*>& EmbeddedKernels();
+
+// Throws std::invalid_argument, naming the op's kernels, if there is none of this id.
+EmbeddedKernel& FindKernel(std::string_view id);
+
+class Plan {
+ public:
+  // Throws std::invalid_argument, with rule, value and remedy, if the kernel cannot compute the
+  // problem. No CUDA call.
+  Plan(std::string_view kernel, const GemmProblem& problem);
+
+  // Queues the product on `stream`. Throws driver::DriverError, or std::invalid_argument if an
+  // address is missing or misaligned.
+  void Launch(const GemmTensors& tensors, CUstream stream) const;
+
+  const KernelEntry& entry() const { return kernel_.entry; }
+  const GemmProblem& problem() const { return problem_; }
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+
+ private:
+  void CheckProblem() const;
+  void CheckTensors(const GemmTensors& tensors) const;
+
+  EmbeddedKernel& kernel_;
+  const GemmProblem problem_;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace stoneware::gemm
