@@ -11,7 +11,7 @@ from decorated_kernels import CONFIGS, bench_by, gpu, run_of, scale  # noqa: F40
 from fake_gpu import FINGERPRINT, Tensor
 from triton.runtime.errors import OutOfResources
 
-from stoneware.autotune import kernel_tuner, store, tuning
+from stoneware.autotune import kernel_tuner, layers, store, tuning
 from stoneware.autotune.config import KernelConfig
 from stoneware.autotune.decorator import autotune
 from stoneware.autotune.kernel_identity import kernel_sha256
@@ -112,7 +112,7 @@ def test_editing_the_list_keeps_the_timings_of_the_configs_that_stay(gpu):
         benched.clear()
         added = [*CONFIGS[1:], triton.Config({"BLOCK": 128})]
         assert call(decorate(configs=added, do_bench=bench)) == 128
-        assert benched == [128]
+        assert benched == [128, 32]  # and what it has to beat
         benched.clear()
         assert call(decorate(configs=added[:-1], do_bench=bench)) == 32
         assert benched == []
@@ -263,7 +263,120 @@ def test_a_killed_tune_goes_on_where_it_stopped(gpu):
         with pytest.raises(KeyboardInterrupt):
             call(decorate(do_bench=killed))
         assert call(decorate(do_bench=bench_by(FAST_32, benched))) == 32
-    assert benched == [16, 32, 64]
+    assert benched == [16, 32, 64, 16]
+
+
+def warmed_up(times_ms, benched=None):
+    """As on a GPU that is three times as slow in this run as it was in the last."""
+    return bench_by({block: 3 * time_ms for block, time_ms in times_ms.items()}, benched)
+
+
+def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
+    """A median of another run says nothing beside it: clocks and temperature differ."""
+    slow_run = {16: 2.0, 32: 1.0, 64: 1.5}
+    with tuning.tuning("on_miss"):
+        assert call(decorate(do_bench=bench_by(slow_run))) == 32
+        benched = []
+        added = [*CONFIGS, triton.Config({"BLOCK": 128})]
+        # 128 is faster than 32, and takes longer now than 32, 64 and 16 took then.
+        bench = warmed_up({**slow_run, 128: 0.8}, benched)
+        assert call(decorate(configs=added, do_bench=bench)) == 128
+        assert benched == [128, 32, 16]
+        assert call(decorate(configs=added, do_bench=bench)) == 128
+    assert call(decorate(configs=added)) == 128
+    assert len(explained(decorate(configs=added)).decision.choices) == 3
+
+
+def test_a_new_config_that_a_cool_run_flatters_does_not_win(gpu):
+    with tuning.tuning("on_miss"):
+        assert call(decorate(do_bench=warmed_up(FAST_32))) == 32
+        added = [*CONFIGS, triton.Config({"BLOCK": 128})]
+        bench = bench_by({**FAST_32, 128: 2.5})
+        assert call(decorate(configs=added, do_bench=bench)) == 32
+    assert call(decorate(configs=added)) == 32
+
+
+def test_what_an_older_run_timed_as_faster_is_raced_again(gpu):
+    """When what beat it has left the list, it was never compared with the rest of the newer run."""
+    keep(sample(16, 3.0), sample(64, 2.0), sample(32, 1.0))
+    keep(sample(16, 6.0, run=1), sample(32, 2.0, run=1))
+    benched = []
+    with tuning.tuning("on_miss"):
+        kernel = decorate(
+            configs=[CONFIGS[0], CONFIGS[2]], do_bench=bench_by({16: 6.0, 64: 4.0}, benched)
+        )
+        assert call(kernel) == 64
+    assert benched == [64, 16]
+
+
+def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
+    def source(**options):
+        return explained(decorate(do_bench=bench_by(FAST_32), **options)).decision.source
+
+    with tuning.tuning("on_miss"):
+        kernel = decorate(do_bench=bench_by(FAST_32))
+        call(kernel)
+        assert explained(kernel).decision.source == "measured"
+        assert source() == "user's store"
+        saved = tmp_path / "overlay.sqlite3"
+        store.Store(saved).add(run_of(7), [
+            sample(block, us, run=7) for block, us in ((16, 1.0), (32, 2.0), (64, 3.0))
+        ])
+    with tuning.tuning("on_miss", overlay=saved):
+        assert source() == "overlay" and call(decorate(do_bench=bench_by(FAST_32))) == 16
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(tuning, "_memory", [])
+    with tuning.tuning("on_miss"):
+        call(decorate(do_bench=bench_by(FAST_32)), 34)
+        assert explained(decorate(), 34).decision.source == "memory"
+    layers.forget()
+    tuning.forget_plans()
+
+
+def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatch):
+    """As for the ops: once samples of two limits are known, this GPU's is asked for."""
+    import dataclasses
+
+    from stoneware.measuring import machine
+
+    for number, watts, fast in ((1, 500, 64), (2, 700, 32)):
+        device = dataclasses.replace(FINGERPRINT, power_limit_w=watts)
+        taken = [sample(block, 1.0 if block == fast else 2.0, run=number)
+                 for block in (16, 32, 64)]
+        store.user_store().add(dataclasses.replace(run_of(number), device=device), taken)
+    tuning.forget_plans()
+    for watts, block in ((500, 64), (700, 32)):
+        monkeypatch.setattr(machine, "power_limit_w", lambda ordinal: watts)
+        assert call(decorate()) == block
+        with tuning.tuning("on_miss"):
+            assert call(decorate(do_bench=bench_by(FAST_32, benched := []))) == block
+        assert benched == []
+
+
+def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch):
+    keep(*(sample(block, us, n=n) for n in range(40, 50) for block, us in FAST_32.items()))
+    read, read_samples = [], store.Store.samples
+    monkeypatch.setattr(
+        store.Store, "samples", lambda self, op=None: (read.append(op), read_samples(self, op))[1]
+    )
+    with tuning.tuning("on_miss"):
+        kernel = decorate(do_bench=bench_by(FAST_32))
+        assert {call(kernel, n) for n in range(40, 50)} == {32}
+    assert read == [OP]
+
+
+def test_a_do_bench_is_asked_for_the_interquartile_range(gpu):
+    asked = []
+
+    def bench(candidate, quantiles):
+        asked.append(quantiles)
+        return [1.0, 0.9, 1.2]
+
+    with tuning.tuning("on_miss"):
+        call(decorate(do_bench=bench))
+    assert asked == [(0.5, 0.25, 0.75)] * 3
+    assert {item.spread_us for _, item in store.user_store().samples(OP)} == {300.0}
 
 
 def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch, caplog):

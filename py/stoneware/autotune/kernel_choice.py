@@ -1,12 +1,15 @@
 """Which config of a decorated kernel runs a call: by a table, by timings taken now, or the first.
 
     1. on_miss             timings of this kernel at this key on this device; configs of the list
-                           that have none are measured
+                           that have none are measured, beside the default and the best so far
     2. the look-up         overlay, user's store, wheel, tables of other packages: exact, then
                            nearest (lookup.py); the best of the entry that is in the list
     3. the first config    of the list, as pruned
 
 Only mode on_miss measures, and never while a CUDA graph is captured.
+
+Clocks and temperature differ from run to run. So only medians of one run are compared: of the newest
+that timed the default, which races whenever something is measured.
 """
 
 from __future__ import annotations
@@ -14,19 +17,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from stoneware.autotune import kernel_sources, kernel_tuner, layers, tuning
 from stoneware.autotune.choose import choose
+from stoneware.autotune.kernel_sources import Taken
 from stoneware.autotune.config import KernelConfig
 from stoneware.autotune.kernel_tuner import Candidate, Measured
 from stoneware.autotune.key import KernelKey
+from stoneware.autotune.lookup import Found
 from stoneware.autotune.samples import Run, Sample
+from stoneware.autotune.table import Choice
 from stoneware.runtime.device import DeviceFingerprint
 
-ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", "memory"
+ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", layers.MEMORY
 
 _MEMORY_RUN = "memory"
+_NOW = "now"
+"""The date of what this call or this process alone knows: after every other."""
+
+Timed = TypeVar("Timed", Sample, Choice)
 
 _LOG = logging.getLogger("stoneware.autotune")
 
@@ -37,8 +47,8 @@ class KernelDecision:
 
     Attributes:
       config: the triton.Config.
-      source: ONLY, FIRST, MEASURED (the user's samples), MEMORY (cache_results=False), or the name
-        of a source of tables.
+      source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
+        this process alone), or the name of another source (`layers`).
       layer, grade: as of lookup.Decision; "default" where there is no timing.
       reason: a sentence.
       choices: (config, median_us, spread_us) of what was compared, the chosen one first.
@@ -95,6 +105,54 @@ def identify(configs: Sequence[Any]) -> dict[KernelConfig, Any]:
             name = _kernel_config(config, with_hook=True)
         found.setdefault(name, config)
     return found
+
+
+def _right(call: Call, known: Mapping[KernelConfig, Taken]) -> list[Sample]:
+    """The samples of configs of the list that ran, in the order of the list."""
+    return [
+        known[config].sample for config in call.configs
+        if config in known and known[config].sample.status == "ok"
+    ]
+
+
+def _of_one_run(
+    timed: Sequence[Timed], default: KernelConfig, dates: Mapping[str, str]
+) -> list[Timed]:
+    """Those of the newest run that timed the default; without one, of the newest run.
+
+    Args:
+      timed: at least one.
+      default: the first of the list.
+      dates: run id -> when it was.
+    """
+    runs = {item.run for item in timed if item.config == default} or {item.run for item in timed}
+    newest = max(runs, key=lambda run: (dates.get(run, ""), run))
+    return [item for item in timed if item.run == newest]
+
+
+def _missing(call: Call, known: Mapping[KernelConfig, Taken]) -> list[KernelConfig]:
+    """The configs that must be timed: those without a sample; else those that were faster in an
+    older run than the fastest of the newest, as after what beat them has left the list."""
+    missing = [config for config in call.configs if config not in known]
+    right = _right(call, known)
+    if missing or not right:
+        return missing
+    compared = _of_one_run(right, next(iter(call.configs)), _dates_of(known))
+    if known[compared[0].config].source == layers.OVERLAY:
+        return []
+    fastest_us = min(sample.median_us for sample in compared)
+    return [
+        sample.config for sample in right
+        if sample.run != compared[0].run and sample.median_us < fastest_us
+    ]
+
+
+def _dates_of(known: Mapping[KernelConfig, Taken]) -> dict[str, str]:
+    return {one.sample.run: one.date for one in known.values()}
+
+
+def _dates(found: Found) -> dict[str, str]:
+    return {run_id: run["date"] for run_id, run in found.runs.items()}
 
 
 def _kernel_config(config: Any, *, with_hook: bool = False) -> KernelConfig:
@@ -158,7 +216,7 @@ class Chooser:
         found = self._look_up(call)
         is_overlaid = found is not None and found.source == layers.OVERLAY
         if not is_overlaid and not tuning.wheel_only():
-            in_memory = self._choice(call, self._in_memory.get(self._place(call), {}), MEMORY)
+            in_memory = self._choice(call, self._memory(call))
             if in_memory is not None:
                 return in_memory
         is_miss = found is None or not kernel_sources.is_exact(found)
@@ -186,13 +244,17 @@ class Chooser:
         if call.device is None:
             return None
         found = kernel_sources.find(
-            call.key, call.device, self.kernel_sha256(), call.configs, has_store=self.cache_results
+            call.key, call.device, call.ordinal, self.kernel_sha256(), call.configs,
+            has_store=self.cache_results,
         )
         if found is None:
             return None
         # Anew, since the canonical order is that of the list, which a table does not know.
         choices, rule = choose(
-            [choice for choice in found.entry.choices if choice.config in call.configs],
+            _of_one_run(
+                [choice for choice in found.entry.choices if choice.config in call.configs],
+                next(iter(call.configs)), _dates(found),
+            ),
             list(call.configs),
         )
         chosen = choices[0]
@@ -210,78 +272,104 @@ class Chooser:
         )
 
     def _timed(self, call: Call, may_measure: bool) -> KernelDecision:
-        """By timings of this very kernel, key and device; what lacks one is measured first."""
+        """By timings of this very kernel, key and device; what lacks one is measured before."""
         known = self._known(call)
-        missing = [config for config in call.configs if config not in known]
+        missing = _missing(call, known)
         if missing and not may_measure:
             found = self._look_up(call) or self._first(call)
             reason = f"{found.reason}; {len(missing)} of {len(call.configs)} configs would be timed"
             return KernelDecision(**{**vars(found), "reason": reason, "is_provisional": True})
         if missing:
             self._measure(call, missing, known)
-        source = MEASURED if self.cache_results and call.device is not None else MEMORY
-        return self._choice(call, known, source) or KernelDecision(
+            if tuning.current_overlay() is not None:
+                known = self._known(call)  # where the overlay's own come first
+        return self._choice(call, known) or KernelDecision(
             config=next(iter(call.configs.values())),
             source=FIRST,
             reason="every config of the list failed: " + "; ".join(
-                sample.detail for sample in known.values()
+                one.sample.detail for one in known.values()
             )[:500],
         )
 
-    def _choice(
-        self, call: Call, known: Mapping[KernelConfig, Sample], source: str
-    ) -> KernelDecision | None:
-        timed = [
-            known[config] for config in call.configs
-            if config in known and known[config].status == "ok"
-        ]
+    def _choice(self, call: Call, known: Mapping[KernelConfig, Taken]) -> KernelDecision | None:
+        timed = _right(call, known)
         if not timed:
             return None
-        ordered, rule = choose(timed, list(call.configs))
+        ordered, rule = choose(
+            _of_one_run(timed, next(iter(call.configs)), _dates_of(known)), list(call.configs)
+        )
         return KernelDecision(
             config=call.configs[ordered[0].config],
-            source=source,
+            source=known[ordered[0].config].source,
             layer="exact",
             grade="exact",
             reason=f"{ordered[0].median_us:.2f} us, run {ordered[0].run}; {rule}",
             choices=tuple((item.config, item.median_us, item.spread_us) for item in ordered),
         )
 
-    def _known(self, call: Call) -> dict[KernelConfig, Sample]:
-        known = dict(self._in_memory.get(self._place(call), {}))
+    def _memory(self, call: Call) -> dict[KernelConfig, Taken]:
+        return {
+            config: Taken(sample, _NOW, MEMORY)
+            for config, sample in self._in_memory.get(self._place(call), {}).items()
+        }
+
+    def _known(self, call: Call) -> dict[KernelConfig, Taken]:
         if call.device is None:
-            return known
+            return self._memory(call)
+        known: dict[KernelConfig, Taken] = {}
         sha256 = self.kernel_sha256()
         found = kernel_sources.find(
-            call.key, call.device, sha256, call.configs, has_store=self.cache_results
+            call.key, call.device, call.ordinal, sha256, call.configs,
+            has_store=self.cache_results,
         )
         if found is not None and kernel_sources.is_exact(found):
+            dates = _dates(found)
             for choice in found.entry.choices:
                 if choice.kernel_sha256 in ("", sha256) and not choice.is_drifted:
-                    known[choice.config] = Sample(
+                    sample = Sample(
                         key=call.key, config=choice.config, median_us=choice.median_us,
                         spread_us=choice.spread_us, count=1, status="ok", run=choice.run,
                     )
-        overlaid = set(known) if found is not None and found.source == layers.OVERLAY else set()
-        # These have the failures too. The overlay's own come before them.
-        for sample in kernel_sources.samples(
-            call.key, call.device, sha256, has_store=self.cache_results
-        ):
-            if sample.config not in overlaid:
-                known[sample.config] = sample
+                    known[choice.config] = Taken(sample, dates.get(choice.run, ""), found.source)
+        is_overlaid = found is not None and found.source == layers.OVERLAY
+        overlaid = set(known) if is_overlaid and next(iter(call.configs)) in known else set()
+        # These have the failures too. The overlay's own come before them if they are a race: if
+        # the default is among them.
+        taken = kernel_sources.samples(
+            call.key, call.device, call.ordinal, sha256, has_store=self.cache_results
+        )
+        for one in (*taken, *self._memory(call).values()):
+            if one.sample.config not in overlaid:
+                known[one.sample.config] = one
         return known
 
     def _measure(
-        self, call: Call, missing: Sequence[KernelConfig], known: dict[KernelConfig, Sample]
+        self, call: Call, missing: Sequence[KernelConfig], known: dict[KernelConfig, Taken]
     ) -> None:
-        """Measures configs; adds their samples to `known`, and stores each as it is taken."""
+        """Measures configs; adds their samples to `known`, and stores each as it is taken.
+
+        The best that is known and the default are timed once more, in this order and last: with the
+        default the run counts, and all that it has to be compared with is there.
+        """
         from stoneware.measuring import search
 
         is_stored = self.cache_results and call.device is not None and call.ordinal is not None
         run = self._run_on(call.ordinal) if is_stored else None
         memory = self._in_memory.setdefault(self._place(call), {})
+        default = next(iter(call.configs))
+        right = _right(call, known)
+        racing = list(missing)
+        if right:
+            best = min(
+                _of_one_run(right, default, _dates_of(known)),
+                key=lambda sample: sample.median_us,
+            )
+            again = dict.fromkeys((best.config, default))
+            if default not in missing and known[default].sample.status != "ok":
+                del again[default]
+            racing = [*(config for config in missing if config not in again), *again]
         _LOG.info(
-            "%s %s: timing %d of %d configs", call.key.op, call.key.shape, len(missing),
+            "%s %s: timing %d of %d configs", call.key.op, call.key.shape, len(racing),
             len(call.configs),
         )
 
@@ -291,7 +379,7 @@ class Chooser:
             for batch in kernel_tuner.measure(candidates, call.do_bench, call.ordinal):
                 samples = [self._sample(call, run, *item) for item in batch.items()]
                 for sample in samples:
-                    known[sample.config] = sample
+                    known[sample.config] = Taken(sample, _NOW, MEASURED)
                     medians[sample.config] = sample.median_us or None
                 if run is None:
                     memory.update({sample.config: sample for sample in samples})
@@ -300,11 +388,10 @@ class Chooser:
             return medians
 
         before = {
-            config: sample.median_us or None for config, sample in known.items()
+            config: one.sample.median_us or None for config, one in known.items()
             if config in call.configs
         }
-        default = next(iter(call.configs))
-        search.run(missing, measure, always=(default,), known=before)
+        search.run(racing, measure, always=(default,), known=before)
 
     def _sample(
         self, call: Call, run: Run | None, config: KernelConfig, measured: Measured

@@ -6,7 +6,7 @@ The one place where the decorator meets the layers of the look-up.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoneware.autotune import layers, lookup, tuning
 from stoneware.autotune.config import KernelConfig
@@ -16,9 +16,18 @@ from stoneware.autotune.samples import Sample
 from stoneware.runtime.device import DeviceFingerprint
 
 
+class Taken(NamedTuple):
+    """A sample, when its run was, and the name of the source that has it."""
+
+    sample: Sample
+    date: str
+    source: str
+
+
 def find(
     key: KernelKey,
     device: DeviceFingerprint,
+    ordinal: int | None,
     kernel_sha256: str,
     configs: Collection[KernelConfig],
     *,
@@ -29,6 +38,7 @@ def find(
     Args:
       key: of the call.
       device: where it runs.
+      ordinal: torch's number of it.
       kernel_sha256: digest of the kernel as it is now.
       configs: of the list; entries of other configs alone are passed over.
       has_store: whether the user's store is asked.
@@ -40,9 +50,10 @@ def find(
             source for source in layers.sources(key.op, has_packages=has_packages)
             if has_store or source.name != layers.STORE
         ]
+        where = layers.with_power_limit(device, ordinal, sources)
         found = next(
             (
-                answer for answer in lookup.answers(key, device, sources, kernel_sha256)
+                answer for answer in lookup.answers(key, where, sources, kernel_sha256)
                 if any(choice.config in configs for choice in answer.entry.choices)
             ),
             None,
@@ -58,18 +69,24 @@ def is_exact(found: Any) -> bool:
 
 
 def samples(
-    key: KernelKey, device: DeviceFingerprint, kernel_sha256: str, *, has_store: bool
-) -> list[Sample]:
-    """Samples taken here of this kernel at this key on such a device, newest last."""
-    taken = tuning.memory(key.op)
+    key: KernelKey, device: DeviceFingerprint, ordinal: int | None, kernel_sha256: str, *,
+    has_store: bool,
+) -> list[Taken]:
+    """Samples taken here of this kernel at this key on such a device, newest last; arguments as
+    for `find`."""
+    taken = [(layers.MEMORY, item) for item in tuning.memory(key.op)]
     store = layers.existing_store() if has_store and not tuning.wheel_only() else None
     if store is not None:
-        taken = [*store.samples(key.op), *taken]
+        of_store = layers.samples_of_store(store, key.op)
+        taken = [*((layers.STORE, item) for item in of_store), *taken]
+    where = layers.with_power_limit(
+        device, ordinal, layers.sources(key.op, has_packages=False)
+    )
     fitting = [
-        (run.date, sample.run, sample)
-        for run, sample in taken
-        if sample.key == key
-        and sample.kernel_sha256 == kernel_sha256
-        and run.device.same_hardware(device)
+        Taken(sample, run.date, source)
+        for source, (run, sample) in taken
+        if sample.kernel_sha256 == kernel_sha256
+        and sample.key == key
+        and run.device.same_hardware(where)
     ]
-    return [sample for _, _, sample in sorted(fitting, key=lambda item: item[:2])]
+    return sorted(fitting, key=lambda one: (one.date, one.sample.run))

@@ -28,8 +28,9 @@ DROP_RATIO = 1.5
 MAX_SECONDS = 3.0
 """A batch takes no longer, after compiling."""
 
-QUANTILES = (0.5, 0.2, 0.8)
-"""What Triton asks of a do_bench: median, and the ends of the spread."""
+QUANTILES = (0.5, 0.25, 0.75)
+"""What is asked of a do_bench: the median, and the ends of the interquartile range, which is the
+spread of a sample. (Triton asks for 0.2 and 0.8.)"""
 
 _LOG = logging.getLogger("stoneware.autotune")
 

@@ -24,7 +24,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,6 +104,43 @@ def _store() -> Store | None:
     return store_in(name)
 
 
+def with_power_limit(
+    device: DeviceFingerprint, ordinal: int | None, sources: Iterable[Source]
+) -> DeviceFingerprint:
+    """The device's fingerprint, with its power limit if two that were measured differ in nothing
+    else.
+
+    Args:
+      device: its fingerprint, of which the limit may be unknown.
+      ordinal: torch's number of the GPU; None without one.
+      sources: what was measured.
+    """
+    if device.power_limit_w or ordinal is None:
+        return device
+    limits = {
+        other.fingerprint.power_limit_w for source in sources for other in source.table.devices
+        if not other.is_predicted and device.same_hardware(other.fingerprint)
+    }
+    if len(limits - {0}) < 2:
+        return device
+    from stoneware.measuring import machine
+
+    return replace(device, power_limit_w=machine.power_limit_w(ordinal))
+
+
+_samples_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], list[tuple[Run, Sample]]]] = {}
+
+
+def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
+    """The samples of an op in a store, read anew when the store has changed."""
+    stamp = store.stamp()  # before the reading: what is written meanwhile is read the next time
+    place = str(store.path), op
+    cached = _samples_of_stores.get(place)
+    if cached is None or cached[0] != stamp:
+        cached = _samples_of_stores[place] = stamp, store.samples(op) if stamp else []
+    return cached[1]
+
+
 _tables_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], Table]] = {}
 
 
@@ -117,7 +154,9 @@ def table_of_store(store: Store, op: str) -> Table:
     place = str(store.path), op
     cached = _tables_of_stores.get(place)
     if cached is None or cached[0] != stamp:
-        cached = stamp, table_of_samples(op, store.samples(op) if stamp else ())
+        # Those of a decorated kernel are asked for by themselves, too (kernel_sources.py).
+        samples = samples_of_store(store, op) if is_kernel(op) else store.samples(op)
+        cached = stamp, table_of_samples(op, samples if stamp else ())
         _tables_of_stores[place] = cached
     return cached[1]
 
@@ -300,5 +339,6 @@ def forget() -> None:
 
 
 def forget_stores() -> None:
-    """Makes the tables of stores anew at the next look-up; for tests and benchmarks."""
+    """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
     _tables_of_stores.clear()
+    _samples_of_stores.clear()
