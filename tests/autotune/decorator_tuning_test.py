@@ -366,19 +366,6 @@ def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch
     assert read == [OP]
 
 
-def test_a_do_bench_is_asked_for_the_interquartile_range(gpu):
-    asked = []
-
-    def bench(candidate, quantiles):
-        asked.append(quantiles)
-        return [1.0, 0.9, 1.2]
-
-    with tuning.tuning("on_miss"):
-        call(decorate(do_bench=bench))
-    assert asked == [(0.5, 0.25, 0.75)] * 3
-    assert {item.spread_us for _, item in store.user_store().samples(OP)} == {300.0}
-
-
 def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch, caplog):
     benched = []
     kernel = decorate(do_bench=bench_by(FAST_32, benched))

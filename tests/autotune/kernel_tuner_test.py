@@ -173,7 +173,7 @@ def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
     found = candidates(kernel, blocks=(16,))
     ((_, measured),) = next(kernel_tuner.measure(found, do_bench, None)).items()
     assert (measured.median_us, measured.spread_us, measured.count) == (median_us, spread_us, 1)
-    assert seen == [(0.5, 0.2, 0.8)]
+    assert seen == [(0.5, 0.25, 0.75)]
 
 
 @pytest.mark.parametrize("time_ms", [float("inf"), 0.0, float("nan"), -1.0])

@@ -65,7 +65,7 @@ def autotune(
       pre_hook, post_hook: in their place, `pre_hook(arguments, reset_only=...)` and
         `post_hook(arguments, exception=...)`. Hooks do not switch anything off.
       warmup, rep, use_cuda_graph: deprecated in Triton; measure with triton.testing as it did.
-      do_bench: `do_bench(kernel_call, quantiles=(0.5, 0.2, 0.8))`, in milliseconds; None for
+      do_bench: `do_bench(kernel_call, quantiles=(0.5, 0.25, 0.75))`, in milliseconds; None for
         Stoneware's interleaved timer.
       cache_results: False neither reads nor writes the user's store or compiled kernels on disk.
 
