@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stoneware import __version__
 from stoneware.autotune import layers, table, tuning
 from stoneware.autotune.canonical import canonical_json
-from stoneware.errors import TuningMismatchError
+from stoneware.errors import TuningMismatchError, explained
 from stoneware.ops import OPS
 from stoneware.runtime import manifest
 
@@ -45,11 +45,14 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
 
     Raises:
       TuningMismatchError: the wheels themselves differ; on every rank.
+      ImportError: torch is not installed.
       RuntimeError: torch.distributed is not initialised.
       TableError: a table of this installation is damaged.
     """
-    from torch import distributed
-
+    try:
+        from torch import distributed
+    except ModuleNotFoundError as error:
+        raise explained(error) from error
     if not distributed.is_available() or not distributed.is_initialized():
         raise RuntimeError(
             "assert_same_tuning needs an initialised process group, and torch.distributed has "

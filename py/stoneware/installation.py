@@ -13,7 +13,7 @@ from stoneware import __version__
 from stoneware.autotune import layers, table
 from stoneware.errors import DriverError, TableError
 from stoneware.ops import OPS
-from stoneware.runtime import manifest, native
+from stoneware.runtime import environment, manifest, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 
 NATIVE_MODULES = (DRIVER_MODULE, "stoneware.ops._cutlass_sm90")
@@ -31,7 +31,8 @@ class Info:
       kernels: "op backend arch" -> how many kernels.
       tables: op -> digest, with the number of entries by device; and, as "op (source)", those of
         the user's store and of installed packages.
-      store: the file of the user's samples, and how many it has.
+      store: the file of the user's samples, how many it has, and what is wrong with it.
+      mode: what STONEWARE_TUNING says, or why it says nothing.
     """
 
     stoneware: str
@@ -43,6 +44,7 @@ class Info:
     kernels: dict[str, int | str]
     tables: dict[str, str]
     store: str
+    mode: str
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for `json.dumps`."""
@@ -62,7 +64,7 @@ class Info:
             width = max(map(len, section), default=0)
             lines.append(title)
             lines += [f"  {name:<{width}}  {value}" for name, value in section.items()]
-        lines.append(f"store      {self.store}")
+        lines += [f"store      {self.store}", f"tuning     {self.mode}"]
         return "\n".join(lines)
 
 
@@ -80,6 +82,7 @@ def info() -> Info:
         kernels=_kernels(),
         tables=_tables(),
         store=_store(),
+        mode=_mode(),
     )
 
 
@@ -157,6 +160,15 @@ def _store() -> str:
         store = user_store()
         if store is None:
             return "none: there is no home for one; set STONEWARE_CACHE_DIR"
-        return f"{store.path} ({len(store.samples())} samples)"
+        problems = store.problems()
+        wrong = f"; {len(problems)} problems, the first: {problems[0]}" if problems else ""
+        return f"{store.path} ({len(store.samples())} samples{wrong})"
     except Exception as error:
         return _failure(error)
+
+
+def _mode() -> str:
+    try:
+        return environment.tuning_mode()
+    except ValueError as error:
+        return str(error)

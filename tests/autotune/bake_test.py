@@ -270,4 +270,4 @@ def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
     message = str(caught.value)
     assert message.startswith("tables/scaled_mm.json: expected ")
     assert "found " in message
-    assert "reinstall the stoneware wheel" in message
+    assert "bake it anew" in message

@@ -7,7 +7,6 @@ import importlib.metadata
 import logging
 import subprocess
 import sys
-import types
 
 import pytest
 import small_package as small
@@ -161,9 +160,9 @@ def test_power_limit_is_asked_where_two_devices_differ_in_nothing_else(package, 
     low, high = (dataclasses.replace(small.H200, power_limit_w=watts) for watts in (500, 700))
     store_samples(small.sample(BIG, 1.0, run="low"), run=small.run("low", low))
     asked = []
-    machine = types.ModuleType("stoneware.measuring.machine")
-    machine.power_limit_w = lambda ordinal: asked.append(ordinal) or 700
-    monkeypatch.setitem(sys.modules, machine.__name__, machine)
+    monkeypatch.setattr(
+        "stoneware.measuring.machine.power_limit_w", lambda ordinal: asked.append(ordinal) or 700
+    )
     monkeypatch.setattr("stoneware.ops.scaled_mm.cutlass_sm90.supports", lambda *_: None)
     h200 = dataclasses.replace(H200, ordinal=3)
     assert decide(device=h200).config == BIG

@@ -78,10 +78,31 @@ def test_a_read_only_folder_is_read_and_a_write_is_a_named_error(open_folder, ha
     assert state(path) == before
 
 
+@pytest.mark.parametrize("end", ["", "-wal", "-shm", ".new"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_stops_nobody(tmp_path, end):
+    own = Store(tmp_path / "samples.sqlite3")
+    own.add(RUN, [data.sample()])
+    if not end:
+        own.path.unlink()
+    for place in tmp_path.glob("samples.sqlite3-*m"):
+        place.unlink()
+    os.mkfifo(f"{own.path}{end}")
+    own = Store(own.path)
+    assert len(own.samples()) == bool(end)
+    if end != "-shm":  # of which only a writer has need
+        [problem] = own.problems()
+        assert f"{own.path}{end}: cannot be read" in problem and "pipe (FIFO)" in problem
+    if end != ".new":  # which is moved away
+        with pytest.raises(StoreError, match="must be a regular file, and is a pipe"):
+            own.add(RUN, [data.sample(m=2)])
+
+
 def test_a_folder_that_cannot_be_made_is_a_named_error(tmp_path):
     (tmp_path / "file").write_text("")
     own = Store(tmp_path / "file" / "tuning" / "samples.sqlite3")
-    assert own.samples() == [] and own.stamp() == () and own.problems() == []
+    assert own.samples() == [] and own.stamp() == ()
+    [problem] = own.problems()
+    assert "Not a directory" in problem and "STONEWARE_CACHE_DIR" in problem
     with pytest.raises(StoreError, match="Not a directory.*STONEWARE_CACHE_DIR"):
         own.add(RUN, [data.sample()])
 

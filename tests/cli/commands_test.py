@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 
@@ -151,7 +152,8 @@ def test_verify_of_a_good_installation_is_0(native_module, own_store, capsys):
     assert document["problems"] == [] and code == exit_codes.OK
     assert set(document) == {"command", "exit_code", "parts", "problems"}
     assert set(document["parts"]) == {
-        "manifest", "native modules", "kernels", "tables", "packages' tables", "user's store"
+        "manifest", "native modules", "kernels", "tables", "packages' tables", "user's store",
+        "mode of tuning",
     }
 
 
@@ -178,6 +180,104 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     ):
         assert any(part == one and place in problem for one, problem in said), (part, place, said)
     assert document["parts"]["manifest"] == 0
+
+
+def _loop(folder):
+    folder.mkdir()
+    (folder / "samples.sqlite3").symlink_to("samples.sqlite3")
+
+
+def _file(folder):
+    folder.write_text("")
+
+
+def _pipe(folder):
+    folder.mkdir()
+    os.mkfifo(folder / "samples.sqlite3")
+
+
+@pytest.mark.parametrize("spoil", [_loop, _file, _pipe])
+def test_a_store_that_cannot_be_read_at_all_is_no_good_store(
+    native_module, own_store, capsys, spoil
+):
+    spoil(own_store)
+    code, document = as_json(capsys, "verify")
+    assert code == exit_codes.FOUND and document["parts"]["user's store"] == 1
+    assert "STONEWARE_CACHE_DIR" in document["problems"][0]["problem"]
+    assert "cannot be read" in as_json(capsys, "info")[1]["store"]
+
+
+@pytest.mark.parametrize("name", ["scaled_mm.jsonl", "runs.json", "table.json"])
+def test_a_pipe_in_the_place_of_a_file_is_found_and_not_waited_for(h200, capsys, name):
+    (h200 / name).unlink(missing_ok=True)
+    os.mkfifo(h200 / name)
+    place = h200 / name if name == "table.json" else h200
+    code, document = as_json(capsys, "verify", place)
+    assert code == exit_codes.FOUND
+    assert any("must be a regular file, and is a pipe" in item["problem"]
+               for item in document["problems"])
+
+
+def test_a_table_of_the_users_own_is_baked_anew_and_not_reinstalled(tmp_path, package, capsys):
+    table = tmp_path / "scaled_mm.json"
+    table.write_bytes((package / "tables" / "scaled_mm.json").read_bytes()[:-9])
+    for command in (["verify", table], ["diff", table, table], ["report", table]):
+        _, out, err = stoneware(capsys, *command, *["--json"] * (command[0] == "report"))
+        assert "stoneware bake" in out + err and "reinstall" not in out + err
+
+
+def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatch):
+    monkeypatch.setenv("STONEWARE_TUNING", "nonsense")
+    code, document = as_json(capsys, "verify")
+    assert code == exit_codes.FOUND and document["parts"]["mode of tuning"] == 1
+    assert "STONEWARE_TUNING='nonsense'" in as_json(capsys, "info")[1]["mode"]
+    code, _, err = stoneware(capsys, "explain", "scaled_mm", "-m", 1, "-n", 1, "-k", 1)
+    assert code == exit_codes.USAGE and "STONEWARE_TUNING='nonsense'" in err
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
+    ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
+    ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
+])
+def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, said):
+    code, _, err = stoneware(capsys, "explain", *arguments)
+    assert code == exit_codes.USAGE and said in err
+
+
+def test_bake_of_a_misspelt_kernel_lists_those_that_were_measured(tmp_path, capsys):
+    folder = small.write_folder(tmp_path / "h200", [kernel_sample(16, 1.0)])
+    out, wrong = tmp_path / "table.json", KERNEL_OP.replace("softmax", "sofmax")
+    code, _, err = stoneware(
+        capsys, "bake", "--op", wrong, "--kernels", wrong, "--out", out, folder)
+    assert code == exit_codes.USAGE and KERNEL_OP in err and not out.exists()
+
+
+@pytest.mark.parametrize("make, field", [
+    (lambda: sample(SMALL, 10.0), '"m":16'), (lambda: kernel_sample(16, 1.0), "[1024,16]"),
+])
+def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(
+    package, tmp_path, capsys, make, field
+):
+    folder = small.write_folder(tmp_path / "h200", [make()])
+    [file] = folder.glob("*.jsonl")
+    op = make().op
+    file = file.rename(folder / file_name(op))
+    text = file.read_text()
+    assert field in text
+    file.write_text(text.replace(field, field.replace("16", "1" + "0" * 400)))
+    code, _, err = stoneware(
+        capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.json", folder)
+    assert code == exit_codes.USAGE and f"{file}:1: not a sample" in err
+    assert stoneware(capsys, "report", "--json", folder)[0] == exit_codes.USAGE
+    assert f"{file}:1: skipped" in as_json(capsys, "verify", folder)[1]["problems"][0]["problem"]
+
+
+def test_missing_runs_are_one_line_with_a_count(h200, tmp_path, capsys):
+    (h200 / "runs.json").unlink()
+    _, _, err = stoneware(capsys, "merge", h200, "--out", tmp_path / "all")
+    [line] = [line for line in err.splitlines() if "samples are skipped" in line]
+    assert f"{h200}/scaled_mm.jsonl: 4 samples" in line
 
 
 def test_verify_finds_a_native_module_and_a_manifest_that_are_missing(package, capsys, monkeypatch):

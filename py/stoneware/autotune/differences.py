@@ -140,8 +140,12 @@ def compare(a: Chosen, b: Chosen) -> Differences:
     )
 
 
-def verify(path: str | os.PathLike[str]) -> list[str]:
+def verify(path: str | os.PathLike[str], remedy: str = table.REMEDY) -> list[str]:
     """What is wrong with a table (.json), sample folders or a store, each with its place.
+
+    Args:
+      path: which.
+      remedy: what to do about a damaged table.
 
     Raises:
       TableError: there is nothing of the kind at `path`.
@@ -149,14 +153,14 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
     path = Path(path)
     if _is_table(path):
         try:
-            found = table.decode(path.read_bytes(), path, None)
+            found = table.read(path, None, remedy)
             for device in found.devices:
                 for _ in device.entries():
                     pass
         except TableError as error:
             return [str(error)]
-        except (OSError, LookupError, *sample_format.PARSE_ERRORS) as error:
-            return [f"{path}: not a table: {type(error).__name__}: {error}"]
+        except (LookupError, *sample_format.PARSE_ERRORS) as error:
+            return [f"{path}: not a table: {type(error).__name__}: {error}; {remedy}"]
         return []
     source = merge.read_source(path)
     problems = list(source.problems)
@@ -200,28 +204,17 @@ def _is_table(path: Path) -> bool:
 def _chosen(path: Path) -> Chosen:
     chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
     if _is_table(path):
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise TableError(
-                f"{path}: cannot be read: {error}; give the path of a table"
-            ) from error
-        for device in table.decode(data, path, None).devices:
+        for device in table.read(path, None).devices:
             for entry in device.entries():
                 first = entry.choices[0]
                 place = _device_name(device.fingerprint), canonical_json(entry.key.to_json())
                 chosen[place] = entry.key, first.config, first.median_us
         return chosen
     for (device, text), samples in _samples_by_problem(path).items():
-        newest: dict[str, tuple[tuple[str, str, str], Sample]] = {}
-        for run, sample in samples:
-            age = run.date, run.id, canonical_json(sample.to_json())
-            config = canonical_json(sample.config.to_json())
-            if config not in newest or newest[config][0] < age:
-                newest[config] = age, sample
-        timed = [
-            sample for _, (_, sample) in sorted(newest.items()) if sample.status == "ok"
-        ]
+        newest = sample_format.newest(
+            samples, lambda run, sample: canonical_json(sample.config.to_json())
+        )
+        timed = [sample for _, sample in sorted(newest.items()) if sample.status == "ok"]
         if timed:
             best = choose(timed)[0][0]
             chosen[device, text] = samples[0][1].key, best.config, best.median_us

@@ -16,6 +16,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from stoneware.autotune import samples as samples_format
 from stoneware.autotune.choose import choose
 from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey, Key, KernelKey, is_kernel
@@ -66,29 +67,23 @@ def entries(
     Returns:
       The entries, sorted by key; of several with one key, that of the newest source first.
     """
-    by_key: dict[AnyKey, dict[str, dict[AnyConfig, Sample]]] = {}
-    newest_first = sorted(
-        samples, key=lambda item: (_is_current(item[1], manifest), item[0].date, item[0].id),
-        reverse=True,
+    newest = samples_format.newest(
+        samples, lambda run, sample: (sample.key, _source(sample), sample.config),
+        lambda sample: _is_current(sample, manifest),
     )
-    for _, sample in newest_first:
-        source = sample.kernel_sha256 if isinstance(sample.key, KernelKey) else ""
-        by_source = by_key.setdefault(sample.key, {}).setdefault(source, {})
-        by_source.setdefault(sample.config, sample)
-
     measured: dict[AnyKey, dict[str, list[Choice]]] = {}
-    for key, by_source in by_key.items():
-        for source, candidates in by_source.items():
-            choices = [
-                Choice(
-                    config=config, median_us=sample.median_us, spread_us=sample.spread_us,
-                    run=sample.run, is_drifted=not _is_current(sample, manifest),
-                    kernel_sha256=source,
-                )
-                for config, sample in candidates.items() if sample.status == "ok"
-            ]
-            if choices:
-                measured.setdefault(key, {})[source] = choices
+    for sample in newest.values():
+        choices = measured.setdefault(sample.key, {}).setdefault(_source(sample), [])
+        if sample.status == "ok":
+            choices.append(Choice(
+                config=sample.config, median_us=sample.median_us, spread_us=sample.spread_us,
+                run=sample.run, is_drifted=not _is_current(sample, manifest),
+                kernel_sha256=_source(sample),
+            ))
+    measured = {
+        key: timed for key, by_source in measured.items()
+        if (timed := {source: choices for source, choices in by_source.items() if choices})
+    }
 
     found = []
     for key in sorted(measured):
@@ -96,6 +91,11 @@ def entries(
             found.append(_entry(key, choices, preferred, getattr(key, "out_dtype", ""), source))
     found += _other_outputs(measured, manifest, preferred)
     return sorted(found, key=lambda entry: entry.key)
+
+
+def _source(sample: Sample) -> str:
+    """By what samples of a decorated kernel stay apart."""
+    return sample.kernel_sha256 if isinstance(sample.key, KernelKey) else ""
 
 
 def _is_current(sample: Sample, manifest: Manifest | None) -> bool:

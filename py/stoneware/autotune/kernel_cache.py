@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from stoneware.autotune import regular_file
 from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.kernel_specialization import INT32_MAX
 from stoneware.runtime import environment
@@ -118,7 +119,7 @@ def read(name: str) -> tuple[LaunchDescription, bytes] | None:
         return None
     path = parent / f"{name}{_SUFFIX}"
     try:
-        data = path.read_bytes()
+        data = regular_file.read(path)
     except FileNotFoundError:
         return None
     except OSError as error:

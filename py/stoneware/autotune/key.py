@@ -15,6 +15,9 @@ from typing import Any
 SCALES = ("row", "tensor", "none")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
+MAX_SIZE = 2**31 - 1
+"""Of m, n and k, as the ops have it."""
+
 Value = bool | int | float | str | None
 """What the value of a key argument may be: what JSON gives back unchanged."""
 
@@ -166,8 +169,10 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
         if not isinstance(data[name], str) or not data[name]:
             raise ValueError(f"{name}={data[name]!r} must be a non-empty str")
     for name in ("n", "k", "m"):
-        if type(data[name]) is not int or data[name] < least:
-            raise ValueError(f"{name}={data[name]!r} must be an int >= {least}")
+        if type(data[name]) is not int or not least <= data[name] <= MAX_SIZE:
+            raise ValueError(
+                f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}"
+            )
     for name, known in (("scales", SCALES), ("layout", LAYOUTS)):
         if data[name] not in known:
             raise ValueError(f"{name}={data[name]!r} must be one of {', '.join(known)}")
@@ -204,6 +209,10 @@ def check_value(name: str, value: object) -> None:
         raise TypeError(
             f"{name}={value!r} of type {type(value).__name__} cannot be part of a key; a key "
             "argument must be a bool, int, float, str or None: leave it out of key="
+        )
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise ValueError(
+            f"{name}={value!r:.40} of a key must be an int of 64 bits; leave it out of key="
         )
     if type(value) is float and not math.isfinite(value):
         raise ValueError(f"{name}={value!r} of a key must be finite; leave it out of key=")

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoneware.autotune import table, tuning
+from stoneware.autotune import regular_file, table, tuning
 from stoneware.autotune.key import is_kernel
 from stoneware.autotune.table import DeviceEntries, Table
 from stoneware.errors import TableError
@@ -220,11 +220,28 @@ def memory_tables() -> dict[str, Table]:
 def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
     """op -> table of what `sw.tuning` takes as an overlay.
 
+    An overlay without entries is reported once, since nothing lies over the rest then.
+
     Raises:
       ValueError: nothing of a known kind is there.
       TypeError: it is of another type.
       TableError: a file is damaged.
     """
+    tables = _overlay_tables(overlay)
+    if not any(found.devices for found in tables.values()):
+        _say_empty("a Table" if isinstance(overlay, Table) else str(overlay))
+    return tables
+
+
+@functools.cache
+def _say_empty(overlay: str) -> None:
+    _LOG.warning(
+        "overlay=%s has no entry of a kernel that is known here, so it changes nothing; check the "
+        "path, and what `stoneware verify` says of it", overlay,
+    )
+
+
+def _overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
     if isinstance(overlay, Table):
         return {overlay.op: overlay}
     if not isinstance(overlay, (str, Path)):
@@ -241,7 +258,7 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
         if folders:
             return _tables_of_folders(folders)
     elif path.suffix == ".json" and path.is_file():
-        found = table.decode(path.read_bytes(), path, None)
+        found = table.read(path, None)
         return {found.op: found}
     elif path.suffix == ".sqlite3" and path.is_file():
         from stoneware.autotune.store import Store
@@ -280,21 +297,22 @@ def packages(op: str) -> tuple[Source, ...]:
         for folder in _folders(name, value):
             path = folder / table.file_name(op)
             try:
-                found.append(Source(f"package {name}", table.decode(path.read_bytes(), path, op)))
-            except FileNotFoundError:
-                continue
-            except (OSError, TableError) as error:
-                _LOG.warning(
-                    "a tuning table of package %s is skipped: %s", name,
-                    str(error) if isinstance(error, TableError) else f"{path}: {error}",
-                )
+                found.append(Source(f"package {name}", table.read(path, op, package_remedy(name))))
+            except TableError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    _LOG.warning("a tuning table of package %s is skipped: %s", name, error)
     return tuple(found)
+
+
+def package_remedy(name: str) -> str:
+    """What to do about a damaged table of the entry point `name`."""
+    return f"reinstall the package that offers {name!r} to {GROUP}"
 
 
 def package_digests() -> dict[str, str]:
     """"package, file" -> sha256 of every table that other packages offer, for whatever op."""
     return {
-        f"{name}, {path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+        f"{name}, {path.name}": hashlib.sha256(regular_file.read(path)).hexdigest()
         for name, value in _entry_points() for folder in _folders(name, value)
         for path in sorted(folder.glob("*.json"))
     }

@@ -216,14 +216,14 @@ def _read_device_folder(source: Source, path: Path) -> None:
     for file in files:
         found, problems = sample_format.read_samples_leniently(file)
         source.problems += problems
-        for sample in found:
-            if sample.run in runs:
-                samples.append(sample)
-            else:
-                source.problems.append(
-                    f"{file}: a sample of run {sample.run!r} is skipped: {path / 'runs.json'} "
-                    "lacks the run"
-                )
+        samples += [sample for sample in found if sample.run in runs]
+        lacking = [sample.run for sample in found if sample.run not in runs]
+        if lacking:
+            others = len(set(lacking)) - 1
+            source.problems.append(
+                f"{file}: {len(lacking)} samples are skipped: {path / 'runs.json'} lacks their "
+                f"run, {min(lacking)!r}" + (f", and {others} more runs" if others else "")
+            )
     try:
         record = sample_format.read_device(path / "device.json")
     except TableError as error:
@@ -320,17 +320,13 @@ def _numbers(device: DeviceFingerprint) -> tuple:
 def _kept(samples: Iterable[Sample], runs: dict[str, Run], keep: str) -> list[Sample]:
     if keep == "all":
         return list(samples)
-    newest: dict[str, tuple[tuple, Sample]] = {}
-    for sample in samples:
-        run = runs[sample.run]
-        place = canonical_json([
+    return list(sample_format.newest(
+        ((runs[sample.run], sample) for sample in samples),
+        lambda run, sample: canonical_json([
             sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256,
             run.device.power_limit_w,
-        ])
-        age = run.date, run.id, canonical_json(sample.to_json())
-        if place not in newest or newest[place][0] < age:
-            newest[place] = age, sample
-    return [sample for _, sample in newest.values()]
+        ]),
+    ).values())
 
 
 def _by_device(

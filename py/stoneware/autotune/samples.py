@@ -16,11 +16,12 @@ import codecs
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from stoneware.autotune import regular_file
 from stoneware.autotune.canonical import canonical_document, canonical_json
 from stoneware.autotune.config import AnyConfig, Config, KernelConfig, config_from_json
 from stoneware.autotune.key import AnyKey, KernelKey, key_from_json
@@ -204,6 +205,33 @@ class DeviceRecord:
         )
 
 
+def newest(
+    taken: Iterable[tuple[Run, Sample]], place: Callable[[Run, Sample], Hashable],
+    is_preferred: Callable[[Sample], bool] = lambda sample: True,
+) -> dict[Hashable, Sample]:
+    """The newest sample of each place, by the date and id of its run; in whatever order they come.
+
+    Args:
+      taken: samples, each with its run.
+      place: by what samples stand for each other, such as key and config.
+      is_preferred: whether a sample comes before a newer one that is not.
+
+    Returns:
+      place -> sample; preferred ones first, and then newer ones.
+    """
+    found: dict[Hashable, tuple[tuple[bool, str, str], Sample]] = {}
+    for run, sample in taken:
+        at, age = place(run, sample), (is_preferred(sample), run.date, run.id)
+        known = found.get(at)
+        # By text, where one run has two: their order must not be by chance.
+        if known is None or known[0] < age or known[0] == age and (
+            canonical_json(known[1].to_json()) < canonical_json(sample.to_json())
+        ):
+            found[at] = age, sample
+    ordered = sorted(found.items(), key=lambda item: item[1][0], reverse=True)
+    return {at: sample for at, (_, sample) in ordered}
+
+
 def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
     """Reads a .jsonl file: (line number, sample) in the order of the file.
 
@@ -226,9 +254,9 @@ def read_samples_leniently(path: str | os.PathLike[str]) -> tuple[list[Sample], 
     be read. Nothing but the bad line is lost, whatever its bytes are.
     """
     try:
-        data = Path(path).read_bytes()
+        data = regular_file.read(path)
     except OSError as error:
-        return [], [f"{path}: cannot be read: {error}"]
+        return [], [f"{path}: cannot be read: {error}; {REMEDY}"]
     lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -271,7 +299,7 @@ def read_runs_leniently(path: str | os.PathLike[str]) -> tuple[dict[str, Run], l
     except TableError as error:
         problems = [str(error)]
     try:
-        text = Path(path).read_bytes().decode("utf-8", "replace")
+        text = regular_file.read(path).decode("utf-8", "replace")
     except OSError:
         return {}, problems
     runs: dict[str, Run] = {}
@@ -308,7 +336,7 @@ def write_device(path: str | os.PathLike[str], record: DeviceRecord) -> None:
 
 def _read_text(path: str | os.PathLike[str]) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return regular_file.read(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot be read: {error}; {REMEDY}") from error
 

@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING
 from stoneware.autotune import record as record_format
 from stoneware.autotune import store_reader
 from stoneware.autotune.record import Record
+from stoneware.autotune.regular_file import size_bytes
 from stoneware.autotune.samples import Run, Sample
-from stoneware.autotune.store_reader import LAYOUT, Files, Reading, size_bytes
+from stoneware.autotune.store_reader import LAYOUT, Files, Reading
 from stoneware.errors import StoreError
 from stoneware.runtime import environment
 
@@ -148,6 +149,8 @@ class Store:
     def _write(self, records: list[Record]) -> None:
         files = self._files
         leftover: list[Record] = []
+        for file in (files.wal, files.shm):
+            size_bytes(file)  # raises where SQLite would wait for ever, at a pipe
         is_unknown = not self._sound_inode or _inode(files.database) != self._sound_inode
         if is_unknown or not size_bytes(files.database) or size_bytes(files.new):
             # Once per file: an `add` to a damaged database would overwrite what can be salvaged,

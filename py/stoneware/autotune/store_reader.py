@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoneware.autotune import record as record_format
-from stoneware.autotune import salvage
+from stoneware.autotune import regular_file, salvage
 from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.record import Record
 from stoneware.autotune.samples import SCHEMA, Run, Sample
@@ -200,20 +200,15 @@ def is_damage(error: Exception) -> bool:
     return code in _DAMAGE_CODES or isinstance(error, (Damaged, UnicodeDecodeError))
 
 
-def size_bytes(file: str) -> int:
-    """Bytes of a file; 0 if there is none."""
-    try:
-        return os.stat(file).st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-
-
 def _read_once(files: Files, has_turn: bool, is_suspect: bool) -> Reading:
     reading = Reading()
     try:
-        database_bytes = size_bytes(files.database)
+        database_bytes = regular_file.size_bytes(files.database)
     except OSError as error:
-        reading.problems.append(f"{files.path}: cannot be read: {error}")
+        reading.problems.append(
+            f"{files.path}: cannot be read: {error}; move away what is in its place, or set "
+            "STONEWARE_CACHE_DIR to another folder"
+        )
         return reading
     # Before the database: what a checkpoint moves meanwhile is then seen twice, and not missed.
     wal, new = _content(files.wal, reading), _content(files.new, reading)
@@ -250,7 +245,7 @@ def _mode(files: Files, wal: bytes, has_turn: bool) -> str:
     # The -shm is the index of the -wal. A writer that was killed between the two leaves an index
     # of another log; SQLite would wait 10 s for that writer (walTryBeginRead, SQLITE_PROTOCOL).
     try:
-        index = Path(files.shm).read_bytes()[:_INDEX_HEADER_BYTES]
+        index = regular_file.read(files.shm)[:_INDEX_HEADER_BYTES]
     except OSError:
         index = b""
     if len(index) == _INDEX_HEADER_BYTES and index[32:40] == wal[16:24] and _is_log(wal):
@@ -318,11 +313,13 @@ def _select(files: Files, mode: str, reading: Reading, listed: set[str]) -> bool
 
 def _content(file: str, reading: Reading) -> bytes:
     try:
-        return Path(file).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        return regular_file.read(file)
+    except FileNotFoundError:
         return b""
     except OSError as error:
-        reading.problems.append(f"{file}: cannot be read: {error}")
+        reading.problems.append(
+            f"{file}: cannot be read: {error}; make it readable, or move it away"
+        )
         return b""
 
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoneware.autotune import regular_file
 from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.config import AnyConfig, Config, config_from_json
 from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json
@@ -198,19 +199,36 @@ def _choice(content: _Content, row: Sequence[Any], sha256: str, is_other: bool) 
     )
 
 
-class DeviceTable:
-    """The entries of one device.
+class DeviceBlocks:
+    """The entries of one device by family, as a look-up asks for them.
 
     Attributes:
-      fingerprint, aliases: the device.
+      fingerprint: the device.
       is_predicted: whether nothing was measured there.
+    """
+
+    def __init__(self, fingerprint: DeviceFingerprint, is_predicted: bool) -> None:
+        self.fingerprint = fingerprint
+        self.is_predicted = is_predicted
+
+    def block(self, family: AnyKey) -> Block | None:
+        """The entries of a family; None if there are none."""
+        raise NotImplementedError
+
+
+class DeviceTable(DeviceBlocks):
+    """The entries of one device in a table.
+
+    Attributes:
+      aliases: further names of the device.
       num_entries: how many there are.
     """
 
     def __init__(self, header: Mapping[str, Any], content: _Content) -> None:
-        self.fingerprint = DeviceFingerprint.from_json(header["fingerprint"])
+        super().__init__(
+            DeviceFingerprint.from_json(header["fingerprint"]), header["is_predicted"]
+        )
         self.aliases = tuple(header["aliases"])
-        self.is_predicted: bool = header["is_predicted"]
         self.num_entries = sum(family["entries"] for family in header["families"])
         self._header = header
         self._content = content
@@ -232,7 +250,6 @@ class DeviceTable:
         return tuple(self._offsets)
 
     def block(self, family: AnyKey) -> Block | None:
-        """The entries of a family; None if there are none."""
         block = self._blocks.get(family)
         if block is None and (offset := self._offsets.get(family)) is not None:
             block = self._blocks[family] = _ParsedBlock(family, self._content, offset)
@@ -263,7 +280,8 @@ class Table:
     Attributes:
       op: whose table.
       digest: sha256 of the content.
-      devices: those that were measured by fingerprint, then those that were predicted.
+      devices: those that were measured by fingerprint, then those that were predicted; the look-up
+        asks of them what a DeviceBlocks has.
       runs: id of each run -> its versions, date and commit.
     """
 
@@ -398,13 +416,20 @@ def _lines(items: Iterable[Any]) -> bytes:
     return "".join(canonical_json(item) + "\n" for item in items).encode("ascii")
 
 
-def decode(data: bytes, path: str | os.PathLike[str], op: str | None) -> Table:
+REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
+"""What to do about a table that is damaged, where it is not this installation's."""
+
+
+def decode(
+    data: bytes, path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY
+) -> Table:
     """Reads the bytes that `encode` made.
 
     Args:
       data: the bytes.
       path: named in errors.
       op: whose table it must be; None for any.
+      remedy: what to do if it is damaged.
 
     Raises:
       TableError: naming `path`, what was expected, what was found, and the remedy.
@@ -414,21 +439,21 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None) -> Table:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
         found = f"{len(data)} bytes that are none: {error}"
-        raise _error(path, "a header in JSON", found) from error
+        raise _error(path, "a header in JSON", found, remedy) from error
     if not isinstance(header, dict) or "schema" not in header:
-        raise _error(path, "a table with the key 'schema'", "none")
+        raise _error(path, "a table with the key 'schema'", "none", remedy)
     if header["schema"] != SCHEMA:
-        raise _error(path, f"schema {SCHEMA}", f"schema {header['schema']!r}")
+        raise _error(path, f"schema {SCHEMA}", f"schema {header['schema']!r}", remedy)
     digest = header.get("digest")
     hashed = hashlib.sha256(line.replace(f'"digest":"{digest}"'.encode(), b'"digest":""', 1))
     hashed.update(newline)
     hashed.update(body)
     if hashed.hexdigest() != digest:
         raise _error(
-            path, f"content with the digest {digest}", f"content with {hashed.hexdigest()}"
+            path, f"content with the digest {digest}", f"content with {hashed.hexdigest()}", remedy
         )
     if op is not None and header["op"] != op:
-        raise _error(path, f"the table of {op}", f"that of {header['op']!r}")
+        raise _error(path, f"the table of {op}", f"that of {header['op']!r}", remedy)
     content = _Content(header, body)
     return Table(
         op=header["op"],
@@ -458,19 +483,26 @@ def packaged(op: str) -> Table | None:
     """
     path = packaged_path(op)
     try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        if is_kernel(op):
+        return read(path, op, package_files.REMEDY)
+    except TableError as error:
+        if is_kernel(op) and isinstance(error.__cause__, FileNotFoundError):
             return None
-        raise _unreadable(path, op, error) from error
+        raise
+
+
+def read(path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY) -> Table:
+    """Reads a table's file; arguments as for `decode`.
+
+    Raises:
+      TableError: there is no such file, or it is damaged.
+    """
+    try:
+        data = regular_file.read(path)
     except OSError as error:
-        raise _unreadable(path, op, error) from error
-    return decode(data, path, op)
+        what = "a tuning table" if op is None else f"the tuning table of {op}"
+        raise _error(path, what, f"no readable file: {error}", remedy) from error
+    return decode(data, path, op, remedy)
 
 
-def _unreadable(path: Path, op: str, error: OSError) -> TableError:
-    return _error(path, f"the tuning table of {op}", f"no readable file: {error}")
-
-
-def _error(path: str | os.PathLike[str], expected: str, found: str) -> TableError:
-    return TableError(f"{path}: expected {expected}, found {found}; {package_files.REMEDY}")
+def _error(path: str | os.PathLike[str], expected: str, found: str, remedy: str) -> TableError:
+    return TableError(f"{path}: expected {expected}, found {found}; {remedy}")

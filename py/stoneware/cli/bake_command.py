@@ -53,6 +53,8 @@ def bake(
     else:
         found = None if is_kernel(op) else manifest_format.packaged()
     paths = _files(files or [])
+    if is_kernel(op):
+        _check_kernel(op, paths)
     data = baking.bake(op, paths, found, listed("kernels", kernels) or ())
     baked = table.decode(data, out, op)
     _write(Path(out), data)
@@ -68,6 +70,21 @@ def bake(
             for device in baked.devices
         ],
     }, exit_codes.OK)
+
+
+def _check_kernel(op: str, paths: list[Path]) -> None:
+    """Refuses samples none of which is of the kernel: most likely its name is misspelt."""
+    from stoneware.autotune import merge
+    from stoneware.autotune.samples import read_samples_leniently
+
+    files = [path for path in paths if path.suffix == ".jsonl"]
+    if not files or merge.file_name(op) in {path.name for path in files}:
+        return
+    known = {sample.op for path in files for sample in read_samples_leniently(path)[0]}
+    raise ValueError(
+        f"--op={op!r} must be one that the samples have, {', '.join(sorted(known)) or 'none'}; "
+        f"correct the name, or give the folder with its {merge.file_name(op)}"
+    )
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -10,7 +10,7 @@ MEANINGS: dict[int, str] = {
     OK: "done, and nothing to report",
     FOUND: "found a difference, a damaged entry, or a wrong candidate",
     USAGE: "an argument or an input file breaks a rule",
-    ENVIRONMENT: "this machine cannot do it: no GPU, no torch, no plotly, disk full",
+    ENVIRONMENT: "this machine cannot do it: no GPU, no torch, no plotly, disk full, stdout closed",
     INTERNAL: "a defect of stoneware; the traceback is shown",
     INTERRUPTED: "interrupted; what was measured is kept",
     PIPE_CLOSED: "whoever read the output has gone",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,8 +37,9 @@ def explain(
         help="Of a and b: e4m3; bf16 or fp16.", show_default=False)] = None,
     out_dtype: Annotated[str | None, typer.Option(
         help="Of the result: bf16 or fp16.", show_default=False)] = None,
-    scales: Annotated[str, typer.Option(
-        help="Of scaled_mm: row or tensor, or those of a and b as tensor/row.")] = "row",
+    scales: Annotated[str | None, typer.Option(
+        help="Of scaled_mm: row or tensor, or those of a and b as tensor/row. Default: row.",
+        show_default=False)] = None,
     bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
     device: Annotated[str | None, typer.Option(
         help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current "
@@ -46,8 +47,15 @@ def explain(
     )] = None,
     json: Json = False,
 ) -> int:
+    from stoneware.runtime import environment
+
     output = Output("explain", json)
+    environment.tuning_mode()  # raises for a value that every call would refuse
     if ":" in op:
+        _refuse(
+            "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, dtype=dtype,
+            out_dtype=out_dtype, scales=scales, bias=bias or None,
+        )
         from stoneware.cli import kernel_explanation
 
         answers = kernel_explanation.explain(op, key or [], device)
@@ -66,10 +74,23 @@ def explain(
         raise ValueError(
             f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336"
         )
+    if op != "scaled_mm":
+        _refuse(f"scaled_mm; {op} has no scales", scales=scales)
     from stoneware.explanation import explain as find
 
     found = find(
-        op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales, has_bias=bias, device=device
+        op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales or "row", has_bias=bias,
+        device=device,
     )
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)
+
+
+def _refuse(what: str, **flags: Any) -> None:
+    """Raises ValueError if one of these flags, which apply to something else, was given."""
+    given = [
+        f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+        for name, value in flags.items() if value is not None
+    ]
+    if given:
+        raise ValueError(f"{' '.join(given)} must be left out: for {what}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -59,6 +60,11 @@ def run(arguments: Sequence[str]) -> int:
       The exit code, one of exit_codes.MEANINGS. Nothing is raised.
     """
     arguments = list(arguments)
+    if sys.stdout is None:
+        # Before anything is done: the next file that is opened would take its number.
+        print("stoneware: stdout is closed and must be open; give it, if only to /dev/null",
+              file=sys.stderr)
+        return exit_codes.ENVIRONMENT
     try:
         try:
             code = _invoke(list(arguments))  # a copy, since the parser empties it
@@ -95,7 +101,8 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     )
     message = " ".join(message.split())
     if isinstance(error, OSError) and error.strerror:
-        message = f"{error.filename or 'the system'}: {error.strerror}; {_OS_REMEDY}"
+        place = error.filename or ("stdout" if _is_unwritable() else "the system")
+        message = f"{place}: {error.strerror}; {_OS_REMEDY}"
     if is_usage:
         message += f" (see stoneware {f'{command} ' if command else ''}--help)"
     if code == exit_codes.INTERNAL or "--traceback" in arguments:
@@ -105,19 +112,28 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     print(f"stoneware{f' {command}' if command else ''}: {message}", file=sys.stderr)
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__
-        try:
+        with contextlib.suppress(OSError):  # the flush below says it again
             print(json.dumps({
                 "command": command, "exit_code": code, "error": {"kind": kind, "message": message},
-            }, indent=1), flush=True)
-        except BrokenPipeError:
-            _close_stdout()
+            }, indent=1))
+    _is_unwritable()
     return code
 
 
 _OS_REMEDY = "check the path, its permissions and the free space"
 
 
+def _is_unwritable() -> bool:
+    """Whether stdout does not take what was printed, as of a full disk; then it goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _close_stdout()
+        return True
+    return False
+
+
 def _close_stdout() -> None:
-    """Lets what is still buffered for a reader that has gone go nowhere."""
+    """Lets what is still buffered for a reader that has gone, or a full disk, go nowhere."""
     # As Python's documentation of SIGPIPE advises: else the flush at exit fails once more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

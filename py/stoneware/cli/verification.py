@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from stoneware.autotune import differences, entries, layers, table
+from stoneware.autotune import differences, entries, layers, regular_file, table
+from stoneware.autotune.store import user_store
 from stoneware.autotune.table import Table
-from stoneware.errors import StonewareError, TableError
+from stoneware.errors import TableError
 from stoneware.installation import NATIVE_MODULES
 from stoneware.ops import OPS
-from stoneware.runtime import manifest, native, package_files
+from stoneware.runtime import environment, manifest, native, package_files
 from stoneware.runtime.manifest import KernelRecord, Manifest
 
 
@@ -27,12 +28,14 @@ def installation() -> dict[str, list[str]]:
     parts = {
         "manifest": _manifest(), "native modules": _native_modules(), "kernels": _kernels(),
         "tables": _tables(), "packages' tables": _packages(), "user's store": _user_store(),
+        "mode of tuning": _mode(),
     }
     return {name: list(problems) for name, problems in parts.items()}
 
 
-def path(place: Path) -> list[str]:
-    """What is wrong with a sample folder, a store, a table or a manifest.
+def path(place: Path, remedy: str = table.REMEDY) -> list[str]:
+    """What is wrong with a sample folder, a store, a table or a manifest; and, of a table, the
+    remedy.
 
     Raises:
       TableError: there is nothing of the kind.
@@ -43,7 +46,7 @@ def path(place: Path) -> list[str]:
         except TableError as error:
             return [str(error)]
         return []
-    return differences.verify(place)
+    return differences.verify(place, remedy)
 
 
 def _is_manifest(data: bytes) -> bool:
@@ -95,7 +98,7 @@ def _kernel_files(record: KernelRecord) -> Iterator[str]:
     for suffix, expected in (("cubin", record.sha256), ("json", record.description_sha256)):
         file = package_files.path("kernels", f"{record.id}.{suffix}")
         try:
-            yield from _digest(str(file), file.read_bytes(), expected)
+            yield from _digest(str(file), regular_file.read(file), expected)
         except OSError as error:
             yield f"{file}: cannot be read: {error.strerror}; {package_files.REMEDY}"
 
@@ -116,7 +119,7 @@ def _tables() -> Iterator[str]:
         kernels = None  # said of the manifest
     for op in OPS:
         place = table.packaged_path(op)
-        problems = differences.verify(place)
+        problems = differences.verify(place, package_files.REMEDY)
         yield from problems
         if not problems and kernels is not None:
             yield from _unknown_kernels(table.packaged(op), place, kernels)
@@ -142,19 +145,26 @@ def _packages() -> Iterator[str]:
                 if not files:
                     yield f"package {name}: {folder} has no table (<op>.json)"
                 for file in files:
-                    for problem in path(file):
+                    for problem in path(file, layers.package_remedy(name)):
                         yield f"package {name}: {problem}"
     yield from said
 
 
 def _user_store() -> Iterator[str]:
     try:
-        store = layers.existing_store()
-    except (StonewareError, ValueError) as error:
+        store = user_store()
+    except ValueError as error:
         yield str(error)
         return
     if store is not None:
         yield from store.problems()
+
+
+def _mode() -> Iterator[str]:
+    try:
+        environment.tuning_mode()
+    except ValueError as error:
+        yield str(error)
 
 
 @contextlib.contextmanager

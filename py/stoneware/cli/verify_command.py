@@ -14,7 +14,8 @@ from stoneware.cli.output import Output
 HELP = help.text(
     "Look for damage: every bad entry is shown with its place.\n\n"
     "Without PATHS this installation is checked: the kernel manifest, the native modules, the "
-    "bytes of every kernel, the tables of the wheel and of other packages, and the user's store. "
+    "bytes of every kernel, the tables of the wheel and of other packages, the user's store, and "
+    "STONEWARE_TUNING. "
     "PATHS are sample folders, stores (.sqlite3), tables and manifests (.json). Nothing is "
     "changed.",
     examples=["stoneware verify", "stoneware verify samples/nvidia_h200 store.sqlite3 --json"],

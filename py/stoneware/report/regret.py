@@ -14,7 +14,7 @@ from stoneware.autotune import lookup
 from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey
 from stoneware.autotune.layers import Source
-from stoneware.autotune.table import Block, DeviceTable, Entry, Table
+from stoneware.autotune.table import Block, DeviceBlocks, Entry, Table
 from stoneware.report import measures
 from stoneware.report.measures import Measurement, Preferred, Problem, no_preference
 from stoneware.runtime.device import DeviceFingerprint
@@ -140,16 +140,15 @@ class _Rest(Block):
         )
 
 
-class _RestDevice(DeviceTable):
+class _RestDevice(DeviceBlocks):
     """The one device and family of a `_Rest`."""
 
     def __init__(self, rest: _Rest) -> None:
-        self.fingerprint, self.aliases, self.is_predicted = _ANY_DEVICE, (), False
-        self.num_entries = len(rest.sizes)
+        super().__init__(_ANY_DEVICE, is_predicted=False)
         self._rest = rest
 
     def block(self, family: AnyKey) -> Block | None:
-        return self._rest if self.num_entries else None
+        return self._rest if self._rest.sizes else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -249,7 +249,7 @@ def _manifest() -> Manifest | None:
 
 def _add_path(collection: Collection, path: Path) -> None:
     if path.suffix == ".json" and path.is_file():
-        collection.add_table(table.decode(path.read_bytes(), path, None), str(path))
+        collection.add_table(table.read(path, None), str(path))
         return
     if not path.exists():
         raise ValueError(
