@@ -140,3 +140,17 @@ def test_without_a_process_group_it_is_an_error(package):
     assert not torch.distributed.is_initialized()
     with pytest.raises(RuntimeError, match="init_process_group"):
         sw.distributed.assert_same_tuning()
+
+
+def test_without_torch_the_error_says_how_to_install_it(monkeypatch):
+    from stoneware import distributed
+
+    def no_torch(name, *arguments):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real(name, *arguments)
+
+    real = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", no_torch)
+    with pytest.raises(ImportError, match='pip install "torch'):
+        distributed.assert_same_tuning()

@@ -331,3 +331,16 @@ def test_prediction_orders_our_kernels_and_leaves_the_vendor_library_first(packa
 
 def test_measurement_on_another_device_comes_before_a_prediction(package):
     assert decide(device=Device(kind="cuda", fingerprint=small.H100)).grade == "other device"
+
+
+def test_an_overlay_that_changes_nothing_is_said_once(package, tmp_path, caplog):
+    empty, damaged = tmp_path / "empty.sqlite3", tmp_path / "damaged.sqlite3"
+    empty.write_bytes(b"")
+    damaged.write_bytes(b"not a database" * 1000)
+    for path in (empty, damaged):
+        caplog.clear()
+        for _ in range(2):
+            with tuning.tuning("off", overlay=path):
+                decide()
+        said = [record.message for record in caplog.records if "changes nothing" in record.message]
+        assert len(said) == 1 and str(path) in said[0]

@@ -172,3 +172,18 @@ def test_starting_imports_nothing_heavy(arguments):
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
     )
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("arguments", [
+    ["info", "--json"], ["info"], ["explain", "conv", "--json"], ["--version"],
+])
+@pytest.mark.parametrize("to", [">/dev/full", ">&-"])
+def test_a_stdout_that_takes_nothing_is_one_line_and_a_documented_code(arguments, to):
+    command = " ".join([sys.executable, "-m", "stoneware", *arguments, to])
+    done = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=environment())
+    is_mistake = "conv" in arguments and to == ">/dev/full"
+    assert done.returncode == (exit_codes.USAGE if is_mistake else exit_codes.ENVIRONMENT)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("stoneware")]
+    assert len(lines) == 1 and ("stdout" in lines[0] or is_mistake)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr

@@ -101,7 +101,8 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     )
     message = " ".join(message.split())
     if isinstance(error, OSError) and error.strerror:
-        place = error.filename or ("stdout" if _is_unwritable() else "the system")
+        # What is written, unlike what is opened, has no name.
+        place = error.filename or "stdout or another open file"
         message = f"{place}: {error.strerror}; {_OS_REMEDY}"
     if is_usage:
         message += f" (see stoneware {f'{command} ' if command else ''}--help)"
@@ -116,21 +117,14 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
             print(json.dumps({
                 "command": command, "exit_code": code, "error": {"kind": kind, "message": message},
             }, indent=1))
-    _is_unwritable()
-    return code
-
-
-_OS_REMEDY = "check the path, its permissions and the free space"
-
-
-def _is_unwritable() -> bool:
-    """Whether stdout does not take what was printed, as of a full disk; then it goes nowhere."""
     try:
         sys.stdout.flush()
     except OSError:
         _close_stdout()
-        return True
-    return False
+    return code
+
+
+_OS_REMEDY = "check the path, its permissions and the free space"
 
 
 def _close_stdout() -> None:
