@@ -172,8 +172,123 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
         }),
     )
 
-# fp8 with tensor or row scales. The wide tile is for m that fills it; the swapped ones are for small
-# m, which runs along the tile's n: 16 and 64.
+# Elements that a split-k kernel multiplies, and their bytes.
+_SPLITK_OPERAND_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2}
+
+_SPLITK_OUT_DTYPES = ["bf16", "fp16", "fp32"]
+
+def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1):
+    """Describes one kernel for small m whose clusters share the k of a tile (splitk_sm90.cuh).
+
+    Example:
+
+        splitk_config(
+            op = "scaled_mm",
+            dtype = "e4m3",
+            out = "bf16",
+            tile = (64, 16, 256),
+            stages = 5,
+        )
+
+    Args:
+      op: "scaled_mm" or "matmul".
+      dtype: of both operands: "e4m3", "e5m2", "bf16" or "fp16".
+      out: dtype of the result, "bf16", "fp16" or "fp32".
+      tile: (m, n, k) elements of the tile of the swapped problem: its m runs along the user's n.
+      stages: tiles of both operands in flight.
+      warp_groups: warp groups that share the accumulators of one tile.
+      share: tiles, neighbours in n, whose blocks load a's elements for each other.
+
+    Returns:
+      A struct as gemm_config() gives it.
+    """
+    _check_one_of("op", op, ["matmul", "scaled_mm"])
+    _check_one_of("dtype", dtype, sorted(_SPLITK_OPERAND_BYTES))
+    _check_one_of("out", out, _SPLITK_OUT_DTYPES)
+    _check_triple("tile", tile)
+    tile_m, tile_n, tile_k = tile
+    element_bytes = _SPLITK_OPERAND_BYTES[dtype]
+    if tile_m not in [64, 128]:
+        _fail("tile m must be 64 or 128: one or two wgmma", "it is {}".format(tile_m), "change it")
+    if tile_n % 8 != 0 or tile_n > 256:
+        _fail("tile n must be a multiple of 8 up to 256", "it is {}".format(tile_n), "change it")
+    if tile_m % (64 * warp_groups) != 0:
+        _fail(
+            "tile m must have 64 rows for each warp group",
+            "it is {} for {}".format(tile_m, warp_groups),
+            "change tile or warp groups",
+        )
+    if share not in [1, 2, 4] or tile_n % (8 * share) != 0:
+        _fail(
+            "share must be 1, 2 or 4, and tile n a multiple of 8 for each",
+            "it is {} with tile n {}".format(share, tile_n),
+            "change tile or share",
+        )
+    accumulators = tile_m * tile_n // (128 * warp_groups)
+    if accumulators > _MAX_ACCUMULATORS_PER_THREAD:
+        _fail(
+            "a thread must hold at most {} accumulators".format(_MAX_ACCUMULATORS_PER_THREAD),
+            "it is {}".format(accumulators),
+            "shrink the tile, or take two warp groups",
+        )
+    if tile_k * element_bytes % 128 != 0:
+        _fail(
+            "tile k must be whole swizzle atoms of 128 bytes",
+            "it is {} bytes".format(tile_k * element_bytes),
+            "change it",
+        )
+    shared_bytes = stages * (tile_m + tile_n) * tile_k * element_bytes + 2048
+    if stages < _MIN_STAGES or shared_bytes > _MAX_SHARED_BYTES:
+        _fail(
+            "at least {} stages must fit {} bytes of shared memory".format(_MIN_STAGES, _MAX_SHARED_BYTES),
+            "{} stages take {}".format(stages, shared_bytes),
+            "change tile or stages",
+        )
+
+    kernel_id = "{}_sm90_{}_{}_{}_{}_{}x1x1_splitk{}x{}_swap".format(
+        op,
+        dtype,
+        dtype,
+        out,
+        "x".join([str(x) for x in tile]),
+        share,
+        warp_groups,
+        stages,
+    )
+    return struct(
+        id = kernel_id,
+        op = op,
+        source = "splitk_sm90",
+        arch = "sm_90a",
+        defines = [
+            "STONEWARE_KERNEL_ID=" + kernel_id,
+            "STONEWARE_OP=" + op,
+            "STONEWARE_A=" + dtype,
+            "STONEWARE_OUT=" + out,
+            "STONEWARE_TILE_M={}".format(tile_m),
+            "STONEWARE_TILE_N={}".format(tile_n),
+            "STONEWARE_TILE_K={}".format(tile_k),
+            "STONEWARE_STAGES={}".format(stages),
+            "STONEWARE_WARP_GROUPS={}".format(warp_groups),
+            "STONEWARE_SHARE={}".format(share),
+        ],
+        config_json = json.encode({
+            "a": dtype,
+            "accumulation": "fast",
+            "b": dtype,
+            "cluster": (share, 1, 1),
+            "layout": "nt",
+            "out": out,
+            "schedule": "splitk",
+            "stages": stages,
+            "swap_ab": True,
+            "tile": tile,
+            "warp_groups": warp_groups,
+        }),
+    )
+
+# fp8 with tensor or row scales, m above 64: the wide tile for m that fills it, the swapped ones for m
+# that leaves SMs idle with it.
 SCALED_MM_SM90 = [
     gemm_config(
         a = "e4m3",
@@ -187,10 +302,47 @@ SCALED_MM_SM90 = [
     for out in _OUT_DTYPES
     for tile, cluster, schedule, swap_ab in [
         ((128, 128, 128), (2, 1, 1), "pingpong", False),
-        ((64, 16, 256), (1, 1, 1), "warpspecialized", True),
-        ((64, 64, 256), (1, 1, 1), "warpspecialized", True),
+        ((64, 96, 256), (1, 1, 1), "warpspecialized", True),
+        ((64, 128, 128), (1, 1, 1), "warpspecialized", True),
+        ((128, 64, 128), (1, 1, 1), "pingpong", True),
+    ]
+]
+
+# Small m: of the tile, n is what m needs. The last two are for m of some 100 to 200, and large k.
+SPLITK_SM90 = [
+    splitk_config(
+        op = "scaled_mm",
+        dtype = "e4m3",
+        out = out,
+        tile = tile,
+        stages = stages,
+        warp_groups = warp_groups,
+        share = share,
+    )
+    for out in ["bf16", "fp16"]
+    for tile, stages, warp_groups, share in [
+        ((64, 16, 256), 5, 1, 1),
+        ((64, 32, 256), 4, 1, 1),
+        ((64, 64, 256), 5, 1, 1),
+        ((128, 96, 128), 7, 2, 2),
+        ((128, 192, 128), 5, 2, 2),
+    ]
+] + [
+    splitk_config(
+        op = "matmul",
+        dtype = dtype,
+        out = dtype,
+        tile = tile,
+        stages = stages,
+        share = share,
+    )
+    for dtype in ["bf16", "fp16"]
+    for tile, stages, share in [
+        ((64, 16, 128), 5, 1),
+        ((64, 32, 128), 4, 1),
+        ((64, 64, 128), 5, 2),
     ]
 ]
 
 # Everything that is built for sm_90a.
-KERNELS_SM90 = SCALED_MM_SM90
+KERNELS_SM90 = SCALED_MM_SM90 + SPLITK_SM90

@@ -14,6 +14,10 @@ from stoneware.autotune.key import check_value, is_kernel, value_order
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
 
+SPLITS = (1, 2, 4, 8)
+"""Blocks that may share the k of one output tile: a cluster, of which every GPU that has clusters takes
+eight blocks (CUDA C++ Programming Guide, thread block clusters)."""
+
 RASTERS = ("heuristic", "along_m", "along_n")
 """Orders in which the CUTLASS tile scheduler walks over the output tiles."""
 
@@ -28,6 +32,7 @@ class Config:
         "torch._scaled_mm".
       max_swizzle: the largest tile swizzle, one of SWIZZLES. Only CUTLASS kernels read it.
       raster: the order of the tiles, one of RASTERS. Only CUTLASS kernels read it.
+      splits: blocks that share the k of one tile, one of SPLITS. Only split-k kernels read it.
 
     Raises:
       TypeError: a field has the wrong type.
@@ -38,6 +43,7 @@ class Config:
     kernel: str
     max_swizzle: int = 1
     raster: str = "heuristic"
+    splits: int = 1
 
     def __post_init__(self) -> None:
         for name in ("backend", "kernel", "raster"):
@@ -49,19 +55,19 @@ class Config:
                 f"backend={self.backend!r} and kernel={self.kernel!r} must not be empty; "
                 "take both from stoneware.explain(...)"
             )
-        if type(self.max_swizzle) is not int:
-            raise TypeError(
-                f"max_swizzle={self.max_swizzle!r} must be an int, "
-                f"not {type(self.max_swizzle).__name__}"
-            )
-        if self.max_swizzle not in SWIZZLES:
-            raise ValueError(f"max_swizzle={self.max_swizzle} must be one of {SWIZZLES}")
+        for name, known in (("max_swizzle", SWIZZLES), ("splits", SPLITS)):
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
+            if value not in known:
+                raise ValueError(f"{name}={value} must be one of {known}")
         if self.raster not in RASTERS:
             raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}")
 
     def __str__(self) -> str:
         knobs = [f"swizzle {self.max_swizzle}"] if self.max_swizzle != 1 else []
         knobs += [f"raster {self.raster}"] if self.raster != "heuristic" else []
+        knobs += [f"{self.splits} splits"] if self.splits != 1 else []
         return f"{self.backend}:{self.kernel}" + (f" ({', '.join(knobs)})" if knobs else "")
 
     def to_json(self) -> dict[str, str | int]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoneware.autotune import layers, lookup, tuning
+from stoneware.autotune import layers, lookup, tile_rule, tuning
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
 from stoneware.autotune.layers import Source
 from stoneware.autotune.lookup import Decision, Found, Refusal
 from stoneware.errors import TuningMissError
-from stoneware.ops import REFERENCE
+from stoneware.ops import REFERENCE, split_k
 from stoneware.ops.backend import Backend
 from stoneware.runtime import manifest
 from stoneware.runtime.device import Device, DeviceFingerprint
@@ -44,10 +44,18 @@ class Operation:
     preferred_reason: str
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
-        """Every config that can run the problem; the reference's only if there is no other."""
+        """The configs that are raced: of those that can run the problem, all but the ones whose tile
+        is far from m; the reference's only if there is no other."""
         configs = _Backends(self, problem, device).configs()
-        others = [config for config in configs if config.backend != REFERENCE]
-        return others or configs
+        key, kernels = problem.key, manifest.packaged().kernels
+        first = {config.backend: config for config in reversed(configs)}.values()
+        near = [
+            config for config in configs
+            if config in first or config.kernel not in kernels
+            or tile_rule.is_worth_timing(kernels[config.kernel], key)
+        ]
+        others = [config for config in near if config.backend != REFERENCE]
+        return others or near
 
     def decide(
         self, problem: Any, device: Device, *, backend: str | None = None,
@@ -196,7 +204,8 @@ class _Backends:
             return reason
         kernels = {known.kernel for known in configs}
         if config.kernel in kernels:
-            return None
+            record = manifest.packaged().kernels.get(config.kernel)
+            return record and split_k.why_not(record, self._problem.key.k, config.splits)
         return (
             f"kernel {config.kernel!r} is not one of those that {name} has for this "
             f"problem: {', '.join(sorted(kernels))}"

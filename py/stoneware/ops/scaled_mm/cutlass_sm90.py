@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stoneware.autotune import tile_rule
 from stoneware.autotune.config import Config
 from stoneware.errors import TableError, UnsupportedError
+from stoneware.ops import split_k
 from stoneware.ops.scaled_mm.problem import OP, Problem
 from stoneware.runtime import manifest, native, package_files
 from stoneware.runtime.device import Device
@@ -60,17 +62,26 @@ def supports(problem: Problem, device: Device) -> str | None:
 
 
 def configs(problem: Problem, device: Device) -> list[Config]:
-    """Each kernel that fits; the first also with each larger swizzle that changes the order of its
-    tiles."""
+    """Each kernel that fits, with each number of splits that may be the fastest; the first that has
+    CUTLASS's tile scheduler also with each larger swizzle that changes the order of its tiles."""
     found = tile_rule.by_tile_m(problem.key, device.compute_capability, _kernels())
-    if not found:
-        return []
-    first = manifest.packaged().kernels[found[0].kernel].config
-    tile, swap_ab = first["tile"], first["swap_ab"]
-    along_m, along_n = (problem.n, problem.m) if swap_ab else (problem.m, problem.n)
-    num_tiles = min(-(-along_m // tile[0]), -(-along_n // tile[1]))
-    return found + [
-        Config(backend=NAME, kernel=found[0].kernel, max_swizzle=max_swizzle)
+    kernels = manifest.packaged().kernels
+    with_splits = [
+        replace(config, splits=splits) for config in found
+        for splits in split_k.splits_to_time(
+            kernels[config.kernel], problem.m, problem.n, problem.k, device.fingerprint.num_sms
+        )
+    ]
+    scheduled = next(
+        (config for config in found if not split_k.is_split_k(kernels[config.kernel])), None
+    )
+    if scheduled is None:
+        return with_splits
+    built = kernels[scheduled.kernel].config
+    along_m, along_n = (problem.n, problem.m) if built["swap_ab"] else (problem.m, problem.n)
+    num_tiles = min(-(-along_m // built["tile"][0]), -(-along_n // built["tile"][1]))
+    return with_splits + [
+        replace(scheduled, max_swizzle=max_swizzle)
         for max_swizzle, least in _LEAST_TILES_OF_SWIZZLE if num_tiles >= least
     ]
 
@@ -115,6 +126,7 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
         config.kernel, m=problem.m, n=problem.n, k=problem.k, lda=problem.lda, ldb=problem.ldb,
         ldd=problem.ldd, scale_a=problem.scale_a, scale_b=problem.scale_b, device=ordinal,
         num_sms=device.fingerprint.num_sms, max_swizzle=config.max_swizzle, raster=config.raster,
+        splits=config.splits,
     )
 
     def run(

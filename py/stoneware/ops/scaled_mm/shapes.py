@@ -44,12 +44,39 @@ WEIGHTS: dict[str, tuple[int, int]] = {
     "gpt_oss_120b_o": (2880, 4096),
     "gpt_oss_120b_expert_gate_up": (5760, 2880),
     "gpt_oss_120b_expert_down": (2880, 2880),
+    "llama2_13b_o": (5120, 5120),
+    "llama2_13b_gate_up": (27648, 5120),
+    "llama2_13b_down": (5120, 13824),
+    "llama3_1b_o": (2048, 2048),
+    "llama3_1b_gate_up": (16384, 2048),
+    "llama3_1b_down": (2048, 8192),
+    "qwen2_7b_o": (3584, 3584),
+    "qwen2_7b_gate_up": (37888, 3584),
+    "qwen2_7b_down": (3584, 18944),
+    "qwen2_72b_gate_up": (59136, 8192),
+    "qwen2_72b_down": (8192, 29568),
+    "qwen3_14b_gate_up": (34816, 5120),
+    "qwen3_14b_down": (5120, 17408),
+    "mistral_small_o": (5120, 4096),
+    "mistral_small_gate_up": (65536, 5120),
+    "mistral_small_down": (5120, 32768),
+    "falcon_40b_up": (32768, 8192),
+    "falcon_40b_down": (8192, 32768),
+    "gpt3_175b_o": (12288, 12288),
+    "gpt3_175b_up": (49152, 12288),
+    "gpt3_175b_down": (12288, 49152),
 }
 """The layers that are tuned: those of the benchmarks, and from the models' config.json DeepSeek-V3
 with dense intermediate 18432; Qwen3 8B (hidden 4096, intermediate 12288) and 32B (hidden 5120, 64
 heads and 8 key-value heads of 128, intermediate 25600); Mixtral 8x22B (hidden 6144, 48 heads and 8
 key-value heads of 128, intermediate 16384); GPT-OSS 120B (hidden 2880, 64 heads and 8 key-value heads
-of 64, intermediate 2880). Layers of other models with the same weights are not named twice."""
+of 64, intermediate 2880); Llama 2 13B (hidden 5120, intermediate 13824); Llama 3.2 1B (hidden 2048,
+intermediate 8192); Qwen 2.5 7B (hidden 3584, intermediate 18944) and 72B (hidden 8192, intermediate
+29568); Qwen3 14B (hidden 5120, intermediate 17408); Mistral Small 24B (hidden 5120, 32 heads of 128,
+intermediate 32768); Falcon 40B (hidden 8192, up 32768); GPT-3 175B (hidden 12288, up 49152; its paper,
+table 2.1). Layers of other models with the same weights are not named twice: so they also spread
+over what lies between the largest and the smallest, for the nearest of them answers for a weight that
+is not here."""
 
 M_VALUES = (
     1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280,

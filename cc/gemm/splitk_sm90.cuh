@@ -1,0 +1,117 @@
+// Matrix product for small m on Hopper: the k of one output tile shared by the blocks of a cluster.
+//
+//   d[m, n] = scale_a[m] * scale_b[n] * sum_k a[m, k] * b[k, n] + bias[n]
+//
+//   tensor    shape           stride                 dtype
+//   a         [m, k]          [lda, 1]               STONEWARE_A (fp8, bf16 or fp16)
+//   b         [k, n]          [1, ldb]               the same
+//   d         [m, n]          [ldd, 1]               STONEWARE_OUT (bf16, fp16 or fp32)
+//   scale_a   [m] or scalar   [1] or [0]             fp32, or null for 1
+//   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1
+//   bias      [n] or null     [1]                    STONEWARE_OUT
+//
+// The accumulator is fp32; of fp8, summed by the tensor core over all of a block's k ("fast
+// accumulation"). The partial sums of a tile's blocks are added in the order of the blocks, so the
+// result is the same bit for bit from run to run.
+//
+// Operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64 rows of wgmma and m
+// along its columns, of which there may be as few as 8. The grid has a block for each share of k of
+// each tile of STONEWARE_TILE_M of n and STONEWARE_TILE_N of m. A cluster holds the `splits` shares
+// of STONEWARE_SHARE tiles that are neighbours in n.
+//
+// What makes it fast: at small m the bytes of b are all that counts, and they arrive at full speed
+// only if every SM asks for some. n = 4096 has 64 tiles of 64, half as many as an H200 has SMs; two
+// or four blocks a tile fill them. The blocks exchange partial sums through distributed shared
+// memory, so there is no workspace, no second kernel and no atomic. At larger m the bytes of a
+// count too: neighbours in n need the same ones, and each loads its part for all of them (multicast).
+//
+// The defines come from gemm_configs.bzl, the only place a config is written.
+
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_OP) || !defined(STONEWARE_A) ||       \
+    !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) ||    \
+    !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) ||                               \
+    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_SHARE)
+#error "compile with the defines of one splitk_config() of gemm_configs.bzl"
+#endif
+
+namespace stoneware::gemm::sm90 {
+
+// The config's words for what the host must know of a type.
+namespace dtype {
+struct e4m3 {
+  static constexpr unsigned kBytes = 1;
+  static constexpr CUtensorMapDataType kTensorMapType = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+};
+using e5m2 = e4m3;
+struct bf16 {
+  static constexpr unsigned kBytes = 2;
+  static constexpr CUtensorMapDataType kTensorMapType = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+};
+struct fp16 {
+  static constexpr unsigned kBytes = 2;
+  static constexpr CUtensorMapDataType kTensorMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+};
+struct fp32 {
+  static constexpr unsigned kBytes = 4;
+};
+}  // namespace dtype
+
+inline constexpr unsigned kOperandBytes = dtype::STONEWARE_A::kBytes;
+inline constexpr unsigned kOutBytes = dtype::STONEWARE_OUT::kBytes;
+
+// Rows and columns are those of d^T: n and m.
+inline constexpr int kRows = STONEWARE_TILE_M;
+inline constexpr int kColumns = STONEWARE_TILE_N;
+inline constexpr int kTileK = STONEWARE_TILE_K;
+inline constexpr int kStages = STONEWARE_STAGES;
+inline constexpr int kShare = STONEWARE_SHARE;
+
+// Of a, a block loads this many columns, for itself and for its neighbours.
+inline constexpr int kLoadedColumns = kColumns / kShare;
+static_assert(kLoadedColumns % 8 == 0, "a swizzle atom has 8 rows");
+
+// A swizzle atom of shared memory is 128 bytes wide: that much of k is loaded at a time.
+inline constexpr int kChunkBytes = 128;
+inline constexpr int kChunkElements = kChunkBytes / kOperandBytes;
+inline constexpr int kChunks = kTileK / kChunkElements;
+static_assert(kChunks * kChunkElements == kTileK);
+
+inline constexpr int kRowStageBytes = kRows * kTileK * kOperandBytes;
+inline constexpr int kColumnStageBytes = kColumns * kTileK * kOperandBytes;
+
+// Partial sums lie column by column; the padding spreads a warp's stores over all banks.
+inline constexpr int kPartialStride = kRows + 4;
+
+inline constexpr int kConsumerThreads = 128 * STONEWARE_WARP_GROUPS;
+inline constexpr int kThreads = kConsumerThreads + 32;  // and a warp that loads
+
+struct SharedLayout {
+  static constexpr int kAlignment = 1024;  // of the stages: a swizzle atom of 8 rows
+  static constexpr int kColumnsAt = kStages * kRowStageBytes;
+  static constexpr int kBarriersAt = kColumnsAt + kStages * kColumnStageBytes;
+  static constexpr int kBytes = kBarriersAt + 2 * kStages * 8 + kAlignment;
+  static_assert(kColumns * kPartialStride * 4 <= kBarriersAt, "partial sums reuse the stages");
+};
+
+struct Params {
+  CUtensorMap row_map;     // b^T: [n, k]
+  CUtensorMap column_map;  // a: [m, k]
+  void* d;
+  const float* row_scale;
+  const float* column_scale;
+  const void* bias;
+  std::int64_t ldd;
+  int m;
+  int n;
+  int num_k_tiles;
+  int row_scale_stride;
+  int column_scale_stride;
+};
+
+}  // namespace stoneware::gemm::sm90

@@ -1,0 +1,60 @@
+"""Into how many shares the k of a tile may be split: which splits run, and which are worth timing.
+
+A split-k kernel (cc/gemm/splitk_sm90.cuh) has no split of its own: one cubin runs with each. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+from stoneware.autotune.config import SPLITS
+from stoneware.runtime.manifest import KernelRecord
+
+SCHEDULE = "splitk"
+
+_MAX_CLUSTER = 8
+"""Blocks of a cluster: the size that every Hopper GPU takes (CUDA C++ Programming Guide, thread block
+clusters)."""
+
+_LEAST_STEPS = 2
+"""Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
+
+_MAX_BLOCKS_PER_SM = 4
+"""Two blocks run on an SM at a time, so that two waves are as much as is worth their start."""
+
+
+def is_split_k(kernel: KernelRecord) -> bool:
+    return kernel.config.get("schedule") == SCHEDULE
+
+
+def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
+    """None if the kernel runs with so many splits at this k, else the reason."""
+    if splits == 1:
+        return None
+    if not is_split_k(kernel):
+        return f"kernel {kernel.id!r} cannot split k, and splits={splits}; use splits=1"
+    most = min(_MAX_CLUSTER // kernel.config["cluster"][0], -(-k // kernel.config["tile"][2]))
+    if splits > most:
+        return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
+    return None
+
+
+def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
+    """The splits that may be the fastest on a device of `num_sms` SMs; [1] if the kernel has none.
+
+    Fewer than the SMs are worth it only where more are not possible; more than some waves are not.
+    """
+    if not is_split_k(kernel):
+        return [1]
+    tile_n, tile_m, tile_k = kernel.config["tile"]
+    tiles = -(-n // tile_n) * -(-m // tile_m)
+    runs = [
+        splits for splits in SPLITS
+        if why_not(kernel, k, splits) is None
+        and (splits == 1 or splits * _LEAST_STEPS <= -(-k // tile_k))
+    ]
+    worth = [
+        splits for splits in runs
+        if (splits == 1 or tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms)
+        and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2)
+    ]
+    return worth or runs[:1]
