@@ -146,17 +146,22 @@ def test_widening_e4m3_costs_time_on_a_gpu_without_fp8():
     assert all(with_widening[name] > without[name] for name in without)
 
 
-def test_kernels_of_another_op_arch_dtype_or_layout_are_left_out():
+def test_kernels_of_another_op_arch_dtype_layout_accumulation_or_scales_are_left_out():
     others = [
         kernel("other_op", (128, 128, 64), op="matmul"),
         kernel("other_arch", (128, 128, 128), "sm_89"),
         kernel("other_out", (128, 128, 128), out="fp16"),
         kernel("other_operand", (128, 128, 128), a="e5m2"),
         kernel("other_layout", (128, 128, 128), layout="nn"),
+        kernel("other_accumulation", (128, 128, 128), accumulation="slow"),
+        kernel("other_scales", (128, 128, 128), scales="block"),
     ]
     assert predict(key(), H200, others) == []
     assert set(times(key(), kernels=[*others, SHORT])) == {"short"}
     assert predict(key(), H200, []) == []
+    slow, block = replace(key(), accumulation="slow"), replace(key(), scales="block")
+    assert set(times(slow, kernels=[*others, SHORT])) == {"other_accumulation"}
+    assert set(times(block, kernels=[*others, SHORT])) == {"other_scales"}
 
 
 def test_ties_go_to_the_first_config_and_the_order_of_the_kernels_is_nothing():

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-SCALES = ("row", "tensor", "none")
+SCALES = ("row", "tensor", "none", "block")
+ACCUMULATIONS = ("fast", "slow")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
 MAX_SIZE = 2**31 - 1
@@ -24,14 +25,18 @@ Value = bool | int | float | str | None
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Key:
-    """A shape (n, k, m) in a family (op, dtypes, scales, layout).
+    """A shape (n, k, m) in a family (op, dtypes, scales, layout, accumulation).
 
     Attributes:
       op: such as "scaled_mm"; it has no colon.
       a_dtype, b_dtype, out_dtype: names such as "e4m3", "bf16", "fp16".
-      scales: one of SCALES; "none" for an op without scales.
+      scales: one of SCALES; "none" for an op without scales, "block" for 1x128 of a and 128x128
+        of b.
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
       n, k, m: sizes; all 0 in a family.
+      accumulation: one of ACCUMULATIONS; "slow" where sums of fp8 products must be kept in full
+        fp32, "fast" where they need not or there is no choice. JSON leaves "fast" out, so that
+        keys read and write as they did before there was "slow".
     """
 
     op: str
@@ -43,6 +48,7 @@ class Key:
     n: int
     k: int
     m: int
+    accumulation: str = "fast"
 
     @property
     def family(self) -> Key:
@@ -62,7 +68,10 @@ class Key:
         return f"m={self.m} n={self.n} k={self.k}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if self.accumulation == "fast":
+            del data["accumulation"]
+        return data
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,7 +165,8 @@ def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey
         raise ValueError(f"op={op!r} of a key must be a non-empty str")
     cls = KernelKey if is_kernel(op) else Key
     known = {field.name for field in fields(cls)}
-    unknown, missing = sorted(map(str, set(data) - known)), sorted(known - set(data))
+    required = known - {"accumulation"}
+    unknown, missing = sorted(map(str, set(data) - known)), sorted(required - set(data))
     if unknown or missing:
         raise ValueError(f"key of {op}: unknown fields {unknown}, missing fields {missing}")
     if cls is Key:
@@ -173,10 +183,13 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
             raise ValueError(
                 f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}"
             )
-    for name, known in (("scales", SCALES), ("layout", LAYOUTS)):
-        if data[name] not in known:
-            raise ValueError(f"{name}={data[name]!r} must be one of {', '.join(known)}")
-    return Key(**data)
+    key = Key(**data)
+    for name, known in (
+        ("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)
+    ):
+        if getattr(key, name) not in known:
+            raise ValueError(f"{name}={getattr(key, name)!r} must be one of {', '.join(known)}")
+    return key
 
 
 def _kernel_key(data: Mapping[str, Any]) -> KernelKey:

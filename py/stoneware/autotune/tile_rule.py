@@ -15,12 +15,19 @@ def tile_m(kernel: KernelRecord) -> int:
 
 
 def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) -> bool:
-    """Whether a kernel is built for the key's dtypes and layout and for the device's arch."""
+    """Whether a kernel is built for the key's dtypes, layout, scales and accumulation and for the
+    device's arch.
+
+    A kernel whose config names no scales serves every kind but blocks; one that names no
+    accumulation is taken to be fast, as Triton's are.
+    """
     config = kernel.config
     return (
         kernel.compute_capability == compute_capability
         and (config["a"], config["b"], config["out"]) == (key.a_dtype, key.b_dtype, key.out_dtype)
         and config.get("layout", "nt") == key.layout
+        and (config.get("scales") == "block") == (key.scales == "block")
+        and config.get("accumulation", "fast") == key.accumulation
     )
 
 
