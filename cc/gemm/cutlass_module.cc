@@ -76,7 +76,8 @@ void Init(Plan* self, const std::string& kernel, std::int64_t m, std::int64_t n,
           const std::string& scale_a, const std::string& scale_b, std::int64_t ld_scale_a,
           std::int64_t ld_scale_b, std::int64_t batch, std::int64_t batch_stride_a,
           std::int64_t batch_stride_b, std::int64_t batch_stride_d, std::int64_t num_groups,
-          int max_swizzle, const std::string& raster, int splits) {
+          int max_swizzle, const std::string& raster, int splits, std::int64_t scale_a_stride_m,
+          std::int64_t scale_b_stride_n) {
   GemmProblem problem;
   problem.m = ToInt("m", m);
   problem.n = ToInt("n", n);
@@ -98,6 +99,8 @@ void Init(Plan* self, const std::string& kernel, std::int64_t m, std::int64_t n,
   problem.max_swizzle = max_swizzle;
   problem.raster = ToRaster(raster);
   problem.splits = splits;
+  problem.scale_a_stride_m = scale_a_stride_m;
+  problem.scale_b_stride_n = scale_b_stride_n;
   new (self) Plan(kernel, problem);
 }
 
@@ -142,6 +145,7 @@ NB_MODULE(_cutlass_sm90, m) {
            "ld_scale_a"_a = 0, "ld_scale_b"_a = 0, "batch"_a = 1, "batch_stride_a"_a = 0,
            "batch_stride_b"_a = 0, "batch_stride_d"_a = 0, "num_groups"_a = 0,
            "max_swizzle"_a = 1, "raster"_a = "heuristic", "splits"_a = 1,
+           "scale_a_stride_m"_a = 1, "scale_b_stride_n"_a = 1,
            "Checks the problem; makes no CUDA call.\n\n"
            "Args:\n"
            "  kernel: an id from kernels().\n"
@@ -160,7 +164,9 @@ NB_MODULE(_cutlass_sm90, m) {
            "  num_groups: groups of rows of a, each with its own b; 0 if it is no grouped product.\n"
            "  max_swizzle: output tiles taken together for the sake of the L2: 1, 2, 4 or 8.\n"
            "  raster: order of the output tiles: \"heuristic\", \"along_m\" or \"along_n\".\n"
-           "  splits: blocks that share the k of one output tile, for kernels that can.\n\n"
+           "  splits: blocks that share the k of one output tile, for kernels that can.\n"
+           "  scale_a_stride_m, scale_b_stride_n: of block scales, elements from the scale of one\n"
+           "    row of a, or of 128 columns of b, to the next.\n\n"
            "Raises:\n"
            "  ValueError: the kernel cannot compute the problem, or an argument is out of range.")
       .def("__call__", &Call, "a"_a, "b"_a, "d"_a, "scale_a"_a, "scale_b"_a, "bias"_a, "stream"_a,

@@ -344,5 +344,138 @@ SPLITK_SM90 = [
     ]
 ]
 
+# Elements of k, and columns of b, that share a block scale.
+_SCALE_BLOCK = 128
+
+# Of a block-scaled tile each element has two fp32 accumulators: what the tensor core sums within a
+# block of k, and the sum of the blocks. 256x128 cooperative (128) spills.
+_MAX_BLOCK_ACCUMULATORS_PER_THREAD = 96
+
+def _fail_block(rule, value, remedy):
+    fail("block_scaled_config: {}, but {}; {}".format(rule, value, remedy))
+
+def block_scaled_config(a, b, out, tile, cluster, schedule, swap_ab = False):
+    """Describes one scaled_mm kernel with scales 1x128 of a and 128x128 of b for sm_90a.
+
+    Example:
+
+        block_scaled_config(
+            a = "e4m3",
+            b = "e4m3",
+            out = "bf16",
+            tile = (128, 128, 128),
+            cluster = (1, 2, 1),
+            schedule = "cooperative",
+        )
+
+    Args:
+      a: dtype of the left operand, "e4m3" or "e5m2".
+      b: dtype of the right operand, likewise.
+      out: dtype of the result, "bf16", "fp16" or "fp32".
+      tile: (m, n, 128) elements of the tile a block computes at a time. With swap_ab it is the tile
+        of the swapped problem: its m runs along the user's n.
+      cluster: (m, n, 1) blocks that share loads.
+      schedule: "pingpong" (two warp groups take turns, a tile each) or "cooperative" (two warp
+        groups share a tile).
+      swap_ab: compute the transposed product, for a small m.
+
+    Returns:
+      A struct as gemm_config's.
+    """
+    if schedule not in ["cooperative", "pingpong"]:
+        _fail_block(
+            "schedule must be \"cooperative\" or \"pingpong\"",
+            "it is {}".format(repr(schedule)),
+            "choose one of them",
+        )
+    tile_m, tile_n, tile_k = tile
+    if tile_k != _SCALE_BLOCK:
+        _fail_block(
+            "tile k must be {}, the elements of k that share a scale".format(_SCALE_BLOCK),
+            "it is {}".format(tile_k),
+            "change the tile",
+        )
+    tile_along_n = tile_m if swap_ab else tile_n
+    if tile_along_n % _SCALE_BLOCK != 0 and _SCALE_BLOCK % tile_along_n != 0:
+        _fail_block(
+            "the tile must have whole blocks of {} along the user's n, or divide one"
+                .format(_SCALE_BLOCK),
+            "it has {}".format(tile_along_n),
+            "change the tile",
+        )
+    if tile_m % (64 * _WARP_GROUPS_PER_TILE[schedule]) != 0 or tile_n % 16 != 0:
+        _fail_block(
+            "tile m must be a multiple of 64 for each warp group of a tile, and tile n of 16",
+            "the tile is {} with schedule {}".format(repr(tile), repr(schedule)),
+            "change the tile or the schedule",
+        )
+    accumulators = tile_m * tile_n // (128 * _WARP_GROUPS_PER_TILE[schedule])
+    if accumulators > _MAX_BLOCK_ACCUMULATORS_PER_THREAD:
+        _fail_block(
+            "a thread must hold at most {} elements of a tile, or it spills"
+                .format(_MAX_BLOCK_ACCUMULATORS_PER_THREAD),
+            "it holds {}".format(accumulators),
+            "shrink the tile, or use schedule \"cooperative\"",
+        )
+    kernel_id = "scaled_mm_block_sm90_{}_{}_{}_{}_{}_{}{}".format(
+        a,
+        b,
+        out,
+        "x".join([str(x) for x in tile]),
+        "x".join([str(x) for x in cluster]),
+        schedule,
+        "_swap" if swap_ab else "",
+    )
+    return struct(
+        id = kernel_id,
+        op = "scaled_mm",
+        source = "scaled_mm_block_sm90",
+        arch = "sm_90a",
+        defines = [
+            "STONEWARE_KERNEL_ID=" + kernel_id,
+            "STONEWARE_A=" + a,
+            "STONEWARE_B=" + b,
+            "STONEWARE_OUT=" + out,
+            "STONEWARE_TILE_M={}".format(tile_m),
+            "STONEWARE_TILE_N={}".format(tile_n),
+            "STONEWARE_TILE_K={}".format(tile_k),
+            "STONEWARE_CLUSTER_M={}".format(cluster[0]),
+            "STONEWARE_CLUSTER_N={}".format(cluster[1]),
+            "STONEWARE_SCHEDULE=" + schedule,
+            "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
+        ],
+        config_json = json.encode({
+            "a": a,
+            "b": b,
+            "cluster": cluster,
+            "out": out,
+            "scales": "block",
+            "schedule": schedule,
+            "swap_ab": swap_ab,
+            "tile": tile,
+        }),
+    )
+
+# fp8 with scales 1x128 of a and 128x128 of b. The swapped ones are for small m: tiles of 64 columns
+# of b keep more SMs at work than tiles of 128.
+SCALED_MM_BLOCK_SM90 = [
+    block_scaled_config(
+        a = "e4m3",
+        b = "e4m3",
+        out = "bf16",
+        tile = tile,
+        cluster = cluster,
+        schedule = schedule,
+        swap_ab = swap_ab,
+    )
+    for tile, cluster, schedule, swap_ab in [
+        ((128, 128, 128), (1, 2, 1), "cooperative", False),
+        ((64, 128, 128), (1, 1, 1), "pingpong", False),
+        ((64, 16, 128), (1, 1, 1), "pingpong", True),
+        ((64, 32, 128), (1, 1, 1), "pingpong", True),
+        ((64, 64, 128), (1, 1, 1), "pingpong", True),
+    ]
+]
+
 # Everything that is built for sm_90a.
-KERNELS_SM90 = SCALED_MM_SM90 + SPLITK_SM90
+KERNELS_SM90 = SCALED_MM_SM90 + SCALED_MM_BLOCK_SM90 + SPLITK_SM90

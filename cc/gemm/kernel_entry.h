@@ -48,6 +48,9 @@ struct GemmProblem {
   int max_swizzle = 1;
   Raster raster = Raster::kHeuristic;
   int splits = 1;  // blocks that share the k of one output tile
+  // Of block scales: from the scale of one row of a, or 128 columns of b, to the next.
+  std::int64_t scale_a_stride_m = 1;
+  std::int64_t scale_b_stride_n = 1;
 };
 
 // Device pointers. Scales are fp32; bias has the dtype of d and n elements, or is nullptr.

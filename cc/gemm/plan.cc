@@ -51,6 +51,10 @@ void CheckLeadingDimension(const char* name, std::int64_t value, const char* ext
   CheckStride(name, value, element_bytes);
 }
 
+void CheckScaleStride(const char* name, std::int64_t value) {
+  if (value < 0) Refuse(name, value, "must not be negative", "pass the tensor's stride");
+}
+
 void CheckAddress(const char* name, const void* pointer, std::int64_t multiple) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   if (address != 0 && address % static_cast<std::uintptr_t>(multiple) == 0) return;
@@ -132,8 +136,15 @@ void Plan::CheckProblem() const {
   if (p.num_groups < 0) {
     Refuse("num_groups", p.num_groups, "must not be negative", "pass the number of groups");
   }
-  if (IsBlock(p.scale_a)) CheckExtent("k", p.k, kScaleBlock);
-  if (IsBlock(p.scale_b)) CheckExtent("k", p.k, kScaleBlock);
+  if (IsBlock(p.scale_a) || IsBlock(p.scale_b)) CheckExtent("k", p.k, kScaleBlock);
+  if (IsBlock(p.scale_a)) {
+    CheckScaleStride("ld_scale_a", p.ld_scale_a);
+    CheckScaleStride("scale_a_stride_m", p.scale_a_stride_m);
+  }
+  if (IsBlock(p.scale_b)) {
+    CheckScaleStride("ld_scale_b", p.ld_scale_b);
+    CheckScaleStride("scale_b_stride_n", p.scale_b_stride_n);
+  }
   if (p.device < 0) Refuse("device", p.device, "must not be negative", "pass its ordinal");
   if (p.num_sms < 1) Refuse("num_sms", p.num_sms, "must be positive", "pass the device's SM count");
   if (p.max_swizzle != 1 && p.max_swizzle != 2 && p.max_swizzle != 4 && p.max_swizzle != 8) {
