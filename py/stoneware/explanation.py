@@ -128,8 +128,8 @@ def explain(
       m, n, k: sizes, ints up to 2**31-1.
       dtype: of a and b; None for "e4m3" (scaled_mm) or "bf16" (matmul).
       out_dtype: "bf16" or "fp16"; None for "bf16" (scaled_mm) or `dtype` (matmul).
-      scales: "row" or "tensor", or that of a and that of b as "tensor/row"; matmul has none and
-        ignores it.
+      scales: "row", "tensor" or "block" (1x128 of a, 128x128 of b), or that of a and that of b as
+        "tensor/row"; matmul has none and ignores it.
       has_bias: whether a bias is added.
       device: the name or alias of a device in the tuning tables, such as "NVIDIA H200", which need
         not be in this machine; "cpu"; "cuda" or "cuda:1"; a torch.device; None for the current GPU,

@@ -38,9 +38,13 @@ class Plan:
 
     def __init__(
         self, kernel, *, m, n, k, lda, ldb, ldd, scale_a, scale_b, device, num_sms,
-        max_swizzle=1, raster="heuristic",
+        max_swizzle=1, raster="heuristic", scale_a_stride_m=1, ld_scale_a=0, scale_b_stride_n=1,
+        ld_scale_b=0,
     ):
         self.kernel, self.sizes, self.strides = kernel, (m, n, k), (lda, ldb, ldd)
+        self.is_block = (scale_a, scale_b) == ("block_1x128", "block_128x128")
+        self.scale_a_strides = scale_a_stride_m, ld_scale_a
+        self.scale_b_strides = ld_scale_b, scale_b_stride_n
         self.is_vector = scale_a == "row", scale_b == "row"
         self.device, self.num_sms, self.knobs = device, num_sms, (max_swizzle, raster)
         self.num_launches = 0
@@ -52,10 +56,17 @@ class Plan:
         (m, n, k), (lda, ldb, ldd) = self.sizes, self.strides
         out_dtype = torch.bfloat16 if "_bf16_" in self.kernel else torch.float16
         e4m3, fp32 = torch.float8_e4m3fn, torch.float32
-        result = memory(a, e4m3, (m, k), (lda, 1)).float() @ memory(
-            b, e4m3, (k, n), (1, ldb)).float()
-        result *= memory(scale_a, fp32, (m if self.is_vector[0] else 1, 1), (1, 1))
-        result *= memory(scale_b, fp32, (1, n if self.is_vector[1] else 1), (1, 1))
+        x, y = memory(a, e4m3, (m, k), (lda, 1)).float(), memory(b, e4m3, (k, n), (1, ldb)).float()
+        if self.is_block:
+            blocks, columns = k // 128, -(-n // 128)
+            x_scales = memory(scale_a, fp32, (m, blocks), self.scale_a_strides)
+            y_scales = memory(scale_b, fp32, (blocks, columns), self.scale_b_strides)
+            x *= x_scales.repeat_interleave(128, 1)
+            y *= y_scales.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :n]
+        result = x @ y
+        if not self.is_block:
+            result *= memory(scale_a, fp32, (m if self.is_vector[0] else 1, 1), (1, 1))
+            result *= memory(scale_b, fp32, (1, n if self.is_vector[1] else 1), (1, 1))
         if bias:
             result += memory(bias, out_dtype, (n,), (1,))
         memory(d, out_dtype, (m, n), (ldd, 1)).copy_(result)
@@ -98,6 +109,37 @@ def test_kernel_gets_what_the_result_needs(gpu, m, out_dtype, scale_a, scale_b, 
     assert torch.equal(out, sw.scaled_mm(*x, out_dtype, backend="reference"))
     (plan,) = gpu
     assert (plan.device, plan.num_sms, plan.num_launches) == (0, 132, 1)
+
+
+def block_scales(m: int, n: int, k: int, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales 1x128 and 128x128 of powers of two, with which every product is exact; "torch": as
+    torch lays them out; "dense": row-major; "sliced": views with NaN between the elements."""
+    blocks, columns = k // 128, -(-n // 128)
+    rows = -(-blocks // 4) * 4
+    scale_a, scale_b = 2.0 ** torch.randint(-2, 3, (m, blocks)), 2.0 ** torch.randint(
+        -2, 3, (blocks, columns))
+    if layout == "torch":
+        padded = torch.full((columns, rows), float("nan")).t()
+        padded[:blocks] = scale_b
+        return scale_a.t().contiguous().t(), padded
+    if layout == "dense":
+        return scale_a, scale_b
+    wide_a = torch.full((2 * m, 3 * blocks), float("nan"))
+    wide_b = torch.full((2 * blocks, 3 * columns), float("nan"))
+    wide_a[::2, ::3], wide_b[::2, ::3] = scale_a, scale_b
+    return wide_a[::2, ::3], wide_b[::2, ::3]
+
+
+@pytest.mark.parametrize("layout", ["torch", "dense", "sliced"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 64, 256), (17, 144, 384), (5, 272, 128)])
+def test_kernel_gets_the_strides_of_block_scales(gpu, m, n, k, layout):
+    a, b, *_ = operands(m, n, k)
+    scales = block_scales(m, n, k, layout)
+    result = sw.scaled_mm(a, b, *scales, backend="cutlass_sm90")
+    expected = sw.scaled_mm(a, b, *scales, backend="reference")
+    assert torch.allclose(result.float(), expected.float(), rtol=2.0**-7, atol=1e-3)
+    (plan,) = gpu
+    assert plan.is_block and "_block_" in plan.kernel
 
 
 def test_kernel_gets_the_strides_of_sliced_views(gpu):

@@ -240,7 +240,7 @@ def test_explain_without_a_gpu_explains_the_reference(package):
     ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
     ({"m": 0}, "m=0 must be at least 1"),
     ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
-    ({"scales": "block"}, "scale_a='block' must be one of tensor, row"),
+    ({"scales": "column"}, "scale_a='column' must be one of tensor, row, block_1x128"),
 ])
 def test_explain_refuses_bad_arguments(package, changes, part):
     arguments = {"op": "scaled_mm", "m": 16, "n": 4096, "k": 4096, "device": "h200", **changes}
@@ -260,7 +260,7 @@ def test_matmul_goes_to_the_vendor_library_without_measurements(package):
 
 def test_info_tells_kernels_and_tables(package):
     information = sw.info()
-    assert information.kernels["scaled_mm cutlass_sm90 sm_90a"] == 6
+    assert information.kernels["scaled_mm cutlass_sm90 sm_90a"] == 8
     assert "4 entries of NVIDIA H200" in information.tables["scaled_mm"]
     assert table.packaged("scaled_mm").digest in str(information)
     json.dumps(information.as_dict())

@@ -73,6 +73,15 @@ def kernel_records() -> list[KernelRecord]:
                     "accumulation": "fast",
                 },
             ))
+        records.append(KernelRecord(
+            id=f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}", op="scaled_mm",
+            backend="cutlass_sm90", arch="sm_90a",
+            sha256=sha256(f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}"), size_bytes=20000,
+            config={
+                **dtypes, "tile": [128, 128, 128], "cluster": [2, 1, 1], "schedule": "pingpong",
+                "swap_ab": False, "scales": "block",
+            },
+        ))
         for arch in ("sm90", "sm89"):
             config = triton(out, arch)
             records.append(KernelRecord(

@@ -216,7 +216,7 @@ def test_all_layers_are_taken_unless_shapes_are_given():
         ({"shapes": ["16x4096"]}, "shapes='16x4096' must be of the form MxNxK"),
         ({"shapes": ["16x4096x100"]}, "k=100 must be a positive multiple of 16"),
         ({"scales": ["none"]}, "scales=none must be among"),
-        ({"out_dtypes": ["fp32"]}, "out_dtypes=fp32 must be among bf16, fp16"),
+        ({"out_dtypes": ["fp64"]}, "out_dtypes=fp64 must be among bf16, fp16, fp32"),
         ({"layouts": ["xy"]}, "layouts=xy must be among nt"),
     ],
 )

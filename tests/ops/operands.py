@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 OUT_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,57 @@ def scaled_operands(
         b=random_fp8(n, k).t(),
         scale_a=torch.rand((m, 1) if scale_a == "row" else (1, 1)) + 0.5,
         scale_b=torch.rand((1, n) if scale_b == "row" else ()) + 0.5,
+        bias=None if bias_dtype is None else torch.randn(n).to(bias_dtype),
+    )
+
+
+@dataclass(frozen=True)
+class BlockScaledOperands(ScaledOperands):
+    """With scale_a [m, k / 128] and scale_b [at least k / 128, ceil(n / 128)]."""
+
+    @property
+    def expected(self) -> torch.Tensor:
+        (_, k), n = self.a.shape, self.b.shape[1]
+        rows = self.scale_a.double().repeat_interleave(BLOCK, 1)
+        columns = self.scale_b.double()[: k // BLOCK].repeat_interleave(BLOCK, 0)
+        columns = columns.repeat_interleave(BLOCK, 1)[:, :n]
+        d = (self.a.double() * rows) @ (self.b.double() * columns)
+        return d if self.bias is None else d + self.bias.double()
+
+
+def block_scaled_operands(
+    m: int, n: int, k: int, *, layout: str = "torch", bias_dtype: torch.dtype | None = None
+) -> BlockScaledOperands:
+    """Fresh random operands; the scales of a block are its own random numbers in [0.5, 1.5).
+
+    Args:
+      layout: of the scales. "torch": scale_a with the strides (1, m), scale_b padded along k to a
+        multiple of 4 rows, with the strides (1, rows); "dense": both row-major; "padded": scale_a
+        with the strides (1, m rounded up to 4), scale_b a view without its padding; "strided":
+        every second element both ways. What a view skips is NaN.
+    """
+    blocks, columns = k // BLOCK, -(-n // BLOCK)
+    rows = -(-blocks // 4) * 4
+    scale_a, scale_b = torch.rand(m, blocks) + 0.5, torch.rand(blocks, columns) + 0.5
+
+    def inside(shape: tuple[int, int], strides: tuple[int, int], size: int) -> torch.Tensor:
+        return torch.full((size,), float("nan")).as_strided(shape, strides)
+
+    if layout == "torch":
+        a = inside((m, blocks), (1, m), m * blocks).copy_(scale_a)
+        b = inside((rows, columns), (1, rows), rows * columns)
+        b[:blocks].copy_(scale_b)
+    elif layout == "dense":
+        a, b = scale_a, scale_b
+    elif layout == "padded":
+        ld = -(-m // 4) * 4
+        a = inside((m, blocks), (1, ld), ld * blocks).copy_(scale_a)
+        b = inside((blocks, columns), (1, rows), rows * columns).copy_(scale_b)
+    else:
+        a = inside((m, blocks), (4 * blocks, 2), 4 * m * blocks).copy_(scale_a)
+        b = inside((blocks, columns), (4 * columns, 2), 4 * blocks * columns).copy_(scale_b)
+    return BlockScaledOperands(
+        a=random_fp8(m, k), b=random_fp8(n, k).t(), scale_a=a, scale_b=b,
         bias=None if bias_dtype is None else torch.randn(n).to(bias_dtype),
     )
 

@@ -58,16 +58,16 @@ BAD = {
         ValueError, ["backend='cublas'", "cutlass_sm90", "leave it out"],
     ),
     "out of a dtype that cannot be": (
-        lambda: {"out": torch.empty(M, N)}, TypeError,
-        ["out.dtype=torch.float32", "an out of torch.bfloat16 or torch.float16"],
+        lambda: {"out": torch.empty(M, N).double()}, TypeError,
+        ["out.dtype=torch.float64", "an out of torch.bfloat16, torch.float16 or torch.float32"],
     ),
     "a in bf16": (
         lambda: {"a": torch.zeros(M, K, dtype=torch.bfloat16)},
         TypeError, ["a.dtype=torch.bfloat16", "float8_e4m3fn", "quantise"],
     ),
-    "b in e5m2": (
-        lambda: {"b": torch.zeros(N, K).to(torch.float8_e5m2).t()},
-        TypeError, ["b.dtype=torch.float8_e5m2", "float8_e4m3fn"],
+    "b in e4m3 of another format": (
+        lambda: {"b": torch.zeros(N, K).to(torch.float8_e4m3fnuz).t()},
+        TypeError, ["b.dtype=torch.float8_e4m3fnuz", "float8_e4m3fn or torch.float8_e5m2"],
     ),
     "a of rank 3": (
         lambda: {"a": random_fp8(M, K)[None]}, ValueError, ["[1, 32, 64]", "2 dim", "flatten"],
@@ -124,8 +124,31 @@ BAD = {
         lambda: {"bias": torch.zeros(N + 16, dtype=torch.bfloat16)},
         ValueError, ["bias.shape=[64]", "[n]=[48]"],
     ),
-    "out_dtype of fp32": (
-        lambda: {"out_dtype": torch.float32}, TypeError, ["out_dtype=torch.float32", "bfloat16"],
+    "out_dtype of fp64": (
+        lambda: {"out_dtype": torch.float64}, TypeError, ["out_dtype=torch.float64", "float32"],
+    ),
+    "use_fast_accum of no bool": (
+        lambda: {"use_fast_accum": "no"}, TypeError, ["use_fast_accum='no'", "True or False"],
+    ),
+    "block scales of a k that has no whole blocks": (
+        lambda: {
+            "a": random_fp8(M, 192), "b": random_fp8(N, 192).t(), "scale_a": torch.ones(M, 2),
+            "scale_b": torch.ones(2, 1),
+        },
+        ValueError, ["k=192", "multiple of 128", "zeros"],
+    ),
+    "block scales of a beside row scales of b": (
+        lambda: {
+            "a": random_fp8(M, 256), "b": random_fp8(N, 256).t(), "scale_a": torch.ones(M, 2),
+        },
+        ValueError, ["scale_b.shape=[1, 48]", "[2, 1]", "[4, 1]", "128 x 128"],
+    ),
+    "block scales of b beside one scale of a": (
+        lambda: {
+            "a": random_fp8(M, 256), "b": random_fp8(N, 256).t(), "scale_a": torch.ones(1),
+            "scale_b": torch.ones(2, 1),
+        },
+        ValueError, ["scale_a.shape=[1]", "[32, 2]", "1 x 128"],
     ),
     "out of other shape": (
         lambda: {"out": torch.empty(N, M, dtype=torch.bfloat16)},

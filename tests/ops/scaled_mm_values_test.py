@@ -6,7 +6,9 @@ import logging
 
 import pytest
 import torch
-from operands import OUT_DTYPES, poisoned, relative_error, scaled_operands
+from operands import (
+    OUT_DTYPES, block_scaled_operands, poisoned, relative_error, scaled_operands,
+)
 
 import stoneware as sw
 from stoneware.measuring.tolerance import tolerance
@@ -30,6 +32,50 @@ def test_result_is_near_float64(m, n, k, out_dtype, scale_a, scale_b, has_bias):
     assert result is out
     assert relative_error(out, x.expected) <= tolerance(out_dtype, k)
     assert torch.equal(sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, dtype), out)
+
+
+BLOCK_SHAPES = [
+    (1, 16, 128), (1, 144, 384), (17, 48, 128), (64, 2112, 512), (130, 272, 256), (5, 128, 640),
+]
+
+
+@pytest.mark.parametrize("layout", ["torch", "dense", "padded", "strided"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), BLOCK_SHAPES)
+def test_block_scales_of_any_layout_are_near_float64(m, n, k, has_bias, layout):
+    x = block_scaled_operands(
+        m, n, k, layout=layout, bias_dtype=torch.bfloat16 if has_bias else None
+    )
+    out = poisoned(m, n, torch.bfloat16, n + 8)
+    sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, out=out)
+    assert relative_error(out, x.expected) <= tolerance("bf16", k)
+
+
+def test_layouts_of_block_scales_do_not_share_a_plan():
+    """Same shapes and dtypes, other strides, one after the other."""
+    for layout in ("torch", "padded", "dense", "strided", "torch"):
+        x = block_scaled_operands(24, 256, 512, layout=layout)
+        result = sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
+        assert relative_error(result, x.expected) <= tolerance("bf16", 512)
+
+
+@pytest.mark.parametrize("use_fast_accum", [True, False])
+@pytest.mark.parametrize(
+    ("a_dtype", "b_dtype"),
+    [
+        (torch.float8_e5m2, torch.float8_e4m3fn), (torch.float8_e4m3fn, torch.float8_e5m2),
+        (torch.float8_e5m2, torch.float8_e5m2),
+    ],
+)
+def test_gradients_in_e5m2_give_float32(a_dtype, b_dtype, use_fast_accum):
+    x = scaled_operands(33, 64, 256)
+    a, b = torch.randn(33, 256).to(a_dtype), torch.randn(64, 256).to(b_dtype).t()
+    result = sw.scaled_mm(
+        a, b, x.scale_a, x.scale_b, out_dtype=torch.float32, use_fast_accum=use_fast_accum
+    )
+    expected = a.double() @ b.double() * x.scale_a.double() * x.scale_b.double()
+    assert result.dtype == torch.float32
+    assert relative_error(result, expected) <= tolerance("fp32", 256)
 
 
 def test_sliced_views_give_the_result_of_their_copies():

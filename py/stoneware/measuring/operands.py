@@ -13,6 +13,7 @@ import torch
 
 from stoneware.measuring import tolerance
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
+from stoneware.ops.scaled_mm.problem import BLOCK, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.problem import Problem as ScaledMmProblem
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 
@@ -105,11 +106,9 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
     out_base, out = _poisoned_output(problem, out_dtype, device, guarded)
     scales: tuple[torch.Tensor, ...] = ()
     if isinstance(problem, ScaledMmProblem):
-        rows_of_a = problem.m if problem.scale_a == "row" else 1
-        columns_of_b = problem.n if problem.scale_b == "row" else 1
-        scales = (
-            torch.rand(rows_of_a, 1, device=device) + 0.5,
-            torch.rand(1, columns_of_b, device=device) + 0.5,
+        scales = _block_scales(problem, device) if problem.scales == "block" else (
+            torch.rand(problem.m if problem.scale_a == "row" else 1, 1, device=device) + 0.5,
+            torch.rand(1, problem.n if problem.scale_b == "row" else 1, device=device) + 0.5,
         )
     bias = None
     if problem.has_bias:
@@ -123,13 +122,21 @@ def reference(operands: Operands) -> torch.Tensor:
     (m, k), n = a.shape, b.shape[1]
     result = torch.empty(m, n, dtype=torch.float32, device=a.device)
     chunk = max(16, _CHUNK_BYTES // (8 * k))
+    is_block = getattr(operands.problem, "scales", None) == "block"
     for m_start in range(0, m, chunk):
         rows = slice(m_start, m_start + chunk)
         a_rows = a[rows].float().double()
+        if is_block:
+            a_rows *= operands.scales[0][rows].double().repeat_interleave(BLOCK, 1)
         for n_start in range(0, n, chunk):
             columns = slice(n_start, n_start + chunk)
-            block = a_rows @ b[:, columns].float().double()
-            if operands.scales:
+            b_columns = b[:, columns].float().double()
+            if is_block:
+                places = torch.arange(n, device=b.device)[columns] // BLOCK
+                scale_b = operands.scales[1][: k // BLOCK, places].double()
+                b_columns *= scale_b.repeat_interleave(BLOCK, 0)
+            block = a_rows @ b_columns
+            if operands.scales and not is_block:
                 scale_a, scale_b = operands.scales
                 block *= (scale_a if scale_a.numel() == 1 else scale_a[rows]).double()
                 block *= (scale_b if scale_b.numel() == 1 else scale_b[:, columns]).double()
@@ -175,6 +182,26 @@ def _matrix(
         base[:, :inner] = values
         values = base[:, :inner]
     return values if is_row_major else values.t()
+
+
+def _block_scales(
+    problem: ScaledMmProblem, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """scale_a [m, k / 128] and scale_b [k / 128, ceil(n / 128)], or with as many rows as torch wants;
+    with the problem's strides, in memory that ends with the last element. What they skip is NaN."""
+    blocks, columns = num_blocks(problem.k), num_blocks(problem.n)
+    rows = padded_num_blocks(problem.k) if problem.is_scale_b_padded else blocks
+
+    def view(rows: int, columns: int, row_stride: int, column_stride: int) -> torch.Tensor:
+        size = (rows - 1) * row_stride + (columns - 1) * column_stride + 1
+        base = torch.full((size,), math.nan, device=device)
+        return base.as_strided((rows, columns), (row_stride, column_stride))
+
+    scale_a = view(problem.m, blocks, problem.scale_a_stride_m, problem.ld_scale_a)
+    scale_a.copy_(torch.rand(problem.m, blocks, device=device) + 0.5)
+    scale_b = view(rows, columns, problem.ld_scale_b, problem.scale_b_stride_n)
+    scale_b[:blocks].copy_(torch.rand(blocks, columns, device=device) + 0.5)
+    return scale_a, scale_b
 
 
 def _poisoned_output(

@@ -10,7 +10,8 @@ from stoneware.autotune.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.scaled_mm.problem import (
-    IN_DTYPES, K_MULTIPLE, OP, OUT_DTYPES, Problem, check_multiple,
+    BLOCK, IN_DTYPES, K_MULTIPLE, OP, OUT_DTYPES, Problem, check_multiple, num_blocks,
+    padded_num_blocks,
 )
 
 POINTER_MULTIPLE = 16
@@ -31,6 +32,7 @@ def checked_plan(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
     scale_b: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype,
     out: torch.Tensor | None, backend: str | None, config: Config | None,
+    use_fast_accum: bool = True,
 ) -> Callable[..., None]:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
     tensors = named(a, b, scale_a, scale_b, bias, out)
@@ -44,7 +46,7 @@ def checked_plan(
             f"a.shape={list(a.shape)} and b.shape={list(b.shape)} must agree in k, {k} is not "
             f"{b.shape[0]}; pass a weight [n, k] as weight.t()"
         )
-    cast = "quantise it to float8_e4m3fn first"
+    cast = "quantise it to float8_e4m3fn or float8_e5m2 first"
     a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, cast)
     b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, cast)
     if (
@@ -52,10 +54,12 @@ def checked_plan(
         or tensor_checks.DTYPE_NAMES.get(out_dtype) not in OUT_DTYPES
     ):
         raise TypeError(
-            f"out_dtype={out_dtype!r} must be torch.bfloat16 or torch.float16; cast the result"
+            f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast "
+            "the result"
         )
-    scale_a_kind = _scale_kind("scale_a", scale_a, [m, 1], "[:, None]")
-    scale_b_kind = _scale_kind("scale_b", scale_b, [1, n], "[None, :]")
+    if not isinstance(use_fast_accum, bool):
+        raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
+    scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
         scale_a_kind = "row"  # of one row; backends that want two scales of one kind take it
     if bias is not None:
@@ -65,7 +69,8 @@ def checked_plan(
             out, m, n, out_dtype,
             f"pass out_dtype={out.dtype}"
             if tensor_checks.DTYPE_NAMES.get(out.dtype) in OUT_DTYPES
-            else "pass an out of torch.bfloat16 or torch.float16, and its dtype as out_dtype",
+            else "pass an out of torch.bfloat16, torch.float16 or torch.float32, and its dtype as "
+            "out_dtype",
         )
     device = tensor_checks.check_one_device(tensors)
     check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
@@ -80,28 +85,83 @@ def checked_plan(
         lda=a.stride(0) if m > 1 else k,
         ldb=b.stride(1),
         ldd=n if out is None or m == 1 else out.stride(0),
+        use_fast_accum=use_fast_accum,
+        **(_block_layouts(scale_a, scale_b, m, n, k) if scale_a_kind == "block_1x128" else {}),
     )
     plan = operation.plan(problem, device, backend=backend, config=config)
     if device.kind == "cpu":
         return tensor_checks.with_device_check(
             plan, ("a", "b", "out", "scale_a", "scale_b", "bias")
         )
+    # Kernels follow the strides of block scales.
+    vectors = [(5, bias)]
+    if problem.scales != "block":
+        vectors += [(3, scale_a), (4, scale_b)]
     return tensor_checks.with_dense_arguments(plan, [
-        position for position, vector in ((3, scale_a), (4, scale_b), (5, bias))
+        position for position, vector in vectors
         if vector is not None and not vector.is_contiguous()
     ])
 
 
-def _scale_kind(name: str, scale: torch.Tensor, vector_shape: list[int], index: str) -> str:
-    tensor_checks.check_dtype(name, scale, ("fp32",), f"cast it with {name}.float()")
+def _scale_kinds(
+    scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int
+) -> tuple[str, str]:
+    """The kinds of both scales, from their shapes.
+
+    Where k has one block only, [m, 1] and one element can be meant either way, and mean the same.
+    """
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        tensor_checks.check_dtype(name, scale, ("fp32",), f"cast it with {name}.float()")
+    a_shape, b_shape = [m, num_blocks(k)], [num_blocks(k), num_blocks(n)]
+    padded_b_shape = [padded_num_blocks(k), num_blocks(n)]
+    is_a_block = list(scale_a.shape) == a_shape
+    is_b_block = list(scale_b.shape) in (b_shape, padded_b_shape)
+    if is_a_block and is_b_block and (a_shape[1] > 1 or scale_b.numel() > 1):
+        check_multiple("k", k, BLOCK, "pad a and b along k with zeros, scales with ones")
+        return "block_1x128", "block_128x128"
+    if is_a_block and a_shape[1] > 1 and scale_a.numel() > 1:
+        raise ValueError(
+            f"scale_b.shape={list(scale_b.shape)} must be [k/{BLOCK}, n/{BLOCK}]={b_shape} or "
+            f"{padded_b_shape}, rounded up, beside scale_a.shape={a_shape}, one scale per {BLOCK} "
+            f"elements of a row; scale b in blocks of {BLOCK} x {BLOCK}"
+        )
+    if is_b_block and scale_b.numel() > 1:
+        raise ValueError(
+            f"scale_a.shape={list(scale_a.shape)} must be [m, k/{BLOCK}]={a_shape} beside "
+            f"scale_b.shape={list(scale_b.shape)}, one scale per {BLOCK} x {BLOCK} elements; "
+            f"scale a in blocks of 1 x {BLOCK}"
+        )
+    return (
+        _scale_kind("scale_a", scale_a, [m, 1], "[:, None]", a_shape),
+        _scale_kind("scale_b", scale_b, [1, n], "[None, :]", b_shape),
+    )
+
+
+def _block_layouts(
+    scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int
+) -> dict[str, int]:
+    """Strides of block scales as a Problem names them; of a dimension of size one, torch's own."""
+    rows_of_b = scale_b.shape[0]
+    return {
+        "scale_a_stride_m": scale_a.stride(0) if m > 1 else 1,
+        "ld_scale_a": scale_a.stride(1) if k > BLOCK else m,
+        "scale_b_stride_n": scale_b.stride(1) if n > BLOCK else rows_of_b,
+        "ld_scale_b": scale_b.stride(0) if rows_of_b > 1 else 1,
+        "is_scale_b_padded": rows_of_b == padded_num_blocks(k),
+    }
+
+
+def _scale_kind(
+    name: str, scale: torch.Tensor, vector_shape: list[int], index: str, block_shape: list[int]
+) -> str:
     if list(scale.shape) == vector_shape and scale.numel() != 1:
         return "row"
     if scale.numel() == 1 and scale.ndim <= 2:
         return "tensor"
     letters = "[m, 1]" if vector_shape[1] == 1 else "[1, n]"
     raise ValueError(
-        f"{name}.shape={list(scale.shape)} must be one element or {letters}={vector_shape}; "
-        f"pass a flat vector as {name}{index}"
+        f"{name}.shape={list(scale.shape)} must be one element, {letters}={vector_shape}, or "
+        f"{block_shape} of block scales; pass a flat vector as {name}{index}"
     )
 
 

@@ -57,7 +57,10 @@ def supports(problem: Problem, device: Device) -> str | None:
             )
     key = problem.key
     if not any(tile_rule.fits(kernel, key, COMPUTE_CAPABILITY) for kernel in _kernels()):
-        return f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->{problem.out_dtype}"
+        return (
+            f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->{problem.out_dtype} "
+            f"for {key.scales} scales and {key.accumulation} accumulation"
+        )
     return None
 
 
@@ -122,11 +125,17 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
 
     _check_cubin(config.kernel)
     ordinal = device.ordinal
+    block_layouts = {
+        name: getattr(problem, name)
+        for name in ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b")
+        if problem.scales == "block"
+    }
     launch = native.load(MODULE).Plan(
         config.kernel, m=problem.m, n=problem.n, k=problem.k, lda=problem.lda, ldb=problem.ldb,
         ldd=problem.ldd, scale_a=problem.scale_a, scale_b=problem.scale_b, device=ordinal,
         num_sms=device.fingerprint.num_sms, max_swizzle=config.max_swizzle, raster=config.raster,
         splits=config.splits,
+        **block_layouts,
     )
 
     def run(

@@ -2,8 +2,13 @@
 
     d[m, n] = scale_a * scale_b * (a[m, k] @ b[k, n]) + bias[n]
 
+and with block scales
+
+    d[m, n] = sum_j scale_a[m, j] * scale_b[j, n // 128] * (a[m, block j of k] @ b[block j of k, n])
+              + bias[n],    block j of k being its elements 128 j to 128 j + 127
+
 a is row-major with leading dimension lda, b column-major with ldb, d row-major with ldd; leading
-dimensions count elements. Free of torch, so that the build and `explain` can use it.
+dimensions and strides count elements. Free of torch, so that the build and `explain` can use it.
 """
 
 from __future__ import annotations
@@ -14,16 +19,26 @@ from stoneware.autotune.key import Key
 from stoneware.ops.size_checks import check_sizes
 
 OP = "scaled_mm"
-IN_DTYPES = ("e4m3",)
-OUT_DTYPES = ("bf16", "fp16")
-SCALES = ("tensor", "row")
+IN_DTYPES = ("e4m3", "e5m2")
+OUT_DTYPES = ("bf16", "fp16", "fp32")
+SCALES = ("tensor", "row", "block")
+"""Kinds of a pair of scales, as `Problem.dense` takes them."""
+
+SCALE_A_KINDS = ("tensor", "row", "block_1x128")
+SCALE_B_KINDS = ("tensor", "row", "block_128x128")
+
+BLOCK = 128
+"""Elements of k, and columns of b, that share a block scale."""
+
+BLOCK_PADDING = 4
+"""torch pads scale_b along k to a multiple of so many blocks, which are 16 bytes."""
 
 K_MULTIPLE = 16
 """n, k, lda and ldb: TMA wants 16-byte strides, and an e4m3 is one byte (CUDA driver API,
 cuTensorMapEncodeTiled, globalStrides)."""
 
-LDD_MULTIPLE = 8
-"""ldd: the same 16 bytes in elements of two bytes."""
+LDD_MULTIPLES = {"bf16": 8, "fp16": 8, "fp32": 4}
+"""ldd: the same 16 bytes in elements of the out dtype."""
 
 
 def check_multiple(name: str, value: int, multiple: int, remedy: str) -> None:
@@ -40,17 +55,36 @@ def check_stride(name: str, value: int, least: int, of: str, multiple: int, reme
         raise ValueError(f"{name}={value} must be a multiple of {multiple}; {remedy}")
 
 
+def num_blocks(size: int) -> int:
+    """How many blocks of scales `size` elements of k, or columns of b, have."""
+    return -(-size // BLOCK)
+
+
+def padded_num_blocks(k: int) -> int:
+    """Rows of scale_b [that, ceil(n / 128)] as torch wants them, of which k / 128 count."""
+    return -(-num_blocks(k) // BLOCK_PADDING) * BLOCK_PADDING
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One scaled matmul; the fields are validated and every message has rule, value, remedy.
 
     Attributes:
-      m, n, k: sizes; m >= 1, n and k multiples of 16.
-      a_dtype, b_dtype, out_dtype: "e4m3"; "e4m3"; "bf16" or "fp16".
-      scale_a: "tensor" (one float32) or "row" (one per row of a).
-      scale_b: "tensor" or "row" (one per column of b, that is per row of the weight).
+      m, n, k: sizes; m >= 1, n and k multiples of 16; with block scales k a multiple of 128.
+      a_dtype, b_dtype, out_dtype: "e4m3" or "e5m2"; likewise; "bf16", "fp16" or "fp32".
+      scale_a: "tensor" (one float32), "row" (one per row of a) or "block_1x128" (one per 128
+        elements of a row of a).
+      scale_b: "tensor", "row" (one per column of b, that is per row of the weight) or
+        "block_128x128" (one per 128 of k and 128 columns of b); block scales come in pairs.
       has_bias: whether a bias of n elements of the out dtype is added.
       lda, ldb, ldd: leading dimensions in elements.
+      use_fast_accum: whether sums may be kept by the tensor core alone, with some 14 bits; block
+        scales always add each 128 of k in full fp32.
+      scale_a_stride_m, ld_scale_a: of block scales, elements from one row of scale_a to the next,
+        and from one block of k to the next; any of 0 or more.
+      scale_b_stride_n, ld_scale_b: likewise, from one 128 columns of b to the next, and from one
+        block of k to the next.
+      is_scale_b_padded: whether scale_b has as many rows as `padded_num_blocks` says.
 
     Raises:
       TypeError: a size or a leading dimension is no int.
@@ -69,6 +103,12 @@ class Problem:
     lda: int
     ldb: int
     ldd: int
+    use_fast_accum: bool = True
+    scale_a_stride_m: int = 0
+    ld_scale_a: int = 0
+    scale_b_stride_n: int = 0
+    ld_scale_b: int = 0
+    is_scale_b_padded: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -78,33 +118,72 @@ class Problem:
         check_multiple("k", self.k, K_MULTIPLE, "pad a and b along k with zeros")
         for name, known in (
             ("a_dtype", IN_DTYPES), ("b_dtype", IN_DTYPES), ("out_dtype", OUT_DTYPES),
-            ("scale_a", SCALES), ("scale_b", SCALES),
+            ("scale_a", SCALE_A_KINDS), ("scale_b", SCALE_B_KINDS),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
                 )
+        if (self.scale_a == "block_1x128") != (self.scale_b == "block_128x128"):
+            raise ValueError(
+                f"scale_a={self.scale_a!r} and scale_b={self.scale_b!r} must both be block scales "
+                "or none; give a and b scales 1x128 and 128x128, or one per row and column"
+            )
+        if self.scales == "block":
+            check_multiple("k", self.k, BLOCK, "pad a and b along k with zeros")
+        for name in ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative; copy it")
         copy = "copy the view with .contiguous(), or allocate its base with padded rows"
         check_stride("lda", self.lda, self.k, "k", K_MULTIPLE, copy)
         check_stride("ldb", self.ldb, self.k, "k", K_MULTIPLE, copy.replace(
             ".contiguous()", ".t().contiguous().t()"))
-        check_stride("ldd", self.ldd, self.n, "n", LDD_MULTIPLE, "pass an out with aligned rows")
+        check_stride(
+            "ldd", self.ldd, self.n, "n", LDD_MULTIPLES[self.out_dtype],
+            "pass an out with aligned rows",
+        )
 
     @classmethod
     def dense(
-        cls, *, m: int, n: int, k: int, dtype: str = "e4m3", out_dtype: str = "bf16",
-        scales: str = "row", has_bias: bool = False,
+        cls, *, m: int, n: int, k: int, dtype: str = "e4m3", b_dtype: str | None = None,
+        out_dtype: str = "bf16", scales: str = "row", has_bias: bool = False,
+        use_fast_accum: bool = True,
     ) -> Problem:
-        """The problem whose tensors are not views: lda = ldb = k and ldd = n."""
+        """The problem whose tensors are not views: lda = ldb = k and ldd = n.
+
+        Args:
+          dtype: of a, and of b unless `b_dtype` is given.
+          scales: one of SCALES; block scales lie as torch wants them, scale_a [m, k / 128] with the
+            strides (1, m), scale_b [padded_num_blocks(k), ceil(n / 128)] with the strides
+            (1, padded_num_blocks(k)).
+        """
+        scale_a = scale_b = scales
+        layout = {}
+        if scales == "block":
+            scale_a, scale_b = "block_1x128", "block_128x128"
+            layout = dict(
+                scale_a_stride_m=1, ld_scale_a=m, ld_scale_b=1, is_scale_b_padded=True,
+                # What is no int is refused with its name by the checks of sizes.
+                scale_b_stride_n=padded_num_blocks(k) if type(k) is int else 0,
+            )
         return cls(
-            m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, scale_a=scales,
-            scale_b=scales, has_bias=has_bias, lda=k, ldb=k, ldd=n,
+            m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype if b_dtype is None else b_dtype,
+            out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, has_bias=has_bias, lda=k, ldb=k,
+            ldd=n, use_fast_accum=use_fast_accum, **layout,
         )
 
     @property
     def scales(self) -> str:
-        """"tensor" if both scales are, else "row": one scale of each kind is filed as "row"."""
+        """"tensor" if both scales are, "block" likewise, else "row": one scale of each kind is filed
+        as "row"."""
+        if self.scale_a == "block_1x128":
+            return "block"
         return "tensor" if self.scale_a == self.scale_b == "tensor" else "row"
+
+    @property
+    def accumulation(self) -> str:
+        """"slow" or "fast"; the latter with block scales, which leave no choice."""
+        return "fast" if self.use_fast_accum or self.scales == "block" else "slow"
 
     @property
     def key(self) -> Key:
@@ -112,6 +191,7 @@ class Problem:
         return Key(
             op=OP, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
             scales=self.scales, layout="nt", n=self.n, k=self.k, m=self.m,
+            accumulation=self.accumulation,
         )
 
     def __str__(self) -> str:
@@ -119,4 +199,5 @@ class Problem:
             f"{OP} m={self.m} n={self.n} k={self.k} {self.a_dtype}*{self.b_dtype}->"
             f"{self.out_dtype}, scales {self.scale_a}/{self.scale_b}"
             + (", bias" if self.has_bias else "")
+            + (", slow accumulation" if self.accumulation == "slow" else "")
         )

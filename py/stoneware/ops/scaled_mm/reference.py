@@ -1,6 +1,8 @@
 """Backend in plain torch, on any device: right rather than fast.
 
     d = (float32(a) @ float32(b)) * scale_a * scale_b + bias, rounded once to the out dtype
+
+and with block scales the sum of that over the blocks of k, each with its scales.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from stoneware.autotune.config import Config
-from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.ops.scaled_mm.problem import BLOCK, Problem
 from stoneware.runtime.device import Device
 
 NAME = "reference"
@@ -27,18 +29,35 @@ def configs(problem: Problem, device: Device) -> list[Config]:
 
 
 def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    return _run
+    return _run_blocks if problem.scales == "block" else _run
 
 
 def _run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
     scale_b: torch.Tensor, bias: torch.Tensor | None,
 ) -> None:
-    # An e4m3 has 4 significant bits, so that a product is exact even if torch multiplies float32 in
+    # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch multiplies float32 in
     # TF32; the scales are applied to the float32 sum.
     d = a.float() @ b.float()
     d *= scale_a
     d *= scale_b
+    if bias is not None:
+        d += bias
+    out.copy_(d)
+
+
+def _run_blocks(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
+    scale_b: torch.Tensor, bias: torch.Tensor | None,
+) -> None:
+    n = b.shape[1]
+    d = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for block in range(a.shape[1] // BLOCK):
+        elements = slice(block * BLOCK, (block + 1) * BLOCK)
+        product = a[:, elements].float() @ b[elements].float()
+        product *= scale_a[:, block, None]
+        product *= scale_b[block].repeat_interleave(BLOCK)[:n]
+        d += product
     if bias is not None:
         d += bias
     out.copy_(d)

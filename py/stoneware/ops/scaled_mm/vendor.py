@@ -1,4 +1,7 @@
-"""Backend of the vendor library: torch._scaled_mm, which is cuBLASLt or torch's own CUTLASS."""
+"""Backend of the vendor library: torch._scaled_mm, which is cuBLASLt or torch's own CUTLASS.
+
+Block scales go to torch._scaled_mm_v2, behind torch.nn.functional.scaled_mm, which takes an out.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import torch
 
 from stoneware.autotune.config import Config
 from stoneware.ops.scaled_mm.heuristic import VENDOR
-from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.ops.scaled_mm.problem import Problem, padded_num_blocks
 from stoneware.runtime.device import Device
 
 NAME = VENDOR.backend
@@ -21,6 +24,9 @@ def _version(text: str | None) -> tuple[int, int]:
 
 _CUDA = _version(torch.version.cuda)
 
+_BLOCK_RECIPES = (4, 5)
+"""BlockWise1x128 and BlockWise128x128 of torch.nn.functional.ScalingType."""
+
 
 def supports(problem: Problem, device: Device) -> str | None:
     """The restrictions of `_scaled_mm_out_cuda` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
@@ -31,6 +37,12 @@ def supports(problem: Problem, device: Device) -> str | None:
             f"torch._scaled_mm needs compute capability 8.9 or later, {device} has "
             f"{_dotted(device.compute_capability)}"
         )
+    if problem.a_dtype == problem.b_dtype == "e5m2":
+        return "torch._scaled_mm multiplies no two float8_e5m2 matrices"
+    if problem.has_bias and problem.out_dtype == "fp32":
+        return "torch._scaled_mm adds no bias to a float32 result"
+    if problem.scales == "block":
+        return _block_scales(problem, device)
     if problem.scale_a != problem.scale_b:
         return (
             "torch._scaled_mm takes two scales of one kind, these are "
@@ -39,6 +51,36 @@ def supports(problem: Problem, device: Device) -> str | None:
     if problem.scale_a == "tensor" or device.is_described:
         return None
     return _row_scales(problem, device)
+
+
+def _block_scales(problem: Problem, device: Device) -> str | None:
+    """Restrictions of `_scaled_block1x128_block128x128` (ScaledBlas.cpp) and of cuBLASLt."""
+    if device.compute_capability[0] != 9:
+        return (
+            "torch has block scales on compute capability 9.0 only, the device has "
+            f"{_dotted(device.compute_capability)}"
+        )
+    if problem.m % 4:
+        return (
+            f"m={problem.m} must be a multiple of 4 for cuBLASLt, which reads scale_a in units of "
+            "16 bytes"
+        )
+    padded = padded_num_blocks(problem.k)
+    found = (
+        problem.scale_a_stride_m, problem.ld_scale_a, problem.ld_scale_b, problem.scale_b_stride_n
+    )
+    if found != (1, problem.m, 1, padded) or not problem.is_scale_b_padded:
+        return (
+            f"torch takes block scales of the strides (1, m)=(1, {problem.m}) and (1, {padded}), "
+            f"scale_b with {padded} rows, these have {found[:2]} and {found[2:]}"
+        )
+    if device.is_described:
+        return None
+    if not hasattr(torch, "_scaled_mm_v2"):
+        return f"torch {torch.__version__} has no _scaled_mm_v2; update torch"
+    if _CUDA < (12, 9):
+        return f"torch has block scales from CUDA 12.9 on, this one has {torch.version.cuda}"
+    return None
 
 
 def _row_scales(problem: Problem, device: Device) -> str | None:
@@ -53,6 +95,8 @@ def _row_scales(problem: Problem, device: Device) -> str | None:
                 "(CUBLAS_STATUS_NOT_SUPPORTED)"
             )
         return None
+    if problem.out_dtype == "fp32":
+        return f"torch._scaled_mm with row scales gives no float32 result in {where}"
     if problem.lda != problem.k or problem.ldb != problem.k:
         return (
             f"torch._scaled_mm with row scales takes no sliced views in {where}: lda={problem.lda} "
@@ -70,14 +114,18 @@ def configs(problem: Problem, device: Device) -> list[Config]:
 
 
 def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
+    if problem.scales == "block":
+        return _plan_block_scales(problem)
     scaled_mm = torch._scaled_mm
+    use_fast_accum = problem.use_fast_accum
 
     def run(
         a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
         scale_b: torch.Tensor, bias: torch.Tensor | None,
     ) -> None:
         scaled_mm(
-            a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=True, out=out
+            a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype,
+            use_fast_accum=use_fast_accum, out=out,
         )
 
     def run_to_view(
@@ -86,7 +134,28 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
     ) -> None:
         # torch's row-scale kernels write dense rows.
         out.copy_(scaled_mm(
-            a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=True
+            a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype,
+            use_fast_accum=use_fast_accum,
         ))
 
     return run if problem.ldd == problem.n else run_to_view
+
+
+def _plan_block_scales(problem: Problem) -> Callable[..., None]:
+    scaled_mm = torch.ops.aten._scaled_mm_v2.out
+    recipe_a, recipe_b = ([recipe] for recipe in _BLOCK_RECIPES)
+    is_dense = problem.ldd == problem.n
+
+    def run(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
+        scale_b: torch.Tensor, bias: torch.Tensor | None,
+    ) -> None:
+        d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
+        scaled_mm(
+            a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
+            out=d,
+        )
+        if not is_dense:
+            out.copy_(d)
+
+    return run
