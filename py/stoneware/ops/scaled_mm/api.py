@@ -41,24 +41,32 @@ def scaled_mm(
     out: torch.Tensor | None = None,
     backend: str | None = None,
     config: Config | None = None,
+    use_fast_accum: bool = True,
 ) -> torch.Tensor:
     """Multiplies two fp8 matrices with scales: scale_a * scale_b * (a @ b) + bias.
 
     The arguments mean what they mean to torch._scaled_mm; the kind of a scale is told from its
     shape. Sliced views are computed in place, without copies.
 
+    Block scales are one scale per 1 x 128 elements of a and one per 128 x 128 of b, as DeepSeek-V3
+    has them; k is then a multiple of 128, n any multiple of 16.
+
     Args:
-      a: [m, k] float8_e4m3fn, row-major; m >= 0, k a multiple of 16, a.stride(0) too.
-      b: [k, n] float8_e4m3fn, column-major (a row-major weight [n, k], transposed); n a multiple of
-        16, b.stride(1) too.
-      scale_a: float32; one element, or [m, 1] with one per row of a. Of any strides.
-      scale_b: float32; one element, or [1, n] with one per column of b. Of any strides.
+      a: [m, k] float8_e4m3fn or float8_e5m2, row-major; m >= 0, k a multiple of 16, a.stride(0)
+        too.
+      b: [k, n] of these dtypes, column-major (a row-major weight [n, k], transposed); n a multiple
+        of 16, b.stride(1) too.
+      scale_a: float32; one element, [m, 1] with one per row of a, or [m, k / 128]. Of any strides.
+      scale_b: float32; one element, [1, n] with one per column of b, or [k / 128, ceil(n / 128)],
+        also with its rows padded to a multiple of 4, as torch wants it. Of any strides.
       bias: [n] of the out dtype, or None.
-      out_dtype: torch.bfloat16 or torch.float16.
-      out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it. It
-        must not share memory with an input; that is not checked, and the result would be undefined.
+      out_dtype: torch.bfloat16, torch.float16 or torch.float32.
+      out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
+        it. It must not share memory with an input; that is not checked, and the result would be undefined.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
+      use_fast_accum: whether the tensor core alone may keep the sums, in some 14 bits; False, for
+        training, adds each 128 of k in full float32. Block scales always do.
 
     Returns:
       out.
@@ -80,13 +88,13 @@ def scaled_mm(
         key = (
             a_shape, a.stride(), a.dtype, a.get_device(),
             b.shape, b.stride(), b.dtype, b.get_device(),
-            scale_a.shape, scale_a.is_contiguous(), scale_a.dtype, scale_a.get_device(),
-            scale_b.shape, scale_b.is_contiguous(), scale_b.dtype, scale_b.get_device(),
+            scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device(),
+            scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device(),
             None if bias is None else (
                 bias.shape, bias.is_contiguous(), bias.dtype, bias.get_device()
             ),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            out_dtype, backend, config, _tuning_state(),
+            out_dtype, backend, config, use_fast_accum, _tuning_state(),
         )
         plan = _PLANS.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -95,7 +103,8 @@ def scaled_mm(
     if plan is None:
         generation = tuning.generation()
         plan = checked_plan(
-            OPERATION, a, b, scale_a, scale_b, bias, out_dtype, out, backend, config
+            OPERATION, a, b, scale_a, scale_b, bias, out_dtype, out, backend, config,
+            use_fast_accum,
         )
         if key is not None:
             _PLANS.add(key, plan, generation)
