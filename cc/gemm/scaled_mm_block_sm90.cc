@@ -73,13 +73,9 @@ Kernel::Arguments ToArguments(const GemmProblem& problem, const GemmTensors& ten
   cute::get<0>(arguments.mainloop.dB) = kSwapAb ? problem.lda : problem.ldb;
   arguments.mainloop.ptr_SFA = kSwapAb ? tensors.scale_b : tensors.scale_a;
   arguments.mainloop.ptr_SFB = kSwapAb ? tensors.scale_a : tensors.scale_b;
-  if constexpr (kSwapAb) {
-    arguments.mainloop.layout_SFA = LayoutOfScaleB(problem);
-    arguments.mainloop.layout_SFB = LayoutOfScaleA(problem);
-  } else {
-    arguments.mainloop.layout_SFA = LayoutOfScaleA(problem);
-    arguments.mainloop.layout_SFB = LayoutOfScaleB(problem);
-  }
+  const auto layouts = cute::make_tuple(LayoutOfScaleA(problem), LayoutOfScaleB(problem));
+  arguments.mainloop.layout_SFA = cute::get<kSwapAb ? 1 : 0>(layouts);
+  arguments.mainloop.layout_SFB = cute::get<kSwapAb ? 0 : 1>(layouts);
 
   // d is contiguous along the caller's n: along columns, or with kSwapAb along rows.
   arguments.epilogue.ptr_D = static_cast<ElementOut*>(tensors.d);

@@ -12,10 +12,36 @@ import torch
 import stoneware
 from stoneware.measuring import operands
 from stoneware.ops.scaled_mm import api
-from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
+from stoneware.ops.tensor_checks import TORCH_DTYPES
+from stoneware.runtime.manifest import KernelRecord
 
 KERNELS = fitting_kernels.of("scaled_mm")
+BLOCK_KERNELS = [kernel for kernel in KERNELS if kernel.config.get("scales") == "block"]
+OTHER_KERNELS = [kernel for kernel in KERNELS if kernel not in BLOCK_KERNELS]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
+every_block_kernel = pytest.mark.parametrize(
+    "kernel", BLOCK_KERNELS, ids=fitting_kernels.kernel_id
+)
+every_other_kernel = pytest.mark.parametrize(
+    "kernel", OTHER_KERNELS, ids=fitting_kernels.kernel_id
+)
+
+
+def of_kernel(kernel: KernelRecord) -> dict[str, object]:
+    """The fields of a Problem that a kernel is built for."""
+    config = kernel.config
+    return {
+        "a_dtype": config["a"], "b_dtype": config["b"], "out_dtype": config["out"],
+        "use_fast_accum": config.get("accumulation") != "slow",
+    }
+
+
+def dense_of_kernel(kernel: KernelRecord, *, m: int, n: int, k: int) -> Problem:
+    scales = "block" if kernel in BLOCK_KERNELS else "row"
+    return dataclasses.replace(
+        Problem.dense(m=m, n=n, k=k, scales=scales), **of_kernel(kernel)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +58,12 @@ class Case:
     pad_b: int = 0
     pad_out: int = 32
 
-    def problem(self, out_dtype: str) -> Problem:
+    def problem(self, kernel: KernelRecord) -> Problem:
         return Problem(
+            **of_kernel(kernel),
             m=self.m,
             n=self.n,
             k=self.k,
-            out_dtype=out_dtype,
             scale_a=self.scale_a,
             scale_b=self.scale_b,
             has_bias=self.has_bias,
@@ -70,11 +96,54 @@ CASES = [
 ]
 
 
-@every_kernel
+@every_other_kernel
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, device):
-    problem = case.problem(kernel.config["out"])
-    tensors = operands.make(problem, "cuda", guarded=case.pad_out > 0)
+    assert_right(kernel, case.problem(kernel), device, is_guarded=case.pad_out > 0)
+
+
+BLOCK_CASES = [
+    (1, 16, 128), (1, 2112, 7168), (7, 144, 384), (16, 7168, 2048), (17, 528, 640),
+    (63, 4096, 512), (65, 272, 256), (127, 2112, 1536), (129, 144, 896), (300, 1552, 640),
+    (513, 2064, 2048), (2049, 7168, 2048),
+]
+
+
+def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
+    """Strides of block scales: torch's own; with rows padded to 16 bytes; row-major; views that
+    skip elements."""
+    blocks, columns, rows = num_blocks(k), num_blocks(n), padded_num_blocks(k)
+
+    def strides(a_m: int, a_k: int, b_k: int, b_n: int, is_padded: bool = False):
+        return dict(
+            scale_a_stride_m=a_m, ld_scale_a=a_k, ld_scale_b=b_k, scale_b_stride_n=b_n,
+            is_scale_b_padded=is_padded,
+        )
+
+    return {
+        "torch": strides(1, m, 1, rows, True), "padded": strides(1, -(-m // 4) * 4, 1, rows),
+        "dense": strides(blocks, 1, columns, 1),
+        "skipping": strides(3 * blocks, 2, 2 * columns + 1, 2),
+    }
+
+
+@every_block_kernel
+@pytest.mark.parametrize("layout", ["torch", "padded", "dense", "skipping"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("m", "n", "k"), BLOCK_CASES)
+def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(
+    kernel, m, n, k, has_bias, layout, device
+):
+    problem = Problem(
+        **of_kernel(kernel), m=m, n=n, k=k, scale_a="block_1x128", scale_b="block_128x128",
+        has_bias=has_bias, lda=k + 16, ldb=k + 32, ldd=n + 32,
+        **layouts_of_scales(m, n, k)[layout],
+    )
+    assert_right(kernel, problem, device, is_guarded=True)
+
+
+def assert_right(kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool) -> None:
+    tensors = operands.make(problem, "cuda", guarded=is_guarded)
     plan = api.make_plan(problem, fitting_kernels.config(kernel), device)
     plan(*tensors.arguments)
     torch.cuda.synchronize()
@@ -84,18 +153,21 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
 
 
 @every_kernel
-def test_every_e4m3_code_times_one_is_its_value(kernel, device):
-    """Zeros, subnormals, the largest and NaN: each of the 256 codes in column 0 of a."""
-    a = torch.zeros(256, 64, dtype=torch.uint8, device="cuda")
+def test_every_code_times_one_is_its_value(kernel, device):
+    """Zeros, subnormals, the largest, infinities and NaN: each of the 256 codes in column 0 of a."""
+    a = torch.zeros(256, 256, dtype=torch.uint8, device="cuda")
     a[:, 0] = torch.arange(256, device="cuda")
-    a = a.view(torch.float8_e4m3fn)
-    b = torch.zeros(64, 64, device="cuda")
+    a = a.view(TORCH_DTYPES[kernel.config["a"]])
+    b = torch.zeros(64, 256, device="cuda")
     b[:, 0] = 1.0
-    b = b.to(torch.float8_e4m3fn).t()
-    one = torch.ones(1, device="cuda")
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[kernel.config["out"]]
+    b = b.to(TORCH_DTYPES[kernel.config["b"]]).t()
+    is_block = kernel in BLOCK_KERNELS
+    dtype = TORCH_DTYPES[kernel.config["out"]]
     result = stoneware.scaled_mm(
-        a, b, one, one, out_dtype=dtype, config=fitting_kernels.config(kernel)
+        a, b, torch.ones((256, 2) if is_block else (1,), device="cuda"),
+        torch.ones((2, 1) if is_block else (1,), device="cuda"), out_dtype=dtype,
+        config=fitting_kernels.config(kernel),
+        use_fast_accum=kernel.config.get("accumulation") != "slow",
     )
     expected = a[:, :1].float().to(dtype).expand(256, 64)
     assert torch.equal(result.isnan(), expected.isnan())
@@ -105,7 +177,7 @@ def test_every_e4m3_code_times_one_is_its_value(kernel, device):
 @every_kernel
 def test_rows_do_not_depend_on_the_rows_beside_them(kernel, device):
     """A NaN in one row of a spoils that row of the result and no other."""
-    problem = Problem.dense(m=40, n=256, k=512, out_dtype=kernel.config["out"])
+    problem = dense_of_kernel(kernel, m=40, n=256, k=512)
     tensors = operands.make(problem, "cuda")
     expected = operands.reference(tensors)
     tensors.a[7] = float("nan")
@@ -116,16 +188,15 @@ def test_rows_do_not_depend_on_the_rows_beside_them(kernel, device):
     assert comparison.is_right, str(comparison)
 
 
-@pytest.mark.parametrize("out_dtype", ["bf16", "fp16"])
+@every_kernel
 @pytest.mark.parametrize("m", [1, 17, 300])
-def test_candidates_name_every_kernel_that_fits(m, out_dtype, device):
-    problem = Problem.dense(m=m, n=4096, k=4096, out_dtype=out_dtype)
-    named = {config.kernel for config in api.candidates(problem, device)}
-    assert named >= {kernel.id for kernel in KERNELS if kernel.config["out"] == out_dtype}
+def test_kernel_is_a_candidate_for_what_it_is_built_for(kernel, m, device):
+    problem = dense_of_kernel(kernel, m=m, n=4096, k=4096)
+    assert kernel.id in {config.kernel for config in api.candidates(problem, device)}
 
 
 @pytest.mark.parametrize("backend", [None, "cutlass_sm90", "triton_aot", "vendor", "reference"])
-@pytest.mark.parametrize("scales", ["row", "tensor"])
+@pytest.mark.parametrize("scales", ["row", "tensor", "block"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_public_call_agrees_with_float64(m, has_bias, scales, backend, device):
@@ -134,7 +205,8 @@ def test_public_call_agrees_with_float64(m, has_bias, scales, backend, device):
         reason = api.OPERATION.backends[backend].supports(problem, device)
         if reason is not None:
             # Ours must take what it has kernels for; only the others may have restrictions.
-            assert not any(kernel.backend == backend for kernel in KERNELS), reason
+            fitting = BLOCK_KERNELS if scales == "block" else OTHER_KERNELS
+            assert not any(kernel.backend == backend for kernel in fitting), reason
             pytest.skip(reason)
     tensors = operands.make(problem, "cuda")
     result = stoneware.scaled_mm(
