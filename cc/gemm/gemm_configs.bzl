@@ -7,7 +7,11 @@ to a list.
 
 # Elements of 8 bits that wgmma multiplies, and what the epilogue writes.
 _OPERAND_DTYPES = ["e4m3", "e5m2"]
-_OUT_DTYPES = ["bf16", "fp16"]
+_OUT_DTYPES = ["bf16", "fp16", "fp32"]
+
+# How sums are kept: "fast" by the tensor core alone, in some 14 bits; "slow" with a second set of
+# fp32 registers, to which each 128 of k are added.
+_ACCUMULATIONS = ["fast", "slow"]
 
 # Schedule -> warp groups that share the accumulators of one tile (CUTLASS's kernel of that name:
 # gemm/kernel/sm90_gemm_tma_warpspecialized*.hpp). A warp group has 128 threads.
@@ -20,6 +24,9 @@ _WARP_GROUPS_PER_TILE = {
 # fp32 accumulators a thread may hold and leave room, in the 232 registers that CUTLASS gives a
 # multiplying thread, for the rest of the loop and the epilogue. 128x256 pingpong (256) spills.
 _MAX_ACCUMULATORS_PER_THREAD = 192
+
+# Where each has a second register. 128x128 pingpong and 256x128 cooperative (128 each) spill.
+_MAX_SLOW_ACCUMULATORS_PER_THREAD = 96
 
 # Shared memory of a block on sm_90: 227 KiB (CUDA C++ Programming Guide, compute capability 9.0).
 _MAX_SHARED_BYTES = 227 * 1024
@@ -46,7 +53,7 @@ def _check_triple(name, value):
             "write it as (m, n, k)",
         )
 
-def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
+def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False, accumulation = "fast"):
     """Describes one scaled_mm kernel for sm_90a.
 
     Example:
@@ -63,13 +70,14 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
     Args:
       a: dtype of the left operand, "e4m3" or "e5m2".
       b: dtype of the right operand, likewise.
-      out: dtype of the result, "bf16" or "fp16".
+      out: dtype of the result, "bf16", "fp16" or "fp32".
       tile: (m, n, k) elements of the tile a block computes at a time. With swap_ab it is the tile
         of the swapped problem: its m runs along the user's n.
       cluster: (m, n, 1) blocks that share loads.
       schedule: "pingpong" (two warp groups take turns, a tile each), "cooperative" (two warp groups
         share a tile) or "warpspecialized" (one warp group).
       swap_ab: compute the transposed product, for a small m.
+      accumulation: "fast" or "slow", for training.
 
     Returns:
       A struct with `id` (a C identifier, the kernel's symbol), `op`, `source`, `arch`, `defines` (a
@@ -79,6 +87,7 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
     _check_one_of("a", a, _OPERAND_DTYPES)
     _check_one_of("b", b, _OPERAND_DTYPES)
     _check_one_of("out", out, _OUT_DTYPES)
+    _check_one_of("accumulation", accumulation, _ACCUMULATIONS)
     _check_one_of("schedule", schedule, sorted(_WARP_GROUPS_PER_TILE))
     _check_triple("tile", tile)
     _check_triple("cluster", cluster)
@@ -117,10 +126,13 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
             "make it smaller",
         )
     accumulators = tile_m * tile_n // (128 * warp_groups)
-    if accumulators > _MAX_ACCUMULATORS_PER_THREAD:
+    max_accumulators = _MAX_ACCUMULATORS_PER_THREAD
+    if accumulation == "slow":
+        max_accumulators = _MAX_SLOW_ACCUMULATORS_PER_THREAD
+    if accumulators > max_accumulators:
         _fail(
             "a thread must hold at most {} accumulators (tile m * tile n / threads), or it spills"
-                .format(_MAX_ACCUMULATORS_PER_THREAD),
+                .format(max_accumulators),
             "it is {}".format(accumulators),
             "shrink the tile, or use schedule \"cooperative\"",
         )
@@ -133,13 +145,14 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
             "shrink the tile",
         )
 
-    kernel_id = "scaled_mm_sm90_{}_{}_{}_{}_{}_{}{}".format(
+    kernel_id = "scaled_mm_sm90_{}_{}_{}_{}_{}_{}{}{}".format(
         a,
         b,
         out,
         "x".join([str(x) for x in tile]),
         "x".join([str(x) for x in cluster]),
         schedule,
+        "_slow" if accumulation == "slow" else "",
         "_swap" if swap_ab else "",
     )
     return struct(
@@ -158,11 +171,12 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False):
             "STONEWARE_CLUSTER_M={}".format(cluster[0]),
             "STONEWARE_CLUSTER_N={}".format(cluster[1]),
             "STONEWARE_SCHEDULE=" + schedule,
+            "STONEWARE_FAST_ACCUMULATION={}".format(1 if accumulation == "fast" else 0),
             "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
         ],
         config_json = json.encode({
             "a": a,
-            "accumulation": "fast",
+            "accumulation": accumulation,
             "b": b,
             "cluster": cluster,
             "out": out,
@@ -299,7 +313,7 @@ SCALED_MM_SM90 = [
         schedule = schedule,
         swap_ab = swap_ab,
     )
-    for out in _OUT_DTYPES
+    for out in ["bf16", "fp16"]
     for tile, cluster, schedule, swap_ab in [
         ((128, 128, 128), (2, 1, 1), "pingpong", False),
         ((64, 96, 256), (1, 1, 1), "warpspecialized", True),
@@ -456,6 +470,26 @@ def block_scaled_config(a, b, out, tile, cluster, schedule, swap_ab = False):
         }),
     )
 
+# fp8 for training: sums in full fp32, gradients in e5m2 on either side, results in fp32.
+SCALED_MM_SLOW_SM90 = [
+    gemm_config(
+        a = a,
+        b = b,
+        out = out,
+        tile = tile,
+        cluster = (2, 1, 1),
+        schedule = schedule,
+        accumulation = "slow",
+    )
+    for a, b, out, tile, schedule in [
+        ("e4m3", "e4m3", "bf16", (128, 128, 128), "cooperative"),
+        ("e4m3", "e4m3", "bf16", (64, 128, 128), "pingpong"),
+        ("e4m3", "e4m3", "fp32", (128, 128, 128), "cooperative"),
+        ("e5m2", "e4m3", "bf16", (128, 128, 128), "cooperative"),
+        ("e4m3", "e5m2", "bf16", (128, 128, 128), "cooperative"),
+    ]
+]
+
 # fp8 with scales 1x128 of a and 128x128 of b. The swapped ones are for small m: tiles of 64 columns
 # of b keep more SMs at work than tiles of 128.
 SCALED_MM_BLOCK_SM90 = [
@@ -478,4 +512,6 @@ SCALED_MM_BLOCK_SM90 = [
 ]
 
 # Everything that is built for sm_90a.
-KERNELS_SM90 = SCALED_MM_SM90 + SCALED_MM_BLOCK_SM90 + SPLITK_SM90
+KERNELS_SM90 = (
+    SCALED_MM_SM90 + SCALED_MM_SLOW_SM90 + SCALED_MM_BLOCK_SM90 + SPLITK_SM90
+)

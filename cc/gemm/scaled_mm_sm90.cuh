@@ -5,13 +5,14 @@
 //   tensor    shape           stride                 dtype
 //   a         [m, k]          [lda, 1]               STONEWARE_A (fp8)
 //   b         [k, n]          [1, ldb]               STONEWARE_B (fp8)
-//   d         [m, n]          [ldd, 1]               STONEWARE_OUT (bf16 or fp16)
+//   d         [m, n]          [ldd, 1]               STONEWARE_OUT (bf16, fp16 or fp32)
 //   scale_a   [m] or scalar   [1] or [0]             fp32
 //   scale_b   [n] or scalar   [1] or [0]             fp32
 //   bias      [n] or null     [1]                    STONEWARE_OUT
 //
-// The accumulator is fp32, summed by the tensor core over all of k ("fast accumulation": no
-// promotion to full fp32 registers on the way). Scales and bias are applied to it in fp32.
+// The accumulator is fp32. With STONEWARE_FAST_ACCUMULATION the tensor core sums over all of k, in
+// the some 14 bits that it keeps of a sum; without, each 128 of k are added to a second set of
+// registers in full fp32. Scales and bias are applied in fp32.
 //
 // The grid covers output tiles of STONEWARE_TILE_M x STONEWARE_TILE_N. With the pingpong and
 // cooperative schedules it is persistent, at most one block per SM, each walking over tiles; with
@@ -36,7 +37,8 @@
 #if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_A) || !defined(STONEWARE_B) ||       \
     !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) ||   \
     !defined(STONEWARE_TILE_K) || !defined(STONEWARE_CLUSTER_M) ||                           \
-    !defined(STONEWARE_CLUSTER_N) || !defined(STONEWARE_SCHEDULE) || !defined(STONEWARE_SWAP_AB)
+    !defined(STONEWARE_CLUSTER_N) || !defined(STONEWARE_SCHEDULE) ||                         \
+    !defined(STONEWARE_FAST_ACCUMULATION) || !defined(STONEWARE_SWAP_AB)
 #error "compile with the defines of one gemm_config() of gemm_configs.bzl"
 #endif
 
@@ -48,19 +50,29 @@ using e4m3 = cutlass::float_e4m3_t;
 using e5m2 = cutlass::float_e5m2_t;
 using bf16 = cutlass::bfloat16_t;
 using fp16 = cutlass::half_t;
+using fp32 = float;
 }  // namespace dtype
+
+inline constexpr bool kFastAccumulation = STONEWARE_FAST_ACCUMULATION;
 
 namespace schedule {
 struct warpspecialized {
-  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedFP8FastAccum;
+  using Mainloop =
+      cute::conditional_t<kFastAccumulation, cutlass::gemm::KernelTmaWarpSpecializedFP8FastAccum,
+                          cutlass::gemm::KernelTmaWarpSpecialized>;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
 struct pingpong {
-  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum;
+  using Mainloop = cute::conditional_t<kFastAccumulation,
+                                       cutlass::gemm::KernelTmaWarpSpecializedPingpongFP8FastAccum,
+                                       cutlass::gemm::KernelTmaWarpSpecializedPingpong>;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
 struct cooperative {
-  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum;
+  using Mainloop =
+      cute::conditional_t<kFastAccumulation,
+                          cutlass::gemm::KernelTmaWarpSpecializedCooperativeFP8FastAccum,
+                          cutlass::gemm::KernelTmaWarpSpecializedCooperative>;
   using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
 };
 }  // namespace schedule
