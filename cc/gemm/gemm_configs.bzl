@@ -511,7 +511,96 @@ SCALED_MM_BLOCK_SM90 = [
     ]
 ]
 
+# Bytes of an element of grouped_mm's operands.
+_GROUPED_OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "fp16": 2}
+
+def grouped_mm_config(operand, out, tile, schedule, swap_ab = False):
+    """Describes one grouped_mm kernel for sm_90a.
+
+    Args:
+      operand: dtype of both operands, "e4m3" (with a scale per row), "bf16" or "fp16".
+      out: dtype of the result, "bf16" or "fp16".
+      tile: (m, n) elements of the output tile. With swap_ab it is the tile of the swapped problem:
+        its m runs along the user's n. Along k it has 128 bytes.
+      schedule: "pingpong" (two warp groups take turns, a tile each) or "cooperative" (they share).
+      swap_ab: compute the transposed product, for few rows a group.
+
+    Returns:
+      A struct as gemm_config() returns.
+    """
+    _check_one_of("operand", operand, sorted(_GROUPED_OPERAND_BYTES))
+    _check_one_of("out", out, _OUT_DTYPES)
+    _check_one_of("schedule", schedule, ["cooperative", "pingpong"])
+    tile = (tile[0], tile[1], 128 // _GROUPED_OPERAND_BYTES[operand])
+    _check_triple("tile", tile)
+    rows = 64 * _WARP_GROUPS_PER_TILE[schedule]
+    if tile[0] % rows != 0 or tile[0] > 256:
+        _fail(
+            "tile m must be a multiple of {} up to 256 with schedule {}".format(rows, schedule),
+            "it is {}".format(tile[0]),
+            "change the tile or the schedule",
+        )
+    columns = 16 if swap_ab else 32
+    if tile[1] % columns != 0 or tile[1] > 256:
+        _fail(
+            "tile n must be a multiple of {} up to 256".format(columns),
+            "it is {}".format(tile[1]),
+            "change the tile",
+        )
+    kernel_id = "grouped_mm_sm90_{}_{}_{}_{}{}".format(
+        operand,
+        out,
+        "x".join([str(x) for x in tile]),
+        schedule,
+        "_swap" if swap_ab else "",
+    )
+    return struct(
+        id = kernel_id,
+        op = "grouped_mm",
+        source = "grouped_mm_sm90",
+        arch = "sm_90a",
+        defines = [
+            "STONEWARE_KERNEL_ID=" + kernel_id,
+            "STONEWARE_OPERAND=" + operand,
+            "STONEWARE_OUT=" + out,
+            "STONEWARE_TILE_M={}".format(tile[0]),
+            "STONEWARE_TILE_N={}".format(tile[1]),
+            "STONEWARE_TILE_K={}".format(tile[2]),
+            "STONEWARE_SCHEDULE=" + schedule,
+            "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
+        ],
+        config_json = json.encode({
+            "a": operand,
+            "b": operand,
+            "layout": "nt",
+            "out": out,
+            "schedule": schedule,
+            "swap_ab": swap_ab,
+            "tile": tile,
+        }),
+    )
+
+# Rows a group: up to 16, 32, 64 (the swapped ones, whose tile's n runs along them), 128, and many.
+GROUPED_MM_SM90 = [
+    grouped_mm_config(
+        operand = operand,
+        out = "bf16",
+        tile = tile,
+        schedule = schedule,
+        swap_ab = swap_ab,
+    )
+    for operand in ["e4m3", "bf16"]
+    for tile, schedule, swap_ab in [
+        ((128, 16), "cooperative", True),
+        ((128, 32), "cooperative", True),
+        ((128, 64), "cooperative", True),
+        ((128, 128), "pingpong", False),
+        ((128, 256), "cooperative", False),
+    ]
+]
+
 # Everything that is built for sm_90a.
 KERNELS_SM90 = (
-    SCALED_MM_SM90 + SCALED_MM_SLOW_SM90 + SCALED_MM_BLOCK_SM90 + SPLITK_SM90
+    SCALED_MM_SM90 + SCALED_MM_SLOW_SM90 + SCALED_MM_BLOCK_SM90 + SPLITK_SM90 +
+    GROUPED_MM_SM90
 )

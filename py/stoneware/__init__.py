@@ -3,6 +3,7 @@
     import stoneware as sw
     y = sw.scaled_mm(a8, b8, scale_a, scale_b)                # fp8
     y = sw.matmul(a, b)                                       # bf16, fp16
+    y = sw.grouped_mm(a, b, offs)                             # experts: bf16; fp8 with scales
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
     print(sw.info())                                          # what this installation has
     with sw.tuning("on_miss"): ...                            # measure what was not measured yet
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
     from stoneware.autotune.tuning import tuning
     from stoneware.explanation import explain
     from stoneware.installation import info
+    from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
 
 __version__ = "0.1.0"
 
-__all__ = ["autotune", "distributed", "explain", "info", "matmul", "scaled_mm", "tuning"]
+__all__ = ["autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning"]
 
 _HOMES = {
     "explain": "stoneware.explanation",
+    "grouped_mm": "stoneware.ops.grouped_mm.api",
     "info": "stoneware.installation",
     "matmul": "stoneware.ops.matmul.api",
     "scaled_mm": "stoneware.ops.scaled_mm.api",

@@ -25,7 +25,7 @@ Value = bool | int | float | str | None
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Key:
-    """A shape (n, k, m) in a family (op, dtypes, scales, layout, accumulation).
+    """A shape (n, k, m) in a family (op, dtypes, scales, layout, accumulation, groups).
 
     Attributes:
       op: such as "scaled_mm"; it has no colon.
@@ -37,6 +37,7 @@ class Key:
       accumulation: one of ACCUMULATIONS; "slow" where sums of fp8 products must be kept in full
         fp32, "fast" where they need not or there is no choice. JSON leaves "fast" out, so that
         keys read and write as they did before there was "slow".
+      num_groups: matrices b, each with its own rows, of which m is the mean; 0 for an op without.
     """
 
     op: str
@@ -49,6 +50,7 @@ class Key:
     k: int
     m: int
     accumulation: str = "fast"
+    num_groups: int = 0
 
     @property
     def family(self) -> Key:
@@ -65,12 +67,16 @@ class Key:
 
     @property
     def shape(self) -> str:
-        return f"m={self.m} n={self.n} k={self.k}"
+        groups = f" groups={self.num_groups}" if self.num_groups else ""
+        return f"m={self.m} n={self.n} k={self.k}{groups}"
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         if self.accumulation == "fast":
             del data["accumulation"]
+        # What was written before there were groups stays as it is.
+        if not self.num_groups:
+            del data["num_groups"]
         return data
 
 
@@ -165,8 +171,8 @@ def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey
         raise ValueError(f"op={op!r} of a key must be a non-empty str")
     cls = KernelKey if is_kernel(op) else Key
     known = {field.name for field in fields(cls)}
-    required = known - {"accumulation"}
-    unknown, missing = sorted(map(str, set(data) - known)), sorted(required - set(data))
+    unknown = sorted(map(str, set(data) - known))
+    missing = sorted(known - set(data) - {"accumulation", "num_groups"})
     if unknown or missing:
         raise ValueError(f"key of {op}: unknown fields {unknown}, missing fields {missing}")
     if cls is Key:
@@ -183,6 +189,9 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
             raise ValueError(
                 f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}"
             )
+    num_groups = data.get("num_groups", 0)
+    if type(num_groups) is not int or num_groups < 0:
+        raise ValueError(f"num_groups={num_groups!r} must be an int >= 0")
     key = Key(**data)
     for name, known in (
         ("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)

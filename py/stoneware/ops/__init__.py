@@ -1,6 +1,6 @@
 """The ops, an op a folder, and the names by which they and their backends are known everywhere."""
 
-OPS = ("scaled_mm", "matmul")
+OPS = ("scaled_mm", "matmul", "grouped_mm")
 
 VENDOR = "vendor"
 REFERENCE = "reference"

@@ -1,0 +1,133 @@
+"""A grouped matmul as plain values: what look-up, backends and explain know about a call.
+
+    d[m, n] = scale_a[m] * scale_b[g, n] * (a[m, k] @ b[g, k, n])  for the rows m of group g
+
+a is row-major with leading dimension lda, each b[g] column-major with ldb, d row-major with ldd;
+strides count elements. Which rows a group has is known on the device alone. Free of torch, so that
+the build and `explain` can use it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoneware.autotune.key import Key
+from stoneware.ops.size_checks import MAX_SIZE, check_sizes
+
+OP = "grouped_mm"
+
+OUT_DTYPES = {"e4m3": ("bf16", "fp16"), "bf16": ("bf16",)}
+"""Dtype of a and b -> dtypes of d."""
+
+IN_DTYPES = tuple(OUT_DTYPES)
+
+ELEMENT_BYTES = {"e4m3": 1, "bf16": 2, "fp16": 2}
+
+UNIT_BYTES = 16
+"""Of addresses, strides, rows of a and b and rows of d: TMA wants it (CUDA driver API,
+cuTensorMapEncodeTiled), and torch's grouped products too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One grouped matmul; the fields are validated and every message has rule, value, remedy.
+
+    Attributes:
+      m: rows of a, of all groups together; at least 1.
+      n, k: sizes of each group's b; of whole units of 16 bytes of the operands.
+      num_groups: at least 1.
+      a_dtype, b_dtype: "e4m3", with scales, or "bf16", without; both the same.
+      out_dtype: "bf16", or with e4m3 also "fp16".
+      lda, ldb, ldd: leading dimensions in elements.
+      group_stride_b: from one group's b to the next, in elements.
+
+    Raises:
+      TypeError: a size or a stride is no int.
+      ValueError: a field breaks its rule.
+    """
+
+    m: int
+    n: int
+    k: int
+    num_groups: int
+    a_dtype: str = "e4m3"
+    b_dtype: str = "e4m3"
+    out_dtype: str = "bf16"
+    lda: int
+    ldb: int
+    ldd: int
+    group_stride_b: int
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+        for name in ("num_groups", "group_stride_b"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name}={getattr(self, name)!r} must be an int; pass int({name})")
+        for name in ("m", "num_groups"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be at least 1; nothing is computed for none"
+                )
+        if self.num_groups > MAX_SIZE:
+            raise ValueError(f"num_groups={self.num_groups} must be at most {MAX_SIZE}; split them")
+        if self.a_dtype not in IN_DTYPES or self.b_dtype != self.a_dtype:
+            raise ValueError(
+                f"a_dtype={self.a_dtype!r} and b_dtype={self.b_dtype!r} must be the same one of "
+                f"{', '.join(IN_DTYPES)}; cast the operands"
+            )
+        if self.out_dtype not in OUT_DTYPES[self.a_dtype]:
+            raise ValueError(
+                f"out_dtype={self.out_dtype!r} of {self.a_dtype} operands must be one of "
+                f"{', '.join(OUT_DTYPES[self.a_dtype])}; cast the result"
+            )
+        unit = UNIT_BYTES // ELEMENT_BYTES[self.a_dtype]
+        copy = "copy the view into a dense tensor"
+        for name, least, multiple, remedy in (
+            ("n", 1, unit, "pad b with columns of zeros"),
+            ("k", 1, unit, "pad a and b along k with zeros"),
+            ("lda", self.k, unit, copy),
+            ("ldb", self.k, unit, copy),
+            ("ldd", self.n, UNIT_BYTES // ELEMENT_BYTES[self.out_dtype], copy),
+            ("group_stride_b", 0, unit, copy),
+        ):
+            value = getattr(self, name)
+            if value < least or value % multiple:
+                raise ValueError(
+                    f"{name}={value} must be at least {least} and a multiple of {multiple} "
+                    f"({UNIT_BYTES} bytes); {remedy}"
+                )
+
+    @classmethod
+    def dense(
+        cls, *, m: int, n: int, k: int, num_groups: int, dtype: str = "e4m3",
+        out_dtype: str = "bf16",
+    ) -> Problem:
+        """The problem whose tensors are not views."""
+        return cls(
+            m=m, n=n, k=k, num_groups=num_groups, a_dtype=dtype, b_dtype=dtype,
+            out_dtype=out_dtype, lda=k, ldb=k, ldd=n, group_stride_b=n * k,
+        )
+
+    @property
+    def scales(self) -> str:
+        return "row" if self.a_dtype == "e4m3" else "none"
+
+    @property
+    def rows_per_group(self) -> int:
+        """The mean, rounded up: offsets are on the device, and reading them would wait for it."""
+        return -(-self.m // self.num_groups)
+
+    @property
+    def key(self) -> Key:
+        """The key under which the table files the problem; its m is the rows per group."""
+        return Key(
+            op=OP, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
+            scales=self.scales, layout="nt", n=self.n, k=self.k, m=self.rows_per_group,
+            num_groups=self.num_groups,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{OP} m={self.m} n={self.n} k={self.k} groups={self.num_groups} "
+            f"{self.a_dtype}*{self.b_dtype}->{self.out_dtype}"
+        )
