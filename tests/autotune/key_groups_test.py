@@ -1,0 +1,37 @@
+"""Keys of ops without groups are written and read as before there were groups."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stoneware.autotune.key import Key, key_from_json
+
+PLAIN = {
+    "op": "matmul", "a_dtype": "bf16", "b_dtype": "bf16", "out_dtype": "bf16", "scales": "none",
+    "layout": "nt", "n": 64, "k": 32, "m": 16,
+}
+
+
+def test_a_key_without_groups_has_no_such_field_in_json():
+    key = key_from_json(PLAIN)
+    assert key.num_groups == 0
+    assert key.to_json() == PLAIN and list(key.to_json()) == list(PLAIN)
+
+
+def test_a_key_with_groups_comes_back():
+    key = Key(**{**PLAIN, "op": "grouped_mm"}, num_groups=8)
+    assert key_from_json(key.to_json()) == key
+    assert key.family.num_groups == 8
+    assert key.shape == "m=16 n=64 k=32 groups=8"
+
+
+@pytest.mark.parametrize("num_groups", [-1, True, 1.0, "8", None], ids=repr)
+def test_a_bad_number_of_groups_is_refused(num_groups):
+    with pytest.raises(ValueError, match="num_groups"):
+        key_from_json({**PLAIN, "num_groups": num_groups})
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

@@ -1,0 +1,196 @@
+"""grouped_mm on a CPU: values for ragged groups, and bad arguments with rule, value and remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from operands import poisoned, random_fp8, relative_error
+
+import stoneware as sw
+from stoneware.errors import ForwardOnlyError
+from stoneware.measuring.tolerance import tolerance
+from stoneware.ops.grouped_mm.problem import Problem
+
+G, N, K = 4, 48, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Of grouped_mm; `weights` are [groups, n, k]."""
+
+    a: torch.Tensor
+    weights: torch.Tensor
+    offs: torch.Tensor
+    scale_a: torch.Tensor | None
+    scale_b: torch.Tensor | None
+
+    def expected(self) -> torch.Tensor:
+        """The rows before the last offset, in float64."""
+        d = torch.cat([
+            rows @ weight.double().t()
+            for rows, weight in zip(self.groups(self.a.double()), self.weights)
+        ])
+        if self.scale_a is None:
+            return d
+        scale_b = torch.cat([
+            row.expand(len(rows), -1) for rows, row in zip(self.groups(self.a), self.scale_b)
+        ])
+        return d * self.scale_a[: len(d), None].double() * scale_b.double()
+
+    def groups(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        ends = self.offs.tolist()
+        return [rows[begin:end] for begin, end in zip([0, *ends], ends)]
+
+    def call(self, **changes: object) -> torch.Tensor:
+        good = {
+            "a": self.a, "b": self.weights.mT, "offs": self.offs, "scale_a": self.scale_a,
+            "scale_b": self.scale_b,
+        }
+        return sw.grouped_mm(**{**good, **changes})
+
+
+def arguments(dtype: str, ends: list[int], rows_after: int = 0) -> Arguments:
+    m = ends[-1] + rows_after
+    is_fp8 = dtype == "e4m3"
+    a = random_fp8(m, K) if is_fp8 else torch.randn(m, K).bfloat16()
+    weights = random_fp8(len(ends) * N, K) if is_fp8 else torch.randn(len(ends) * N, K).bfloat16()
+    return Arguments(
+        a=a, weights=weights.view(len(ends), N, K), offs=torch.tensor(ends, dtype=torch.int32),
+        scale_a=torch.rand(m) + 0.5 if is_fp8 else None,
+        scale_b=torch.rand(len(ends), N) + 0.5 if is_fp8 else None,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
+@pytest.mark.parametrize(
+    "ends", [[5], [0, 3, 3, 10], [1, 2, 3, 4], [0, 0, 0, 7], [7, 7, 7, 7], [17, 18, 50, 51]], ids=str
+)
+def test_result_agrees_with_float64(dtype, ends):
+    given = arguments(dtype, ends)
+    result = given.call()
+    assert result.dtype == torch.bfloat16 and result.shape == (ends[-1], N)
+    assert relative_error(result, given.expected()) < tolerance("bf16", K)
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
+def test_rows_after_the_last_offset_are_not_read_and_not_written(dtype):
+    given = arguments(dtype, [2, 2, 9, 13], rows_after=5)
+    given.a[13:] = float("nan")
+    out = poisoned(18, N, torch.bfloat16, ldd=N + 8)
+    assert given.call(out=out) is out
+    assert relative_error(out[:13], given.expected()) < tolerance("bf16", K)
+    assert out[13:].isnan().all()
+
+
+def test_fp16_result_of_fp8():
+    given = arguments("e4m3", [3, 8])
+    result = given.call(out_dtype=torch.float16)
+    assert result.dtype == torch.float16
+    assert relative_error(result, given.expected()) < tolerance("fp16", K)
+
+
+def test_views_are_computed_in_place():
+    given = arguments("bf16", [0, 3, 4, 11])
+    wide = torch.full((11, K + 24), float("nan")).bfloat16()
+    wide[:, 8 : 8 + K] = given.a
+    tall = torch.full((G, N + 16, K + 8), float("nan")).bfloat16()
+    tall[:, :N, :K] = given.weights
+    result = given.call(a=wide[:, 8 : 8 + K], b=tall[:, :N, :K].mT)
+    assert relative_error(result, given.expected()) < tolerance("bf16", K)
+
+
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no _grouped_mm")
+def test_arguments_mean_what_they_mean_to_torch():
+    given = arguments("bf16", [0, 3, 4, 11])
+    expected = torch._grouped_mm(given.a, given.weights.mT, offs=given.offs)
+    assert relative_error(given.call(), expected.double()) < 2 * tolerance("bf16", K)
+
+
+@pytest.mark.parametrize("ends", [[0, 0], [0]], ids=str)
+def test_groups_without_any_rows_give_nothing(ends):
+    given = arguments("bf16", ends)
+    assert given.call().shape == (0, N)
+
+
+GOOD = arguments("e4m3", [0, 3, 4, 11])
+PLAIN = arguments("bf16", [0, 3, 4, 11])
+
+BAD = {
+    "offs int64": (GOOD, {"offs": GOOD.offs.long()}, TypeError, ["offs.dtype=torch.int64", "int32"]),
+    "offs of other groups": (GOOD, {"offs": GOOD.offs[1:]}, ValueError, ["[3]", "[4]", "empty"]),
+    "offs 2-D": (GOOD, {"offs": GOOD.offs[None]}, ValueError, ["offs.shape=[1, 4]", "end row"]),
+    "offs decrease": (
+        PLAIN, {"offs": torch.tensor([3, 2, 4, 11], dtype=torch.int32)}, ValueError,
+        ["offs[1]=2", "before it, 3", "end row"],
+    ),
+    "offs past a": (
+        PLAIN, {"offs": torch.tensor([3, 4, 5, 12], dtype=torch.int32)}, ValueError,
+        ["offs[3]=12", "a's rows, 11"],
+    ),
+    "b 2-D": (GOOD, {"b": GOOD.weights[0].t()}, ValueError, ["b.shape=[64, 48]", "mT"]),
+    "b row-major": (
+        GOOD, {"b": GOOD.weights.mT.contiguous()}, ValueError, ["b.stride()", "column-major"]
+    ),
+    "k differs": (GOOD, {"a": random_fp8(11, 32)}, ValueError, ["agree in k, 32 is not 64"]),
+    "dtypes differ": (GOOD, {"a": PLAIN.a}, TypeError, ["b.dtype", "bfloat16"]),
+    "fp32": (PLAIN, {"a": PLAIN.a.float()}, TypeError, ["a.dtype=torch.float32", "quantise"]),
+    "no scale": (GOOD, {"scale_b": None}, TypeError, ["scale_b=None", "pass one"]),
+    "scale of bf16": (PLAIN, {"scale_a": torch.ones(11)}, ValueError, ["scale_a", "must be None"]),
+    "scale of a column": (
+        GOOD, {"scale_a": torch.ones(11, 1)}, ValueError, ["scale_a.shape=[11, 1]", "[m]=[11]"]
+    ),
+    "scale of one group": (
+        GOOD, {"scale_b": torch.ones(N)}, ValueError, ["scale_b.shape=[48]", "[4, 48]"]
+    ),
+    "out dtype": (PLAIN, {"out_dtype": torch.float16}, TypeError, ["float16", "torch.bfloat16"]),
+    "out shape": (
+        PLAIN, {"out": torch.empty(12, N).bfloat16()}, ValueError, ["out.shape=[12, 48]", "[11, 48]"]
+    ),
+    "backend": (GOOD, {"backend": "triton_aot"}, ValueError, ["triton_aot", "cutlass_sm90"]),
+    "a is a list": (GOOD, {"a": [[1.0]]}, TypeError, ["a of grouped_mm", "list"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_told_rule_value_and_remedy(name):
+    given, changes, error, parts = BAD[name]
+    with pytest.raises(error) as caught:
+        given.call(**changes)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_gradient_is_refused():
+    with pytest.raises(ForwardOnlyError, match="grouped_mm has no backward"):
+        PLAIN.call(a=PLAIN.a.clone().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    "changes, parts",
+    [
+        ({"n": 24}, ["n=24", "multiple of 16"]),
+        ({"k": 40}, ["k=40", "multiple of 16"]),
+        ({"num_groups": 0}, ["num_groups=0", "at least 1"]),
+        ({"m": 0}, ["m=0", "at least 1"]),
+        ({"out_dtype": "fp32"}, ["out_dtype='fp32'", "bf16, fp16"]),
+    ],
+    ids=str,
+)
+def test_a_problem_refuses_what_no_kernel_takes(changes, parts):
+    with pytest.raises(ValueError) as caught:
+        Problem.dense(**{"m": 16, "n": 32, "k": 64, "num_groups": 2, **changes})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_the_key_has_the_mean_rows_of_a_group():
+    key = Problem.dense(m=33, n=32, k=64, num_groups=8).key
+    assert (key.m, key.num_groups, key.scales) == (5, 8, "row")
+    assert key.to_json()["num_groups"] == 8
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

@@ -1,0 +1,80 @@
+// The walk over the tiles of a grouped product, on the host: every row and column of every group is
+// in exactly one tile, no tile is empty, and the order is that of the header's words.
+
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <random>
+#include <vector>
+
+#include "cc/gemm/grouped_mm_sm90.cuh"
+
+namespace {
+
+namespace sm90 = stoneware::gemm::sm90;
+
+int g_failures = 0;
+
+void Expect(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "FAILED: %s\n", what);
+  ++g_failures;
+}
+
+#define EXPECT(condition) Expect(condition, #condition)
+
+void CheckWalk(const std::vector<std::int32_t>& offsets, int m, int num_n_tiles, int band) {
+  const int num_groups = static_cast<int>(offsets.size());
+  std::vector<int> ends;
+  int end = 0;
+  for (int group = 0; group < num_groups; ++group) {
+    const sm90::GroupRows rows = sm90::RowsOfGroup(offsets.data(), group, m);
+    EXPECT(0 <= rows.begin && rows.begin <= rows.end && rows.end <= m);
+    end += sm90::NumTiles(rows.end - rows.begin, sm90::kTileM);
+    ends.push_back(end);
+  }
+  std::map<std::vector<int>, int> seen;
+  sm90::GroupTile last = {0, 0, 0};
+  for (int tile = 0; tile < end * num_n_tiles; ++tile) {
+    const sm90::GroupTile found =
+        sm90::TileAt(tile, ends.data(), num_groups, num_n_tiles, band);
+    ++seen[{found.group, found.m_idx, found.n_idx}];
+    const sm90::GroupRows rows = sm90::RowsOfGroup(offsets.data(), found.group, m);
+    EXPECT(rows.begin + found.m_idx * sm90::kTileM < rows.end);
+    EXPECT(found.m_idx >= 0 && found.n_idx >= 0 && found.n_idx < num_n_tiles);
+    // Group after group, band after band, n after n, m after m.
+    const std::vector<int> place = {found.group, found.m_idx / band, found.n_idx, found.m_idx};
+    const std::vector<int> last_place = {last.group, last.m_idx / band, last.n_idx, last.m_idx};
+    EXPECT(tile == 0 || last_place < place);
+    last = found;
+  }
+  EXPECT(static_cast<int>(seen.size()) == end * num_n_tiles);
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(std::random_device{}());
+  for (int round = 0; round < 2000; ++round) {
+    const int num_groups = 1 + static_cast<int>(random() % 40);
+    std::vector<std::int32_t> offsets;
+    std::int32_t end = 0;
+    for (int group = 0; group < num_groups; ++group) {
+      const int kind = static_cast<int>(random() % 4);
+      end += static_cast<std::int32_t>(kind == 0   ? 0
+                                       : kind == 1 ? 1
+                                       : kind == 2 ? random() % (3 * sm90::kTileM)
+                                                   : random() % (20 * sm90::kTileM));
+      offsets.push_back(end);
+    }
+    const int num_n_tiles = 1 + static_cast<int>(random() % 9);
+    CheckWalk(offsets, end + static_cast<int>(random() % 3), num_n_tiles,
+              1 + static_cast<int>(random() % 20));
+    // Broken promises are cut, and stay in bounds.
+    CheckWalk(offsets, end / 2, num_n_tiles, 16);
+    offsets[random() % offsets.size()] = static_cast<std::int32_t>(random());
+    CheckWalk(offsets, end, num_n_tiles, 16);
+  }
+  if (g_failures != 0) std::fprintf(stderr, "%d failures\n", g_failures);
+  return g_failures == 0 ? 0 : 1;
+}
