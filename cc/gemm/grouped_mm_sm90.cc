@@ -10,6 +10,7 @@
 #include "cc/driver/driver_api.h"
 #include "cc/driver/launch.h"
 #include "cc/gemm/kernel_entry.h"
+#include "cc/host_adapter/encode_tiled.h"
 
 #define STONEWARE_CONCATENATE_(a, b) a##b
 #define STONEWARE_CONCATENATE(a, b) STONEWARE_CONCATENATE_(a, b)
@@ -58,31 +59,28 @@ bool CanImplement(const GemmProblem& problem) {
 std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
 
 // The map of an operand of num_rows rows of k, num_groups times (rank 3), or once (rank 2).
-// cuTensorMapEncodeTiled checks addresses and strides; Plan has checked them with better words.
-void EncodeMap(const driver::DriverApi& api, CUtensorMap* map, const void* address, int k,
-               int num_rows, std::int64_t row_stride, int box_rows, int num_groups,
-               std::int64_t group_stride, cuuint32_t rank) {
+void EncodeMap(CUtensorMap* map, const void* address, int k, int num_rows,
+               std::int64_t row_stride, int box_rows, int num_groups, std::int64_t group_stride,
+               cuuint32_t rank) {
   const cuuint64_t extents[] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(num_rows),
                                 static_cast<cuuint64_t>(num_groups)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride) * kOperandBytes,
                                 static_cast<cuuint64_t>(group_stride) * kOperandBytes};
   const cuuint32_t box[] = {kSlabK, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t element_strides[] = {1, 1, 1};
-  driver::Check("cuTensorMapEncodeTiled",
-                api.cuTensorMapEncodeTiled(
-                    map, map_type::STONEWARE_OPERAND, rank, const_cast<void*>(address), extents,
-                    strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  // It returns nothing but success.
+  host_adapter::EncodeTiledOrThrow(
+      map, map_type::STONEWARE_OPERAND, rank, const_cast<void*>(address), extents, strides, box,
+      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
             CUstream stream) {
-  const driver::DriverApi& api = driver::DriverApi::Get();
   Params params{};
-  EncodeMap(api, kSwapAb ? &params.columns : &params.rows, tensors.a, problem.k, problem.m,
+  EncodeMap(kSwapAb ? &params.columns : &params.rows, tensors.a, problem.k, problem.m,
             problem.lda, kTileM, /*num_groups=*/1, /*group_stride=*/0, /*rank=*/2);
-  EncodeMap(api, kSwapAb ? &params.rows : &params.columns, tensors.b, problem.k, problem.n,
+  EncodeMap(kSwapAb ? &params.rows : &params.columns, tensors.b, problem.k, problem.n,
             problem.ldb, kTileN, problem.num_groups, problem.batch_stride_b, /*rank=*/3);
   const bool has_scales = problem.scale_a != Scale::kNone;
   params.d = tensors.d;
@@ -99,7 +97,7 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   const auto num_blocks = static_cast<unsigned>(
       std::min<std::int64_t>(problem.num_sms, MaxTiles(problem)));
   void* parameters[] = {&params};
-  driver::Launch(api, function,
+  driver::Launch(driver::DriverApi::Get(), function,
                  {{num_blocks, 1, 1}, {1, 1, 1}, {kNumThreads, 1, 1}, kSharedBytes}, stream,
                  parameters);
 }

@@ -119,18 +119,20 @@ def explain(
     out_dtype: str | None = None,
     scales: str = "row",
     has_bias: bool = False,
+    num_groups: int = 0,
     device: str | torch.device | None = None,
 ) -> Explanation:
     """Says which config would run a problem, and why; nothing is compiled, timed or launched.
 
     Args:
-      op: "scaled_mm" or "matmul".
+      op: "scaled_mm", "matmul" or "grouped_mm".
       m, n, k: sizes, ints up to 2**31-1.
-      dtype: of a and b; None for "e4m3" (scaled_mm) or "bf16" (matmul).
-      out_dtype: "bf16" or "fp16"; None for "bf16" (scaled_mm) or `dtype` (matmul).
+      dtype: of a and b; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
+      out_dtype: "bf16" or "fp16"; None for `dtype` (matmul) or "bf16".
       scales: "row", "tensor" or "block" (1x128 of a, 128x128 of b), or that of a and that of b as
         "tensor/row"; matmul has none and ignores it.
-      has_bias: whether a bias is added.
+      has_bias: whether a bias is added; grouped_mm has none and ignores it.
+      num_groups: of grouped_mm, whose m is the rows of all groups together; others ignore it.
       device: the name or alias of a device in the tuning tables, such as "NVIDIA H200", which need
         not be in this machine; "cpu"; "cuda" or "cuda:1"; a torch.device; None for the current GPU,
         else the CPU.
@@ -161,6 +163,11 @@ def explain(
             has_bias=has_bias,
         )
         problem = replace(problem, scale_b=scale_b) if scale_b else problem
+    elif op == "grouped_mm":
+        problem = api.Problem.dense(
+            m=m, n=n, k=k, num_groups=num_groups, dtype="e4m3" if dtype is None else dtype,
+            out_dtype="bf16" if out_dtype is None else out_dtype,
+        )
     else:
         dtype = "bf16" if dtype is None else dtype
         problem = api.Problem.dense(

@@ -192,5 +192,13 @@ def test_the_key_has_the_mean_rows_of_a_group():
     assert key.to_json()["num_groups"] == 8
 
 
+def test_explain_names_the_groups():
+    explanation = sw.explain("grouped_mm", m=33, n=32, k=64, num_groups=8, device="cpu")
+    assert explanation.config.backend == "reference"
+    assert "groups=8" in str(explanation)
+    with pytest.raises(ValueError, match="num_groups=0 must be at least 1"):
+        sw.explain("grouped_mm", m=33, n=32, k=64, device="cpu")
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
