@@ -73,7 +73,7 @@ class Tensors:
             begin += count
             if not count:
                 continue
-            want = self.a[rows].double() @ self.b[group].double()
+            want = self.a[rows].float().double() @ self.b[group].float().double()
             if self.scale_a is not None:
                 want *= self.scale_a[rows, None].double() * self.scale_b[group].double()
             error = (self.out[rows].double() - want).norm() / want.norm()
