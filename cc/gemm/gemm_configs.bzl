@@ -599,8 +599,172 @@ GROUPED_MM_SM90 = [
     ]
 ]
 
+_MATMUL_OPERAND_DTYPES = ["bf16", "fp16"]
+_MATMUL_LAYOUTS = ["nt", "nn", "tn", "tt"]
+
+def matmul_config(operand, layout, tile, cluster, schedule, out = None, swap_ab = False):
+    """Describes one matmul kernel for sm_90a.
+
+    Example:
+
+        matmul_config(
+            operand = "bf16",
+            layout = "nn",
+            tile = (128, 256, 64),
+            cluster = (2, 1, 1),
+            schedule = "cooperative",
+        )
+
+    Args:
+      operand: dtype of a and b, "bf16" or "fp16".
+      layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
+      tile: (m, n, k) elements of the tile a block computes at a time. With swap_ab it is the tile
+        of the swapped problem: its m runs along the caller's n.
+      cluster: (m, n, 1) blocks that share loads.
+      schedule: "pingpong" (two warp groups take turns, a tile each), "cooperative" (two warp groups
+        share a tile) or "warpspecialized" (one warp group).
+      out: dtype of the result, the operands' or "fp32"; None is the operands'.
+      swap_ab: compute the transposed product, for a small m.
+
+    Returns:
+      A struct as gemm_config() makes it.
+    """
+    out = out or operand
+    _check_one_of("operand", operand, _MATMUL_OPERAND_DTYPES)
+    _check_one_of("layout", layout, _MATMUL_LAYOUTS)
+    _check_one_of("out", out, [operand, "fp32"])
+    _check_one_of("schedule", schedule, sorted(_WARP_GROUPS_PER_TILE))
+    _check_triple("tile", tile)
+    _check_triple("cluster", cluster)
+    tile_m, tile_n, tile_k = tile
+    warp_groups = _WARP_GROUPS_PER_TILE[schedule]
+
+    if tile_m % (64 * warp_groups) != 0:
+        _fail(
+            "tile m must be a multiple of {} with schedule {}: wgmma has 64 rows a warp group"
+                .format(64 * warp_groups, repr(schedule)),
+            "it is {}".format(tile_m),
+            "change the tile or the schedule",
+        )
+    if tile_n % 16 != 0 or tile_n > 256:
+        _fail(
+            "tile n must be a multiple of 16 up to 256, wgmma's widest",
+            "it is {}".format(tile_n),
+            "change the tile",
+        )
+    if tile_k not in [64, 128]:
+        _fail(
+            "tile k must be 64 or 128: whole swizzle atoms of 16 bits",
+            "it is {}".format(tile_k),
+            "change the tile",
+        )
+    if cluster[2] != 1 or cluster[0] not in [1, 2, 4] or cluster[1] not in [1, 2, 4]:
+        _fail(
+            "cluster must be (m, n, 1) with m and n of 1, 2 or 4",
+            "it is {}".format(repr(cluster)),
+            "change the cluster",
+        )
+    if cluster[0] * cluster[1] > 8:
+        _fail(
+            "a cluster must have at most 8 blocks, the portable size",
+            "it is {}".format(repr(cluster)),
+            "make it smaller",
+        )
+    accumulators = tile_m * tile_n // (128 * warp_groups)
+    if accumulators > _MAX_ACCUMULATORS_PER_THREAD:
+        _fail(
+            "a thread must hold at most {} accumulators (tile m * tile n / threads), or it spills"
+                .format(_MAX_ACCUMULATORS_PER_THREAD),
+            "it is {}".format(accumulators),
+            "shrink the tile, or use schedule \"cooperative\"",
+        )
+    stage_bytes = 2 * (tile_m + tile_n) * tile_k
+    if _MIN_STAGES * stage_bytes > _MAX_SHARED_BYTES:
+        _fail(
+            "{} stages of 2 * (tile m + tile n) * tile k bytes must fit {} bytes of shared memory"
+                .format(_MIN_STAGES, _MAX_SHARED_BYTES),
+            "a stage has {} bytes".format(stage_bytes),
+            "shrink the tile",
+        )
+
+    kernel_id = "matmul_sm90_{}_{}_{}_{}_{}_{}{}".format(
+        operand,
+        out,
+        layout,
+        "x".join([str(x) for x in tile]),
+        "x".join([str(x) for x in cluster]),
+        schedule,
+        "_swap" if swap_ab else "",
+    )
+    return struct(
+        id = kernel_id,
+        op = "matmul",
+        source = "matmul_sm90",
+        arch = "sm_90a",
+        defines = [
+            "STONEWARE_KERNEL_ID=" + kernel_id,
+            "STONEWARE_OPERAND=" + operand,
+            "STONEWARE_OUT=" + out,
+            "STONEWARE_A_IS_M_MAJOR={}".format(1 if layout[0] == "t" else 0),
+            "STONEWARE_B_IS_N_MAJOR={}".format(1 if layout[1] == "n" else 0),
+            "STONEWARE_TILE_M={}".format(tile_m),
+            "STONEWARE_TILE_N={}".format(tile_n),
+            "STONEWARE_TILE_K={}".format(tile_k),
+            "STONEWARE_CLUSTER_M={}".format(cluster[0]),
+            "STONEWARE_CLUSTER_N={}".format(cluster[1]),
+            "STONEWARE_SCHEDULE=" + schedule,
+            "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
+        ],
+        config_json = json.encode({
+            "a": operand,
+            "b": operand,
+            "cluster": cluster,
+            "layout": layout,
+            "out": out,
+            "schedule": schedule,
+            "swap_ab": swap_ab,
+            "tile": tile,
+        }),
+    )
+
+_LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
+_MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
+_LOW_AND_WIDE = ((64, 256, 64), (1, 2, 1), "pingpong", False)
+_SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
+_SMALL_M_32 = ((64, 32, 128), (1, 1, 1), "warpspecialized", True)
+_SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
+_SMALL_M_PINGPONG = ((128, 64, 64), (1, 1, 1), "pingpong", True)
+
+# bf16 and fp16. Each layout has a large tile, a middle one, and swapped ones for small m; nn is the
+# gradient of a linear layer's input, tn that of its weight, which is often wanted in fp32.
+MATMUL_SM90 = [
+    matmul_config(
+        operand = operand,
+        out = out,
+        layout = layout,
+        tile = tile,
+        cluster = cluster,
+        schedule = schedule,
+        swap_ab = swap_ab,
+    )
+    for operand, out, layout, kernels in [
+        ("bf16", "bf16", "nt", [
+            _LARGE,
+            _MIDDLE,
+            _LOW_AND_WIDE,
+            _SMALL_M,
+            _SMALL_M_16,
+            _SMALL_M_PINGPONG,
+        ]),
+        ("bf16", "bf16", "nn", [_MIDDLE, _SMALL_M]),
+        ("bf16", "bf16", "tn", [_MIDDLE]),
+        ("bf16", "fp32", "tn", [_LARGE]),
+    ]
+    for tile, cluster, schedule, swap_ab in kernels
+]
+
 # Everything that is built for sm_90a.
 KERNELS_SM90 = (
     SCALED_MM_SM90 + SCALED_MM_SLOW_SM90 + SCALED_MM_BLOCK_SM90 + SPLITK_SM90 +
-    GROUPED_MM_SM90
+    GROUPED_MM_SM90 + MATMUL_SM90
 )

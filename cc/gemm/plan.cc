@@ -117,7 +117,9 @@ void Plan::CheckProblem() const {
   const std::int64_t operand_multiple = kTmaBytes / operand_bytes;
   CheckExtent("m", p.m, entry().a_is_m_major ? operand_multiple : 1);
   CheckExtent("n", p.n, operand_multiple);
-  CheckExtent("k", p.k, operand_multiple);
+  // No operand is contiguous along k if a is M-major and b N-major, as a weight's gradient has them.
+  const bool is_k_strided = entry().a_is_m_major && entry().b_is_n_major;
+  CheckExtent("k", p.k, is_k_strided ? 1 : operand_multiple);
   CheckExtent("batch", p.batch, 1);
   if (entry().a_is_m_major) {
     CheckLeadingDimension("lda", p.lda, "m", p.m, operand_bytes);

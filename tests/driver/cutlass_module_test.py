@@ -11,7 +11,7 @@ _SWAPPED_16 = "scaled_mm_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_warpspecialized_swa
 _SWAPPED_64 = "scaled_mm_sm90_e4m3_e4m3_fp16_64x64x256_1x1x1_warpspecialized_swap"
 
 # Values of the enums in cuda.h.
-_UINT8, _FLOAT16, _BFLOAT16 = "0", "6", "9"
+_UINT8, _FLOAT16, _FLOAT32, _BFLOAT16 = "0", "6", "7", "9"
 _SWIZZLE_64B, _SWIZZLE_128B = "2", "3"
 _L2_128B = "2"
 
@@ -133,6 +133,84 @@ report(fake.call_names())
     """)
     assert names.count("cuLibraryLoadData") == 1
     assert names.count("cuLaunchKernelEx") == 3
+
+
+_MATMUL_NN = "matmul_sm90_bf16_bf16_nn_64x64x128_1x1x1_warpspecialized_swap"
+_MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "problem", "tensor_maps"),
+    [
+        # A batch of three that shares b; both operands are contiguous along what is not k or,
+        # with swapped operands, b along n.
+        (
+            _MATMUL_NN,
+            "m=100, n=512, k=1024, lda=2048, ldb=640, ldd=576, batch=3, batch_stride_a=4096000, "
+            "batch_stride_d=57600",
+            [
+                _tensor_map(_BFLOAT16, _B, "512,1024,3", "1280,0", "64,64,1", _SWIZZLE_128B),
+                _tensor_map(_BFLOAT16, _A, "1024,100,3", "4096,8192000", "64,64,1", _SWIZZLE_128B),
+                _tensor_map(_BFLOAT16, _D, "512,100,3", "1152,115200", "64,32,1", _SWIZZLE_128B),
+            ],
+        ),
+        # k is no multiple of anything.
+        (
+            _MATMUL_TN,
+            "m=104, n=512, k=1001, lda=128, ldb=512, ldd=516, batch=2, batch_stride_a=128128, "
+            "batch_stride_b=512512, batch_stride_d=53664",
+            [
+                _tensor_map(_BFLOAT16, _A, "104,1001,2", "256,256256", "64,64,1", _SWIZZLE_128B),
+                _tensor_map(_BFLOAT16, _B, "512,1001,2", "1024,1025024", "64,64,1", _SWIZZLE_128B),
+                _tensor_map(_FLOAT32, _D, "512,104,2", "2064,214656", "32,64,1", _SWIZZLE_128B),
+            ],
+        ),
+    ],
+)
+def test_a_batch_and_its_layout_reach_the_tensor_maps(
+    kernel: str, problem: str, tensor_maps: Any, run_with_fake: Any
+) -> None:
+    encoded, launches = run_with_fake(f"""{_PRELUDE}
+fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
+module.Plan("{kernel}", {problem}, device=0, num_sms=132)({_A}, {_B}, {_D}, 0, 0, 0, {_STREAM})
+report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
+    """)
+    assert encoded == tensor_maps
+    assert len(launches) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("m=100", "m=100 must be a multiple of 8"),
+        ("lda=96", "lda=96 must be at least m=104"),
+        ("ldb=504", "ldb=504 must be at least n=512"),
+        ("batch=0", "batch=0 must be 1 to"),
+        ("batch_stride_b=4", "batch_stride_b=4 must be a multiple of 8 elements"),
+        ("splits=2", "cannot compute m=104 n=512 k=1001"),
+    ],
+)
+def test_a_layout_has_extents_and_strides_of_its_own(
+    change: str, part: str, run_with_fake: Any
+) -> None:
+    error = run_with_fake(f"""{_PRELUDE}
+problem = dict(m=104, n=512, k=1001, lda=104, ldb=512, ldd=512, device=0, num_sms=132, batch=2)
+problem.update({change})
+report(error_of(module.Plan, "{_MATMUL_TN}", **problem))
+    """)
+    assert error["type"] == "ValueError"
+    assert part in error["message"]
+
+
+def test_more_products_than_a_grid_holds_are_refused(run_with_fake: Any) -> None:
+    error = run_with_fake(f"""{_PRELUDE}
+report(error_of(
+    module.Plan, "{_MATMUL_NN}", m=8, n=64, k=64, lda=64, ldb=64, ldd=64, device=0, num_sms=132,
+    batch=65536, batch_stride_a=512, batch_stride_d=512,
+))
+    """)
+    assert error["type"] == "ValueError"
+    assert "cannot compute m=8 n=64 k=64" in error["message"]
 
 
 def test_a_refused_tensor_map_is_an_error_and_nothing_is_launched(run_with_fake: Any) -> None:
