@@ -1,8 +1,9 @@
-"""Every matmul kernel that fits the GPU is right: all shapes, views, layouts, biases, dtypes."""
+"""Every matmul kernel that fits the GPU is right: all shapes, views, layouts, batches, dtypes."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 
 import fitting_kernels
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 import stoneware
-from stoneware.measuring import operands
+from stoneware.errors import UnsupportedError
+from stoneware.measuring import operands, tolerance
 from stoneware.ops.matmul import api
 from stoneware.ops.matmul.problem import Problem
+from stoneware.ops.tensor_checks import DTYPE_NAMES, TORCH_DTYPES
 
 KERNELS = fitting_kernels.of("matmul")
 
@@ -29,13 +32,14 @@ class Case:
     pad_b: int = 0
     pad_out: int = 32
 
-    def problem(self, dtype: str, layout: str) -> Problem:
+    def problem(self, dtype: str, out_dtype: str, layout: str) -> Problem:
         dense = Problem.dense(
-            m=self.m,
+            # A column-major a is moved in units of 16 bytes along m.
+            m=self.m if layout[0] == "n" else -(-self.m // 8) * 8,
             n=self.n,
             k=self.k,
             dtype=dtype,
-            out_dtype=dtype,
+            out_dtype=out_dtype,
             layout=layout,
             has_bias=self.has_bias,
         )
@@ -64,7 +68,8 @@ CASES = [
 @pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, device):
-    problem = case.problem(kernel.config["a"], kernel.config["layout"])
+    config = kernel.config
+    problem = case.problem(config["a"], config["out"], config["layout"])
     tensors = operands.make(problem, "cuda", guarded=case.pad_out > 0)
     api.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     torch.cuda.synchronize()
@@ -73,18 +78,116 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
     assert tensors.is_guard_unharmed()
 
 
-@pytest.mark.parametrize("backend", [None, "triton_aot", "vendor", "reference"])
+CUTLASS = [kernel for kernel in KERNELS if kernel.backend == "cutlass_sm90"]
+
+
+@pytest.mark.parametrize("kernel", CUTLASS, ids=fitting_kernels.kernel_id)
+@pytest.mark.parametrize("shared", ["", "a", "b"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_kernel_computes_every_product_of_a_batch(kernel, shared, has_bias, device):
+    batch, m, n, k = 3, 40, 208, 136
+    dtype, out_dtype = (TORCH_DTYPES[kernel.config[name]] for name in ("a", "out"))
+    a_is_row_major, b_is_row_major = (letter == "n" for letter in kernel.config["layout"])
+    a = matrices(1 if shared == "a" else batch, m, k, a_is_row_major, dtype).expand(batch, m, k)
+    b = matrices(1 if shared == "b" else batch, k, n, b_is_row_major, dtype).expand(batch, k, n)
+    bias = torch.randn(n, device="cuda").mul(k**0.5).to(out_dtype) if has_bias else None
+    base = torch.full((batch, m + 1, n + 8), math.nan, dtype=out_dtype, device="cuda")
+    out = base[:, :m, :n]
+    problem = Problem(
+        m=m, n=n, k=k, a_dtype=kernel.config["a"], b_dtype=kernel.config["b"],
+        out_dtype=kernel.config["out"], layout=kernel.config["layout"], has_bias=has_bias,
+        lda=a.stride(1 if a_is_row_major else 2), ldb=b.stride(1 if b_is_row_major else 2),
+        ldd=out.stride(1), batch=batch, batch_stride_a=a.stride(0), batch_stride_b=b.stride(0),
+        batch_stride_d=out.stride(0),
+    )
+    api.make_plan(problem, fitting_kernels.config(kernel), device)(a, b, out, bias)
+    expected = a.double() @ b.double() + (bias.double() if has_bias else 0)
+    for product, wanted in zip(out, expected):
+        comparison = operands.compare(product, wanted, problem.one_product)
+        assert comparison.is_right, str(comparison)
+    out.fill_(math.nan)
+    assert base.isnan().all()
+
+
+def matrices(
+    batch: int, num_rows: int, num_columns: int, is_row_major: bool, dtype: torch.dtype
+) -> torch.Tensor:
+    """Random views of one orientation; what they skip is NaN."""
+    outer, inner = (num_rows, num_columns) if is_row_major else (num_columns, num_rows)
+    base = torch.full((batch, outer + 1, inner + 16), math.nan, dtype=dtype, device="cuda")
+    view = base[:, :outer, :inner]
+    view.copy_(torch.randn(batch, outer, inner, device="cuda"))
+    return view if is_row_major else view.mT
+
+
+def test_kernel_sums_any_number_of_products_where_no_operand_is_contiguous_along_k(device):
+    """A weight's gradient: k is the number of tokens, which is odd in the end."""
+    problem = Problem.dense(m=256, n=512, k=1001, layout="tn", out_dtype="bf16")
+    tensors = operands.make(problem, "cuda")
+    for config in api.OPERATION.backends["cutlass_sm90"].configs(problem, device):
+        tensors.poison()
+        api.make_plan(problem, config, device)(*tensors.arguments)
+        comparison = operands.compare(tensors.out, operands.reference(tensors), problem)
+        assert comparison.is_right, f"{config}: {comparison}"
+
+
+SHAPES = {
+    # shapes of a and b as they lie in memory, and what makes the operands of them
+    "linear layer": ((4, 33, 256), (512, 256), lambda a, b: (a, b.mT)),
+    "row": ((256,), (256, 512), lambda a, b: (a, b)),
+    "column": ((512, 256), (256,), lambda a, b: (a, b)),
+    "column for all": ((3, 512, 256), (256,), lambda a, b: (a, b)),
+    "row for all": ((256,), (3, 256, 64), lambda a, b: (a, b)),
+    "row and column": ((256,), (256,), lambda a, b: (a, b)),
+    "batch": ((5, 64, 128), (5, 72, 128), lambda a, b: (a, b.mT)),
+    "a for all": ((64, 128), (5, 128, 72), lambda a, b: (a, b)),
+    "heads": (
+        (2, 77, 4, 64), (2, 88, 4, 64), lambda a, b: (a.transpose(1, 2), b.permute(0, 2, 3, 1))
+    ),
+    "b for some": ((2, 3, 16, 64), (3, 64, 40), lambda a, b: (a, b)),
+    "odd sizes": ((3, 5), (5, 7), lambda a, b: (a, b)),
+    "odd stride": ((64, 257), (256, 64), lambda a, b: (a[:, :256], b)),
+    "unaligned": ((64, 264), (256, 64), lambda a, b: (a[:, 1:257], b)),
+    "every other element": ((64, 512), (256, 64), lambda a, b: (a[:, ::2], b)),
+}
+
+
+@pytest.mark.parametrize("backend", [None, "cutlass_sm90", "vendor", "reference"])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", SHAPES)
+def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, device):
+    a_shape, b_shape, views = SHAPES[name]
+    a, b = views(
+        torch.randn(a_shape, device="cuda").bfloat16(),
+        torch.randn(b_shape, device="cuda").bfloat16(),
+    )
+    try:
+        result = stoneware.matmul(a, b, out_dtype=out_dtype, backend=backend)
+    except UnsupportedError as error:
+        assert backend == "cutlass_sm90"
+        pytest.skip(str(error))
+    expected = a.double() @ b.double()
+    assert result.shape == expected.shape
+    assert result.dtype == out_dtype
+    limit = tolerance.on_gpu("bf16", DTYPE_NAMES[out_dtype], a.shape[-1])
+    assert torch.linalg.norm(result.double() - expected) < limit * torch.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("backend", [None, "cutlass_sm90", "triton_aot", "vendor", "reference"])
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_public_call_agrees_with_float64(dtype, layout, backend, device):
     problem = Problem.dense(
-        m=300, n=1040, k=528, dtype=dtype, out_dtype=dtype, layout=layout, has_bias=True
+        m=304, n=1040, k=528, dtype=dtype, out_dtype=dtype, layout=layout, has_bias=True
     )
     if backend is not None:
         reason = api.OPERATION.backends[backend].supports(problem, device)
         if reason is not None:
-            fitting = {(kernel.backend, kernel.config["layout"]) for kernel in KERNELS}
-            assert (backend, layout) not in fitting, reason
+            fitting = {
+                (kernel.backend, kernel.config["layout"], kernel.config["a"], kernel.config["out"])
+                for kernel in KERNELS
+            }
+            assert (backend, layout, dtype, dtype) not in fitting, reason
             pytest.skip(reason)
     tensors = operands.make(problem, "cuda")
     result = stoneware.matmul(tensors.a, tensors.b, tensors.bias, backend=backend)

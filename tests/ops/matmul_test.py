@@ -1,6 +1,12 @@
-"""matmul on the reference backend: values against float64, layouts, and refusals."""
+"""matmul on the reference backend: values against float64, layouts, batches, and refusals."""
 
 from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +15,10 @@ from operands import OUT_DTYPES, poisoned, relative_error
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
 from stoneware.measuring.tolerance import tolerance
+from stoneware.ops.matmul import checks, cutlass_sm90
+from stoneware.ops.matmul.api import OPERATION
+from stoneware.ops.matmul.problem import Problem
+from stoneware.runtime.device import Device, DeviceFingerprint
 
 
 def matrix(num_rows: int, num_columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:
@@ -54,6 +64,233 @@ def test_sizes_of_one_have_arbitrary_strides(m, n, k):
     assert (sw.matmul(a, b).double() - expected).abs().max() <= 0.05 * (1 + expected.abs().max())
 
 
+def view_of(shape: Sequence[int], kind: str) -> torch.Tensor:
+    """Random bf16 of a shape: dense, dimensions permuted, a slice, or every other element."""
+    if kind == "permuted":
+        order = list(range(len(shape)))
+        random.shuffle(order)
+        base = torch.randn([shape[idx] for idx in order]).bfloat16()
+        return base.permute([order.index(idx) for idx in range(len(shape))])
+    extra, step = {"dense": (0, 1), "sliced": (2, 1), "stepped": (0, 2)}[kind]
+    base = torch.randn([size * step + extra for size in shape]).bfloat16()
+    return base[tuple(slice(0, size * step, step) for size in shape)]
+
+
+VIEWS = ("dense", "permuted", "sliced", "stepped")
+
+BATCHES = {
+    # shapes of a and b
+    "linear layer": ((2, 3, 5), (5, 7)),
+    "linear layer of one row": ((4, 1, 5), (5, 7)),
+    "batch": ((3, 4, 5), (3, 5, 2)),
+    "two dimensions": ((2, 3, 4, 5), (2, 3, 5, 6)),
+    "a for all": ((4, 5), (3, 5, 2)),
+    "a for some": ((2, 1, 4, 5), (2, 3, 5, 2)),
+    "b for some": ((2, 3, 4, 5), (3, 5, 2)),
+    "both for some": ((2, 1, 4, 5), (3, 5, 2)),
+    "row": ((5,), (5, 7)),
+    "column": ((4, 5), (5,)),
+    "row and column": ((5,), (5,)),
+    "row for all": ((5,), (3, 2, 5, 7)),
+    "column for all": ((3, 2, 4, 5), (5,)),
+    "batch of one": ((1, 4, 5), (1, 5, 2)),
+    "no product": ((0, 4, 5), (0, 5, 2)),
+    "products of nothing": ((3, 4, 0), (3, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("a_view", VIEWS)
+@pytest.mark.parametrize("b_view", VIEWS)
+@pytest.mark.parametrize("shapes", BATCHES)
+def test_leading_dimensions_are_those_of_torch_matmul(shapes, a_view, b_view):
+    a_shape, b_shape = BATCHES[shapes]
+    a, b = view_of(a_shape, a_view), view_of(b_shape, b_view)
+    expected = torch.matmul(a.double(), b.double())
+    result = sw.matmul(a, b)
+    assert result.shape == expected.shape
+    assert result.is_contiguous()
+    torch.testing.assert_close(result.double(), expected, rtol=2**-8, atol=1e-5)
+    if b.ndim == 1:
+        return
+    bias = torch.randn(b.shape[-1]).bfloat16()
+    out = torch.full((*expected.shape[:-1], b.shape[-1] + 3), math.nan).bfloat16()
+    sw.matmul(a, b, bias, out=out[..., :-3])
+    torch.testing.assert_close(
+        out[..., :-3].double(), expected + bias.double(), rtol=2**-8, atol=1e-5
+    )
+    assert out[..., -3:].isnan().all()
+
+
+def test_out_may_have_its_leading_dimensions_in_any_order():
+    a, b = view_of((2, 3, 4, 5), "dense"), view_of((2, 3, 5, 6), "dense")
+    out = torch.full((4, 3, 2, 6), math.nan).bfloat16().permute(2, 1, 0, 3)
+    assert sw.matmul(a, b, out=out) is out
+    assert torch.equal(out, sw.matmul(a, b))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("given", ["out", "out_dtype", "both"])
+def test_result_of_float32_is_not_rounded_to_16_bits(given, has_bias):
+    k = 129
+    a, b = view_of((2, 33, k), "dense"), view_of((k, 40), "sliced")
+    bias = torch.randn(40) if has_bias else None
+    options = {
+        "out": torch.full((2, 33, 40), math.nan), "out_dtype": torch.float32,
+    }
+    if given != "both":
+        options = {given: options[given]}
+    result = sw.matmul(a, b, bias, **options)
+    assert result.dtype == torch.float32
+    expected = a.double() @ b.double() + (bias.double() if has_bias else 0)
+    assert relative_error(result, expected) <= tolerance("fp32", k)
+
+
+# What a problem has of the arguments: all in place where no dense copy is noted.
+ARRANGEMENTS = {
+    "linear layer": (
+        lambda: (torch.empty(2, 3, 16), torch.empty(8, 16).t()),
+        {"m": 6, "n": 8, "k": 16, "layout": "nt", "lda": 16, "ldb": 16, "ldd": 8, "batch": 1}, [],
+    ),
+    "rows of a view": (
+        lambda: (torch.empty(2, 3, 32)[..., :16], torch.empty(16, 8)),
+        {"m": 6, "layout": "nn", "lda": 32, "ldb": 8, "batch": 1}, [],
+    ),
+    "rows that one stride does not join": (
+        lambda: (torch.empty(2, 4, 16)[:, :3], torch.empty(16, 8)),
+        {"m": 3, "batch": 2, "batch_stride_a": 64, "batch_stride_b": 0, "batch_stride_d": 24}, [],
+    ),
+    "batch": (
+        lambda: (torch.empty(5, 3, 16), torch.empty(5, 8, 16).transpose(1, 2)),
+        {"m": 3, "layout": "nt", "batch": 5, "batch_stride_a": 48, "batch_stride_b": 128,
+         "batch_stride_d": 24}, [],
+    ),
+    "a for all": (
+        lambda: (torch.empty(3, 16), torch.empty(5, 16, 8)),
+        {"m": 3, "layout": "nn", "batch": 5, "batch_stride_a": 0, "batch_stride_b": 128}, [],
+    ),
+    "heads": (
+        lambda: (
+            torch.empty(2, 7, 4, 16).transpose(1, 2), torch.empty(2, 9, 4, 16).permute(0, 2, 3, 1)
+        ),
+        {"m": 7, "n": 9, "layout": "nt", "lda": 16, "ldb": 16, "batch": 8},
+        ["a of the batch", "b of the batch"],
+    ),
+    "b for some": (
+        lambda: (torch.empty(2, 3, 4, 16), torch.empty(3, 16, 8)),
+        {"m": 4, "batch": 6, "batch_stride_a": 64, "batch_stride_b": 128}, ["b of the batch"],
+    ),
+    "gradient of a weight": (
+        lambda: (torch.empty(30, 16).t(), torch.empty(30, 8)),
+        {"m": 16, "n": 8, "k": 30, "layout": "tn", "lda": 16, "ldb": 8}, [],
+    ),
+    "column": (  # a row times the matrix's transpose
+        lambda: (torch.empty(24, 16), torch.empty(16)),
+        {"m": 1, "n": 24, "k": 16, "layout": "nt", "ldb": 16}, [],
+    ),
+    "column for all": (
+        lambda: (torch.empty(5, 24, 16), torch.empty(16)),
+        {"m": 1, "n": 120, "k": 16, "layout": "nt", "batch": 1}, [],
+    ),
+    "row for all": (
+        lambda: (torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)),
+        {"m": 1, "n": 120, "k": 16, "layout": "nt", "batch": 1}, [],
+    ),
+    "every other element": (
+        lambda: (torch.empty(3, 32)[:, ::2], torch.empty(16, 8)), {"lda": 16}, ["a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_operands_stay_in_place_where_strides_allow(name):
+    make, fields, copies = ARRANGEMENTS[name]
+    a, b = make()
+    arrangement = checks._arrangement(
+        a, b, None, checks.result_shape(a.shape, b.shape), has_bias=False
+    )
+    problem = arrangement.problem(a_dtype="bf16", b_dtype="bf16", out_dtype="bf16")
+    assert {field: getattr(problem, field) for field in fields} == fields
+    assert sorted(arrangement.copies) == copies
+
+
+def test_a_bias_keeps_the_columns_of_products_apart():
+    a, b = torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)
+    arrangement = checks._arrangement(a, b, None, (5, 24), has_bias=True)
+    assert (arrangement.right.num_columns, arrangement.right.sizes) == (24, (5,))
+
+
+H200 = Device(
+    kind="cuda",
+    fingerprint=DeviceFingerprint(
+        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
+        memory_clock_khz=3201000, power_limit_w=700,
+    ),
+)
+
+DENSE = {"m": 64, "n": 128, "k": 256}
+REFUSED = {
+    "n": (Problem.dense(m=64, n=100, k=256), "n=100 must be a multiple of 8"),
+    "k": (Problem.dense(m=64, n=128, k=250), "k=250 must be a multiple of 8"),
+    "lda": (replace(Problem.dense(**DENSE), lda=257), "lda=257 must be a multiple of 8"),
+    "batch stride": (
+        replace(Problem.dense(**DENSE, batch=3), batch_stride_b=40004),
+        "batch_stride_b=40004 must be a multiple of 8",
+    ),
+    "pointer": (replace(Problem.dense(**DENSE), is_aligned=False), "begin at multiples of 16"),
+    "dtypes": (Problem.dense(**DENSE, dtype="fp16", out_dtype="fp32"), "no kernel fp16*fp16->fp32"),
+    "stride": (
+        replace(Problem.dense(**DENSE, batch=2), batch_stride_a=2**40), "must be below 549755813888",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_kernel_takes_is_refused_with_the_value(name):
+    problem, part = REFUSED[name]
+    assert part in (cutlass_sm90.supports(problem, H200) or "no refusal")
+
+
+def test_kernels_of_hopper_take_what_the_others_refuse():
+    for problem in (
+        Problem.dense(**DENSE), Problem.dense(**DENSE, batch=70000),
+        replace(Problem.dense(**DENSE, batch=5), batch_stride_b=0),
+        Problem.dense(m=64, n=128, k=251, layout="tn"), Problem.dense(m=1, n=8, k=8, has_bias=True),
+    ):
+        assert cutlass_sm90.supports(problem, H200) is None, str(problem)
+        configs = cutlass_sm90.configs(problem, H200)
+        assert configs
+        assert len(set(configs)) == len(configs)
+    # A block per product along z: the kernels that are not persistent cannot have so many.
+    assert not any(
+        "warpspecialized" in config.kernel
+        for config in cutlass_sm90.configs(Problem.dense(**DENSE, batch=70000), H200)
+    )
+
+
+def test_a_batch_is_looked_up_and_measured_as_one_product():
+    batch = Problem.dense(**DENSE, batch=3)
+    assert batch.key == Problem.dense(**DENSE).key
+    assert OPERATION.measured(batch) == Problem.dense(**DENSE)
+    assert "batch=3" in str(batch)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "part"),
+    [
+        ({"batch": 0}, ValueError, "batch=0 must be at least 1"),
+        ({"batch": True}, TypeError, "batch=True must be an int"),
+        ({"batch": 2**31}, ValueError, "batch=2147483648 must not be negative and at most"),
+        ({"batch_stride_a": -8}, ValueError, "batch_stride_a=-8 must not be negative"),
+        ({"batch": 1}, ValueError, "must be 0 with batch=1"),
+        ({"batch_stride_d": 127}, ValueError, "batch_stride_d=127 must be at least n=128"),
+        ({"out_dtype": "fp16"}, ValueError, "or out_dtype fp32"),
+    ],
+)
+def test_a_problem_states_its_rule(change, error, part):
+    with pytest.raises(error, match=re.escape(part)):
+        replace(Problem.dense(**DENSE, batch=2), **change)
+
+
 BAD = {
     "dtypes differ": (
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(8, 8).half()),
@@ -62,9 +299,21 @@ BAD = {
     "float32": (
         lambda: (torch.zeros(8, 8), torch.zeros(8, 8)), TypeError, ["torch.float32", "a.to("],
     ),
-    "rank 3": (
-        lambda: (torch.zeros(2, 8, 8).bfloat16(), torch.zeros(8, 8).bfloat16()),
-        ValueError, ["a.shape=[2, 8, 8]", "flatten"],
+    "rank 0": (
+        lambda: (torch.zeros(()).bfloat16(), torch.zeros(8, 8).bfloat16()),
+        ValueError, ["a.shape=[]", "at least 1 dimension", "a * b"],
+    ),
+    "batches that do not broadcast": (
+        lambda: (torch.zeros(2, 1, 8, 8).bfloat16(), torch.zeros(3, 1, 8, 8).bfloat16()),
+        ValueError, ["[2, 1] and [3, 1] do not", "reshape"],
+    ),
+    "bias of a vector's result": (
+        lambda: (torch.zeros(8, 8).bfloat16(), *[torch.zeros(8).bfloat16()] * 2),
+        ValueError, ["bias must be None", "add it to the result"],
+    ),
+    "k of a vector differs": (
+        lambda: (torch.zeros(2, 8, 8).bfloat16(), torch.zeros(9).bfloat16()),
+        ValueError, ["b.shape=[9]", "8 is not 9"],
     ),
     "k differs": (
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(9, 8).bfloat16()),
@@ -99,9 +348,18 @@ BAD_OPTIONS = {
         {"config": {}}, TypeError, ["config={}", "stoneware.explain(...).config", "leave it out"],
     ),
     "out of another dtype": (
-        {"out": torch.empty(8, 8)}, TypeError,
-        ["out.dtype=torch.float32", "torch.bfloat16 or torch.float16"],
+        {"out": torch.empty(8, 8).double()}, TypeError,
+        ["out.dtype=torch.float64", "operands' dtype, torch.bfloat16, or torch.float32"],
     ),
+    "out of another dtype than asked for": (
+        {"out": torch.empty(8, 8), "out_dtype": torch.bfloat16}, TypeError,
+        ["out.dtype=torch.float32 must be torch.bfloat16", "leave it out"],
+    ),
+    "out_dtype unknown": (
+        {"out_dtype": torch.float64}, ValueError,
+        ["out_dtype=torch.float64", "torch.bfloat16 or torch.float32"],
+    ),
+    "out_dtype no dtype": ({"out_dtype": "fp32"}, TypeError, ["out_dtype='fp32'", "torch.float32"]),
 }
 
 
@@ -110,7 +368,7 @@ BAD_OPTIONS = {
 def test_bad_option_is_refused_with_a_remedy_even_where_nothing_is_computed(name, m):
     options, error, parts = BAD_OPTIONS[name]
     if m == 0 and "out" in options:
-        options = {"out": torch.empty(0, 8)}
+        options = {**options, "out": options["out"][:0]}
     with pytest.raises(error) as caught:
         sw.matmul(torch.zeros(m, 8).bfloat16(), torch.zeros(8, 8).bfloat16(), **options)
     for part in parts:

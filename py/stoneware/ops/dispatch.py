@@ -36,12 +36,15 @@ class Operation:
         reference, which runs anywhere and on a GPU is the last resort.
       preferred: the rule of thumb: configs by key, compute capability and manifest, best first.
       preferred_reason: that rule as a sentence.
+      measured: the problem that is timed for one that is missed: that of its key, where several
+        problems have one.
     """
 
     name: str
     backends: Mapping[str, Backend]
     preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
     preferred_reason: str
+    measured: Callable[[Any], Any] = lambda problem: problem
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
         """The configs that are raced: of those that can run the problem, all but the ones whose tile
@@ -116,7 +119,8 @@ class Operation:
             from stoneware.measuring import session
 
             session.tune_on_miss(
-                importlib.import_module(f"stoneware.ops.{self.name}.api"), problem, device
+                importlib.import_module(f"stoneware.ops.{self.name}.api"), self.measured(problem),
+                device,
             )
             decision = self.decide(problem, device, backend=backend, config=config)
         if decision.config.backend == REFERENCE and backend is None and config is None:

@@ -16,5 +16,10 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
     """Configs by the rule of REASON, best first; the first is the canonical config."""
     return [
         VENDOR,
-        *by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="triton_aot")),
+        *(
+            config for backend in ("cutlass_sm90", "triton_aot")
+            for config in by_tile_m(
+                key, compute_capability, manifest.select(op=key.op, backend=backend)
+            )
+        ),
     ]

@@ -1,34 +1,43 @@
 """A bf16 or fp16 matmul as plain values: what look-up, backends and explain know about a call.
 
-    d[m, n] = a[m, k] @ b[k, n] + bias[n]
+    d[i, m, n] = a[i, m, k] @ b[i, k, n] + bias[n]     for each i of a batch, which may be of one
 
-Leading dimensions count elements. Free of torch, so that the build and `explain` can use it.
+Leading dimensions and strides count elements. Free of torch, so that the build and `explain` can
+use it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoneware.autotune.key import Key
-from stoneware.ops.size_checks import check_sizes
+from stoneware.ops.size_checks import MAX_SIZE, check_sizes
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")
+WIDE_DTYPE = "fp32"
+"""What d may be instead of the operands' dtype."""
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One matmul; the fields are validated and every message has rule, value, remedy.
+    """One matmul, or a batch of one shape; the fields are validated and every message has rule,
+    value, remedy.
 
     Attributes:
-      m, n, k: sizes, at least 1.
-      a_dtype, b_dtype, out_dtype: "bf16" or "fp16", all three the same.
+      m, n, k: sizes of one product, at least 1.
+      a_dtype, b_dtype: "bf16" or "fp16", both the same.
+      out_dtype: the same, or "fp32".
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
-      has_bias: whether a bias of n elements of the same dtype is added.
+      has_bias: whether a bias of n elements of out_dtype is added to each row.
       lda, ldb: stride of the operand's outer dimension: of rows for "n", of columns for "t".
       ldd: stride of the rows of d, which is row-major.
       is_aligned: whether the pointers of a, b and d are multiples of 16 bytes.
+      batch: products of this shape.
+      batch_stride_a, batch_stride_b: from one product's operand to the next one's; 0 if all have
+        the same one, and if there is one product.
+      batch_stride_d: the same of d; 0 if there is one product.
 
     Raises:
       TypeError: a size or a leading dimension is no int.
@@ -47,21 +56,26 @@ class Problem:
     ldb: int
     ldd: int
     is_aligned: bool = True
+    batch: int = 1
+    batch_stride_a: int = 0
+    batch_stride_b: int = 0
+    batch_stride_d: int = 0
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        for name in ("m", "n", "k"):
+        self._check_batch()
+        for name in ("m", "n", "k", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1; "
                                  "nothing is computed for an empty matrix")
-        for name in ("a_dtype", "b_dtype", "out_dtype"):
+        for name in ("a_dtype", "b_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of "
                                  f"{', '.join(DTYPES)}; cast the tensor with .to(torch.bfloat16)")
-        if not self.a_dtype == self.b_dtype == self.out_dtype:
+        if self.a_dtype != self.b_dtype or self.out_dtype not in (self.a_dtype, WIDE_DTYPE):
             raise ValueError(
                 f"a_dtype={self.a_dtype}, b_dtype={self.b_dtype} and out_dtype={self.out_dtype} "
-                "must be the same; cast one with .to(...)"
+                f"must be the same, or out_dtype {WIDE_DTYPE}; cast one with .to(...)"
             )
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}")
@@ -77,21 +91,58 @@ class Problem:
                     f"{self.layout!r}; copy the view with .contiguous()"
                 )
 
+    def _check_batch(self) -> None:
+        names = ("batch_stride_a", "batch_stride_b", "batch_stride_d")
+        for name in ("batch", *names):
+            value = getattr(self, name)
+            if type(value) is not int:
+                raise TypeError(
+                    f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})"
+                )
+            if value < 0 or name == "batch" and value > MAX_SIZE:
+                raise ValueError(
+                    f"{name}={value} must not be negative"
+                    + (f" and at most 2**31-1={MAX_SIZE}" if name == "batch" else "")
+                    + "; split the problem"
+                )
+        for name in names:
+            if self.batch == 1 and getattr(self, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be 0 with batch=1; leave it out"
+                )
+        if self.batch > 1 and self.batch_stride_d < self.n:
+            raise ValueError(
+                f"batch_stride_d={self.batch_stride_d} must be at least n={self.n}, or products "
+                "would overwrite one another; pass an out that is not expanded"
+            )
+
     @classmethod
     def dense(
         cls, *, m: int, n: int, k: int, dtype: str = "bf16", out_dtype: str = "bf16",
-        layout: str = "nt", has_bias: bool = False,
+        layout: str = "nt", has_bias: bool = False, batch: int = 1,
     ) -> Problem:
         """The problem whose tensors are not views."""
         return cls(
             m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout,
             has_bias=has_bias, lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k,
-            ldd=n,
+            ldd=n, batch=batch, batch_stride_a=m * k if batch > 1 else 0,
+            batch_stride_b=k * n if batch > 1 else 0, batch_stride_d=m * n if batch > 1 else 0,
         )
 
     @property
+    def one_product(self) -> Problem:
+        """The problem of one product of the batch: what is measured and filed."""
+        return replace(self, batch=1, batch_stride_a=0, batch_stride_b=0, batch_stride_d=0)
+
+    @property
     def key(self) -> Key:
-        """The key under which the table files the problem."""
+        """The key under which the table files the problem.
+
+        It has no batch. A batch that shares b is one product of all its rows wherever the strides
+        of a and d allow (checks.py), and is looked up as that. Any other batch is looked up as one
+        of its products: the tile that suits m and n, whose remainders it shares, but not the grid,
+        which a batch fills sooner.
+        """
         return Key(
             op=OP, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
             scales="none", layout=self.layout, n=self.n, k=self.k, m=self.m,
@@ -99,6 +150,9 @@ class Problem:
 
     def __str__(self) -> str:
         return (
-            f"{OP} m={self.m} n={self.n} k={self.k} {self.a_dtype} {self.layout}"
+            f"{OP} "
+            + (f"batch={self.batch} " if self.batch > 1 else "")
+            + f"m={self.m} n={self.n} k={self.k} {self.a_dtype} {self.layout}"
+            + (f" -> {self.out_dtype}" if self.out_dtype != self.a_dtype else "")
             + (", bias" if self.has_bias else "")
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from stoneware.autotune.config import Config
+from stoneware.ops.matmul import operand_views
 from stoneware.ops.matmul.problem import Problem
 from stoneware.runtime.device import Device
 
@@ -24,11 +25,13 @@ def configs(problem: Problem, device: Device) -> list[Config]:
 
 
 def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    return _run
+    views = operand_views.of(problem)
 
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        a, b, out = views(a, b, out)
+        d = a.float() @ b.float()
+        if bias is not None:
+            d += bias
+        out.copy_(d)
 
-def _run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-    d = a.float() @ b.float()
-    if bias is not None:
-        d += bias
-    out.copy_(d)
+    return run

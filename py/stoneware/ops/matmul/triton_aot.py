@@ -30,6 +30,8 @@ def supports(problem: Problem, device: Device) -> str | None:
     reason = aot_kernels.why_unusable(problem.key, device)
     if reason is not None:
         return reason
+    if problem.batch != 1:
+        return f"batch={problem.batch} must be 1 for {NAME}, whose kernels compute one product"
     for name in ("n", "k", "lda", "ldb", "ldd"):
         value = getattr(problem, name)
         if value % _MULTIPLE:

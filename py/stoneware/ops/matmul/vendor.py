@@ -1,4 +1,5 @@
-"""Backend of the vendor library: torch.mm and torch.addmm, which are cuBLAS on a GPU."""
+"""Backend of the vendor library: torch.mm, torch.bmm and their sums with a bias, which are cuBLAS on
+a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from stoneware.autotune.config import Config
+from stoneware.ops.matmul import operand_views
 from stoneware.ops.matmul.heuristic import VENDOR
 from stoneware.ops.matmul.problem import Problem
 from stoneware.runtime.device import Device
@@ -26,14 +28,22 @@ def configs(problem: Problem, device: Device) -> list[Config]:
 
 
 def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    return _run_with_bias if problem.has_bias else _run
+    views = operand_views.of(problem)
+    multiply = torch.mm if problem.batch == 1 else torch.bmm
+    multiply_add = torch.addmm if problem.batch == 1 else torch.baddbmm
+    is_wide = problem.out_dtype != problem.a_dtype
 
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        a, b, out = views(a, b, out)
+        if is_wide:
+            # torch adds a bias of float32 to operands of 16 bits only for some sizes; in float32 a
+            # sum of its own costs no accuracy.
+            multiply(a, b, out_dtype=torch.float32, out=out)
+            if bias is not None:
+                out += bias
+        elif bias is None:
+            multiply(a, b, out=out)
+        else:
+            multiply_add(bias, a, b, out=out)
 
-def _run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: None) -> None:
-    torch.mm(a, b, out=out)
-
-
-def _run_with_bias(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor
-) -> None:
-    torch.addmm(bias, a, b, out=out)
+    return run
