@@ -10,17 +10,18 @@ from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul import heuristic, reference, triton_aot, vendor
-from stoneware.ops.matmul.checks import ALIGNED_POINTER_MULTIPLE, checked_plan, named
+from stoneware.ops.matmul import cutlass_sm90, heuristic, reference, triton_aot, vendor
+from stoneware.ops.matmul.checks import ALIGNED_POINTER_MULTIPLE, checked_plan, named, result_shape
 from stoneware.ops.matmul.problem import OP, Problem
 from stoneware.ops.plan_cache import PlanCache
 from stoneware.runtime.device import Device
 
 OPERATION = Operation(
     name=OP,
-    backends={backend.NAME: backend for backend in (triton_aot, vendor, reference)},
+    backends={backend.NAME: backend for backend in (cutlass_sm90, triton_aot, vendor, reference)},
     preferred=heuristic.preferred,
     preferred_reason=heuristic.REASON,
+    measured=lambda problem: problem.one_product,
 )
 
 _PLANS = PlanCache()
@@ -34,21 +35,29 @@ def matmul(
     bias: torch.Tensor | None = None,
     *,
     out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     backend: str | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Multiplies two bf16 or fp16 matrices: a @ b + bias, summed in float32.
+    """Multiplies bf16 or fp16 matrices: a @ b + bias, summed in float32.
 
-    Row-major and column-major operands and their sliced views are computed in place; an operand
-    that is neither is copied first.
+    Leading dimensions are a batch and are broadcast as by torch.matmul; a vector a is a row, a
+    vector b a column, and the result has no dimension for it. Row-major and column-major operands,
+    their sliced views and operands that a batch shares are computed in place, and leading
+    dimensions of a become rows of one product if b has none; an operand whose matrices are neither
+    row-major nor column-major, or whose leading dimensions no single stride goes through, is copied
+    first.
 
     Args:
-      a: [m, k] bfloat16 or float16.
-      b: [k, n] of the same dtype.
-      bias: [n] of the same dtype, or None.
-      out: [m, n] of the same dtype, row-major; None allocates it. It must not share memory with an
-        input; that is not checked, and the result would be undefined.
-      backend: run this backend only: "triton_aot", "vendor" or "reference".
+      a: [..., m, k] or [k], bfloat16 or float16.
+      b: [..., k, n] or [k], of the same dtype.
+      bias: [n] of the result's dtype, or None, as it must be with a vector b.
+      out: [..., m, n] without the dimension of a vector, with contiguous rows; None allocates it.
+        It must not share memory with an input; that is not checked, and the result would be
+        undefined.
+      out_dtype: the result's dtype: the operands' or torch.float32; None takes out's, else the
+        operands'.
+      backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
 
     Returns:
@@ -75,7 +84,7 @@ def matmul(
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
             (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr()))
             % ALIGNED_POINTER_MULTIPLE == 0,
-            backend, config, _tuning_state(),
+            out_dtype, backend, config, _tuning_state(),
         )
         plan = _PLANS.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -83,7 +92,7 @@ def matmul(
         plan = key = None
     if plan is None:
         generation = tuning.generation()
-        plan = checked_plan(OPERATION, a, b, bias, out, backend, config)
+        plan = checked_plan(OPERATION, a, b, bias, out, out_dtype, backend, config)
         if key is not None:
             _PLANS.add(key, plan, generation)
     if _is_grad_enabled() and (
@@ -92,7 +101,9 @@ def matmul(
     ):
         tensor_checks.raise_forward_only(OP, named(a, b, bias, out))
     if out is None:
-        out = torch.empty((a_shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+        out = torch.empty(
+            result_shape(a_shape, b.shape), dtype=out_dtype or a.dtype, device=a.device
+        )
     plan(a, b, out, bias)
     return out
 
