@@ -11,7 +11,7 @@ _SWAPPED_16 = "scaled_mm_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_warpspecialized_swa
 _SWAPPED_64 = "scaled_mm_sm90_e4m3_e4m3_fp16_64x64x256_1x1x1_warpspecialized_swap"
 
 # Values of the enums in cuda.h.
-_UINT8, _FLOAT16, _FLOAT32, _BFLOAT16 = "0", "6", "7", "9"
+_UINT8, _UINT16, _FLOAT16, _FLOAT32, _BFLOAT16 = "0", "1", "6", "7", "9"
 _SWIZZLE_64B, _SWIZZLE_128B = "2", "3"
 _L2_128B = "2"
 
@@ -149,20 +149,21 @@ _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
             "m=100, n=512, k=1024, lda=2048, ldb=640, ldd=576, batch=3, batch_stride_a=4096000, "
             "batch_stride_d=57600",
             [
-                _tensor_map(_BFLOAT16, _B, "512,1024,3", "1280,0", "64,64,1", _SWIZZLE_128B),
-                _tensor_map(_BFLOAT16, _A, "1024,100,3", "4096,8192000", "64,64,1", _SWIZZLE_128B),
+                _tensor_map(_UINT16, _B, "512,1024,3", "1280,0", "64,128,1", _SWIZZLE_128B),
+                _tensor_map(_UINT16, _A, "1024,100,3", "4096,8192000", "64,64,1", _SWIZZLE_128B),
                 _tensor_map(_BFLOAT16, _D, "512,100,3", "1152,115200", "64,32,1", _SWIZZLE_128B),
             ],
         ),
-        # k is no multiple of anything.
+        # k is no multiple of anything. Two blocks of the cluster share b's tile: each loads half of
+        # its 64 rows of k. The cooperative epilogue stores 128 rows at once.
         (
             _MATMUL_TN,
             "m=104, n=512, k=1001, lda=128, ldb=512, ldd=516, batch=2, batch_stride_a=128128, "
             "batch_stride_b=512512, batch_stride_d=53664",
             [
-                _tensor_map(_BFLOAT16, _A, "104,1001,2", "256,256256", "64,64,1", _SWIZZLE_128B),
-                _tensor_map(_BFLOAT16, _B, "512,1001,2", "1024,1025024", "64,64,1", _SWIZZLE_128B),
-                _tensor_map(_FLOAT32, _D, "512,104,2", "2064,214656", "32,64,1", _SWIZZLE_128B),
+                _tensor_map(_UINT16, _A, "104,1001,2", "256,256256", "64,64,1", _SWIZZLE_128B),
+                _tensor_map(_UINT16, _B, "512,1001,2", "1024,1025024", "64,32,1", _SWIZZLE_128B),
+                _tensor_map(_FLOAT32, _D, "512,104,2", "2064,214656", "32,128,1", _SWIZZLE_128B),
             ],
         ),
     ],

@@ -239,7 +239,8 @@ REFUSED = {
     "pointer": (replace(Problem.dense(**DENSE), is_aligned=False), "begin at multiples of 16"),
     "dtypes": (Problem.dense(**DENSE, dtype="fp16", out_dtype="fp32"), "no kernel fp16*fp16->fp32"),
     "stride": (
-        replace(Problem.dense(**DENSE, batch=2), batch_stride_a=2**40), "must be below 549755813888",
+        replace(Problem.dense(**DENSE, batch=2), batch_stride_a=2**40),
+        "must be below 549755813888",
     ),
 }
 

@@ -284,10 +284,10 @@ def _arrangement(
                 copies[name] = "n"
                 places[name] = _dense(places[name][0])
                 matrices = _as_matrices(places, batch)
-        left, right, d = matrices["a"], matrices["b"], matrices["out"]
-        names = ("a", "b", "out")
+        names = ("b", "a", "out") if is_transposed else ("a", "b", "out")
+        left, right, d = (matrices[name] for name in names)
         if is_transposed:
-            left, right, d, names = right.transposed, left.transposed, d.transposed, ("b", "a", "out")
+            left, right, d = left.transposed, right.transposed, d.transposed
         left, right, d = _folded(left, right, d, has_bias)
         strided = [
             name for name, one in zip(names, (left, right, d)) if not one.has_one_stride

@@ -58,16 +58,16 @@ def _why_not_tma(problem: Problem) -> str | None:
     if not problem.is_aligned:
         return f"a, b and out must begin at multiples of 16 bytes for {NAME}; copy the views"
     out_multiple = _OUT_MULTIPLES.get(problem.out_dtype, OPERAND_MULTIPLE)
-    multiples = {
-        "n": OPERAND_MULTIPLE,
-        "lda": OPERAND_MULTIPLE, "batch_stride_a": OPERAND_MULTIPLE,
-        "ldb": OPERAND_MULTIPLE, "batch_stride_b": OPERAND_MULTIPLE,
-        "ldd": out_multiple, "batch_stride_d": out_multiple,
-    }
+    multiples = {"n": OPERAND_MULTIPLE}
     if problem.layout[0] == "t":
         multiples["m"] = OPERAND_MULTIPLE
     if problem.layout != "tn":  # there neither operand is contiguous along k
         multiples["k"] = OPERAND_MULTIPLE
+    multiples |= {
+        "lda": OPERAND_MULTIPLE, "batch_stride_a": OPERAND_MULTIPLE,
+        "ldb": OPERAND_MULTIPLE, "batch_stride_b": OPERAND_MULTIPLE,
+        "ldd": out_multiple, "batch_stride_d": out_multiple,
+    }
     for name, multiple in multiples.items():
         value = getattr(problem, name)
         if value % multiple:
@@ -86,8 +86,8 @@ def _why_none_counts(problem: Problem, kernels: list[KernelRecord]) -> str | Non
             )
     if not any(_fits_grid(problem, kernel) for kernel in kernels):
         return (
-            f"batch={problem.batch} and the tiles of m={problem.m}, n={problem.n} must fit the grid "
-            f"of a kernel, {MAX_GRID_YZ} blocks a side; split the problem"
+            f"batch={problem.batch} and the tiles of m={problem.m}, n={problem.n} must fit a "
+            f"kernel's grid, {MAX_GRID_YZ} blocks a side; split the problem"
         )
     return None
 
