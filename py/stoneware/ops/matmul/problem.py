@@ -68,10 +68,11 @@ class Problem:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1; "
                                  "nothing is computed for an empty matrix")
-        for name in ("a_dtype", "b_dtype"):
-            if getattr(self, name) not in DTYPES:
+        for name in ("a_dtype", "b_dtype", "out_dtype"):
+            allowed = (*DTYPES, WIDE_DTYPE) if name == "out_dtype" else DTYPES
+            if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of "
-                                 f"{', '.join(DTYPES)}; cast the tensor with .to(torch.bfloat16)")
+                                 f"{', '.join(allowed)}; cast the tensor with .to(torch.bfloat16)")
         if self.a_dtype != self.b_dtype or self.out_dtype not in (self.a_dtype, WIDE_DTYPE):
             raise ValueError(
                 f"a_dtype={self.a_dtype}, b_dtype={self.b_dtype} and out_dtype={self.out_dtype} "
