@@ -731,12 +731,12 @@ _LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
 _MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
 _LOW_AND_WIDE = ((64, 256, 64), (1, 2, 1), "pingpong", False)
 _SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
-_SMALL_M_32 = ((64, 32, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_PINGPONG = ((128, 64, 64), (1, 1, 1), "pingpong", True)
 
-# bf16 and fp16. Each layout has a large tile, a middle one, and swapped ones for small m; nn is the
-# gradient of a linear layer's input, tn that of its weight, which is often wanted in fp32.
+# bf16 so far: nt, a linear layer's product; nn, the gradient of its input; tn, that of its weight,
+# which is often wanted in fp32. Layout tt and fp16 have no kernel and go to other backends. Swapped
+# tiles are for small m.
 MATMUL_SM90 = [
     matmul_config(
         operand = operand,
