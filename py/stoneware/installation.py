@@ -12,11 +12,11 @@ from typing import Any
 from stoneware import __version__
 from stoneware.autotune import layers, table
 from stoneware.errors import DriverError, TableError
-from stoneware.ops import OPS
+from stoneware.ops import CALL_MODULE, OPS
 from stoneware.runtime import environment, manifest, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 
-NATIVE_MODULES = (DRIVER_MODULE, "stoneware.ops._cutlass_sm90")
+NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, "stoneware.ops._cutlass_sm90")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 OPS = ("scaled_mm", "matmul", "grouped_mm")
 
+CALL_MODULE = "stoneware.ops._call"
+"""The native module that makes a call which was made before without Python (`plan_cache.py`)."""
+
 VENDOR = "vendor"
 REFERENCE = "reference"
 

@@ -1,33 +1,118 @@
-"""The plans that an op has made, so that the next call of the same kind is one look-up."""
+"""The plans that an op has made, so that the next call of the same kind is one look-up.
+
+The way of a call, after the op's function in `api.py`:
+
+    PlanCache.call   the native module's: reads the tensors, finds the plan and launches it, all
+                     without Python; asks `_made` for a plan it does not know
+    PlanCache.slow   the whole call in Python, for what the native module leaves to it: gradients,
+                     subclasses of torch.Tensor, torch dispatch modes, tensors without memory; and for
+                     every call where the module cannot be used
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from typing import Any, ClassVar
+
+import torch
 
 from stoneware.autotune import tuning
+from stoneware.errors import UnsupportedError
+from stoneware.ops import CALL_MODULE, tensor_checks
+from stoneware.runtime import native
 
 MAX_PLANS = 4096
 """A key and its plan took 1.0 KB of Python memory (tracemalloc over 399 scaled_mm plans on a CPU); a
 server that sees every m up to 8192 would otherwise keep them all, for each of its layers."""
 
+Plan = Callable[..., None]
 
 _adding = threading.Lock()
+_is_grad_enabled = torch.is_grad_enabled
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+_no_torch_dispatch = torch.Tensor.__torch_dispatch__
 
 
-class PlanCache(dict[Hashable, Callable[..., None]]):
+class PlanCache(dict[Hashable, Plan]):
     """A dict from what a plan depends on to the plan; the oldest go when there are too many.
 
     What a plan depends on beside its call, `tuning.state()`, is part of the key. When this process
     gets new samples, every plan goes.
+
+    A subclass is an op. Its methods take the arguments of a call: the tensors, then the others.
+
+    Attributes:
+      op: its name.
+      tensors: the names of its tensors; the first is an input, the last is "out".
+      objects: the names of its other arguments, which are hashable.
+      optional: tensors that may be None.
+      aligned: tensors of which it matters whether their address is a multiple of 16 bytes.
+      plan_order: the tensors in the order in which a plan takes them.
+      call: call(*tensors, *objects) is a call; returns out.
+      fast: the native module's part, a FastCall; None where it cannot be used.
+      why_not_fast: the reason for that; empty if it can.
     """
+
+    op: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]]
+    objects: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ("bias", "out")
+    aligned: ClassVar[tuple[str, ...]] = ("a", "b", "out")
+    plan_order: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
         super().__init__()
+        self._positions = [self.tensors.index(name) for name in self.plan_order]
+        self.fast, self.why_not_fast = self._fast_call()
+        self.call = self.slow if self.fast is None else self.fast.call
         tuning.on_forget(self._forget)
 
-    def add(self, key: Hashable, plan: Callable[..., None], generation: int) -> None:
-        """Keeps a plan, unless it must be made anew at the next call.
+    def key(self, *arguments: Any) -> tuple[Hashable, ...]:
+        """All that the checks and the plan depend on, but for `tuning.state()`."""
+        raise NotImplementedError
+
+    def checked_plan(self, *arguments: Any) -> Plan:
+        """Checks the arguments, and makes the plan for every call with arguments of this kind."""
+        raise NotImplementedError
+
+    def check_addresses(self, *arguments: Any) -> None:
+        """Raises ValueError for a tensor that lies where no plan can take it."""
+
+    def result(self, *arguments: Any) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and the dtype of an out that the call allocates."""
+        raise NotImplementedError
+
+    def traced(self, *arguments: Any) -> torch.Tensor:
+        """The call as an operator of torch's, for what traces or replaces operators."""
+        raise NotImplementedError
+
+    def slow(self, *arguments: Any) -> torch.Tensor:
+        """A whole call, of whatever kind."""
+        if is_traced(arguments[: len(self.tensors)]):
+            return self.traced(*arguments)
+        return self.run(*arguments)
+
+    def run(self, *arguments: Any) -> torch.Tensor:
+        """A whole call on tensors with memory, in Python."""
+        plan, _ = self._plan(arguments)
+        tensors = list(arguments[: len(self.tensors)])
+        if _is_grad_enabled() and any(
+            tensor is not None and tensor.requires_grad for tensor in tensors
+        ):
+            tensor_checks.raise_forward_only(self.op, zip(self.tensors, tensors))
+        if any(tensor is not None and tensor.is_neg() for tensor in tensors):
+            return self._run_negated(arguments)
+        self.check_addresses(*arguments)
+        out = tensors[-1]
+        if out is None:
+            shape, dtype = self.result(*arguments)
+            out = tensors[-1] = torch.empty(shape, dtype=dtype, device=tensors[0].device)
+        plan(*[tensors[position] for position in self._positions])
+        return out
+
+    def add(self, key: Hashable, plan: Plan, generation: int) -> bool:
+        """Keeps a plan, unless it must be made anew at the next call; whether it did.
 
         Args:
           key: what it depends on.
@@ -36,14 +121,75 @@ class PlanCache(dict[Hashable, Callable[..., None]]):
             decide otherwise.
         """
         if tuning.current_mode() == "on_miss" and tuning.is_capturing():
-            return  # made without the measurement that a call outside of the capture will take
+            return False  # made without the measurement that a call outside of the capture will take
         with _adding:
             if generation != tuning.generation():
-                return
+                return False
             while len(self) >= MAX_PLANS and key not in self:
                 del self[next(iter(self))]
             self[key] = plan
+        return True
+
+    def _plan(self, arguments: tuple[Any, ...]) -> tuple[Plan, bool]:
+        """The plan of a call, and whether later calls of its kind may have it too."""
+        try:
+            key = (*self.key(*arguments), tuning.state())
+            plan = self.get(key)
+        except (AttributeError, TypeError, RuntimeError):
+            # Not tensors, or without strides, or an unhashable argument; the checks say which.
+            plan = key = None
+        if plan is not None:
+            return plan, True
+        generation = tuning.generation()
+        plan = self.checked_plan(*arguments)
+        return plan, key is not None and self.add(key, plan, generation)
+
+    def _made(self, *arguments: Any) -> tuple[Any, ...]:
+        """What the native module keeps of a plan: (plan, is_kept, shape, strides, dtype, device)."""
+        plan, is_kept = self._plan(arguments)
+        self.check_addresses(*arguments)
+        shape, dtype = self.result(*arguments)
+        strides = tuple(torch.empty(shape, device="meta").stride())
+        return plan, is_kept, shape, strides, dtype, arguments[0].device
+
+    def _run_negated(self, arguments: tuple[Any, ...]) -> torch.Tensor:
+        """A call with views that are negated when they are read, as of a conjugate's imaginary
+        part; kernels read memory as it is."""
+        *inputs, out = arguments[: len(self.tensors)]
+        resolved = self.run(
+            *[tensor if tensor is None else tensor.resolve_neg() for tensor in inputs],
+            None if out is not None and out.is_neg() else out, *arguments[len(self.tensors):],
+        )
+        return resolved if out is None else out if out is resolved else out.copy_(resolved)
+
+    def _fast_call(self) -> tuple[Any, str]:
+        """The native module's part of this op, or None and why."""
+        def positions(names: tuple[str, ...]) -> list[int]:
+            return [self.tensors.index(name) for name in names if name in self.tensors]
+
+        try:
+            return native.load(CALL_MODULE).FastCall(
+                torch, make=self._made, slow=self.slow, state=tuning.state,
+                num_tensors=len(self.tensors), num_objects=len(self.objects),
+                out=self.tensors.index("out"), optional=positions(self.optional),
+                aligned=positions(self.aligned), plan_order=self._positions,
+                max_plans=MAX_PLANS,
+            ), ""
+        except (UnsupportedError, AttributeError) as error:
+            # An installation without the module, or a torch without the DLPack exchange API.
+            return None, str(error)
 
     def _forget(self) -> None:
         with _adding:
             self.clear()
+        if self.fast is not None:
+            self.fast.clear()
+
+
+def is_traced(tensors: tuple[Any, ...]) -> bool:
+    """Whether a torch dispatch mode or a tensor's class wants to see operators, not their effects:
+    torch.export, FakeTensorMode, counters of operations."""
+    return _num_dispatch_modes() > 0 or any(
+        type(tensor).__torch_dispatch__ is not _no_torch_dispatch
+        for tensor in tensors if isinstance(tensor, torch.Tensor)
+    )

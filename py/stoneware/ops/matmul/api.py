@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
-from stoneware.ops import tensor_checks
+from stoneware.ops import registration
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, heuristic, reference, triton_aot, vendor
-from stoneware.ops.matmul.checks import ALIGNED_POINTER_MULTIPLE, checked_plan, named, result_shape
+from stoneware.ops.matmul.checks import ALIGNED_POINTER_MULTIPLE, checked_plan, result_shape
 from stoneware.ops.matmul.problem import OP, Problem
 from stoneware.ops.plan_cache import PlanCache
 from stoneware.runtime.device import Device
@@ -24,9 +23,7 @@ OPERATION = Operation(
     measured=lambda problem: problem.one_product,
 )
 
-_PLANS = PlanCache()
-_is_grad_enabled = torch.is_grad_enabled
-_tuning_state = tuning.state
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def matmul(
@@ -72,11 +69,22 @@ def matmul(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
-    # The fast path: everything that the checks and the plan depend on is the key.
-    try:
-        a_shape = a.shape
-        key = (
-            a_shape, a.stride(), a.dtype, a.get_device(),
+    if _is_compiling():
+        return registration.matmul(a, b, bias, out, out_dtype, backend, config)
+    return _PLANS.call(a, b, bias, out, out_dtype, backend, config)
+
+
+class _Plans(PlanCache):
+    """Plans of matmul."""
+
+    op = OP
+    tensors = ("a", "b", "bias", "out")
+    objects = ("out_dtype", "backend", "config")
+    plan_order = ("a", "b", "out", "bias")
+
+    def key(self, a, b, bias, out, out_dtype, backend, config):
+        return (
+            a.shape, a.stride(), a.dtype, a.get_device(),
             b.shape, b.stride(), b.dtype, b.get_device(),
             None if bias is None else (
                 bias.shape, bias.is_contiguous(), bias.dtype, bias.get_device()
@@ -84,28 +92,20 @@ def matmul(
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
             (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr()))
             % ALIGNED_POINTER_MULTIPLE == 0,
-            out_dtype, backend, config, _tuning_state(),
+            out_dtype, backend, config,
         )
-        plan = _PLANS.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, or without strides, or an unhashable argument; the checks say which.
-        plan = key = None
-    if plan is None:
-        generation = tuning.generation()
-        plan = checked_plan(OPERATION, a, b, bias, out, out_dtype, backend, config)
-        if key is not None:
-            _PLANS.add(key, plan, generation)
-    if _is_grad_enabled() and (
-        a.requires_grad or b.requires_grad
-        or (bias is not None and bias.requires_grad) or (out is not None and out.requires_grad)
-    ):
-        tensor_checks.raise_forward_only(OP, named(a, b, bias, out))
-    if out is None:
-        out = torch.empty(
-            result_shape(a_shape, b.shape), dtype=out_dtype or a.dtype, device=a.device
-        )
-    plan(a, b, out, bias)
-    return out
+
+    def checked_plan(self, a, b, bias, out, out_dtype, backend, config):
+        return checked_plan(OPERATION, a, b, bias, out, out_dtype, backend, config)
+
+    def result(self, a, b, bias, out, out_dtype, *objects):
+        return result_shape(a.shape, b.shape), out_dtype or a.dtype
+
+    def traced(self, *arguments):
+        return registration.matmul(*arguments)
+
+
+_PLANS = _Plans()
 
 
 def candidates(problem: Problem, device: Device) -> list[Config]:

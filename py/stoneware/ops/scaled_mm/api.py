@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
-from stoneware.ops import tensor_checks
+from stoneware.ops import registration, tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import PlanCache
 from stoneware.ops.scaled_mm import cutlass_sm90, heuristic, reference, triton_aot, vendor
-from stoneware.ops.scaled_mm.checks import POINTER_MULTIPLE, checked_plan, named
+from stoneware.ops.scaled_mm.checks import POINTER_MULTIPLE, checked_plan
 from stoneware.ops.scaled_mm.problem import OP, Problem
 from stoneware.runtime.device import Device
 
@@ -25,9 +24,7 @@ OPERATION = Operation(
     preferred_reason=heuristic.REASON,
 )
 
-_PLANS = PlanCache()
-_is_grad_enabled = torch.is_grad_enabled
-_tuning_state = tuning.state
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def scaled_mm(
@@ -80,13 +77,28 @@ def scaled_mm(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
-    # The fast path: everything that the checks and the plan depend on is the key, so that a hit
-    # needs no check but the pointers'. Attributes are read without helpers: a Python call costs as
-    # much as three of them.
-    try:
-        a_shape = a.shape
-        key = (
-            a_shape, a.stride(), a.dtype, a.get_device(),
+    if _is_compiling():
+        return registration.scaled_mm(
+            a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
+        )
+    return _PLANS.call(
+        a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
+    )
+
+
+class _Plans(PlanCache):
+    """Plans of scaled_mm."""
+
+    op = OP
+    tensors = ("a", "b", "scale_a", "scale_b", "bias", "out")
+    objects = ("out_dtype", "use_fast_accum", "backend", "config")
+    plan_order = ("a", "b", "out", "scale_a", "scale_b", "bias")
+
+    def key(
+        self, a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
+    ):
+        return (
+            a.shape, a.stride(), a.dtype, a.get_device(),
             b.shape, b.stride(), b.dtype, b.get_device(),
             scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device(),
             scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device(),
@@ -94,31 +106,29 @@ def scaled_mm(
                 bias.shape, bias.is_contiguous(), bias.dtype, bias.get_device()
             ),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            out_dtype, backend, config, use_fast_accum, _tuning_state(),
+            out_dtype, use_fast_accum, backend, config,
         )
-        plan = _PLANS.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, or without strides, or an unhashable argument; the checks say which.
-        plan = key = None
-    if plan is None:
-        generation = tuning.generation()
-        plan = checked_plan(
+
+    def checked_plan(
+        self, a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
+    ):
+        return checked_plan(
             OPERATION, a, b, scale_a, scale_b, bias, out_dtype, out, backend, config,
             use_fast_accum,
         )
-        if key is not None:
-            _PLANS.add(key, plan, generation)
-    if _is_grad_enabled() and (
-        a.requires_grad or b.requires_grad or scale_a.requires_grad or scale_b.requires_grad
-        or (bias is not None and bias.requires_grad) or (out is not None and out.requires_grad)
-    ):
-        tensor_checks.raise_forward_only(OP, named(a, b, scale_a, scale_b, bias, out))
-    if out is None:
-        out = torch.empty((a_shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
-    if (a.data_ptr() | b.data_ptr() | out.data_ptr()) % POINTER_MULTIPLE:
-        raise tensor_checks.misaligned((("a", a), ("b", b), ("out", out)), POINTER_MULTIPLE)
-    plan(a, b, out, scale_a, scale_b, bias)
-    return out
+
+    def check_addresses(self, a, b, scale_a, scale_b, bias, out, *objects):
+        if (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr())) % POINTER_MULTIPLE:
+            raise tensor_checks.misaligned((("a", a), ("b", b), ("out", out)), POINTER_MULTIPLE)
+
+    def result(self, a, b, scale_a, scale_b, bias, out, out_dtype, *objects):
+        return (a.shape[0], b.shape[1]), out_dtype
+
+    def traced(self, *arguments):
+        return registration.scaled_mm(*arguments)
+
+
+_PLANS = _Plans()
 
 
 def candidates(problem: Problem, device: Device) -> list[Config]:

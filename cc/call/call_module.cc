@@ -1,0 +1,161 @@
+// stoneware.ops._call: calls of ops that were made before, without Python. No CUDA call of its own.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cc/call/fast_call.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace stoneware::call {
+namespace {
+
+Reference Of(nb::handle object) { return Reference::Borrowed(object.ptr()); }
+
+// nullptr for None.
+Reference OptionalOf(nb::handle object) {
+  return object.is_none() ? Reference() : Reference::Borrowed(object.ptr());
+}
+
+std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_tensors) {
+  std::uint32_t bits = 0;
+  for (const int position : positions) {
+    if (position < 0 || position >= num_tensors) {
+      throw std::invalid_argument(std::string(name) + " must hold positions of tensors, 0 to " +
+                                  std::to_string(num_tensors - 1) + ", but holds " +
+                                  std::to_string(position));
+    }
+    bits |= std::uint32_t{1} << position;
+  }
+  return bits;
+}
+
+void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb::object state,
+          int num_tensors, int num_objects, int out, const std::vector<int>& optional,
+          const std::vector<int>& aligned, const std::vector<int>& plan_order,
+          std::size_t max_plans) {
+  if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
+      num_objects > kMaxObjects) {
+    throw std::invalid_argument("an op must have 1 to " + std::to_string(kMaxTensors) +
+                                " tensors and at most " + std::to_string(kMaxObjects) +
+                                " other arguments, but has " + std::to_string(num_tensors) +
+                                " and " + std::to_string(num_objects));
+  }
+  Signature signature;
+  signature.num_tensors = num_tensors;
+  signature.num_objects = num_objects;
+  signature.out = out;
+  signature.optional = Bits("optional", optional, num_tensors);
+  signature.aligned = Bits("aligned", aligned, num_tensors);
+  Bits("plan_order", plan_order, num_tensors);
+  Bits("out", {out}, num_tensors);
+  if (out == 0 || (signature.optional & 1) != 0) {
+    throw std::invalid_argument("tensor 0 must be an input that is always there: its device is the "
+                                "call's");
+  }
+  if (plan_order.size() > kMaxTensors) {
+    throw std::invalid_argument("plan_order must have at most " + std::to_string(kMaxTensors) +
+                                " positions, but has " + std::to_string(plan_order.size()));
+  }
+  signature.plan_order = plan_order;
+
+  const nb::object tensor = torch.attr("Tensor");
+  const ExchangeApi* api = ExchangeApi::Find(tensor.ptr());
+  if (api == nullptr) {
+    throw nb::attribute_error("torch.Tensor has no DLPack exchange API of major version 1; "
+                              "torch 2.10 and later have it");
+  }
+  const nb::object native = torch.attr("_C");
+  TorchFunctions functions;
+  functions.tensor = Of(tensor);
+  functions.parameter = Of(torch.attr("nn").attr("Parameter"));
+  functions.is_grad_enabled = Of(torch.attr("is_grad_enabled"));
+  functions.is_neg = Of(tensor.attr("is_neg"));
+  functions.num_dispatch_modes = Of(native.attr("_len_torch_dispatch_stack"));
+  functions.num_function_modes = Of(native.attr("_len_torch_function_stack"));
+  functions.empty = Of(torch.attr("empty"));
+  // What torch.compile's generated code allocates with: no parsing of arguments, no dispatcher.
+  const nb::object guards =
+      nb::getattr(nb::getattr(native, "_dynamo", nb::none()), "guards", nb::none());
+  functions.empty_strided_cpu = OptionalOf(nb::getattr(guards, "_empty_strided_cpu", nb::none()));
+  functions.empty_strided_cuda =
+      OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
+  new (self) FastCall(std::move(signature), std::move(functions), *api, Of(make), Of(slow),
+                      Of(state), max_plans);
+}
+
+PyObject* CallFunction(PyObject* self, PyObject* const* arguments, Py_ssize_t num_arguments) {
+  try {
+    return nb::inst_ptr<FastCall>(self)->Call(arguments, num_arguments);
+  } catch (const std::exception& error) {  // std::bad_alloc
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+PyMethodDef call_definition = {
+    "call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&CallFunction)),
+    METH_FASTCALL, nullptr};
+
+// CPython's own bound function: calling it costs less than calling a method of nanobind's.
+nb::object BoundCall(nb::handle self) {
+  return nb::steal(PyCFunction_NewEx(&call_definition, self.ptr(), nullptr));
+}
+
+// Py_VISIT wants the name `arg`.
+int Traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return nb::inst_ready(self) ? nb::inst_ptr<FastCall>(self)->Traverse(visit, arg) : 0;
+}
+
+int Clear(PyObject* self) {
+  nb::inst_ptr<FastCall>(self)->Clear();
+  return 0;
+}
+
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Traverse)},
+                       {Py_tp_clear, reinterpret_cast<void*>(&Clear)},
+                       {0, nullptr}};
+
+}  // namespace
+}  // namespace stoneware::call
+
+NB_MODULE(_call, m) {
+  using namespace stoneware::call;
+  m.doc() = "Calls of ops that were made before, without Python.";
+  nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
+                       "The calls of one op, with the plans of those that were made before.")
+      .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a,
+           "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a, "plan_order"_a,
+           "max_plans"_a,
+           "Args:\n"
+           "  torch: the module.\n"
+           "  make: make(*arguments) returns (plan, is_kept, shape, strides, dtype, device): a\n"
+           "    plan, whether it holds for later calls, and what to allocate where out is None.\n"
+           "  slow: slow(*arguments) is the whole call, for those that are unusual.\n"
+           "  state: state() is an object that plans depend on too.\n"
+           "  num_tensors: the first arguments.\n"
+           "  num_objects: the arguments after them.\n"
+           "  out: position of the tensor that is allocated where it is None.\n"
+           "  optional: positions of the tensors that may be None.\n"
+           "  aligned: positions of the tensors whose plan depends on whether their address is a\n"
+           "    multiple of 16 bytes.\n"
+           "  plan_order: positions of the tensors in the order of a plan's arguments.\n"
+           "  max_plans: how many are kept; the oldest go.\n\n"
+           "Raises:\n"
+           "  AttributeError: this torch lacks what is needed.\n"
+           "  ValueError: a position or a number is out of range.")
+      .def_prop_ro("call", &BoundCall, "call(*tensors, *objects) returns the output.")
+      .def("clear", &FastCall::Clear, "Forgets every plan.")
+      .def("__len__", &FastCall::size)
+      .def_prop_ro("num_hits", &FastCall::num_hits, "Calls whose plan was known.")
+      .def_prop_ro("num_made", &FastCall::num_made, "Calls that asked `make`.")
+      .def_prop_ro("num_slow", &FastCall::num_slow, "Calls that were unusual.");
+}

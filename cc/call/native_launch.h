@@ -1,0 +1,24 @@
+// A plan that one native module made and another can run, without Python between them.
+//
+// Modules share no C++ type: each has its own libc++ and its own nanobind. So what passes between
+// them is this plain structure, in a capsule that a plan has as its attribute `native_launch`.
+
+#pragma once
+
+#include <cstdint>
+
+namespace stoneware::call {
+
+inline constexpr char kNativeLaunchAttribute[] = "native_launch";
+// The number changes with the structure: modules of two builds then do not take each other's.
+inline constexpr char kNativeLaunchCapsule[] = "stoneware.native_launch.1";
+
+struct NativeLaunch {
+  // Queues the plan on `stream`, a CUstream. `tensors` are device addresses in the order of the
+  // plan's arguments, nullptr for one that is absent. Called with the GIL held, which it may release
+  // meanwhile. Returns 0, or -1 with a Python exception set; throws nothing.
+  int (*launch)(const NativeLaunch* self, void* const* tensors, void* stream);
+  std::uint32_t num_tensors;
+};
+
+}  // namespace stoneware::call
