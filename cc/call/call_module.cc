@@ -38,9 +38,9 @@ std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_
 }
 
 void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb::object state,
-          int num_tensors, int num_objects, int out, const std::vector<int>& optional,
-          const std::vector<int>& aligned, const std::vector<int>& plan_order,
-          std::size_t max_plans) {
+          nb::object workspace, int num_tensors, int num_objects, int out,
+          const std::vector<int>& optional, const std::vector<int>& aligned,
+          const std::vector<int>& plan_order, std::size_t max_plans) {
   if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
       num_objects > kMaxObjects) {
     throw std::invalid_argument("an op must have 1 to " + std::to_string(kMaxTensors) +
@@ -88,7 +88,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.empty_strided_cuda =
       OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
   new (self) FastCall(std::move(signature), std::move(functions), *api, Of(make), Of(slow),
-                      Of(state), max_plans);
+                      Of(state), Of(workspace), max_plans);
 }
 
 PyObject* CallFunction(PyObject* self, PyObject* const* arguments, Py_ssize_t num_arguments) {
@@ -133,7 +133,7 @@ NB_MODULE(_call, m) {
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
                        "The calls of one op, with the plans of those that were made before.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a,
-           "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a, "plan_order"_a,
+           "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a, "plan_order"_a,
            "max_plans"_a,
            "Args:\n"
            "  torch: the module.\n"
@@ -141,6 +141,8 @@ NB_MODULE(_call, m) {
            "    plan, whether it holds for later calls, and what to allocate where out is None.\n"
            "  slow: slow(*arguments) is the whole call, for those that are unusual.\n"
            "  state: state() is an object that plans depend on too.\n"
+           "  workspace: workspace(num_bytes, tensor) returns a tensor of that many bytes for a\n"
+           "    launch on the current stream of the tensor's device.\n"
            "  num_tensors: the first arguments.\n"
            "  num_objects: the arguments after them.\n"
            "  out: position of the tensor that is allocated where it is None.\n"

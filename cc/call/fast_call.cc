@@ -43,13 +43,15 @@ void FastCall::Taken::Take(const Entry& entry) {
 }
 
 FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api,
-                   Reference make, Reference slow, Reference state, std::size_t max_plans)
+                   Reference make, Reference slow, Reference state, Reference workspace,
+                   std::size_t max_plans)
     : signature_(std::move(signature)),
       torch_(std::move(torch)),
       api_(api),
       make_(std::move(make)),
       slow_(std::move(slow)),
       state_(std::move(state)),
+      workspace_(std::move(workspace)),
       requires_grad_(Reference::Stolen(PyUnicode_InternFromString("requires_grad"))),
       max_plans_(max_plans),
       objects_(Reference::Stolen(PyDict_New())) {}
@@ -197,7 +199,9 @@ bool FastCall::Make(PyObject* const* arguments, PyObject* state, Key* key, Taken
   taken->allocation = {item(2), item(3), item(4), item(5)};
   taken->capsule =
       Reference::Stolen(PyObject_GetAttrString(taken->plan.get(), kNativeLaunchAttribute));
-  if (taken->capsule) {
+  if (taken->capsule.get() == Py_None) {
+    taken->capsule = Reference();
+  } else if (taken->capsule) {
     taken->launch = static_cast<const NativeLaunch*>(
         PyCapsule_GetPointer(taken->capsule.get(), kNativeLaunchCapsule));
     if (taken->launch == nullptr) return false;
@@ -271,7 +275,7 @@ PyObject* FastCall::Run(const Taken& taken, PyObject* const* arguments, TensorVi
     if (!out) return nullptr;
   }
   const int num_tensors = static_cast<int>(signature_.plan_order.size());
-  if (taken.launch == nullptr || views[0].device.type != kCuda) {
+  if (taken.launch == nullptr) {
     std::array<PyObject*, kMaxTensors> tensors;
     for (int i = 0; i < num_tensors; ++i) {
       const int position = signature_.plan_order[i];
@@ -282,15 +286,27 @@ PyObject* FastCall::Run(const Taken& taken, PyObject* const* arguments, TensorVi
     return nothing ? out.Release() : nullptr;
   }
   void* stream = nullptr;
-  if (api_.current_work_stream(kCuda, views[0].device.id, &stream) != 0) return nullptr;
+  const TensorDevice& device = views[0].device;
+  if (api_.current_work_stream(device.type, device.id, &stream) != 0) return nullptr;
   std::array<void*, kMaxTensors> addresses;
   for (int i = 0; i < num_tensors; ++i) {
     const int position = signature_.plan_order[i];
     const bool is_absent = position != out_idx && arguments[position] == Py_None;
     addresses[i] = is_absent ? nullptr : views[position].address();
   }
-  return taken.launch->launch(taken.launch, addresses.data(), stream) == 0 ? out.Release()
-                                                                           : nullptr;
+  Reference workspace;  // until it is queued; then the allocator reuses it in the stream's order
+  TensorView workspace_view{};
+  if (taken.launch->workspace_bytes != 0) {
+    workspace = Reference::Stolen(PyObject_CallFunction(
+        workspace_.get(), "KO", static_cast<unsigned long long>(taken.launch->workspace_bytes),
+        arguments[0]));
+    if (!workspace || api_.view_from_py_object(workspace.get(), &workspace_view) != 0) {
+      return nullptr;
+    }
+  }
+  const int result =
+      taken.launch->launch(taken.launch, addresses.data(), workspace_view.data, stream);
+  return result == 0 ? out.Release() : nullptr;
 }
 
 Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& device,
@@ -331,7 +347,7 @@ int FastCall::Traverse(visitproc visit, void* argument) const {
        {&torch_.tensor, &torch_.parameter, &torch_.is_grad_enabled, &torch_.is_neg,
         &torch_.num_dispatch_modes, &torch_.num_function_modes, &torch_.empty,
         &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &make_, &slow_, &state_,
-        &objects_}) {
+        &workspace_, &objects_}) {
     if (!*reference) continue;
     if (const int stop = visit(reference->get(), argument)) return stop;
   }

@@ -96,9 +96,11 @@ class FastCall {
 
   // `make(*arguments)` returns (plan, is_kept, shape, strides, dtype, device): the plan, whether it
   // holds for later calls, and what to allocate for an output of None. `slow(*arguments)` is the
-  // whole call. `state()` is an object that is part of the key. At most `max_plans` are kept.
+  // whole call. `state()` is an object that is part of the key. `workspace(num_bytes, tensor)`
+  // returns a tensor for a launch on the current stream of that tensor's device. At most `max_plans`
+  // are kept.
   FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api, Reference make,
-           Reference slow, Reference state, std::size_t max_plans);
+           Reference slow, Reference state, Reference workspace, std::size_t max_plans);
   ~FastCall() { Clear(); }
 
   FastCall(const FastCall&) = delete;
@@ -179,6 +181,7 @@ class FastCall {
   const Reference make_;
   const Reference slow_;
   const Reference state_;
+  const Reference workspace_;
   const Reference requires_grad_;  // the attribute's name
   const std::size_t max_plans_;
 

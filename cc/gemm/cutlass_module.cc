@@ -5,11 +5,17 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <array>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "cc/call/native_launch.h"
 #include "cc/driver/python_errors.h"
 #include "cc/gemm/kernel_entry.h"
 #include "cc/gemm/plan.h"
@@ -122,6 +128,73 @@ void Call(const Plan& plan, std::uint64_t a, std::uint64_t b, std::uint64_t d,
   plan.Launch(tensors, reinterpret_cast<CUstream>(stream));
 }
 
+// A tensor of a plan by its place among a native launch's.
+enum class Tensor { kA, kB, kD, kScaleA, kScaleB, kBias, kOffsets };
+
+Tensor ToTensor(const std::string& name) {
+  constexpr std::array<const char*, 7> kNames = {"a",       "b",    "d",      "scale_a",
+                                                 "scale_b", "bias", "offsets"};
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (name == kNames[i]) return static_cast<Tensor>(i);
+  }
+  throw std::invalid_argument("tensors must be of a, b, d, scale_a, scale_b, bias and offsets, but "
+                              "has " + name + "; name each argument of the plan");
+}
+
+struct PlanLaunch : call::NativeLaunch {
+  const Plan* plan;
+  nb::object owner;  // of the plan
+  std::vector<Tensor> order;
+};
+
+int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* workspace,
+               void* stream) {
+  const auto& launch = *static_cast<const PlanLaunch*>(self);
+  GemmTensors found;
+  found.workspace = workspace;
+  for (std::size_t i = 0; i < launch.order.size(); ++i) {
+    switch (launch.order[i]) {
+      case Tensor::kA: found.a = tensors[i]; break;
+      case Tensor::kB: found.b = tensors[i]; break;
+      case Tensor::kD: found.d = tensors[i]; break;
+      case Tensor::kScaleA: found.scale_a = static_cast<const float*>(tensors[i]); break;
+      case Tensor::kScaleB: found.scale_b = static_cast<const float*>(tensors[i]); break;
+      case Tensor::kBias: found.bias = tensors[i]; break;
+      case Tensor::kOffsets: found.offsets = static_cast<const std::int32_t*>(tensors[i]); break;
+    }
+  }
+  try {
+    // As in Call. The exception is caught with the GIL held again.
+    const nb::gil_scoped_release release;
+    launch.plan->Launch(found, static_cast<CUstream>(stream));
+    return 0;
+  } catch (const driver::DriverError& error) {
+    driver::SetPythonError(error);
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return -1;
+}
+
+nb::capsule NativeLaunchOf(nb::handle owner, const std::vector<std::string>& tensors) {
+  const auto& plan = nb::cast<const Plan&>(owner);
+  auto launch = std::make_unique<PlanLaunch>();
+  launch->launch = &LaunchPlan;
+  launch->workspace_bytes = plan.workspace_bytes();
+  launch->num_tensors = static_cast<std::uint32_t>(tensors.size());
+  launch->plan = &plan;
+  launch->owner = nb::borrow(owner);
+  for (const std::string& name : tensors) launch->order.push_back(ToTensor(name));
+  const call::NativeLaunch* shown = launch.get();
+  nb::capsule capsule(shown, call::kNativeLaunchCapsule, [](void* pointer) noexcept {
+    delete static_cast<PlanLaunch*>(static_cast<call::NativeLaunch*>(pointer));
+  });
+  launch.release();
+  return capsule;
+}
+
 }  // namespace
 }  // namespace stoneware::gemm
 
@@ -176,6 +249,14 @@ NB_MODULE(_cutlass_sm90, m) {
            "none) and a CUstream; `offsets` of a grouped product, `workspace` of a plan that\n"
            "needs one.\n"
            "Raises DriverError; ValueError if an address is missing or misaligned.")
+      .def("native_launch", &NativeLaunchOf, nb::is_method(), "tensors"_a,
+           "A capsule by which another native module launches the plan (cc/call/native_launch.h).\n"
+           "Keeps the plan alive.\n\n"
+           "Args:\n"
+           "  tensors: a, b, d, scale_a, scale_b, bias and offsets, as many as the plan takes, in\n"
+           "    the order in which the caller has them.\n\n"
+           "Raises:\n"
+           "  ValueError: there is no such tensor.")
       .def_prop_ro(
           "kernel", [](const Plan& plan) { return plan.entry().id; }, "The kernel's id.")
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes,

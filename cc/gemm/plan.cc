@@ -170,7 +170,16 @@ void Plan::Launch(const GemmTensors& tensors, CUstream stream) const {
   CheckTensors(tensors);
   const driver::DriverApi& api = driver::DriverApi::Get();
   const driver::ContextGuard context(api, problem_.device);
-  entry().launch(problem_, tensors, kernel_.cubin.FunctionIn(api, context), stream);
+  const CUfunction function = kernel_.cubin.FunctionIn(api, context);
+  // A thread that finds another one launching encodes for itself rather than wait: the driver may
+  // hold the other one up until the stream's queue has room.
+  const std::unique_lock<std::mutex> lock(memo_mutex_, std::try_to_lock);
+  if (lock.owns_lock()) {
+    const host_adapter::TensorMapMemo::Use use(*memo_);
+    entry().launch(problem_, tensors, function, stream);
+  } else {
+    entry().launch(problem_, tensors, function, stream);
+  }
 }
 
 }  // namespace stoneware::gemm

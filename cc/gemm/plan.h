@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cc/driver/cubin_module.h"
 #include "cc/gemm/kernel_entry.h"
+#include "cc/host_adapter/tensor_map_memo.h"
 
 namespace stoneware::gemm {
 
@@ -34,7 +37,8 @@ class Plan {
   Plan(std::string_view kernel, const GemmProblem& problem);
 
   // Queues the product on `stream`. Throws driver::DriverError, or std::invalid_argument if an
-  // address is missing or misaligned.
+  // address is missing or misaligned. Safe for threads; of two at once, one keeps the tensor maps
+  // for the next launch.
   void Launch(const GemmTensors& tensors, CUstream stream) const;
 
   const KernelEntry& entry() const { return kernel_.entry; }
@@ -48,6 +52,10 @@ class Plan {
   EmbeddedKernel& kernel_;
   const GemmProblem problem_;
   std::size_t workspace_bytes_ = 0;
+
+  mutable std::mutex memo_mutex_;
+  const std::unique_ptr<host_adapter::TensorMapMemo> memo_ =
+      std::make_unique<host_adapter::TensorMapMemo>();  // guarded by memo_mutex_
 };
 
 }  // namespace stoneware::gemm

@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "cc/driver/driver_api.h"
-#include "cc/host_adapter/encode_tiled.h"
+#include "cc/host_adapter/tensor_map_memo.h"
 
 #define STONEWARE_SHIM extern "C" __attribute__((visibility("hidden")))
 
@@ -19,12 +19,12 @@ using stoneware::driver::DriverApi;
 
 // CUTLASS asks for cuTensorMapEncodeTiled at each encode (cutlass/cuda_host_adapter.hpp,
 // call_cuTensorMapEncodeTiled) and its CudaHostAdapter::tensorMapEncodeTiled is never called by it.
-// The answer is a constant, and the way through the adapter is made here.
+// The answer is a constant, and the way through the memo and the adapter is made here.
 STONEWARE_SHIM cudaError_t cudaGetDriverEntryPointByVersion(
     const char* symbol, void** function, unsigned /*version*/, unsigned long long /*flags*/,
     cudaDriverEntryPointQueryResult* status) {
   const bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-  *function = known ? reinterpret_cast<void*>(&stoneware::host_adapter::EncodeTiledOrThrow)
+  *function = known ? reinterpret_cast<void*>(&stoneware::host_adapter::EncodeTiledByMemo)
                     : nullptr;
   *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

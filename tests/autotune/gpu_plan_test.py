@@ -50,6 +50,10 @@ class Plan:
         self.num_launches = 0
         Plan.made.append(self)
 
+    def native_launch(self, tensors):
+        assert tensors == ["a", "b", "d", "scale_a", "scale_b", "bias"]
+        return None  # by __call__
+
     def __call__(self, a, b, d, scale_a, scale_b, bias, stream):
         assert stream == STREAM
         self.num_launches += 1

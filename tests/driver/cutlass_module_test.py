@@ -105,7 +105,7 @@ report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
     assert launch["stream"] == str(_STREAM)
 
 
-def test_a_warm_call_only_encodes_and_launches(run_with_fake: Any) -> None:
+def test_a_warm_call_on_the_same_tensors_only_launches(run_with_fake: Any) -> None:
     names = run_with_fake(f"""{_PRELUDE}
 fake.push_new_context(0)
 warm = plan("{_WIDE}")
@@ -118,11 +118,70 @@ report(fake.call_names())
         "cuCtxGetCurrent",
         "cuCtxGetDevice",
         "cuCtxGetId",
-        "cuTensorMapEncodeTiled",
-        "cuTensorMapEncodeTiled",
-        "cuTensorMapEncodeTiled",
         "cuLaunchKernelEx",
     ]
+
+
+@pytest.mark.parametrize("kernel", _TENSOR_MAPS)
+def test_a_warm_call_replaces_the_addresses_that_changed_alone(
+    kernel: str, run_with_fake: Any
+) -> None:
+    replaced, encoded, warm, cold, again, first = run_with_fake(f"""{_PRELUDE}
+def maps():
+    return fake.calls("cuLaunchKernelEx")[-1]["maps"]
+warm = plan("{kernel}")
+warm(*tensors)
+first = maps()
+others = (tensors[0] + 4096, tensors[1], tensors[2] + 8192, *tensors[3:])
+fake.forget_calls()
+warm(*others)
+replaced, encoded = fake.calls("cuTensorMapReplaceAddress"), fake.calls("cuTensorMapEncodeTiled")
+moved = maps()
+warm(*tensors)
+again = maps()
+plan("{kernel}")(*others)
+report([replaced, encoded, moved, maps(), again, first])
+    """)
+    assert sorted(int(call["address"]) for call in replaced) == [_A + 4096, _D + 8192]
+    assert encoded == []
+    assert warm == cold != first
+    assert again == first and first.count(":") == 3
+
+
+def test_an_address_that_the_driver_does_not_replace_is_encoded(run_with_fake: Any) -> None:
+    encoded, moved, cold = run_with_fake(f"""{_PRELUDE}
+warm = plan("{_WIDE}")
+warm(*tensors)
+others = (tensors[0] + 4096, *tensors[1:])
+fake.forget_calls()
+fake.fail("cuTensorMapReplaceAddress", 1)
+warm(*others)
+encoded = len(fake.calls("cuTensorMapEncodeTiled"))
+moved = fake.calls("cuLaunchKernelEx")[-1]["maps"]
+plan("{_WIDE}")(*others)
+report([encoded, moved, fake.calls("cuLaunchKernelEx")[-1]["maps"]])
+    """)
+    assert encoded == 1
+    assert moved == cold
+
+
+def test_threads_that_launch_one_plan_each_launch_their_own_tensors(run_with_fake: Any) -> None:
+    launches = run_with_fake(f"""{_PRELUDE}
+import threading
+shared = plan("{_WIDE}")
+shared(*tensors)
+fake.forget_calls()
+def body(i):
+    for _ in range(50):
+        shared(tensors[0] + 4096 * i, *tensors[1:6], i)
+threads = [threading.Thread(target=body, args=(i,)) for i in range(1, 9)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+report([[launch["stream"], launch["maps"]] for launch in fake.calls("cuLaunchKernelEx")])
+    """)
+    assert len(launches) == 400
+    for stream, maps in launches:
+        assert int(maps.split(",")[0].split(":")[0]) == _A + 4096 * int(stream)
 
 
 def test_plans_of_one_kernel_load_it_once(run_with_fake: Any) -> None:

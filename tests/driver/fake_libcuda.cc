@@ -14,8 +14,10 @@
 #include <cuda.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -106,6 +108,22 @@ class Call {
   const char* name_;
   std::ostringstream text_;
 };
+
+// What a tensor map of the fake's begins with.
+constexpr std::uint64_t kMapMark = 0x70616d726f736e74;
+
+// The tensor maps in a parameter, as address:shape.
+std::string TensorMaps(const void* parameter, size_t bytes) {
+  std::string maps;
+  for (size_t offset = 0; offset + sizeof(CUtensorMap) <= bytes; offset += 64) {
+    std::uint64_t words[3];
+    std::memcpy(words, static_cast<const char*>(parameter) + offset, sizeof(words));
+    if (words[0] != kMapMark) continue;
+    if (!maps.empty()) maps += ',';
+    maps += std::to_string(words[1]) + ':' + std::to_string(words[2]);
+  }
+  return maps;
+}
 
 void BeSlow() { std::this_thread::sleep_for(std::chrono::milliseconds(Fake().slow_ms)); }
 
@@ -323,7 +341,8 @@ FAKE_EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f
                 .With("function", function)
                 .With("device", Stack().empty() ? -1 : Stack().back()->device)
                 .With("context", Stack().empty() ? 0 : Stack().back()->id)
-                .With("parameters", bytes));
+                .With("parameters", bytes)
+                .With("maps", sizes.empty() ? "" : TensorMaps(parameters[0], sizes[0])));
   return CUDA_SUCCESS;
 }
 
@@ -354,7 +373,16 @@ FAKE_EXPORT CUresult cuTensorMapEncodeTiled(
                 .With("l2_promotion", l2_promotion)
                 .With("fill", fill)
                 .With("context", Stack().empty() ? 0 : Stack().back()->id));
+  // What a launch shows of a map (TensorMaps): a mark, the address, and a digest of the rest.
+  std::string shape = std::to_string(type) + ' ' + std::to_string(rank);
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    shape += ' ' + std::to_string(dims[i]) + ' ' + std::to_string(i == 0 ? 0 : strides[i - 1]) +
+             ' ' + std::to_string(box[i]) + ' ' + std::to_string(element_strides[i]);
+  }
+  const std::uint64_t words[] = {kMapMark, reinterpret_cast<std::uintptr_t>(address),
+                                 std::hash<std::string>()(shape)};
   std::memset(map, 0, sizeof(*map));
+  std::memcpy(map, words, sizeof(words));
   return CUDA_SUCCESS;
 }
 
@@ -368,8 +396,9 @@ FAKE_EXPORT CUresult cuTensorMapEncodeIm2col(CUtensorMap*, CUtensorMapDataType, 
   return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT CUresult cuTensorMapReplaceAddress(CUtensorMap*, void* address) {
+FAKE_EXPORT CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   FAKE_CALL(Call("cuTensorMapReplaceAddress").With("address", address));
+  std::memcpy(reinterpret_cast<char*>(map) + 8, &address, sizeof(address));
   return CUDA_SUCCESS;
 }
 

@@ -20,6 +20,7 @@ import torch
 from stoneware.autotune import tuning
 from stoneware.errors import UnsupportedError
 from stoneware.ops import CALL_MODULE, tensor_checks
+from stoneware.ops.workspace import workspace
 from stoneware.runtime import native
 
 MAX_PLANS = 4096
@@ -170,7 +171,7 @@ class PlanCache(dict[Hashable, Plan]):
         try:
             return native.load(CALL_MODULE).FastCall(
                 torch, make=self._made, slow=self.slow, state=tuning.state,
-                num_tensors=len(self.tensors), num_objects=len(self.objects),
+                workspace=workspace, num_tensors=len(self.tensors), num_objects=len(self.objects),
                 out=self.tensors.index("out"), optional=positions(self.optional),
                 aligned=positions(self.aligned), plan_order=self._positions,
                 max_plans=MAX_PLANS,

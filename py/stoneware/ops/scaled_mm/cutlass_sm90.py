@@ -147,4 +147,5 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
             0 if bias is None else bias.data_ptr(), current_stream(ordinal),
         )
 
+    run.native_launch = launch.native_launch(["a", "b", "d", "scale_a", "scale_b", "bias"])
     return run
