@@ -1,0 +1,164 @@
+"""scaled_mm and matmul under torch.compile and torch.export, as operators of torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from operands import poisoned, scaled_operands
+
+import stoneware as sw
+from stoneware.autotune.config import Config
+from stoneware.ops import registration
+
+N, K = 48, 64
+REFERENCE = Config(
+    backend="reference", kernel="torch.matmul_float32", max_swizzle=1, raster="heuristic")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+compilers = pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+
+
+@compilers
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_scaled_mm_is_one_graph_for_every_m(compiler, dynamic):
+    graphs = []
+
+    def block(a, b, scale_a, scale_b, bias):
+        return sw.scaled_mm(a, b, scale_a, scale_b, bias).relu()
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(compiler)(graph, inputs)
+
+    compiled = torch.compile(block, backend=counting, fullgraph=True, dynamic=dynamic)
+    for m in (16, 17, 40):
+        x = scaled_operands(m, N, K, bias_dtype=torch.bfloat16)
+        arguments = x.a, x.b, x.scale_a, x.scale_b, x.bias
+        assert torch.equal(compiled(*arguments), block(*arguments))
+    assert len(graphs) == {None: 2, True: 1, False: 3}[dynamic]
+    assert any("stoneware.scaled_mm" in str(node.target) for node in graphs[-1].graph.nodes)
+
+
+@compilers
+def test_out_is_written(compiler):
+    def block(a, b, scale_a, scale_b, out):
+        out.mul_(2)
+        result = sw.scaled_mm(a, b, scale_a, scale_b, out=out)
+        return result + 1
+
+    x = scaled_operands(32, N, K)
+    out = poisoned(32, N, torch.bfloat16)
+    arguments = x.a, x.b, x.scale_a, x.scale_b
+    result = torch.compile(block, backend=compiler, fullgraph=True)(*arguments, out)
+    expected = sw.scaled_mm(*arguments)
+    assert torch.equal(out, expected)
+    assert torch.equal(result, expected + 1)
+
+
+@compilers
+def test_backend_and_config_reach_the_call(compiler, monkeypatch):
+    x = scaled_operands(32, N, K)
+    arguments = x.a, x.b, x.scale_a, x.scale_b
+    seen = []
+    api = registration.importlib.import_module("stoneware.ops.scaled_mm.api")
+    whole = api.checked_plan
+
+    def checked_plan(*values):
+        seen.append(values[-2:])
+        return whole(*values)
+
+    monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
+    monkeypatch.setattr(api, "checked_plan", checked_plan)
+
+    def block(*tensors):
+        return sw.scaled_mm(
+            *tensors, out_dtype=torch.float16, backend="reference", config=REFERENCE)
+
+    result = torch.compile(block, backend=compiler, fullgraph=True)(*arguments)
+    assert result.dtype == torch.float16
+    assert seen == [("reference", REFERENCE)]
+
+
+@compilers
+def test_matmul(compiler):
+    def block(a, b, bias):
+        return sw.matmul(a, b, bias, config=REFERENCE) * 2
+
+    compiled = torch.compile(block, backend=compiler, fullgraph=True)
+    for m in (8, 9, 31):
+        a, b = torch.randn(m, 24).bfloat16(), torch.randn(24, 40).bfloat16()
+        bias = torch.randn(40).bfloat16()
+        assert torch.equal(compiled(a, b, bias), block(a, b, bias))
+
+
+@compilers
+def test_matmul_into_out(compiler):
+    def block(a, b, out):
+        sw.matmul(a, b, out=out)
+        return out.sum()
+
+    a, b, out = torch.randn(8, 24).half(), torch.randn(24, 40).half(), poisoned(8, 40, torch.half)
+    torch.compile(block, backend=compiler, fullgraph=True)(a, b, out)
+    assert torch.equal(out, sw.matmul(a, b))
+
+
+def test_gradient_is_refused_when_the_graph_is_made():
+    a = torch.randn(8, 24).bfloat16().requires_grad_()
+    b = torch.randn(24, 40).bfloat16()
+    compiled = torch.compile(lambda a, b: sw.matmul(a, b), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="matmul has no backward, and a requires a gradient"):
+        compiled(a, b)
+    with torch.no_grad():
+        assert torch.equal(compiled(a, b), sw.matmul(a, b))
+
+
+def test_shapes_that_do_not_fit_are_refused_when_the_graph_is_made():
+    compiled = torch.compile(lambda a, b: sw.matmul(a, b), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="must agree in k"):
+        compiled(torch.randn(8, 24).bfloat16(), torch.randn(16, 40).bfloat16())
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_with_a_symbolic_m(strict):
+    class Block(torch.nn.Module):
+        def forward(self, a, b, scale_a, scale_b):
+            return sw.scaled_mm(a, b, scale_a, scale_b)
+
+    x = scaled_operands(32, N, K)
+    m = torch.export.Dim("m", min=2, max=4096)
+    program = torch.export.export(
+        Block(), (x.a, x.b, x.scale_a, x.scale_b),
+        dynamic_shapes=({0: m}, None, {0: m}, None), strict=strict,
+    )
+    y = scaled_operands(77, N, K)
+    arguments = y.a, y.b, y.scale_a, y.scale_b
+    assert torch.equal(program.module()(*arguments), sw.scaled_mm(*arguments))
+
+
+@pytest.mark.parametrize("name", ["scaled_mm", "scaled_mm_out", "matmul", "matmul_out"])
+def test_operator_passes_torch_s_own_checks(name):
+    if name.startswith("scaled_mm"):
+        x = scaled_operands(32, N, K, bias_dtype=torch.bfloat16)
+        tensors = [x.a, x.b, x.scale_a, x.scale_b, x.bias]
+        others = (torch.bfloat16, None, None)
+    else:
+        tensors = [torch.randn(32, K).bfloat16(), torch.randn(K, N).bfloat16(), None]
+        others = ("reference", None)
+    if name.endswith("_out"):
+        tensors.append(torch.zeros(32, N, dtype=torch.bfloat16))
+    # test_schema multiplies the arguments, which torch cannot do with fp8.
+    utils = ["test_faketensor", "test_aot_dispatch_dynamic"]
+    utils += ["test_schema"] if name.startswith("matmul") else []
+    torch.library.opcheck(
+        getattr(torch.ops.stoneware, name), (*tensors, *others), test_utils=utils)
+
+
+def test_config_goes_through_an_operator_unchanged():
+    config = Config(backend="cutlass_sm90", kernel="a'b", max_swizzle=4, raster="along_n")
+    assert registration._config(registration._text(config)) == config
+    assert registration._config(None) is None

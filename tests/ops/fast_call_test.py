@@ -1,0 +1,378 @@
+"""Calls that were made before: which of them go without Python, and that they are the same calls."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from operands import poisoned, random_fp8, scaled_operands
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import stoneware as sw
+from stoneware.autotune import tuning
+from stoneware.autotune.config import Config
+from stoneware.errors import ForwardOnlyError
+from stoneware.ops import plan_cache
+from stoneware.ops.matmul import api as matmul_api
+from stoneware.ops.scaled_mm import api
+
+M, N, K = 32, 48, 64
+REFERENCE = Config(backend="reference", kernel="torch.matmul_float32")
+
+
+@pytest.fixture(autouse=True)
+def plans(monkeypatch):
+    """Fresh plans of scaled_mm, with the native module."""
+    fresh = type(api._PLANS)()
+    assert fresh.fast is not None, fresh.why_not_fast
+    monkeypatch.setattr(api, "_PLANS", fresh)
+    return fresh
+
+
+def counts(plans) -> tuple[int, int, int]:
+    return plans.fast.num_hits, plans.fast.num_made, plans.fast.num_slow
+
+
+def call(x, **options):
+    return sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, **options)
+
+
+def in_python(plans, x, out=None, out_dtype=torch.bfloat16, backend=None, config=None):
+    """The call as it is without the native module."""
+    return plans.run(x.a, x.b, x.scale_a, x.scale_b, x.bias, out, out_dtype, backend, config)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", ["row", "tensor"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_out", [False, True])
+@pytest.mark.parametrize("m", [0, 1, 33])
+def test_known_call_gives_what_python_gives(plans, m, has_out, has_bias, scale, out_dtype):
+    for repetition in range(3):
+        x = scaled_operands(
+            m, N, K, scale_a=scale, scale_b=scale, bias_dtype=out_dtype if has_bias else None)
+        out = poisoned(m, N, out_dtype, ldd=64) if has_out else None
+        result = call(x, out_dtype=out_dtype, out=out)
+        assert result is out or not has_out
+        expected = in_python(plans, x, out_dtype=out_dtype)
+        assert torch.equal(result, expected)
+        assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+        assert has_out or result.stride() == expected.stride()
+        assert counts(plans) == (repetition, 1, 0)
+
+
+def test_known_matmul_is_a_hit(monkeypatch):
+    fresh = type(matmul_api._PLANS)()
+    monkeypatch.setattr(matmul_api, "_PLANS", fresh)
+    for _ in range(3):
+        a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+        bias = torch.randn(N).bfloat16()
+        assert torch.equal(sw.matmul(a, b, bias), fresh.run(a, b, bias, None, None, None))
+    assert counts(fresh) == (2, 1, 0)
+
+
+def test_matmul_of_a_misaligned_operand_has_a_plan_of_its_own(monkeypatch):
+    fresh = type(matmul_api._PLANS)()
+    monkeypatch.setattr(matmul_api, "_PLANS", fresh)
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    shifted = torch.empty(M * K + 1, dtype=torch.bfloat16)[1:].view(M, K).copy_(a)
+    expected = sw.matmul(a, b)
+    assert torch.equal(sw.matmul(shifted, b), expected)
+    assert fresh.fast.num_made == 2
+
+
+@pytest.mark.parametrize("change", [
+    "m", "k", "lda", "ldb", "out", "ldd", "bias", "scale_a", "out_dtype", "backend", "config",
+    "tuning", "scale strides",
+])
+def test_call_of_another_kind_asks_for_a_plan(plans, change):
+    x = scaled_operands(M, N, K)
+    call(x)
+    assert counts(plans) == (0, 1, 0)
+    other, options = scaled_operands(M, N, K), {}
+    if change == "m":
+        other = scaled_operands(M + 1, N, K)
+    elif change == "k":
+        other = scaled_operands(M, N, K + 16)
+    elif change in ("lda", "ldb"):
+        wide = scaled_operands(M, N, 2 * K)
+        other = type(x)(
+            wide.a[:, :K] if change == "lda" else x.a, wide.b[:K] if change == "ldb" else x.b,
+            x.scale_a, x.scale_b, None)
+    elif change in ("out", "ldd"):
+        call(x, out=poisoned(M, N, torch.bfloat16))
+        options["out"] = poisoned(M, N, torch.bfloat16, ldd=N + (16 if change == "ldd" else 0))
+    elif change == "bias":
+        other = scaled_operands(M, N, K, bias_dtype=torch.bfloat16)
+    elif change == "scale_a":
+        other = scaled_operands(M, N, K, scale_a="tensor")
+    elif change == "out_dtype":
+        options["out_dtype"] = torch.float16
+    elif change == "backend":
+        options["backend"] = "reference"
+    elif change == "config":
+        options["config"] = REFERENCE
+    elif change == "scale strides":
+        other = type(x)(x.a, x.b, (torch.rand(M, 3) + 1)[:, :1], x.scale_b, None)
+    num_made = plans.fast.num_made
+    if change == "tuning":
+        with sw.tuning("error_on_miss"):
+            result = call(other)
+    else:
+        result = call(other, **options)
+    assert plans.fast.num_made == num_made + (0 if change == "out" else 1)
+    assert torch.equal(result, in_python(
+        plans, other, out_dtype=options.get("out_dtype", torch.bfloat16)))
+
+
+def test_equal_objects_are_the_same_kind(plans):
+    x = scaled_operands(M, N, K)
+    for _ in range(3):
+        config = Config(backend="".join(["refer", "ence"]), kernel="torch.matmul_float32")
+        call(x, config=config, backend="".join(["ref", "erence"]))
+    assert counts(plans) == (2, 1, 0)
+
+
+def test_parameter_is_a_tensor(plans):
+    x = scaled_operands(M, N, K)
+    call(x)
+    weight = torch.nn.Parameter(x.b, requires_grad=False)
+    call(type(x)(x.a, weight, x.scale_a, x.scale_b, None))
+    assert counts(plans) == (1, 1, 0)
+
+
+def test_gradients_are_refused_by_python(plans):
+    x = scaled_operands(M, N, K)
+    call(x)
+    x.scale_a.requires_grad_()
+    with pytest.raises(ForwardOnlyError, match="scale_a requires a gradient"):
+        call(x)
+    with torch.no_grad():
+        call(x)
+    with torch.inference_mode():
+        assert call(x).is_inference()
+    assert counts(plans) == (2, 1, 1)
+
+
+def test_subclass_is_left_to_python(plans):
+    class Labelled(torch.Tensor):
+        pass
+
+    x = scaled_operands(M, N, K)
+    expected = call(x)
+    labelled = type(x)(x.a.as_subclass(Labelled), x.b, x.scale_a, x.scale_b, None)
+    for _ in range(2):
+        assert torch.equal(call(labelled), expected)
+    assert counts(plans) == (0, 1, 2)
+
+
+def test_negated_views_are_read_as_what_they_mean(plans):
+    x = scaled_operands(M, N, K)
+    value = torch.complex(torch.tensor(0.0), torch.tensor(-1.5)).conj().imag
+    assert value.is_neg() and value.item() == 1.5
+    negated = type(x)(x.a, x.b, x.scale_a, value, None)
+    plain = type(x)(x.a, x.b, x.scale_a, torch.tensor(1.5), None)
+    expected = call(plain)
+    assert torch.equal(call(negated), expected)
+    out = poisoned(M, N, torch.bfloat16)
+    assert call(negated, out=out) is out
+    assert torch.equal(out, expected)
+    assert plans.fast.num_slow == 2
+
+
+def test_dispatch_mode_sees_one_operator(plans):
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            seen.append(str(function))
+            return function(*arguments, **(keywords or {}))
+
+    seen = []
+    x = scaled_operands(M, N, K)
+    expected = call(x)
+    with Recorder():
+        result = call(x, config=REFERENCE)
+        call(x, out=torch.empty(M, N, dtype=torch.bfloat16))
+    assert torch.equal(result, expected)
+    assert [name for name in seen if "stoneware" in name] == [
+        "stoneware.scaled_mm.default", "stoneware.scaled_mm_out.default"]
+
+
+def test_function_mode_sees_the_allocation(plans):
+    class Recorder(TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), keywords=None):
+            seen.append(function)
+            return function(*arguments, **(keywords or {}))
+
+    x = scaled_operands(M, N, K)
+    call(x)
+    seen = []
+    with Recorder():
+        call(x)
+    assert torch.empty in seen
+    assert plans.fast.num_hits == 1
+
+
+def test_fake_tensors_give_fake_results(plans):
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode():
+        a = torch.empty(M, K, dtype=torch.float8_e4m3fn)
+        b = torch.empty(N, K, dtype=torch.float8_e4m3fn).t()
+        result = sw.scaled_mm(a, b, torch.ones(M, 1), torch.ones(1, N), out_dtype=torch.float16)
+        product = sw.matmul(torch.empty(M, K).bfloat16(), torch.empty(K, N).bfloat16())
+    for fake, dtype in ((result, torch.float16), (product, torch.bfloat16)):
+        assert isinstance(fake, FakeTensor)
+        assert (fake.shape, fake.dtype) == ((M, N), dtype)
+
+
+def test_tensors_without_memory_are_refused_in_our_words_after_a_plan_was_made(plans):
+    x = scaled_operands(M, N, K)
+    call(x)
+    for scale, part in (
+        (x.scale_a.to_mkldnn(), "scale_a.layout=torch._mkldnn"),
+        (x.scale_a.to_sparse(), "scale_a.layout=torch.sparse_coo"),
+        ([1.0], "scale_a of scaled_mm must be a torch.Tensor"),
+    ):
+        with pytest.raises(TypeError, match=part):
+            sw.scaled_mm(x.a, x.b, scale, x.scale_b)
+    with pytest.raises(TypeError, match="out_dtype=\\[\\]"):
+        call(x, out_dtype=[])
+
+
+def test_refused_call_leaves_no_plan(plans):
+    x = scaled_operands(M, N, K)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="n=40"):
+            sw.scaled_mm(x.a, random_fp8(40, K).t(), x.scale_a, torch.ones(1, 40))
+    assert len(plans.fast) == 0
+    assert plans.fast.num_made == 2
+
+
+def test_plans_go_when_new_samples_come(plans):
+    x = scaled_operands(M, N, K)
+    call(x)
+    tuning.forget_plans()
+    assert (len(plans.fast), len(plans)) == (0, 0)
+    call(x)
+    assert counts(plans) == (0, 2, 0)
+
+
+def test_plan_that_is_forgotten_while_it_is_made_runs_and_is_not_kept(plans, monkeypatch):
+    whole = api.checked_plan
+
+    def slow(*arguments):
+        plan = whole(*arguments)
+        tuning.forget_plans()
+        return plan
+
+    monkeypatch.setattr(api, "checked_plan", slow)
+    x = scaled_operands(M, N, K)
+    assert torch.equal(call(x), in_python(plans, x))
+    assert len(plans.fast) == 0
+
+
+def test_plan_may_forget_itself_while_it_runs(plans, monkeypatch):
+    def checked_plan(*arguments):
+        def plan(a, b, out, scale_a, scale_b, bias):
+            tuning.forget_plans()
+            gc.collect()
+            out.fill_(7)
+
+        return plan
+
+    monkeypatch.setattr(api, "checked_plan", checked_plan)
+    x = scaled_operands(M, N, K)
+    for _ in range(3):
+        assert call(x).eq(7).all()
+
+
+def test_the_oldest_plans_go(monkeypatch):
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    plans = type(api._PLANS)()
+    monkeypatch.setattr(api, "_PLANS", plans)
+    for m in range(1, 9):
+        call(scaled_operands(m, N, K))
+    assert len(plans.fast) == 4
+    call(scaled_operands(8, N, K))
+    assert counts(plans) == (1, 8, 0)
+
+
+def test_error_of_a_plan_is_the_call_s(plans, monkeypatch):
+    def checked_plan(*arguments):
+        def plan(*tensors):
+            raise ZeroDivisionError("of the plan")
+
+        return plan
+
+    monkeypatch.setattr(api, "checked_plan", checked_plan)
+    x = scaled_operands(M, N, K)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="of the plan"):
+            call(x)
+
+
+def test_without_the_module_calls_are_the_same(monkeypatch):
+    monkeypatch.setattr(plan_cache.native, "_try_import", lambda name: (None, "it is not there"))
+    plans = type(api._PLANS)()
+    monkeypatch.setattr(api, "_PLANS", plans)
+    assert plans.fast is None and "it is not there" in plans.why_not_fast
+    x = scaled_operands(M, N, K)
+    first = call(x)
+    assert torch.equal(call(x), first)
+    assert len(plans) == 1
+
+
+def test_without_the_exchange_api_calls_are_the_same(monkeypatch):
+    monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    plans = type(api._PLANS)()
+    monkeypatch.setattr(api, "_PLANS", plans)
+    assert plans.fast is None and "DLPack exchange API" in plans.why_not_fast
+    x = scaled_operands(M, N, K)
+    assert torch.equal(call(x), call(x))
+
+
+def test_threads_make_and_forget_plans_at_once(plans):
+    cases = [scaled_operands(m, N, K) for m in range(1, 9)]
+    expected = [in_python(plans, x) for x in cases]
+    failures = []
+    stop = threading.Event()
+
+    def body(offset):
+        try:
+            for i in range(300):
+                j = (i + offset) % len(cases)
+                if not torch.equal(call(cases[j]), expected[j]):
+                    failures.append(j)
+        except BaseException as error:
+            failures.append(error)
+
+    def forget():
+        while not stop.wait(0.001):
+            tuning.forget_plans()
+
+    threads = [threading.Thread(target=body, args=(i,)) for i in range(8)]
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    stop.set()
+    forgetting.join(timeout=10)
+    assert failures == []
+    assert plans.fast.num_hits > 0
+
+
+def test_plans_are_garbage_like_other_objects():
+    class Counted(type(api._PLANS)):
+        pass
+
+    plans = Counted()
+    x = scaled_operands(M, N, K)
+    plans.call(x.a, x.b, x.scale_a, x.scale_b, None, None, torch.bfloat16, None, None)
+    del plans
+    gc.collect()
+    assert [item for item in gc.get_objects() if isinstance(item, Counted)] == []
