@@ -234,6 +234,7 @@ def test_tensors_without_memory_are_refused_in_our_words_after_a_plan_was_made(p
     for scale, part in (
         (x.scale_a.to_mkldnn(), "scale_a.layout=torch._mkldnn"),
         (x.scale_a.to_sparse(), "scale_a.layout=torch.sparse_coo"),
+        (torch.nested.nested_tensor([torch.ones(M)], layout=torch.jagged), "not a nested one"),
         ([1.0], "scale_a of scaled_mm must be a torch.Tensor"),
     ):
         with pytest.raises(TypeError, match=part):

@@ -4,8 +4,8 @@
 
 DIR holds tables/ and kernel_manifest.json, as the folder of an installed stoneware does.
 
-- warm: what a call of a known kind spends on finding its plan (hashing the key, the state of
-  sw.tuning, one dict look-up), and on everything but the plan itself, `out` given;
+- warm: what a call of a known kind takes but for its plan, which does nothing, `out` given; by the
+  native module, and in Python, as without it;
 - load: reading, checking and opening a table; and, where a user has a store of measurements, reading
   that and making a table of it, once in a process;
 - cold: from a problem to its decision, once these are loaded: the first of its family, whose groups
@@ -84,9 +84,10 @@ def timed(
             "count": len(timings_us)}
 
 
-def warm_call(op: str) -> tuple[Callable[[], Any], Any]:
-    """A call of the op whose plan does nothing, and its plan cache."""
+def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
+    """Calls of the op whose plan does nothing: by the native module, if there is one, and without."""
     api = importlib.import_module(f"stoneware.ops.{op}.api")
+    plans = api._PLANS
     if op == "scaled_mm":
         a = torch.zeros(16, 64, dtype=torch.float8_e4m3fn)
         b = torch.zeros(32, 64, dtype=torch.float8_e4m3fn).t()
@@ -95,6 +96,9 @@ def warm_call(op: str) -> tuple[Callable[[], Any], Any]:
 
         def run() -> None:
             api.scaled_mm(a, b, *scales, out=out)
+
+        def run_in_python() -> None:
+            plans.run(a, b, *scales, None, out, torch.bfloat16, None, None)
     else:
         a = torch.zeros(16, 64, dtype=torch.bfloat16)
         b = torch.zeros(32, 64, dtype=torch.bfloat16).t()
@@ -102,22 +106,23 @@ def warm_call(op: str) -> tuple[Callable[[], Any], Any]:
 
         def run() -> None:
             api.matmul(a, b, out=out)
+
+        def run_in_python() -> None:
+            plans.run(a, b, None, out, None, None)
     run()
-    for key in api._PLANS:
-        api._PLANS[key] = lambda *tensors: None
-    return run, api._PLANS
+    for key in plans:
+        plans[key] = lambda *tensors: None
+    calls = {"warm call but for the plan, in Python": run_in_python}
+    if plans.fast is not None:
+        plans.fast.clear()  # so that it asks for the plan that does nothing
+        calls["warm call but for the plan"] = run
+    return calls
 
 
 def warm_figures(op: str) -> Iterator[dict[str, Any]]:
-    run, plans = warm_call(op)
-    *parts, _ = next(iter(plans))
-    state = tuning.state
-
-    def look_up() -> None:
-        plans.get((*parts, state()))
-
-    yield {"what": "warm look-up", "op": op, **timed(look_up, calls=CALLS_PER_TIMING)}
-    yield {"what": "warm call but for the plan", "op": op, **timed(run, calls=CALLS_PER_TIMING)}
+    for what, run in warm_calls(op).items():
+        run()
+        yield {"what": what, "op": op, **timed(run, calls=CALLS_PER_TIMING)}
 
 
 def measured_device(op: str) -> DeviceTable:

@@ -189,8 +189,9 @@ class PlanCache(dict[Hashable, Plan]):
 
 def is_traced(tensors: tuple[Any, ...]) -> bool:
     """Whether a torch dispatch mode or a tensor's class wants to see operators, not their effects:
-    torch.export, FakeTensorMode, counters of operations."""
+    torch.export, FakeTensorMode, counters of operations. A nested tensor is for the checks to refuse.
+    """
     return _num_dispatch_modes() > 0 or any(
-        type(tensor).__torch_dispatch__ is not _no_torch_dispatch
+        type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested
         for tensor in tensors if isinstance(tensor, torch.Tensor)
     )
