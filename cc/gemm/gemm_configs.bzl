@@ -729,7 +729,6 @@ def matmul_config(operand, layout, tile, cluster, schedule, out = None, swap_ab 
 
 _LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
 _MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
-_LOW_AND_WIDE = ((64, 256, 64), (1, 2, 1), "pingpong", False)
 _SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_PINGPONG = ((128, 64, 64), (1, 1, 1), "pingpong", True)
@@ -751,7 +750,6 @@ MATMUL_SM90 = [
         ("bf16", "bf16", "nt", [
             _LARGE,
             _MIDDLE,
-            _LOW_AND_WIDE,
             _SMALL_M,
             _SMALL_M_16,
             _SMALL_M_PINGPONG,

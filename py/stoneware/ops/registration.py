@@ -31,6 +31,10 @@ _SCHEMAS = {
     "matmul": (
         "Tensor a, Tensor b, Tensor? bias", "ScalarType? out_dtype, str? backend, str? config"
     ),
+    "grouped_mm": (
+        "Tensor a, Tensor b, Tensor offs, Tensor? scale_a, Tensor? scale_b",
+        "ScalarType? out_dtype, str? backend, str? config",
+    ),
 }
 """op -> its tensors, and its other arguments; `out` stands between them."""
 
@@ -66,6 +70,23 @@ def matmul(
     if out is None:
         return torch.ops.stoneware.matmul(a, b, bias, out_dtype, backend, text)
     torch.ops.stoneware.matmul_out(a, b, bias, out, out_dtype, backend, text)
+    return out
+
+
+def grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None, out: torch.Tensor | None, out_dtype: torch.dtype | None,
+    backend: str | None, config: Config | None,
+) -> torch.Tensor:
+    """grouped_mm by its operator; arguments as in `PlanCache`."""
+    text = None if config is None else _text(config)
+    if out is None:
+        return torch.ops.stoneware.grouped_mm(
+            a, b, offs, scale_a, scale_b, out_dtype, backend, text
+        )
+    torch.ops.stoneware.grouped_mm_out(
+        a, b, offs, scale_a, scale_b, out, out_dtype, backend, text
+    )
     return out
 
 
@@ -127,7 +148,21 @@ def _fake_matmul(a, b, bias, out_dtype, backend, config):
     return torch.matmul(a, b).to(out_dtype or a.dtype)
 
 
-_FAKES = {"scaled_mm": _fake_scaled_mm, "matmul": _fake_matmul}
+def _fake_grouped_mm(a, b, offs, scale_a, scale_b, out_dtype, backend, config):
+    if a.ndim != 2 or b.ndim != 3:
+        raise ValueError(
+            f"a and b of grouped_mm must have 2 and 3 dimensions, not {a.ndim} and {b.ndim}; pass "
+            "weights [groups, n, k] as weights.mT"
+        )
+    torch._check(
+        a.shape[1] == b.shape[1],
+        lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of grouped_mm must agree in "
+        "k; pass weights [groups, n, k] as weights.mT",
+    )
+    return a.new_empty((a.shape[0], b.shape[2]), dtype=out_dtype or torch.bfloat16)
+
+
+_FAKES = {"scaled_mm": _fake_scaled_mm, "matmul": _fake_matmul, "grouped_mm": _fake_grouped_mm}
 
 
 def _register(library: torch.library.Library, op: str) -> None:

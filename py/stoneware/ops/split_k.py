@@ -6,7 +6,11 @@ torch.
 
 from __future__ import annotations
 
-from stoneware.autotune.config import SPLITS
+from collections.abc import Iterable
+from dataclasses import replace
+
+from stoneware.autotune.config import SPLITS, Config
+from stoneware.runtime import manifest
 from stoneware.runtime.manifest import KernelRecord
 
 SCHEDULE = "splitk"
@@ -22,8 +26,19 @@ _MAX_BLOCKS_PER_SM = 4
 """Two blocks run on an SM at a time, so that two waves are as much as is worth their start."""
 
 
+_MAX_TILES_OF_M = 65535
+"""Blocks along y, where the tiles of m are (CUDA C++ Programming Guide, technical specifications)."""
+
+
 def is_split_k(kernel: KernelRecord) -> bool:
     return kernel.config.get("schedule") == SCHEDULE
+
+
+def fits_grid(kernel: KernelRecord, m: int, batch: int = 1) -> bool:
+    """Whether a split-k kernel has a block for each tile of m; any other kernel is not its concern."""
+    return not is_split_k(kernel) or (
+        batch == 1 and -(-m // kernel.config["tile"][1]) <= _MAX_TILES_OF_M
+    )
 
 
 def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
@@ -36,6 +51,17 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
     if splits > most:
         return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
     return None
+
+
+def with_splits(
+    configs: Iterable[Config], m: int, n: int, k: int, num_sms: int
+) -> list[Config]:
+    """Each config of a CUTLASS kernel, once for each of `splits_to_time`."""
+    kernels = manifest.packaged().kernels
+    return [
+        replace(config, splits=splits) for config in configs
+        for splits in splits_to_time(kernels[config.kernel], m, n, k, num_sms)
+    ]
 
 
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
-from stoneware.ops import tensor_checks
+from stoneware.ops import registration, tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import cutlass_sm90, heuristic, reference, vendor
-from stoneware.ops.grouped_mm.checks import POINTER_MULTIPLE, checked_plan, named
+from stoneware.ops.grouped_mm.checks import POINTER_MULTIPLE, checked_plan
 from stoneware.ops.grouped_mm.problem import OP, Problem
 from stoneware.ops.plan_cache import PlanCache
 from stoneware.runtime.device import Device
@@ -23,9 +22,7 @@ OPERATION = Operation(
     preferred_reason=heuristic.REASON,
 )
 
-_PLANS = PlanCache()
-_is_grad_enabled = torch.is_grad_enabled
-_tuning_state = tuning.state
+_is_compiling = torch.compiler.is_dynamo_compiling
 
 
 def grouped_mm(
@@ -77,49 +74,54 @@ def grouped_mm(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
-    # The fast path: everything that the checks and the plan depend on is the key, so that a hit
-    # needs no check but the pointers'.
-    try:
-        a_shape = a.shape
-        key = (
-            a_shape, a.stride(), a.dtype, a.get_device(),
+    if _is_compiling():
+        return registration.grouped_mm(
+            a, b, offs, scale_a, scale_b, out, out_dtype, backend, config
+        )
+    return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
+
+
+class _Plans(PlanCache):
+    """Plans of grouped_mm."""
+
+    op = OP
+    tensors = ("a", "b", "offs", "scale_a", "scale_b", "out")
+    objects = ("out_dtype", "backend", "config")
+    optional = ("scale_a", "scale_b", "out")
+    plan_order = ("a", "b", "out", "offs", "scale_a", "scale_b")
+
+    def key(self, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config):
+        return (
+            a.shape, a.stride(), a.dtype, a.get_device(),
             b.shape, b.stride(), b.dtype, b.get_device(),
             offs.shape, offs.is_contiguous(), offs.dtype, offs.get_device(),
-            None if scale_a is None else (
-                scale_a.shape, scale_a.is_contiguous(), scale_a.dtype, scale_a.get_device()
-            ),
-            None if scale_b is None else (
-                scale_b.shape, scale_b.is_contiguous(), scale_b.dtype, scale_b.get_device()
+            *(
+                None if scale is None else (
+                    scale.shape, scale.is_contiguous(), scale.dtype, scale.get_device()
+                )
+                for scale in (scale_a, scale_b)
             ),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            out_dtype, backend, config, _tuning_state(),
+            out_dtype, backend, config,
         )
-        plan = _PLANS.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not tensors, or without strides, or an unhashable argument; the checks say which.
-        plan = key = None
-    if plan is None:
-        generation = tuning.generation()
-        plan = checked_plan(
+
+    def checked_plan(self, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config):
+        return checked_plan(
             OPERATION, a, b, offs, scale_a, scale_b, out_dtype, out, backend, config
         )
-        if key is not None:
-            _PLANS.add(key, plan, generation)
-    if _is_grad_enabled() and (
-        a.requires_grad or b.requires_grad
-        or (scale_a is not None and scale_a.requires_grad)
-        or (scale_b is not None and scale_b.requires_grad)
-        or (out is not None and out.requires_grad)
-    ):
-        tensor_checks.raise_forward_only(OP, named(a, b, offs, scale_a, scale_b, out))
-    if out is None:
-        out = torch.empty(
-            (a_shape[0], b.shape[2]), dtype=out_dtype or torch.bfloat16, device=a.device
-        )
-    if (a.data_ptr() | b.data_ptr() | out.data_ptr()) % POINTER_MULTIPLE:
-        raise tensor_checks.misaligned((("a", a), ("b", b), ("out", out)), POINTER_MULTIPLE)
-    plan(a, b, out, offs, scale_a, scale_b)
-    return out
+
+    def check_addresses(self, a, b, offs, scale_a, scale_b, out, *objects):
+        if (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr())) % POINTER_MULTIPLE:
+            raise tensor_checks.misaligned((("a", a), ("b", b), ("out", out)), POINTER_MULTIPLE)
+
+    def result(self, a, b, offs, scale_a, scale_b, out, out_dtype, *objects):
+        return (a.shape[0], b.shape[2]), out_dtype or torch.bfloat16
+
+    def traced(self, *arguments):
+        return registration.grouped_mm(*arguments)
+
+
+_PLANS = _Plans()
 
 
 def candidates(problem: Problem, device: Device) -> list[Config]:

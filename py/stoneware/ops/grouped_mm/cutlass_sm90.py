@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoneware.autotune import tile_rule
 from stoneware.autotune.config import Config
 from stoneware.ops.grouped_mm.problem import OP, Problem
-from stoneware.ops.scaled_mm.cutlass_sm90 import (
-    COMPUTE_CAPABILITY, CUDA_MAJOR, MODULE, NAME, _check_cubin,
-)
-from stoneware.runtime import manifest, native
+from stoneware.runtime import cutlass_kernels, native
+from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY
 from stoneware.runtime.device import Device
-from stoneware.runtime.manifest import KernelRecord
 
 if TYPE_CHECKING:
     import torch
+
+NAME = cutlass_kernels.BACKEND
 
 MAX_GROUPS = 1024
 """A block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_mm_sm90.cuh)."""
@@ -28,17 +27,9 @@ cc/gemm/grouped_mm_sm90.cc)."""
 
 def supports(problem: Problem, device: Device) -> str | None:
     """None if a kernel can run the problem on the device, else the reason."""
-    if device.compute_capability != COMPUTE_CAPABILITY:
-        return f"its kernels are built for sm_90a, compute capability 9.0, the device is {device}"
-    missing = None if device.is_described else native.why_missing(MODULE)
-    if missing is not None:
-        return missing
-    driver = device.driver_version
-    if driver is not None and driver[0] < CUDA_MAJOR:
-        return (
-            f"its cubins are of CUDA {CUDA_MAJOR}.0 and the driver serves CUDA {driver[0]}."
-            f"{driver[1]}; update the driver"
-        )
+    reason = cutlass_kernels.why_unusable(device)
+    if reason is not None:
+        return reason
     if problem.num_groups > MAX_GROUPS:
         return (
             f"num_groups={problem.num_groups} must be at most {MAX_GROUPS} for {NAME}; "
@@ -51,18 +42,18 @@ def supports(problem: Problem, device: Device) -> str | None:
                 "tiles count in 32 bits; split the problem"
             )
     key = problem.key
-    if not any(tile_rule.fits(kernel, key, COMPUTE_CAPABILITY) for kernel in _kernels()):
+    if not any(
+        tile_rule.fits(kernel, key, COMPUTE_CAPABILITY) for kernel in cutlass_kernels.kernels(OP)
+    ):
         return f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->{problem.out_dtype}"
     return None
 
 
 def configs(problem: Problem, device: Device) -> list[Config]:
     """Each kernel that fits."""
-    return tile_rule.by_tile_m(problem.key, device.compute_capability, _kernels())
-
-
-def _kernels() -> Sequence[KernelRecord]:
-    return manifest.packaged().by_arch(op=OP, backend=NAME).get(COMPUTE_CAPABILITY, ())
+    return tile_rule.by_tile_m(
+        problem.key, device.compute_capability, cutlass_kernels.kernels(OP)
+    )
 
 
 def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
@@ -70,14 +61,13 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
     waits for nothing.
 
     Raises:
-      UnsupportedError: the manifest has no such kernel, or the native module is missing.
-      TableError: the module's cubin is not the one that the manifest lists.
+      UnsupportedError, TableError: see `cutlass_kernels.check_cubin`.
     """
     from torch._C import _cuda_getCurrentRawStream as current_stream
 
-    _check_cubin(config.kernel)
+    cutlass_kernels.check_cubin(config.kernel)
     ordinal = device.ordinal
-    launch = native.load(MODULE).Plan(
+    launch = native.load(cutlass_kernels.MODULE).Plan(
         config.kernel, m=problem.m, n=problem.n, k=problem.k, num_groups=problem.num_groups,
         lda=problem.lda, ldb=problem.ldb, ldd=problem.ldd, batch_stride_b=problem.group_stride_b,
         scale_a=problem.scales, scale_b=problem.scales, device=ordinal,
@@ -95,4 +85,5 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
             0, current_stream(ordinal), offs.data_ptr(),
         )
 
+    run.native_launch = launch.native_launch(["a", "b", "d", "offsets", "scale_a", "scale_b"])
     return run

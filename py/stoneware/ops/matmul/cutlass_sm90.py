@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoneware.autotune import tile_rule
 from stoneware.autotune.config import Config
+from stoneware.ops import split_k
 from stoneware.ops.matmul.problem import OP, WIDE_DTYPE, Problem
 from stoneware.runtime import cutlass_kernels, manifest, native
 from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY, PERSISTENT_SCHEDULES
@@ -95,14 +96,17 @@ def _why_none_counts(problem: Problem, kernels: list[KernelRecord]) -> str | Non
 def _fits_grid(problem: Problem, kernel: KernelRecord) -> bool:
     if kernel.config["schedule"] in PERSISTENT_SCHEDULES:
         return True
+    if split_k.is_split_k(kernel):
+        return split_k.fits_grid(kernel, problem.m, problem.batch)
     columns = problem.m if kernel.config["swap_ab"] else problem.n
     num_tiles = -(-columns // kernel.config["tile"][1]) + kernel.config["cluster"][1] - 1
     return num_tiles <= MAX_GRID_YZ and problem.batch <= MAX_GRID_YZ
 
 
 def configs(problem: Problem, device: Device) -> list[Config]:
-    """Each kernel that fits, then those whose tile is as tall as the first one's, or taller, with
-    each larger swizzle that changes the order of their tiles."""
+    """Each kernel that fits, with each number of splits that may be the fastest, then those whose
+    tile is as tall as the first one's, or taller, with each larger swizzle that changes the order
+    of their tiles."""
     found = tile_rule.by_tile_m(
         problem.key, device.compute_capability,
         [kernel for kernel in cutlass_kernels.kernels(OP) if _fits_grid(problem, kernel)],
@@ -111,7 +115,9 @@ def configs(problem: Problem, device: Device) -> list[Config]:
         return []
     kernels = [manifest.packaged().kernels[config.kernel] for config in found]
     least = tile_rule.tile_m(kernels[0])
-    return found + [
+    return split_k.with_splits(
+        found, problem.m, problem.n, problem.k, device.fingerprint.num_sms
+    ) + [
         config for kernel in kernels if tile_rule.tile_m(kernel) >= least
         for config in cutlass_kernels.swizzled(kernel, problem.m, problem.n)
     ]
@@ -132,7 +138,7 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
         ldd=problem.ldd, batch=problem.batch, batch_stride_a=problem.batch_stride_a,
         batch_stride_b=problem.batch_stride_b, batch_stride_d=problem.batch_stride_d,
         device=ordinal, num_sms=device.fingerprint.num_sms, max_swizzle=config.max_swizzle,
-        raster=config.raster,
+        raster=config.raster, splits=config.splits,
     )
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -141,4 +147,5 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
             0 if bias is None else bias.data_ptr(), current_stream(ordinal),
         )
 
+    run.native_launch = launch.native_launch(["a", "b", "d", "bias"])
     return run
