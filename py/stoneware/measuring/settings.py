@@ -30,7 +30,7 @@ class Settings:
 
     rounds: int = 50
     rounds_before_drop: int = 7
-    drop_ratio: float = 2.0
+    drop_ratio: float = 1.5
     seconds_per_problem: float = 2.0
     hang_limit_s: float = 30.0
     start_limit_s: float = 300.0
