@@ -17,8 +17,17 @@ WHEELS = {
     "colorlog": ("6.12.0", {
         "colorlog-6.12.0-py3-none-any.whl": "30d392604e9110045a2c2aeefc27d7a017abbab63f3a8aee594eac0801df784e",
     }),
+    "contourpy": ("1.3.3", {
+        "contourpy-1.3.3-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "51e79c1f7470158e838808d4a996fa9bac72c498e93d8ebe5119bc1e6becb0db",
+    }),
+    "cycler": ("0.12.1", {
+        "cycler-0.12.1-py3-none-any.whl": "85cef7cff222d8644161529808465972e51340599459b8ac3ccbac5a854e0d30",
+    }),
     "filelock": ("4.2.11", {
         "filelock-4.2.11-py3-none-any.whl": "020e229e4bb9d410fc799c07ddf45fa217cba970278f40b30751d94f309b69e2",
+    }),
+    "fonttools": ("4.68.0", {
+        "fonttools-4.68.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "4b9c89b5876f1a74b1341632dfaf4c4c2be565d76c060445df401ebe7a4ceefa",
     }),
     "fsspec": ("2026.9.0", {
         "fsspec-2026.9.0-py3-none-any.whl": "8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f",
@@ -32,6 +41,9 @@ WHEELS = {
     "jinja2": ("3.1.6", {
         "jinja2-3.1.6-py3-none-any.whl": "85ece4451f492d0c13c5dd7c13a64681a86afae63a5f347908daf103ce6d2f67",
     }),
+    "kiwisolver": ("1.5.1", {
+        "kiwisolver-1.5.1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "95a02752aa032eef4aed01cda6d9b687c669bd0396bf4519eef8bba22a286720",
+    }),
     "mako": ("1.4.3", {
         "mako-1.4.3-py3-none-any.whl": "723296007c870bfd6b3f0c3230dba7198096e5269297ebf5e4eff9e7ffa39d4f",
     }),
@@ -40,6 +52,9 @@ WHEELS = {
     }),
     "markupsafe": ("3.0.4", {
         "markupsafe-3.0.4-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "6da83a088f8ef93b2d483a8232a4dbf4d69d3d8496b568a03c56becac43e1808",
+    }),
+    "matplotlib": ("3.11.2", {
+        "matplotlib-3.11.2-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "07d9b9fa60cd4c393692f50d0bb03123242ddf61c99bb0e95e75feb354e7c1a8",
     }),
     "mdurl": ("0.1.2", {
         "mdurl-0.1.2-py3-none-any.whl": "84008a41e51615a49fc9966191ff91509e3c40b939176e643fd50a5c2196b8f8",
@@ -86,6 +101,9 @@ WHEELS = {
     "packaging": ("26.3", {
         "packaging-26.3-py3-none-any.whl": "d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c",
     }),
+    "pillow": ("13.0.0", {
+        "pillow-13.0.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "a625df9a2a5597fa5e5266e01aefc82604bb85d291e3547981e863560d75da6c",
+    }),
     "plotly": ("7.1.0", {
         "plotly-7.1.0-py3-none-any.whl": "dbb7fa18afce40d0a8e80d1bf162eceb3faa0ce5a77fe741ad09a74cf78f53f3",
     }),
@@ -98,8 +116,14 @@ WHEELS = {
     "pygments": ("2.21.0", {
         "pygments-2.21.0-py3-none-any.whl": "2363c69b61c4a97c838da3b130dcd6468f4848992b21a82f2a63ec34377137d9",
     }),
+    "pyparsing": ("3.3.3", {
+        "pyparsing-3.3.3-py3-none-any.whl": "ece8c00a69cf01b45d0b1dedabb469c90d8caf996d4fda40f147627a122849a4",
+    }),
     "pytest": ("9.2.0", {
         "pytest-9.2.0-py3-none-any.whl": "07acdcf88ec174f907dc01af70bf52d49b014bbab03faeeade31c96b18c2e588",
+    }),
+    "python-dateutil": ("4.0.0", {
+        "python_dateutil-4.0.0-py3-none-any.whl": "a5e246f79eb80475e691bf93862cead98decd8a498cf53ba0516fcdc0f50dc1c",
     }),
     "pyyaml": ("6.0.3", {
         "pyyaml-6.0.3-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
@@ -136,6 +160,9 @@ WHEELS = {
     }),
     "typing-extensions": ("4.16.0", {
         "typing_extensions-4.16.0-py3-none-any.whl": "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+    }),
+    "tzdata": ("2026.6", {
+        "tzdata-2026.6-py2.py3-none-any.whl": "0a10eec6e13ef16b627fabed9a5f2ba61a62b1c67f327305f4e7e412a70b4aec",
     }),
     "wheel": ("0.48.0", {
         "wheel-0.48.0-py3-none-any.whl": "3217dcc807155e45db462d7ef2431f5ddda0d7273b700d05a67b271ceb1287ab",

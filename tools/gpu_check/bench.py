@@ -1,27 +1,36 @@
-"""Times sw.scaled_mm beside torch._scaled_mm, row and tensor scales, in one run.
+"""Times every family of matmuls beside torch's, in one run: bench_cases.py says which.
 
-    python -m tools.gpu_check.bench --out DIR
+    python -m tools.gpu_check.bench --out DIR [--families scaled_mm,matmul] [--workloads all]
 
-For each shape the three calls are first compared with float64, every element; a shape at which ours
-is wrong gets no figure and makes the exit code 1, and a peer that is wrong or refuses is left out
-of that row. Then the calls are timed against each other on the GPU, interleaved, with a cold L2
-(device_timer.py), and on the host, call by call, without waiting for the GPU. The first call is
-timed in fresh processes.
+Each call is first compared with float64, every element, over an output of NaN; a shape at which ours
+is wrong gets no figure and makes the exit code 1, and a peer that is wrong or refuses is left out of
+that row. Then the calls are timed against each other on the GPU, interleaved, with a cold L2
+(device_timer.py). Host time is taken call by call at one small shape of each family, without waiting
+for the GPU; first calls are timed in fresh processes. A family that this installation lacks is listed
+as missing, with the error, and makes the exit code 1 too.
 
-Writes bench.json, with all that is needed to judge it, and bench.md, the same for people.
+Timing is spread over what is left of --seconds, so that the run ends in time; only checks are never
+cut short. Writes bench.json, with all that is needed to judge it, and bench.md, the same for people.
 """
 
 from __future__ import annotations
 
+import compileall
+import contextlib
 import datetime
+import importlib
+import importlib.metadata
+import io
 import json
 import math
+import os
 import pathlib
-import statistics
+import random
 import subprocess
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,321 +39,400 @@ from absl import app, flags, logging
 
 import stoneware
 from stoneware.measuring import machine, operands
-from stoneware.measuring.device_timer import DeviceTimer, host_time
-from stoneware.ops.scaled_mm import api
-from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.ops.scaled_mm.shapes import BENCH_M_VALUES, BENCH_WEIGHTS
+from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.runtime.device import Device, cuda_device
-
-OURS, TORCH_ROW, TORCH_TENSOR = "stoneware", "torch_row", "torch_tensor"
-SMALL_M = 128
-"""Up to this m the speed of light is that of memory; the goal against torch is set there."""
+from tools.gpu_check import bench_summary
+from tools.gpu_check.bench_cases import FAMILIES, OURS, Case, Family, Run, Workload
 
 FIRST_CALL_LIMIT_MS = 100.0
 
+_LEAST_SECONDS = 0.05
+"""For timing one shape, however little time is left."""
+
+_HOST_BLOCKS, _HOST_CALLS = 12, 25
+"""Calls in a block stay far below the 1024 launches that a stream queues before the host waits."""
+
+_MAX_DETAIL = 1000
+
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _DEVICE_ORDINAL = flags.DEFINE_integer("device", 0, "Number of the GPU.")
-_ROUNDS = flags.DEFINE_integer("rounds", 60, "Timings of each call.", lower_bound=1)
-_SECONDS = flags.DEFINE_float("seconds_per_shape", 3.0, "Stop timing a shape after this long.")
-_PROCESSES = flags.DEFINE_integer("processes", 7, "Fresh processes for the first call.")
+_FAMILIES = flags.DEFINE_list("families", list(FAMILIES), "Which of " + ", ".join(FAMILIES) + ".")
+_WORKLOADS = flags.DEFINE_enum("workloads", "bench", ["bench", "all"], "Which dense weights.")
+_ROUNDS = flags.DEFINE_integer("rounds", 50, "Timings of each call.", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds", 220.0, "For the whole run; timing takes what is left.")
+_SECONDS_PER_SHAPE = flags.DEFINE_float("seconds_per_shape", 1.5, "For timing one at most.")
+_PROCESSES = flags.DEFINE_integer("processes", 3, "Fresh processes for each first call.")
 _WHEEL_SHA256 = flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
+_COMMIT = flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
 _COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
 
 
-def _calls(
-    row: operands.Operands, tensor_scales: tuple[torch.Tensor, ...], with_out: bool
-) -> dict[str, Callable[[], torch.Tensor]]:
-    """The three calls. With `with_out` each writes to row.out, else each allocates its result."""
-    a, b, out = row.a, row.b, row.out if with_out else None
-    scale_a, scale_b = row.scales
-    tensor_a, tensor_b = tensor_scales
-    dtype = row.out.dtype
+class Schedule:
+    """Spreads the time that is left over the shapes that are left.
 
-    def ours() -> torch.Tensor:
-        return stoneware.scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, out=out)
+    Args:
+      deadline: in the seconds of `now`.
+      num_shapes: how many will be measured.
+      most: seconds for timing one shape at most.
+      now: seconds.
+    """
 
-    def torch_row() -> torch.Tensor:
-        return torch._scaled_mm(
-            a, b, scale_a, scale_b, out_dtype=dtype, use_fast_accum=True, out=out
-        )
+    def __init__(
+        self, deadline: float, num_shapes: int, most: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._deadline, self._num_left, self._most, self._now = deadline, num_shapes, most, now
+        self._untimed, self._num_done = 0.0, 0
 
-    def torch_tensor() -> torch.Tensor:
-        return torch._scaled_mm(
-            a, b, tensor_a, tensor_b, out_dtype=dtype, use_fast_accum=True, out=out
-        )
+    @property
+    def seconds_left(self) -> float:
+        return self._deadline - self._now()
 
-    return {OURS: ours, TORCH_ROW: torch_row, TORCH_TENSOR: torch_tensor}
+    def seconds_for_timing(self) -> float:
+        """For the next shape: its share of what is left, less what drawing and checking took so far
+        on average."""
+        share = self.seconds_left / max(self._num_left, 1)
+        untimed = self._untimed / max(self._num_done, 1)
+        return min(max(share - untimed, _LEAST_SECONDS), self._most)
+
+    def done(self, untimed: float) -> None:
+        """One shape is measured; `untimed` seconds of it were not timing."""
+        self._num_left -= 1
+        self._num_done += 1
+        self._untimed += untimed
 
 
-def _check_values(
-    calls: Mapping[str, Callable[[], torch.Tensor]],
-    row: operands.Operands,
-    tensor_scales: tuple[torch.Tensor, ...],
-) -> dict[str, dict[str, Any]]:
-    """For each call whether it is right, its error, and why not if not."""
-    expected = operands.reference(row)
-    checked: dict[str, dict[str, Any]] = {}
-    for name, call in calls.items():
-        want = expected
-        if name == TORCH_TENSOR:
-            row_scale_a, row_scale_b = row.scales
-            want = expected * (tensor_scales[0] / row_scale_a) * (tensor_scales[1] / row_scale_b)
-        row.poison()
-        try:
-            call()
+def check(name: str, case: Case, run: Run, expected: torch.Tensor, dtype: str) -> dict[str, Any]:
+    """Runs a call over NaN and compares it: {"is_right", "error", "detail"}."""
+    call = case.calls[name]
+    # A call that allocates is likely to be given the memory that was freed last.
+    poisoned = case.out if call.takes_out else torch.empty_like(case.out)
+    poisoned.fill_(math.nan)
+    out = poisoned if call.takes_out else None
+    del poisoned
+    try:
+        result = run(out)
+        if result.is_cuda:
             torch.cuda.synchronize()
-        except Exception as error:
-            logging.error("%s at %s failed:\n%s", name, row.problem, traceback.format_exc())
-            checked[name] = {"is_right": False, "error": None, "detail": str(error)[:1000]}
-            continue
-        comparison = operands.compare(row.out, want, row.problem)
-        checked[name] = {
-            "is_right": comparison.is_right,
-            "error": comparison.error if math.isfinite(comparison.error) else None,
-            "detail": str(comparison),
-        }
-    return checked
-
-
-def measure(problem: Problem, device: Device, timer: DeviceTimer) -> dict[str, Any]:
-    """One row of the result: the decision, whether the values are right, and the times."""
-    torch_device = torch.device("cuda", device.ordinal)
-    row = operands.make(problem, torch_device)
-    tensor_scales = tuple(torch.rand(1, 1, device=torch_device) + 0.5 for _ in range(2))
-    decision = api.OPERATION.decide(problem, device)
-    result: dict[str, Any] = {
-        "m": problem.m,
-        "n": problem.n,
-        "k": problem.k,
-        "config": decision.config.to_json(),
-        "layer": decision.layer,
-        "grade": decision.grade,
-    }
-    result["checks"] = _check_values(_calls(row, tensor_scales, True), row, tensor_scales)
-    right = [name for name, check in result["checks"].items() if check["is_right"]]
-    if OURS not in right:
-        return result  # no figure without a right value
-    into_out = _calls(row, tensor_scales, True)
-    timings = timer.time(
-        {name: into_out[name] for name in right},
-        rounds=_ROUNDS.value,
-        max_seconds=_SECONDS.value,
-    )
-    result["device_us"] = {name: vars(timing) for name, timing in timings.items()}
-    allocating = _calls(row, tensor_scales, False)
-    result["host_us"] = {name: vars(host_time(allocating[name])) for name in right}
-    return result
-
-
-def geometric_mean(values: Sequence[float]) -> float | None:
-    return math.exp(statistics.fmean(map(math.log, values))) if values else None
-
-
-def speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Geometric means of peer's time over ours; above 1 ours is faster."""
-
-    def over(peers: Sequence[str], largest_m: float) -> dict[str, Any]:
-        ratios = []
-        for row in rows:
-            device_us = row.get("device_us", {})
-            peer_us = [device_us[name]["median_us"] for name in peers if name in device_us]
-            if row["m"] <= largest_m and peer_us and OURS in device_us:
-                ratios.append(min(peer_us) / device_us[OURS]["median_us"])
-        return {
-            "geomean": geometric_mean(ratios),
-            "least": min(ratios, default=None),
-            "num_shapes": len(ratios),
-        }
-
+    except Exception as error:
+        return {"is_right": False, "error": None, "detail": _text(error)}
+    kind = types.SimpleNamespace(a_dtype=dtype, out_dtype="bf16", k=case.a.shape[1])
+    if result.shape != expected.shape or result.dtype != torch.bfloat16:
+        detail = f"gave {result.dtype} {list(result.shape)}, not bfloat16 {list(expected.shape)}"
+        return {"is_right": False, "error": None, "detail": detail}
+    comparison = operands.compare(result, expected, kind)
+    is_finite = math.isfinite(comparison.error)
     return {
-        f"m <= {SMALL_M}, over torch row scales": over([TORCH_ROW], SMALL_M),
-        "all m, over torch row scales": over([TORCH_ROW], math.inf),
-        "all m, over the faster of torch row and tensor scales": over(
-            [TORCH_ROW, TORCH_TENSOR], math.inf
-        ),
+        "is_right": comparison.is_right,
+        "error": float(f"{comparison.error:.3g}") if is_finite else None,
+        "detail": str(comparison),
     }
 
 
-def first_calls(num_processes: int) -> dict[str, Any]:
-    """Medians over fresh processes of what first_call.py measures, ours and torch's."""
-    results: dict[str, Any] = {}
-    for call in ("stoneware", "torch"):
-        runs, errors = [], []
-        for process_idx in range(num_processes):
-            command = [sys.executable, "-m", "tools.gpu_check.first_call", f"--call={call}"]
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=300, check=True
-                )
-                runs.append(json.loads(done.stdout.strip().splitlines()[-1]))
-            except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
-                errors.append(f"{error}\n{getattr(error, 'stderr', '') or ''}"[-4000:])
-            logging.info("first call of %s: process %d/%d", call, process_idx + 1, num_processes)
-        medians = {
-            name: statistics.median(run[name] for run in runs)
-            for name in ("import_ms", "first_call_ms", "second_call_ms")
-            if runs
-        }
-        results[call] = {"medians": medians, "runs": runs, "errors": errors}
-    return results
+def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[str, Any]]]:
+    """The calls whose values are right, and what `check` said of each that was tried.
+
+    A peer that stands in for another one is tried only where that one is not right.
+    """
+    right: dict[str, Run] = {}
+    checks: dict[str, dict[str, Any]] = {}
+    expected, of_scales = None, None
+    for name, call in case.calls.items():
+        if call.instead_of in right:
+            continue
+        try:
+            run = call.load()
+        except Exception as error:  # the op or torch's function is not there
+            checks[name] = {"is_right": False, "error": None, "detail": _text(error)}
+            continue
+        if expected is None or of_scales is not call.scales:
+            expected, of_scales = case.expected(call), call.scales
+        checks[name] = check(name, case, run, expected, dtype)
+        if checks[name]["is_right"]:
+            right[name] = run
+    return right, checks
 
 
-def to_markdown(report: Mapping[str, Any]) -> str:
-    """The report as a page."""
-    facts = report["machine"]
-    lines = [
-        f"# scaled_mm on {facts['gpu']}",
-        "",
-        f"{report['date']}, driver {facts['driver']}, torch {facts['torch']}, "
-        f"Python {facts['python']}, SM clock {facts['sm_clock_mhz']} MHz before and "
-        f"{report['machine_after']['sm_clock_mhz']} MHz after, wheel sha256 "
-        f"{report['wheel_sha256']}.",
-        "",
-        f"Command: `{report['command']}`",
-        "",
-        "Device time in microseconds: median ± interquartile range, cold L2, bf16 output, the "
-        "calls "
-        "interleaved. Each figure's values were compared with float64 in the same run.",
-        "",
-        "| m | n | k | kernel | layer | stoneware | torch row | torch tensor | row / ours | "
-        "fastest torch / ours | error | host us (ours, torch row) |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [_markdown_row(row) for row in report["rows"]]
-    lines += [
-        "",
-        "| times faster than torch | geometric mean | least | shapes |",
-        "|---|---|---|---|",
-    ]
-    for name, speedup in report["speedups"].items():
-        lines.append(
-            f"| {name} | {_number(speedup['geomean'], 3)} | {_number(speedup['least'], 3)} | "
-            f"{speedup['num_shapes']} |"
+def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]:
+    """Which config the call gets, and why: as `stoneware.explain` says."""
+    package = f"stoneware.ops.{family.op}"
+    sizes = {"m": workload.m, "n": workload.n, "k": workload.k}
+    if workload.groups:
+        sizes["num_groups"] = workload.groups
+    problem = importlib.import_module(f"{package}.problem").Problem.dense(**sizes, **family.problem)
+    decision = importlib.import_module(f"{package}.api").OPERATION.decide(problem, device)
+    return {
+        "config": str(decision.config), "decided_by": decision.layer, "grade": decision.grade
+    }
+
+
+def measure(
+    family: Family, workload: Workload, device: Device, timer: DeviceTimer, schedule: Schedule,
+    rounds: int,
+) -> dict[str, Any]:
+    """One row of the result: the decision, whether the values are right, and the times."""
+    begin = time.monotonic()
+    case = family.make(workload, _torch_device(device))
+    row: dict[str, Any] = {
+        **_labels(family, workload),
+        "weight_bytes": case.weight_bytes,
+        "num_bytes": case.num_bytes,
+        **decide(family, workload, device),
+    }
+    right, checks = right_calls(case, family.dtype)
+    row["errors"] = {name: found["error"] for name, found in checks.items() if name in right}
+    row["no_figure"] = {name: found["detail"] for name, found in checks.items() if name not in right}
+    untimed = time.monotonic() - begin
+    if OURS in right:  # no figure without a right value
+        limits = {"rounds": rounds, "max_seconds": schedule.seconds_for_timing()}
+        timings = _timings(case, right, timer, row["no_figure"], **limits)
+        row["device_us"] = {name: _rounded(timing) for name, timing in timings.items()}
+    schedule.done(untimed)
+    return row
+
+
+def _timings(
+    case: Case, right: Mapping[str, Run], timer: DeviceTimer, no_figure: dict[str, str],
+    **limits: Any,
+) -> dict[str, Timing]:
+    """Timings of the calls; a peer that fails only now goes to `no_figure`.
+
+    Raises:
+      TimingFailed: ours failed.
+    """
+    calls = {name: _bound(run, case.out if case.calls[name].takes_out else None)
+             for name, run in right.items()}
+    while True:
+        try:
+            return timer.time(calls, **limits)
+        except TimingFailed as error:
+            if error.name not in calls or error.name == OURS:
+                raise
+            del calls[error.name]
+            no_figure[error.name] = _text(error)
+
+
+def _bound(run: Run, out: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+    return lambda: run(out)
+
+
+def host_times(case: Case, right: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
+    """Host time per call in microseconds, into out and allocating, all calls interleaved."""
+    calls = {("allocating", name): _bound(run, None) for name, run in right.items()}
+    calls |= {
+        ("out", name): _bound(run, case.out)
+        for name, run in right.items() if case.calls[name].takes_out
+    }
+    samples_us: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for block in range(_HOST_BLOCKS):
+        random.Random(block).shuffle(order)
+        for name in order:
+            call = calls[name]
+            for _ in range(3):
+                call()
+            torch.cuda.synchronize()
+            for _ in range(_HOST_CALLS):
+                begin = time.perf_counter_ns()
+                call()
+                samples_us[name].append((time.perf_counter_ns() - begin) / 1e3)
+            torch.cuda.synchronize()
+    times: dict[str, dict[str, Any]] = {"out": {}, "allocating": {}}
+    for (how, name), samples in samples_us.items():
+        times[how][name] = _rounded(Timing.of(samples))
+    return times
+
+
+def first_calls(families: Sequence[str], num_processes: int) -> list[dict[str, Any]]:
+    """What first_call.py measures, one entry a process."""
+    # pip compiles what it installs; the wheel that gpu_check.pyz unpacks is not compiled yet.
+    with contextlib.redirect_stdout(io.StringIO()):
+        compileall.compile_dir(pathlib.Path(stoneware.__file__).parent, quiet=2)
+    command = [
+        sys.executable, "-m", "tools.gpu_check.first_call", f"--of={','.join(families)}",
+        f"--repeat={num_processes}",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=True, env=environment
         )
-    lines += [
-        "",
-        "| first call, fresh processes, medians | import ms | first call ms | second call ms | "
-        "processes |",
-        "|---|---|---|---|---|",
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        stderr = getattr(error, "stderr", None) or ""
+        message = f"{error}\n{stderr if isinstance(stderr, str) else stderr.decode()}"[-4000:]
+        logging.error("first calls could not be measured:\n%s", message)
+        return [
+            {"family": family, "call": OURS, "error": message} for family in families
+        ]
+
+
+def installed() -> dict[str, int]:
+    """Files of the installed wheel, and their size in bytes, without those that Python compiles."""
+    files = importlib.metadata.files("stoneware") or []
+    sizes = [
+        path.stat().st_size for file in files
+        if file.suffix != ".pyc" and (path := pathlib.Path(str(file.locate()))).is_file()
     ]
-    for name, calls in report["first_call"].items():
-        medians = calls["medians"]
-        lines.append(
-            f"| {name} | {_number(medians.get('import_ms'), 1)} | "
-            f"{_number(medians.get('first_call_ms'), 2)} | "
-            f"{_number(medians.get('second_call_ms'), 3)} | {len(calls['runs'])} |"
-        )
-    lines += ["", *(f"- PROBLEM: {problem}" for problem in report["problems"])]
-    return "\n".join(lines).rstrip() + "\n"
+    return {"num_files": len(sizes), "num_bytes": sum(sizes)}
 
 
-def _markdown_row(row: Mapping[str, Any]) -> str:
-    device_us, host_us = row.get("device_us", {}), row.get("host_us", {})
-
-    def timing(name: str) -> str:
-        found = device_us.get(name)
-        return f"{found['median_us']:.1f} ± {found['spread_us']:.1f}" if found else "-"
-
-    def ratio(names: Sequence[str]) -> str:
-        peers = [device_us[name]["median_us"] for name in names if name in device_us]
-        return f"{min(peers) / device_us[OURS]['median_us']:.2f}" if peers else "-"
-
-    error = row.get("checks", {}).get(OURS, {}).get("error")
-    host = ", ".join(
-        f"{host_us[name]['median_us']:.1f}" for name in (OURS, TORCH_ROW) if name in host_us
-    )
-    cells = [
-        str(row["m"]),
-        str(row["n"]),
-        str(row["k"]),
-        f"`{row.get('config', {}).get('kernel', '-')}`",
-        row.get("layer", "-"),
-        timing(OURS),
-        timing(TORCH_ROW),
-        timing(TORCH_TENSOR),
-        ratio([TORCH_ROW]),
-        ratio([TORCH_ROW, TORCH_TENSOR]),
-        "-" if error is None else f"{error:.1e}",
-        host or "-",
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _problems(rows: Sequence[Mapping[str, Any]], first_call: Mapping[str, Any]) -> list[str]:
-    """What makes the run fail: wrong values, a slow first call, a call that reaches outside."""
-    problems = [
-        f"m={row['m']} n={row['n']} k={row['k']}: no figure: "
-        f"{row.get('failure') or row['checks'][OURS]['detail']}"
-        for row in rows
-        if "device_us" not in row
-    ]
-    ours = first_call["stoneware"]
-    first_call_ms = ours["medians"].get("first_call_ms")
-    if first_call_ms is None:
-        problems.append(f"no first call was measured: {ours['errors'][:1]}")
-    elif first_call_ms >= FIRST_CALL_LIMIT_MS:
-        problems.append(
-            f"first_call_ms={first_call_ms:.1f} must be under {FIRST_CALL_LIMIT_MS:g} ms"
-        )
-    outside = sorted({event for run in ours["runs"] for event in run["outside"]})
-    problems += [f"the first call reached outside: {event}" for event in outside]
+def problems_of(report: Mapping[str, Any]) -> list[str]:
+    """What makes the run fail: a missing family, wrong values, slow or meddling first calls."""
+    problems = [f"{name} is not in this installation: {why}" for name, why in report["missing"].items()]
+    for row in report["rows"]:
+        if "device_us" not in row:
+            why = row.get("failure") or row["no_figure"].get(OURS)
+            problems.append(f"{row['family']} {row['layer']} m={row['m']}: no figure: {why}")
+    for name, why in report["host_failures"].items():
+        problems.append(f"{name}: no host time: {why}")
+    for item in bench_summary.first_calls(report["first_calls"]):
+        name = f"the first call of {item['family']}"
+        if item["call"] != OURS or item["family"] in report["missing"]:
+            continue
+        problems += [f"{name} failed: {error}" for error in item["errors"]]
+        first_call_ms = item.get("first_call_ms")
+        if first_call_ms is not None and first_call_ms >= FIRST_CALL_LIMIT_MS:
+            problems.append(
+                f"{name} took {first_call_ms:.1f} ms and must take under {FIRST_CALL_LIMIT_MS:g} ms"
+            )
+    outside = {
+        (run["family"], event) for run in report["first_calls"] if run["call"] == OURS
+        for event in run.get("outside", ())
+    }
+    problems += [f"the first call of {name} reached outside: {event}" for name, event in sorted(outside)]
     return problems
+
+
+def find_families(
+    names: Sequence[str], weights: str, device: torch.device
+) -> tuple[dict[str, list[Workload]], dict[str, str]]:
+    """The workloads of each family that this installation has, and for the others why not.
+
+    A family is there if its workloads are, and ours takes its first one.
+    """
+    found: dict[str, list[Workload]] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        family = FAMILIES[name]
+        try:
+            workloads = family.workloads(weights)
+            case = family.make(family.first, device)
+            case.calls[OURS].load()(case.out)
+        except Exception as error:
+            logging.error("%s is not in this installation:\n%s", name, traceback.format_exc())
+            missing[name] = _text(error)
+        else:
+            found[name] = workloads
+    return found, missing
+
+
+def to_json(report: Mapping[str, Any]) -> str:
+    """The report as JSON text, each row and each process on one line."""
+    lines = []
+    for name, value in sorted(report.items()):
+        if isinstance(value, list) and value:
+            items = ",\n  ".join(json.dumps(item, sort_keys=True) for item in value)
+            lines.append(f" {json.dumps(name)}: [\n  {items}\n ]")
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _torch_device(device: Device) -> torch.device:
+    return torch.device("cpu") if device.kind == "cpu" else torch.device("cuda", device.ordinal)
+
+
+def _labels(family: Family, workload: Workload) -> dict[str, Any]:
+    return {
+        "family": family.name, "layer": workload.layer, "m": workload.m, "n": workload.n,
+        "k": workload.k, "groups": workload.groups,
+    }
+
+
+def _rounded(timing: Timing) -> dict[str, Any]:
+    rounded = {"median_us": round(timing.median_us, 3), "spread_us": round(timing.spread_us, 3)}
+    return {**vars(timing), **rounded}
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
 
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
+    unknown = sorted(set(_FAMILIES.value) - set(FAMILIES))
+    if unknown:
+        raise app.UsageError(f"--families={','.join(unknown)} must be of {', '.join(FAMILIES)}")
+    begin = time.monotonic()
     out_dir = pathlib.Path(_OUT.value)
     out_dir.mkdir(parents=True, exist_ok=True)
     ordinal = _DEVICE_ORDINAL.value
-    torch.cuda.set_device(ordinal)
-    device = cuda_device(ordinal)
-    timer = DeviceTimer(ordinal)
     report: dict[str, Any] = {
-        "schema": 1,
+        "schema": 2,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _COMMAND.value or " ".join(["bench", *sys.argv[1:]]),
+        "commit": _COMMIT.value,
         "wheel_sha256": _WHEEL_SHA256.value,
-        "machine": machine.describe(ordinal),
         "rounds": _ROUNDS.value,
+        "families": {name: FAMILIES[name].title for name in _FAMILIES.value},
+        "installed": installed(),
+        # Before the long part, on an idle GPU: first calls are about the host and the driver.
+        "first_calls": first_calls(_FAMILIES.value, _PROCESSES.value),
     }
-    # Before the long part, on an idle GPU: first calls are about the host and the driver.
-    report["first_call"] = first_calls(_PROCESSES.value)
-    shapes = [(m, n, k) for n, k in BENCH_WEIGHTS.values() for m in BENCH_M_VALUES]
-    rows: list[dict[str, Any]] = []
-    start = time.monotonic()
-    for idx, (m, n, k) in enumerate(shapes, start=1):
-        problem = Problem.dense(m=m, n=n, k=k)
+    torch.cuda.set_device(ordinal)
+    device = cuda_device(ordinal)
+    report["machine"] = machine.describe(ordinal)
+    logging.info("first calls: %.0f s gone", time.monotonic() - begin)
+    found, report["missing"] = find_families(_FAMILIES.value, _WORKLOADS.value, _torch_device(device))
+    report["host_us"], report["host_failures"] = {}, {}
+    for name in found:
+        family = FAMILIES[name]
         try:
-            row = measure(problem, device, timer)
+            case = family.make(family.first, _torch_device(device))
+            report["host_us"][name] = host_times(case, right_calls(case, family.dtype)[0])
         except Exception as error:
-            logging.error("%s could not be measured:\n%s", problem, traceback.format_exc())
-            row = {"m": m, "n": n, "k": k, "failure": f"{type(error).__name__}: {error}"[:1000]}
+            logging.error("host time of %s:\n%s", name, traceback.format_exc())
+            report["host_failures"][name] = _text(error)
+    report["rows"] = _measure_all(found, device, begin + _SECONDS.value)
+    report["machine_after"] = machine.describe(ordinal)
+    report["seconds"] = round(time.monotonic() - begin, 1)
+    report["problems"] = problems_of(report)
+    report["summary"] = {
+        "speedups": bench_summary.speedups(report["rows"]),
+        "floors": bench_summary.floors(report["rows"]),
+    }
+    (out_dir / "bench.json").write_text(to_json(report), encoding="ascii")
+    markdown = bench_summary.to_markdown(report)
+    (out_dir / "bench.md").write_text(markdown, encoding="utf-8")
+    print(markdown.partition("<details>")[0])
+    sys.exit(1 if report["problems"] else 0)
+
+
+def _measure_all(
+    found: Mapping[str, Sequence[Workload]], device: Device, deadline: float
+) -> list[dict[str, Any]]:
+    todo = [(FAMILIES[name], workload) for name, workloads in found.items() for workload in workloads]
+    schedule = Schedule(deadline, len(todo), _SECONDS_PER_SHAPE.value)
+    timer = DeviceTimer(device.ordinal)
+    rows: list[dict[str, Any]] = []
+    for idx, (family, workload) in enumerate(todo, start=1):
+        try:
+            row = measure(family, workload, device, timer, schedule, _ROUNDS.value)
+        except Exception as error:
+            logging.error("%s %s:\n%s", family.name, workload, traceback.format_exc())
+            row = {**_labels(family, workload), "failure": _text(error)}
+            schedule.done(0.0)
         rows.append(row)
         torch.cuda.empty_cache()
-        elapsed = time.monotonic() - start
+        us = {name: timing["median_us"] for name, timing in row.get("device_us", {}).items()}
         logging.info(
-            "[%d/%d] %s; %.0f s gone, about %.0f s left",
-            idx,
-            len(shapes),
-            _markdown_row(row),
-            elapsed,
-            elapsed / idx * (len(shapes) - idx),
-        )
-    report["rows"] = rows
-    report["speedups"] = speedups(rows)
-    report["machine_after"] = machine.describe(ordinal)
-    report["problems"] = _problems(rows, report["first_call"])
-    text = json.dumps(report, sort_keys=True, indent=1) + "\n"
-    (out_dir / "bench.json").write_text(text, encoding="ascii")
-    markdown = to_markdown(report)
-    (out_dir / "bench.md").write_text(markdown, encoding="utf-8")
-    print(markdown)
-    sys.exit(1 if report["problems"] else 0)
+            "[%d/%d] %s %s: %s us; %.0f s left at most",
+            idx, len(todo), family.name, workload, us or row.get("failure") or row["no_figure"],
+            schedule.seconds_left,
+        )  # fmt: skip
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What the first call costs a process: run once, in a fresh process, and printed as one JSON line.
+"""What the first call of each family costs a process: one JSON line for each fresh process.
 
-    python -m tools.gpu_check.first_call --call stoneware
+    python -m tools.gpu_check.first_call --of scaled_mm,matmul --repeat 3
 
-CUDA is started and the operands exist before the clock runs. The process also reports what the call
-did to the outside: files opened for writing and programs started, which must be none, and whether
-Triton was imported.
+This program imports torch, and leaves CUDA and Stoneware alone; each figure is from a process that
+is forked from it, so that torch is imported once. In the child CUDA is started and the operands
+exist before the clock runs. It also reports what the call did to the outside: files opened for
+writing and programs started, which must be none, and whether Triton was imported.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
+import torch
 from absl import app, flags
 
-_CALL = flags.DEFINE_enum("call", "stoneware", ["stoneware", "torch"], "Whose scaled_mm.")
-_M = flags.DEFINE_integer("m", 16, "Rows of a.")
-_N = flags.DEFINE_integer("n", 4096, "Columns of b.")
-_K = flags.DEFINE_integer("k", 4096, "Columns of a.")
+from tools.gpu_check.bench_cases import FAMILIES, OURS
+
+_FAMILIES = flags.DEFINE_list("of", list(FAMILIES), "Whose first call.")
+_PROCESSES = flags.DEFINE_integer("repeat", 3, "Fresh processes for each.", lower_bound=1)
 
 _WRITING_MODES = frozenset("wax+")
 _STARTING_EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.system")
@@ -54,56 +57,79 @@ class OutsideWatch:
             self.seen.append(f"{event} {arguments[:2]!r}"[:300])
 
 
-def _timed_ms(call: Callable[[], object], synchronize: Callable[[], None]) -> float:
+def _timed_ms(step: Callable[[], object]) -> float:
     begin = time.perf_counter()
-    call()
-    synchronize()
+    step()
+    torch.cuda.synchronize()
     return (time.perf_counter() - begin) * 1e3
+
+
+def measure(family_name: str, whose: str) -> dict[str, object]:
+    """What `whose` call costs this process, which has not started CUDA yet."""
+    torch.cuda.init()
+    family = FAMILIES[family_name]
+    case = family.make(family.first, torch.device("cuda", torch.cuda.current_device()))
+    torch.cuda.synchronize()
+    watch = OutsideWatch()
+    package_ms = 0.0
+    if whose == OURS:
+
+        def import_package() -> None:
+            import stoneware  # noqa: F401
+
+        package_ms = _timed_ms(import_package)
+    begin = time.perf_counter()
+    run = case.calls[whose].load()
+    import_ms = package_ms + (time.perf_counter() - begin) * 1e3
+    first_ms = _timed_ms(lambda: run(None))
+    second_ms = _timed_ms(lambda: run(None))
+    watch.is_on = False
+    return {
+        "family": family_name,
+        "call": whose,
+        "package_ms": round(package_ms, 3),
+        "import_ms": round(import_ms, 3),
+        "first_call_ms": round(first_ms, 3),
+        "second_call_ms": round(second_ms, 3),
+        "outside": watch.seen,
+        "triton_imported": "triton" in sys.modules,
+    }
+
+
+def in_fresh_process(family_name: str, whose: str) -> dict[str, object]:
+    """`measure` in a child of this process; with "error" in place of figures if it failed."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            result = measure(family_name, whose)
+        except BaseException as error:  # the parent reports it, whatever it is
+            traceback.print_exc()
+            message = f"{type(error).__name__}: {error}"[:1000]
+            result = {"family": family_name, "call": whose, "error": message}
+        with os.fdopen(writing, "w") as file:
+            json.dump(result, file)
+        sys.stderr.flush()
+        os._exit(0)  # no handler of the parent's runs here
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    _, status = os.waitpid(child, 0)
+    if not text:
+        code = os.waitstatus_to_exitcode(status)
+        message = f"the process ended with exit code {code}"
+        return {"family": family_name, "call": whose, "error": message}
+    return json.loads(text)
 
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
-    import torch
-
-    torch.cuda.init()
-    m, n, k = _M.value, _N.value, _K.value
-    a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
-    b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn).t()
-    scale_a = torch.ones(m, 1, device="cuda")
-    scale_b = torch.ones(1, n, device="cuda")
-    torch.cuda.synchronize()
-
-    watch = OutsideWatch()
-    if _CALL.value == "torch":
-        import_ms = 0.0
-
-        def call() -> object:
-            return torch._scaled_mm(
-                a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
-            )
-
-    else:
-        begin = time.perf_counter()
-        import stoneware
-
-        scaled_mm = stoneware.scaled_mm
-        import_ms = (time.perf_counter() - begin) * 1e3
-
-        def call() -> object:
-            return scaled_mm(a, b, scale_a, scale_b)
-
-    first_ms = _timed_ms(call, torch.cuda.synchronize)
-    second_ms = _timed_ms(call, torch.cuda.synchronize)
-    watch.is_on = False
-    result = {
-        "import_ms": import_ms,
-        "first_call_ms": first_ms,
-        "second_call_ms": second_ms,
-        "outside": watch.seen,
-        "triton_imported": "triton" in sys.modules,
-    }
-    print(json.dumps(result))
+    for _ in range(_PROCESSES.value):
+        for name in _FAMILIES.value:
+            for whose in (OURS, FAMILIES[name].rival):
+                print(json.dumps(in_fresh_process(name, whose)), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ unpacked into a temporary folder that is removed at the end.
 
 commands
   check    the tests of tests/gpu, under pytest            -> check.json, check.log
-  bench    sw.scaled_mm beside torch._scaled_mm            -> bench.json, bench.md, bench.log
+  bench    every family of matmuls beside torch's          -> bench.json, bench.md, bench.log
   sample   stoneware tune: every candidate at every shape   -> samples/, sample.log
   autotune sw.autotune beside triton.autotune              -> autotune.json, autotune.md, autotune.log
   all      all of these; one that fails does not keep the next from running

@@ -1,0 +1,49 @@
+"""The report of a benchmark, from its JSON alone."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree
+
+import pytest
+
+from bench_rows import report, row
+from tools.bench import report as program
+
+
+def test_equal_input_gives_equal_bytes_and_the_page_shows_each_picture(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+        files = program.write(report(), folder)
+    assert sorted(path.name for path in files) == [
+        "bench.md", "bench_host_time.svg", "bench_roofline.svg", "bench_speedup_grouped_mm.svg",
+        "bench_speedup_scaled_mm.svg",
+    ]  # fmt: skip
+    page = (folders[0] / "bench.md").read_text()
+    for path in files:
+        assert path.read_bytes() == (folders[0] / path.name).read_bytes()
+        assert path.name == "bench.md" or f"({path.name})" in page
+
+
+def test_a_map_says_each_ratio_and_leaves_out_what_has_no_figure(tmp_path):
+    rows = [
+        row(1, stoneware=10.0, torch_mm=12.5), row(16, stoneware=10.0, torch_mm=7.5),
+        row(1, layer="down", stoneware=10.0), row(16, layer="down", stoneware=10.0, torch_mm=90.0),
+    ]  # fmt: skip
+    program.write(report(rows=rows), tmp_path)
+    drawn = xml.etree.ElementTree.parse(tmp_path / "bench_speedup_matmul.svg")
+    said = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in said if text in ("1.25", "0.75", "9.00", "nan")] == ["1.25", "0.75", "9.00"]
+    assert "down  64 × 32" in said and "16" in said
+
+
+def test_a_run_without_any_figure_has_a_page_and_no_pictures(tmp_path):
+    missing = {"matmul": "AttributeError"}
+    files = program.write(report(rows=[], host_us={}, first_calls=[], missing=missing), tmp_path)
+    assert [path.name for path in files] == ["bench.md"]
+    assert "Not in this installation: matmul" in files[0].read_text()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

@@ -1,0 +1,253 @@
+"""The benchmark without a GPU: what is not checked gets no figure, what is missing is listed, the
+summary's arithmetic, and the cases' own products against plain ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from bench_rows import ROWS, report, row, wrong
+from stoneware.measuring.device_timer import Timing, TimingFailed
+from stoneware.runtime import device
+from tools.gpu_check import bench, bench_cases, bench_summary, first_call
+from tools.gpu_check.bench_cases import FAMILIES, OURS, Call, Workload
+
+CPU = torch.device("cpu")
+
+
+def test_speedups_are_geometric_means_over_what_was_measured():
+    found = {
+        (item["family"], item["peer"], item["most_m"]): item
+        for item in bench_summary.speedups(ROWS)
+    }
+    of_row = found["scaled_mm", "torch_row", 128]
+    assert (of_row["geomean"], of_row["least"], of_row["num_shapes"]) == (pytest.approx(4), 2, 2)
+    assert found["scaled_mm", "torch_row", None]["least_at"] == "down, m=512"
+    assert found["scaled_mm", "torch_row", None]["geomean"] == pytest.approx(2)
+    fastest = found["scaled_mm", bench_summary.FASTEST, None]
+    assert fastest["geomean"] == pytest.approx((2 * 0.5 * 0.5) ** (1 / 3))
+    # 64 rows in each of 16 groups are few, though 1024 in all.
+    assert found["grouped_mm", "torch_grouped", 128]["num_shapes"] == 1
+    assert ("grouped_mm", bench_summary.FASTEST, None) not in found
+
+
+def test_the_floor_is_the_weight_over_the_bandwidth_where_rows_are_few_and_weights_large():
+    rows = [
+        row(64, stoneware=20.0),  # 43 MB take 10 us
+        row(1, stoneware=40.0, layer="other"),
+        row(65, stoneware=100.0),
+        row(1, stoneware=100.0, weight_bytes=3.2e7),
+        wrong(1),
+    ]
+    (floor,) = bench_summary.floors(rows)
+    assert floor["geomean"] == pytest.approx(math.sqrt(0.5 * 0.25))
+    assert (floor["least"], floor["least_at"]) == (pytest.approx(0.25), "other, m=1")
+    assert floor["num_shapes"] == 2
+
+
+def test_first_calls_are_medians_of_the_processes_that_ended_well():
+    runs = [*report()["first_calls"], {"family": "scaled_mm", "call": OURS, "error": "killed"}]
+    (found,) = bench_summary.first_calls(runs)
+    assert (found["first_call_ms"], found["num_processes"]) == (5.0, 3)
+    assert found["errors"] == ["killed"]
+
+
+def test_the_page_has_every_family_and_every_shape():
+    text = bench_summary.to_markdown(report(missing={"matmul": "AttributeError: no matmul"}))
+    assert "| scaled_mm, fp8 with row scales | torch_row | up to 128 | 4.000 | 2.000 | o, m=1 | 2 |" in text
+    assert "- Not in this installation: matmul: AttributeError: no matmul" in text
+    assert "| scaled_mm, fp8 with row scales | stoneware | - | - | 9.0 | 5.00 | 0.040 | 3 |" in text
+    assert "| matmul, bf16 | stoneware | 5.0 ± 0.2 | 5.0 ± 0.2 | - | - | - | - |" in text
+    assert "| o | 16 | 64 | 32 | - | `cutlass_sm90:x` | exact | - | - | - | - | - | - |" in text
+    assert text.count("\n| o |") + text.count("\n| down |") == len(ROWS)
+
+
+def test_what_fails_a_run():
+    good = report(rows=[ROWS[0]])
+    assert bench.problems_of(good) == []
+    (run, *_) = good["first_calls"]
+    slow = {**run, "first_call_ms": 120.0, "outside": ["open 'x' for writing"]}
+    problems = bench.problems_of(report(
+        rows=[wrong(16)], first_calls=[slow], missing={"grouped_mm": "no such op"},
+        host_failures={"matmul": "OSError"},
+    ))
+    for said in (
+        "matmul o m=16: no figure: relative error 0.5", "grouped_mm is not in this installation",
+        "took 120.0 ms and must take under 100 ms", "reached outside: open 'x' for writing",
+        "matmul: no host time: OSError",
+    ):  # fmt: skip
+        assert any(said in problem for problem in problems), said
+    assert len(problems) == 5
+
+
+def test_the_json_has_a_row_a_line_and_reads_back():
+    text = bench.to_json(report())
+    assert json.loads(text) == report()
+    assert sum('"device_us"' in line for line in text.splitlines()) == len(ROWS) - 1
+
+
+def test_a_family_that_is_missing_is_listed_with_its_error(monkeypatch):
+    def gone():
+        raise AttributeError("module 'stoneware' has no attribute 'matmul'")
+
+    family = FAMILIES["matmul"]
+
+    def make(workload, device):
+        case = family.make(workload, device)
+        return case.__class__(**{
+            **vars(case), "calls": {**case.calls, OURS: Call(load=gone)}
+        })
+
+    first = Workload(layer="first", m=2, n=32, k=16)
+    small = {"first": first, "workloads": lambda weights: [first]}
+    monkeypatch.setitem(FAMILIES, "matmul", family.__class__(**{**vars(family), **small, "make": make}))
+    found, missing = bench.find_families(["matmul"], "bench", CPU)
+    assert found == {}
+    assert missing == {"matmul": "AttributeError: module 'stoneware' has no attribute 'matmul'"}
+    monkeypatch.setitem(FAMILIES, "matmul", family.__class__(**{**vars(family), **small}))
+    assert bench.find_families(["matmul"], "bench", CPU) == ({"matmul": [first]}, {})
+
+
+def test_only_right_calls_are_timed_and_a_stand_in_only_where_it_is_needed():
+    case = FAMILIES["matmul"].make(Workload(layer="x", m=8, n=32, k=64), CPU)
+    a, b = case.a, case.b
+
+    def half_written(out):
+        out[:4] = a[:4] @ b
+        return out
+
+    def refuses(out):
+        raise RuntimeError("not on this device")
+
+    calls = {
+        OURS: Call(load=lambda: half_written),
+        "right": Call(load=lambda: lambda out: a @ b, takes_out=False),
+        "refuses": Call(load=lambda: refuses),
+        "for_right": Call(load=lambda: lambda out: a @ b, takes_out=False, instead_of="right"),
+        "for_refuses": Call(load=lambda: lambda out: a @ b, takes_out=False, instead_of="refuses"),
+        "elsewhere": Call(load=lambda: lambda out: (a @ b).float(), takes_out=False),
+    }
+    right, checks = bench.right_calls(case.__class__(**{**vars(case), "calls": calls}), "bf16")
+    assert sorted(right) == ["for_refuses", "right"]
+    assert "for_right" not in checks
+    assert checks[OURS]["error"] is None  # NaN is left where nothing was written
+    assert "not on this device" in checks["refuses"]["detail"]
+    assert "gave torch.float32" in checks["elsewhere"]["detail"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_cases_product_is_that_of_the_scaled_matrices(name, monkeypatch):
+    monkeypatch.setattr(bench_cases, "_CHUNK_BYTES", 8 * 256 * 128)  # so that there are chunks
+    groups = 5 if name.startswith("grouped") else 0
+    case = FAMILIES[name].make(Workload(layer="x", m=300, n=272, k=256, groups=groups), CPU)
+    scales = case.calls[OURS].scales
+    got = case.expected(case.calls[OURS]).double()
+    if groups:
+        assert len(case.ends) == groups and case.ends[-1] == 300
+        owner = torch.bucketize(torch.arange(300), torch.tensor(case.ends), right=True)
+        want = torch.stack([
+            case.a[i].float().double() @ case.b[owner[i]].float().double() for i in range(300)
+        ])
+        if scales:
+            want *= scales[0][:, None].double() * scales[1][owner].double()
+    elif name == "scaled_mm_block":
+        assert [list(scale.shape) for scale in scales] == [[300, 2], [2, 3]]
+        k_block, n_block = torch.arange(256) // 128, torch.arange(272) // 128
+        a = case.a.float().double() * scales[0][:, k_block].double()
+        want = a @ (case.b.float().double() * scales[1][k_block][:, n_block].double())
+    else:
+        want = case.a.float().double() @ case.b.float().double()
+        for scale in scales:
+            want *= scale.double()
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["scaled_mm", "matmul"])
+def test_ours_is_right_by_the_case(name):
+    family = FAMILIES[name]
+    case = family.make(Workload(layer="x", m=48, n=64, k=128), CPU)
+    right, checks = bench.right_calls(case, family.dtype)
+    assert OURS in right, checks
+    decided = bench.decide(family, Workload(layer="x", m=48, n=64, k=128), device.CPU)
+    assert decided["config"].startswith("reference") and decided["decided_by"]
+
+
+def test_workloads_are_those_that_the_family_takes():
+    assert len(FAMILIES["matmul"].workloads("bench")) == 11 * 7
+    assert all(item.k % 128 == 0 for item in FAMILIES["scaled_mm_block"].workloads("all"))
+    assert len(FAMILIES["scaled_mm"].workloads("all")) > 2 * 11 * 7
+
+
+def test_weight_bytes_leave_out_groups_without_rows():
+    case = FAMILIES["grouped_mm"].make(Workload(layer="x", m=1, n=32, k=16, groups=4), CPU)
+    assert case.weight_bytes == 32 * 16 * 2
+    assert case.num_bytes == 32 * 16 * 2 + 16 * 2 + 32 * 2
+
+
+def test_the_schedule_spreads_what_is_left():
+    clock = [0.0]
+    assert bench.Schedule(100.0, 10, 3.0, now=lambda: 0.0).seconds_for_timing() == 3.0
+    schedule = bench.Schedule(100.0, 10, 20.0, now=lambda: clock[0])
+    assert schedule.seconds_for_timing() == 10.0
+    clock[0] = 46.0
+    schedule.done(untimed=4.0)
+    assert schedule.seconds_for_timing() == pytest.approx(54 / 9 - 4)
+    clock[0] = 120.0
+    assert schedule.seconds_for_timing() == bench._LEAST_SECONDS
+
+
+class FakeTimer:
+    """Takes 7 us for every call; `failing` names the one that fails when it is timed."""
+
+    def __init__(self, failing: str | None = None) -> None:
+        self.failing = failing
+
+    def time(self, calls, *, rounds, max_seconds):
+        for name, call in calls.items():
+            if name == self.failing:
+                raise TimingFailed(name, RuntimeError("lost"))
+            call()
+        return {name: Timing.of([6.0, 7.0, 8.0]) for name in calls}
+
+
+def test_a_peer_that_fails_when_it_is_timed_leaves_the_others_their_figures():
+    family, workload = FAMILIES["matmul"], Workload(layer="x", m=8, n=32, k=64)
+    schedule = bench.Schedule(1e9, 1, 1.0)
+    found = bench.measure(family, workload, device.CPU, FakeTimer("torch_mm"), schedule, 3)
+    assert set(found["device_us"]) == {OURS}
+    assert found["device_us"][OURS]["median_us"] == 7.0
+    assert "lost" in found["no_figure"]["torch_mm"]
+    assert (found["weight_bytes"], found["m"], found["family"]) == (32 * 64 * 2, 8, "matmul")
+    with pytest.raises(TimingFailed):
+        bench.measure(family, workload, device.CPU, FakeTimer(OURS), schedule, 3)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (lambda: {"family": "matmul", "call": OURS, "first_call_ms": 1.0}, None),
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda: os._exit(7), "the process ended with exit code 7"),
+    ],
+)
+def test_each_first_call_has_a_process_whose_end_is_told(end, said, monkeypatch):
+    monkeypatch.setattr(first_call, "measure", lambda family, whose: end())
+    found = first_call.in_fresh_process("matmul", OURS)
+    assert (found["family"], found["call"]) == ("matmul", OURS)
+    assert found.get("error") == said
+
+
+def test_first_calls_import_stoneware_only_when_the_clock_runs():
+    code = "import sys, tools.gpu_check.first_call; sys.exit('stoneware' in sys.modules)"
+    path = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))
