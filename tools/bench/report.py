@@ -2,9 +2,9 @@
 
     ./bazelw run //tools/bench:report -- --bench docs/measured/nvidia_h200/bench.json
 
-Writes bench.md and the pictures that it shows, as SVG, beside the JSON or into --out_dir: for each family
-a map of the ratios by layer and m, a roofline of all families, and host times. Equal input gives
-equal bytes.
+Writes bench.md and the pictures that it shows, as SVG, beside the JSON or into --out_dir: for each
+family a map of the ratios by layer and m, a roofline of all families, and host times. Equal input
+gives equal bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PEAK_TFLOPS = {"fp8": 1979.0, "bf16": 989.0}
 sparsity. Large products stay below: the power limit lowers the clock."""
 
 MOST_LOG2 = 1.0
-"""Where the colours of a map of ratios end: an outlier would take them from all the others."""
+"""Where the colours of a map of ratios end: an outlier would take them from the others."""
 
 _PX = 1 / 100  # inches of a pixel at matplotlib's 100 pixels an inch
 
@@ -49,7 +49,7 @@ _STYLE = {
 
 
 def speedup_map(rows: Sequence[Row], title: str) -> pyplot.Figure | None:
-    """Map of the fastest of torch's time over ours: a row a layer, a column an m; None without any."""
+    """The fastest of torch's time over ours: a row a layer, a column an m; None without any."""
     cells = {
         (row["layer"], bench_summary.rows_each(row)): value
         for row in rows if (value := bench_summary.ratio(row)) is not None
@@ -129,7 +129,7 @@ def roofline(
 def host_bars(
     host_us: Mapping[str, Mapping[str, Mapping[str, Any]]], families: Mapping[str, str]
 ) -> pyplot.Figure | None:
-    """Bars of host time per call, ours and torch's; into out and allocating; the spread as a line."""
+    """Bars of host time per call, into out and allocating; the spread is a line."""
     bars = [
         (f"{families[family]}: {call}, {'into out' if how == 'out' else how}", call, timing)
         for family, of_family in host_us.items() for how in ("out", "allocating")
@@ -201,7 +201,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         report = json.loads(bench.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise app.UsageError(f"--bench={_BENCH.value} must be a benchmark's JSON: {error}") from None
+        raise app.UsageError(f"--bench={_BENCH.value} must be bench.json: {error}") from None
     if report.get("schema") != 2:
         raise app.UsageError(
             f"--bench={_BENCH.value} must be of schema 2, it is of {report.get('schema')}; run the "

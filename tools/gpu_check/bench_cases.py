@@ -32,7 +32,7 @@ Run = Callable[[torch.Tensor | None], torch.Tensor]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """One product: a [m, k] times b [k, n], or with groups times b [groups, k, n]; m of all groups."""
+    """One product: a [m, k] times b [k, n] or, with groups, [groups, k, n]; m is of all groups."""
 
     layer: str
     m: int
@@ -181,7 +181,8 @@ def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice) -> to
 
 def _row_scales(workload: Workload, device: torch.device) -> Case:
     m, n, k = workload.m, workload.n, workload.k
-    a, b = _random(m, k, torch.float8_e4m3fn, device), _random(n, k, torch.float8_e4m3fn, device).t()
+    a = _random(m, k, torch.float8_e4m3fn, device)
+    b = _random(n, k, torch.float8_e4m3fn, device).t()
     row = (_scale(m, 1, device), _scale(1, n, device))
     tensor = (_scale(1, 1, device), _scale(1, 1, device))
     return _dense_case(a, b, {
@@ -193,14 +194,15 @@ def _row_scales(workload: Workload, device: torch.device) -> Case:
 
 def _block_scales(workload: Workload, device: torch.device) -> Case:
     m, n, k = workload.m, workload.n, workload.k
-    a, b = _random(m, k, torch.float8_e4m3fn, device), _random(n, k, torch.float8_e4m3fn, device).t()
+    a = _random(m, k, torch.float8_e4m3fn, device)
+    b = _random(n, k, torch.float8_e4m3fn, device).t()
     # The layouts that torch asks for: both "outer-dimension-major", the rows of scale_b in fours.
     num_blocks = k // BLOCK
     scale_a = _scale(num_blocks, m, device).t()
     padded_b = _scale(-(-n // BLOCK), -(-num_blocks // 4) * 4, device).t()
     scales = (scale_a, padded_b[:num_blocks])
 
-    of_a, of_b = [4], [5]  # BlockWise1x128 and BlockWise128x128 of torch.nn.functional.ScalingType
+    of_a, of_b = [4], [5]  # BlockWise1x128, BlockWise128x128 of torch.nn.functional.ScalingType
 
     def run_torch(out: torch.Tensor | None) -> torch.Tensor:
         # What torch.nn.functional.scaled_mm calls, which takes no out.

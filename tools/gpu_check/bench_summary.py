@@ -81,7 +81,7 @@ def speedups(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def floors(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """By family: geometric mean and least of `floor_fraction` where the floor is asked for."""
+    """By family: geometric mean and least of `floor_fraction` where it is asked for."""
     found = []
     for family, members in by_family(rows).items():
         fractions = [
@@ -192,8 +192,9 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         f"{sizes['num_bytes'] / 1e6:.2f} MB.",
         "",
     ]
-    lines += [f"- Not in this installation: {name}: {why}" for name, why in report["missing"].items()]
-    lines += [f"- PROBLEM: {problem}" for problem in report["problems"]]
+    marks = [f"- Not in this installation: {name}: {why}" for name, why in report["missing"].items()]
+    marks += [f"- PROBLEM: {problem}" for problem in report["problems"]]
+    lines += [" ".join(mark.split()) for mark in marks]  # errors have several lines
     for title, file_name in (plots or {}).items():
         lines += ["", f"![{title}]({file_name})"]
     for family, rows in by_family(report["rows"]).items():
