@@ -186,6 +186,10 @@ def test_workloads_are_those_that_the_family_takes():
     assert len(FAMILIES["matmul"].workloads("bench")) == 11 * 7
     assert all(item.k % 128 == 0 for item in FAMILIES["scaled_mm_block"].workloads("all"))
     assert len(FAMILIES["scaled_mm"].workloads("all")) > 2 * 11 * 7
+    experts = FAMILIES["grouped_mm"].workloads("bench")
+    assert {item.groups for item in experts} >= {8, 256}
+    assert {item.rows_each for item in experts} == set(bench_cases.TOKENS_PER_EXPERT)
+    assert max(item.m for item in experts) <= bench_cases.MAX_ROUTED_TOKENS
 
 
 def test_weight_bytes_leave_out_groups_without_rows():
