@@ -485,8 +485,6 @@ SCALED_MM_SLOW_SM90 = [
         ("e4m3", "e4m3", "bf16", (128, 128, 128), "cooperative"),
         ("e4m3", "e4m3", "bf16", (64, 128, 128), "pingpong"),
         ("e4m3", "e4m3", "fp32", (128, 128, 128), "cooperative"),
-        ("e5m2", "e4m3", "bf16", (128, 128, 128), "cooperative"),
-        ("e4m3", "e5m2", "bf16", (128, 128, 128), "cooperative"),
     ]
 ]
 

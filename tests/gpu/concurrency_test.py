@@ -17,7 +17,7 @@ from stoneware.measuring import operands
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
 
-KERNELS = [kernel for kernel in fitting_kernels.of("scaled_mm") if kernel.config["out"] == "bf16"]
+KERNELS = fitting_kernels.of_row_scales("bf16")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
 second_gpu = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second GPU")
 

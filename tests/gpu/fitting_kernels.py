@@ -25,6 +25,17 @@ def of(op: str) -> list[KernelRecord]:
     ]
 
 
+def of_row_scales(out: str) -> list[KernelRecord]:
+    """Kernels of scaled_mm for e4m3 with row scales and fast accumulation, what the op is asked for
+    when nothing else is said."""
+    return [
+        kernel for kernel in of("scaled_mm")
+        if (kernel.config["a"], kernel.config["b"], kernel.config["out"]) == ("e4m3", "e4m3", out)
+        and kernel.config.get("scales") != "block"
+        and kernel.config.get("accumulation", "fast") == "fast"
+    ]
+
+
 def config(kernel: KernelRecord) -> Config:
     return Config(backend=kernel.backend, kernel=kernel.id)
 

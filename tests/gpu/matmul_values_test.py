@@ -13,6 +13,7 @@ import torch
 import stoneware
 from stoneware.errors import UnsupportedError
 from stoneware.measuring import operands, tolerance
+from stoneware.ops import split_k
 from stoneware.ops.matmul import api
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.tensor_checks import DTYPE_NAMES, TORCH_DTYPES
@@ -79,9 +80,10 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
 
 
 CUTLASS = [kernel for kernel in KERNELS if kernel.backend == "cutlass_sm90"]
+OF_BATCHES = [kernel for kernel in CUTLASS if not split_k.is_split_k(kernel)]
 
 
-@pytest.mark.parametrize("kernel", CUTLASS, ids=fitting_kernels.kernel_id)
+@pytest.mark.parametrize("kernel", OF_BATCHES, ids=fitting_kernels.kernel_id)
 @pytest.mark.parametrize("shared", ["", "a", "b"])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_kernel_computes_every_product_of_a_batch(kernel, shared, has_bias, device):

@@ -60,9 +60,8 @@ def test_kernels_run_without_triton_compiler_or_files(tmp_path):
         folder.mkdir()
     cwd = folders.pop("cwd")
     kernels = [
-        (op, kernel.backend, kernel.id)
-        for op in ("scaled_mm", "matmul")
-        for kernel in fitting_kernels.of(op)
+        (kernel.op, kernel.backend, kernel.id)
+        for kernel in (*fitting_kernels.of_row_scales("bf16"), *fitting_kernels.of("matmul"))
         if kernel.config["out"] == "bf16" and kernel.config.get("layout", "nt") == "nt"
     ]
     if not kernels:

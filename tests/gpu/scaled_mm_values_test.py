@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import stoneware
+from stoneware.autotune import tile_rule
 from stoneware.measuring import operands
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
@@ -192,7 +193,12 @@ def test_rows_do_not_depend_on_the_rows_beside_them(kernel, device):
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_kernel_is_a_candidate_for_what_it_is_built_for(kernel, m, device):
     problem = dense_of_kernel(kernel, m=m, n=4096, k=4096)
-    assert kernel.id in {config.kernel for config in api.candidates(problem, device)}
+    backend = api.OPERATION.backends[kernel.backend]
+    configs = backend.configs(problem, device)
+    assert kernel.id in {config.kernel for config in configs}
+    is_raced = kernel.id in {config.kernel for config in api.candidates(problem, device)}
+    is_first = configs[0].kernel == kernel.id
+    assert is_raced == (tile_rule.is_worth_timing(kernel, problem.key) or is_first)
 
 
 @pytest.mark.parametrize("backend", [None, "cutlass_sm90", "triton_aot", "vendor", "reference"])

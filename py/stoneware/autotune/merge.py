@@ -221,8 +221,9 @@ def _read_device_folder(source: Source, path: Path) -> None:
         if lacking:
             others = len(set(lacking)) - 1
             source.problems.append(
-                f"{file}: {len(lacking)} samples are skipped: {path / 'runs.json'} lacks their "
-                f"run, {min(lacking)!r}" + (f", and {others} more runs" if others else "")
+                f"{file}: skipped {len(lacking)} sample{'s'[:len(lacking) > 1]}: {path / 'runs.json'} "
+                f"lacks run {min(lacking)!r}"
+                + (f" and {others} other{'s'[:others > 1]}" if others else "")
             )
     try:
         record = sample_format.read_device(path / "device.json")

@@ -55,12 +55,16 @@ _SMALL_TILE_M = 16
 """A tile this narrow is timed for every m below it too: which one streams the weights best is not told
 by m."""
 
+_LARGE_M = 1024
+"""From here on every m has the tiles of this one: with those of 128 and more rows the math is the
+limit, whatever m is."""
+
 
 def is_worth_timing(kernel: KernelRecord, key: Key) -> bool:
     """Whether a kernel's tile is near enough to m for the kernel to be raced.
 
     Of 88 scaled_mm problems (m to 128) and 143 (m to 8192) on an H200, no kernel was the fastest with
-    a tile of four times m or more (16 aside), or of less than an eighth of it.
+    a tile of four times m or more (16 aside), or of less than an eighth of it (at most of 128).
     """
     extent = tile_m(kernel)
-    return (extent <= _SMALL_TILE_M or extent < 4 * key.m) and key.m <= 8 * extent
+    return (extent <= _SMALL_TILE_M or extent < 4 * key.m) and min(key.m, _LARGE_M) <= 8 * extent

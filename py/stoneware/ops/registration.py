@@ -144,6 +144,12 @@ def _fake_scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, bac
 
 
 def _fake_matmul(a, b, bias, out_dtype, backend, config):
+    if a.ndim and b.ndim:
+        torch._check(
+            a.shape[-1] == b.shape[-2 if b.ndim > 1 else -1],
+            lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of matmul must agree in k; "
+            "pass a weight [n, k] as weight.t()",
+        )
     # torch's own, for its rules of ranks and of broadcasting.
     return torch.matmul(a, b).to(out_dtype or a.dtype)
 

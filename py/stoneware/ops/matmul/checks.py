@@ -28,11 +28,31 @@ def named(
     return [("a", a), ("b", b), ("bias", bias), ("out", out)]
 
 
+def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """Leading dimensions that two batches have together, by the rule of torch.broadcast_shapes, which
+    is not asked: its first call imports some 600 modules, two seconds of a first matmul.
+
+    Raises:
+      ValueError: two extents differ and neither is 1.
+    """
+    if len(first) < len(second):
+        first, second = second, first
+    shape = list(first)
+    for position, extent in enumerate(second, start=len(first) - len(second)):
+        if shape[position] == 1:
+            shape[position] = extent
+        elif extent not in (1, shape[position]):
+            raise ValueError(
+                f"leading dimensions {list(first)} and {list(second)} must be equal or 1; expand one"
+            )
+    return tuple(shape)
+
+
 def result_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of a @ b as torch.matmul has it, of shapes that fit (see `checked_plan`)."""
     if len(a_shape) == len(b_shape) == 2:
         return a_shape[0], b_shape[1]
-    batch = torch.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+    batch = broadcast(a_shape[:-2], b_shape[:-2])
     return (*batch, *a_shape[-2:-1], *(b_shape[-1:] if len(b_shape) > 1 else ()))
 
 
@@ -100,7 +120,7 @@ def _checked_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
         )
     try:
         return result_shape(a.shape, b.shape)
-    except RuntimeError:
+    except ValueError:
         raise ValueError(
             f"a.shape={list(a.shape)} and b.shape={list(b.shape)} must have leading dimensions "
             f"that broadcast, {list(a.shape[:-2])} and {list(b.shape[:-2])} do not; expand or "
@@ -270,7 +290,7 @@ def _arrangement(
     A vector b is taken as the row of the transposed product: matrices times a vector are then what
     a row times a weight is, a small m, for which there are kernels.
     """
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast(a.shape[:-2], b.shape[:-2])
     copies: dict[str, str] = {}
     places = {
         "a": (tuple(a.shape), a.stride()), "b": (tuple(b.shape), b.stride()),
@@ -382,7 +402,7 @@ def _with_dense_batches(
     def run(
         a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = broadcast(a.shape[:-2], b.shape[:-2])
         if a_layout is not None:
             a = _dense_batch(a, batch, a_layout)
         if b_layout is not None:
