@@ -6,6 +6,7 @@ import pytest
 import small_package as small
 
 from stoneware.autotune.bake import bake
+from stoneware.ops import OPS
 
 
 @pytest.fixture
@@ -21,8 +22,7 @@ def package(tmp_path, monkeypatch):
     ]
     files = small.write_device(tmp_path / "samples", samples)
     tables = {
-        "scaled_mm": bake("scaled_mm", files, small.manifest()),
-        "matmul": bake("matmul", [], small.manifest()),
+        op: bake(op, files if op == "scaled_mm" else [], small.manifest()) for op in OPS
     }
     root = tmp_path / "package"
     small.install(root, tables, monkeypatch)

@@ -17,6 +17,7 @@ from stoneware.errors import TableError, UnsupportedError
 from stoneware.ops import tensor_checks
 from stoneware.ops.scaled_mm import api, cutlass_sm90, triton_aot
 from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime import cutlass_kernels
 from stoneware.runtime.device import Device
 
 H200 = Device(kind="cuda", ordinal=0, fingerprint=small.H200)
@@ -38,15 +39,16 @@ class Plan:
 
     def __init__(
         self, kernel, *, m, n, k, lda, ldb, ldd, scale_a, scale_b, device, num_sms,
-        max_swizzle=1, raster="heuristic", scale_a_stride_m=1, ld_scale_a=0, scale_b_stride_n=1,
-        ld_scale_b=0,
+        max_swizzle=1, raster="heuristic", splits=1, scale_a_stride_m=1, ld_scale_a=0,
+        scale_b_stride_n=1, ld_scale_b=0,
     ):
         self.kernel, self.sizes, self.strides = kernel, (m, n, k), (lda, ldb, ldd)
         self.is_block = (scale_a, scale_b) == ("block_1x128", "block_128x128")
         self.scale_a_strides = scale_a_stride_m, ld_scale_a
         self.scale_b_strides = ld_scale_b, scale_b_stride_n
         self.is_vector = scale_a == "row", scale_b == "row"
-        self.device, self.num_sms, self.knobs = device, num_sms, (max_swizzle, raster)
+        self.device, self.num_sms = device, num_sms
+        self.knobs = max_swizzle, raster, splits
         self.num_launches = 0
         Plan.made.append(self)
 
@@ -199,7 +201,7 @@ def test_second_call_of_a_kind_makes_no_plan_and_asks_no_backend(gpu, monkeypatc
     assert [plan.num_launches for plan in gpu] == [3]
     sw.scaled_mm(*x, config=small.cutlass(small.BIG, max_swizzle=4))
     assert [plan.num_launches for plan in gpu] == [3, 1]
-    assert gpu[1].knobs == (4, "heuristic")
+    assert gpu[1].knobs == (4, "heuristic", 1)
 
 
 def test_plan_cache_is_bounded(gpu, monkeypatch):
@@ -242,18 +244,18 @@ def test_module_of_another_build_than_the_manifest_is_refused(gpu, monkeypatch, 
             raise ValueError(f"kernel={kernel!r} is not in this module")
         return b"another build"
 
-    monkeypatch.setattr(sys.modules[cutlass_sm90.MODULE], "cubin", cubin)
+    monkeypatch.setattr(sys.modules[cutlass_kernels.MODULE], "cubin", cubin)
     for _ in range(2):
         with pytest.raises(TableError) as caught:
             sw.scaled_mm(*operands(16, 64, 128), backend="cutlass_sm90")
-        for part in (cutlass_sm90.MODULE, "expected", "found", "different builds", "reinstall"):
+        for part in (cutlass_kernels.MODULE, "expected", "found", "different builds", "reinstall"):
             assert part in str(caught.value)
     assert gpu == []
 
 
 def test_cubin_is_read_once_per_kernel(gpu, monkeypatch):
     read = []
-    module = sys.modules[cutlass_sm90.MODULE]
+    module = sys.modules[cutlass_kernels.MODULE]
     monkeypatch.setattr(module, "cubin", lambda kernel: read.append(kernel) or kernel.encode())
     for m in (16, 15, 14):
         sw.scaled_mm(*operands(m, 64, 128), config=small.cutlass(small.TINY))

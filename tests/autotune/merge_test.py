@@ -277,7 +277,19 @@ def test_a_bad_run_costs_its_own_samples_only(tmp_path, damage):
     source = merge.read_source(folder)
     assert {sample.run for _, _, samples in source.devices for sample in samples} == {"a", "b"}
     assert any(str(folder / "runs.json") in problem for problem in source.problems)
-    assert any("run 'c'" in problem for problem in source.problems)
+    assert f"{folder}/scaled_mm.jsonl: skipped 1 sample: {folder}/runs.json lacks run 'c'" \
+        in source.problems
+
+
+def test_samples_without_their_runs_are_one_line_a_file_with_the_first_of_the_runs(tmp_path):
+    folder = write_folder(
+        tmp_path / "x", [data.sample(run=id, m=m) for id in "abc" for m in (1, 2)],
+        [data.run(id) for id in "abc"],
+    )
+    sample_format.write_runs(folder / "runs.json", [data.run("b")])
+    assert merge.read_source(folder).problems == [
+        f"{folder}/scaled_mm.jsonl: skipped 4 samples: {folder}/runs.json lacks run 'a' and 1 other"
+    ]
 
 
 @pytest.mark.parametrize("last_write", range(1, 12))

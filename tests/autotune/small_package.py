@@ -17,9 +17,8 @@ from stoneware.autotune.bake import bake
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
 from stoneware.autotune.samples import DeviceRecord, Run, Sample
-from stoneware.ops.scaled_mm import cutlass_sm90
 from stoneware.runtime import manifest as manifest_module
-from stoneware.runtime import native, package_files
+from stoneware.runtime import cutlass_kernels, native, package_files
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import KernelRecord, Manifest
 
@@ -189,4 +188,4 @@ def forget() -> None:
     layers.forget()
     tuning.forget_plans()
     native._try_import.cache_clear()
-    cutlass_sm90._check_cubin.cache_clear()
+    cutlass_kernels.check_cubin.cache_clear()

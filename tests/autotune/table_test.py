@@ -100,7 +100,8 @@ def test_kernel_in_a_file_of_another_op_is_refused(tmp_path):
 
 
 def test_other_op_than_ours_and_missing_manifest_are_refused():
-    with pytest.raises(ValueError, match="op='conv' must be one of scaled_mm, matmul, or a dec"):
+    message = "op='conv' must be one of scaled_mm, matmul, grouped_mm, or a decorated kernel"
+    with pytest.raises(ValueError, match=message):
         bake("conv", [], small.manifest())
     with pytest.raises(ValueError, match="manifest=None"):
         bake("scaled_mm", [])

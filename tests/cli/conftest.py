@@ -9,6 +9,7 @@ import small_samples as small
 
 from stoneware.autotune import layers, table
 from stoneware.autotune.bake import bake
+from stoneware.ops import OPS
 from stoneware.runtime import manifest, native, package_files
 
 
@@ -42,7 +43,7 @@ def package(tmp_path, monkeypatch) -> Path:
     samples = small.write_folder(tmp_path / "package_samples", [
         small.sample(small.ours(), 10.0), small.sample(small.VENDOR, 16.0),
     ])
-    for op in ("scaled_mm", "matmul"):
+    for op in OPS:
         data = bake(op, samples.iterdir(), manifest.packaged())
         (root / "tables" / f"{op}.json").write_bytes(data)
     forget()

@@ -163,12 +163,15 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
 @pytest.mark.parametrize("k", [16, 4096, 28672])
 def test_tolerance_grows_with_k_and_stays_under_the_limit(k):
     for out_dtype in ("bf16", "fp16"):
-        exact, fast = (
-            tolerance.tolerance(out_dtype, k, accumulator=name) for name in ("fp32", "fast")
+        exact, truncated, fast = (
+            tolerance.tolerance(out_dtype, k, accumulator=name)
+            for name in ("fp32", "truncated", "fast")
         )
-        assert tolerance.OUTPUT_ROUNDING[out_dtype] <= exact <= fast <= tolerance.MAX_ERROR
-        assert tolerance.on_gpu("e4m3", out_dtype, k) == fast
-        assert tolerance.on_gpu("bf16", out_dtype, k) == exact
+        least = tolerance.OUTPUT_ROUNDING[out_dtype]
+        assert least <= exact < truncated < fast <= tolerance.MAX_ERROR
+        for a_dtype, allowed in {"e4m3": fast, "e5m2": fast, "bf16": truncated,
+                                 "fp16": truncated}.items():
+            assert tolerance.on_gpu(a_dtype, out_dtype, k) == allowed
     assert tolerance.tolerance("fp16", 4096, accumulator="fast") > tolerance.tolerance("fp16", 4096)
 
 

@@ -137,5 +137,5 @@ def test_configs_of_both_kinds_are_flat_and_categorical():
     }
     assert search.parameters(Config(backend="vendor", kernel="torch.mm")) == {
         "backend": "'vendor'", "kernel": "'torch.mm'", "max_swizzle": "1",
-        "raster": "'heuristic'",
+        "raster": "'heuristic'", "splits": "1",
     }

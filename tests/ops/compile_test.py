@@ -1,10 +1,12 @@
-"""scaled_mm and matmul under torch.compile and torch.export, as operators of torch's."""
+"""The ops under torch.compile and torch.export, as operators of torch's."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
-from operands import poisoned, scaled_operands
+from operands import poisoned, random_fp8, scaled_operands
 
 import stoneware as sw
 from stoneware.autotune.config import Config
@@ -13,6 +15,16 @@ from stoneware.ops import registration
 N, K = 48, 64
 REFERENCE = Config(
     backend="reference", kernel="torch.matmul_float32", max_swizzle=1, raster="heuristic")
+
+
+def grouped_operands(dtype: str, ends: list[int], rows: int = 0) -> tuple:
+    """The tensors of grouped_mm: groups that end at these rows, and some rows after them."""
+    m, groups = ends[-1] + rows, len(ends)
+    a, weights = random_fp8(m, K), random_fp8(groups * N, K).view(groups, N, K)
+    offs = torch.tensor(ends, dtype=torch.int32)
+    if dtype == "bf16":
+        return a.bfloat16(), weights.bfloat16().mT, offs, None, None
+    return a, weights.mT, offs, torch.rand(m) + 0.5, torch.rand(groups, N) + 0.5
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +81,7 @@ def test_backend_and_config_reach_the_call(compiler, monkeypatch):
     whole = api.checked_plan
 
     def checked_plan(*values):
-        seen.append(values[-2:])
+        seen.append(inspect.signature(whole).bind(*values).arguments)
         return whole(*values)
 
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
@@ -77,11 +89,14 @@ def test_backend_and_config_reach_the_call(compiler, monkeypatch):
 
     def block(*tensors):
         return sw.scaled_mm(
-            *tensors, out_dtype=torch.float16, backend="reference", config=REFERENCE)
+            *tensors, out_dtype=torch.float16, use_fast_accum=False, backend="reference",
+            config=REFERENCE)
 
     result = torch.compile(block, backend=compiler, fullgraph=True)(*arguments)
     assert result.dtype == torch.float16
-    assert seen == [("reference", REFERENCE)]
+    (given,) = seen
+    assert (given["backend"], given["config"]) == ("reference", REFERENCE)
+    assert given["use_fast_accum"] is False
 
 
 @compilers
@@ -107,6 +122,29 @@ def test_matmul_into_out(compiler):
     assert torch.equal(out, sw.matmul(a, b))
 
 
+@compilers
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
+def test_grouped_mm(compiler, dtype):
+    def block(*tensors):
+        return sw.grouped_mm(*tensors, backend="reference") * 2
+
+    compiled = torch.compile(block, backend=compiler, fullgraph=True)
+    for ends in ([3, 3, 16], [0, 17, 40], [16, 16, 16]):
+        tensors = grouped_operands(dtype, ends)
+        assert torch.equal(compiled(*tensors), block(*tensors))
+
+
+@compilers
+def test_grouped_mm_into_out(compiler):
+    def block(tensors, out):
+        sw.grouped_mm(*tensors, out=out)
+        return out.sum()
+
+    tensors, out = grouped_operands("e4m3", [5, 9, 32]), poisoned(32, N, torch.bfloat16)
+    torch.compile(block, backend=compiler, fullgraph=True)(tensors, out)
+    assert torch.equal(out, sw.grouped_mm(*tensors))
+
+
 def test_gradient_is_refused_when_the_graph_is_made():
     a = torch.randn(8, 24).bfloat16().requires_grad_()
     b = torch.randn(24, 40).bfloat16()
@@ -119,8 +157,12 @@ def test_gradient_is_refused_when_the_graph_is_made():
 
 def test_shapes_that_do_not_fit_are_refused_when_the_graph_is_made():
     compiled = torch.compile(lambda a, b: sw.matmul(a, b), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="must agree in k"):
+    with pytest.raises(Exception, match="of matmul must agree in k"):
         compiled(torch.randn(8, 24).bfloat16(), torch.randn(16, 40).bfloat16())
+    compiled = torch.compile(sw.grouped_mm, backend="aot_eager", fullgraph=True)
+    a, weights, *rest = grouped_operands("bf16", [3, 8])
+    with pytest.raises(Exception, match="of grouped_mm must agree in k"):
+        compiled(a[:, :32], weights, *rest)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -140,20 +182,25 @@ def test_export_with_a_symbolic_m(strict):
     assert torch.equal(program.module()(*arguments), sw.scaled_mm(*arguments))
 
 
-@pytest.mark.parametrize("name", ["scaled_mm", "scaled_mm_out", "matmul", "matmul_out"])
+@pytest.mark.parametrize("name", [
+    "scaled_mm", "scaled_mm_out", "matmul", "matmul_out", "grouped_mm", "grouped_mm_out",
+])
 def test_operator_passes_torch_s_own_checks(name):
     if name.startswith("scaled_mm"):
         x = scaled_operands(32, N, K, bias_dtype=torch.bfloat16)
         tensors = [x.a, x.b, x.scale_a, x.scale_b, x.bias]
-        others = (torch.bfloat16, None, None)
-    else:
+        others = (torch.bfloat16, True, None, None)
+    elif name.startswith("matmul"):
         tensors = [torch.randn(32, K).bfloat16(), torch.randn(K, N).bfloat16(), None]
-        others = ("reference", None)
+        others = (None, "reference", None)
+    else:
+        tensors = [*grouped_operands("bf16", [4, 20, 32])]
+        others = (None, "reference", None)
     if name.endswith("_out"):
         tensors.append(torch.zeros(32, N, dtype=torch.bfloat16))
     # test_schema multiplies the arguments, which torch cannot do with fp8.
     utils = ["test_faketensor", "test_aot_dispatch_dynamic"]
-    utils += ["test_schema"] if name.startswith("matmul") else []
+    utils += [] if name.startswith("scaled_mm") else ["test_schema"]
     torch.library.opcheck(
         getattr(torch.ops.stoneware, name), (*tensors, *others), test_utils=utils)
 

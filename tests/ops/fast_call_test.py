@@ -16,6 +16,7 @@ from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
 from stoneware.errors import ForwardOnlyError
 from stoneware.ops import plan_cache
+from stoneware.ops.grouped_mm import api as grouped_mm_api
 from stoneware.ops.matmul import api as matmul_api
 from stoneware.ops.scaled_mm import api
 
@@ -40,9 +41,10 @@ def call(x, **options):
     return sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, **options)
 
 
-def in_python(plans, x, out=None, out_dtype=torch.bfloat16, backend=None, config=None):
+def in_python(plans, x, out_dtype=torch.bfloat16, use_fast_accum=True):
     """The call as it is without the native module."""
-    return plans.run(x.a, x.b, x.scale_a, x.scale_b, x.bias, out, out_dtype, backend, config)
+    return plans.run(
+        x.a, x.b, x.scale_a, x.scale_b, x.bias, None, out_dtype, use_fast_accum, None, None)
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
@@ -70,8 +72,37 @@ def test_known_matmul_is_a_hit(monkeypatch):
     for _ in range(3):
         a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
         bias = torch.randn(N).bfloat16()
-        assert torch.equal(sw.matmul(a, b, bias), fresh.run(a, b, bias, None, None, None))
+        assert torch.equal(sw.matmul(a, b, bias), fresh.run(a, b, bias, None, None, None, None))
     assert counts(fresh) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize("has_out", [False, True])
+def test_known_grouped_mm_is_a_hit_whatever_its_offsets(monkeypatch, has_out, is_fp8):
+    fresh = type(grouped_mm_api._PLANS)()
+    monkeypatch.setattr(grouped_mm_api, "_PLANS", fresh)
+    for ends in ([5, 5, M], [0, 20, M], [M, M, M]):
+        a, weights = random_fp8(M, K), random_fp8(3 * N, K).view(3, N, K)
+        scales = (torch.rand(M) + 0.5, torch.rand(3, N) + 0.5) if is_fp8 else (None, None)
+        if not is_fp8:
+            a, weights = a.bfloat16(), weights.bfloat16()
+        tensors = a, weights.mT, torch.tensor(ends, dtype=torch.int32), *scales
+        out = poisoned(M, N, torch.bfloat16) if has_out else None
+        result = sw.grouped_mm(*tensors, out=out)
+        assert result is out or not has_out
+        assert torch.equal(result, fresh.run(*tensors, None, None, None, None))
+    assert counts(fresh) == (2, 1, 0)
+
+
+def test_grouped_mm_with_another_number_of_groups_asks_for_a_plan(monkeypatch):
+    fresh = type(grouped_mm_api._PLANS)()
+    monkeypatch.setattr(grouped_mm_api, "_PLANS", fresh)
+    a = torch.randn(M, K).bfloat16()
+    for groups in (2, 3):
+        weights = torch.randn(groups, N, K).bfloat16()
+        offs = torch.full((groups,), M, dtype=torch.int32)
+        assert torch.equal(sw.grouped_mm(a, weights.mT, offs), sw.matmul(a, weights[0].t()))
+    assert counts(fresh) == (0, 2, 0)
 
 
 def test_matmul_of_a_misaligned_operand_has_a_plan_of_its_own(monkeypatch):
@@ -85,8 +116,8 @@ def test_matmul_of_a_misaligned_operand_has_a_plan_of_its_own(monkeypatch):
 
 
 @pytest.mark.parametrize("change", [
-    "m", "k", "lda", "ldb", "out", "ldd", "bias", "scale_a", "out_dtype", "backend", "config",
-    "tuning", "scale strides",
+    "m", "k", "lda", "ldb", "out", "ldd", "bias", "scale_a", "out_dtype", "use_fast_accum",
+    "backend", "config", "tuning", "scale strides",
 ])
 def test_call_of_another_kind_asks_for_a_plan(plans, change):
     x = scaled_operands(M, N, K)
@@ -111,6 +142,8 @@ def test_call_of_another_kind_asks_for_a_plan(plans, change):
         other = scaled_operands(M, N, K, scale_a="tensor")
     elif change == "out_dtype":
         options["out_dtype"] = torch.float16
+    elif change == "use_fast_accum":
+        options["use_fast_accum"] = False
     elif change == "backend":
         options["backend"] = "reference"
     elif change == "config":
@@ -125,7 +158,8 @@ def test_call_of_another_kind_asks_for_a_plan(plans, change):
         result = call(other, **options)
     assert plans.fast.num_made == num_made + (0 if change == "out" else 1)
     assert torch.equal(result, in_python(
-        plans, other, out_dtype=options.get("out_dtype", torch.bfloat16)))
+        plans, other, out_dtype=options.get("out_dtype", torch.bfloat16),
+        use_fast_accum=options.get("use_fast_accum", True)))
 
 
 def test_equal_objects_are_the_same_kind(plans):
@@ -373,7 +407,7 @@ def test_plans_are_garbage_like_other_objects():
 
     plans = Counted()
     x = scaled_operands(M, N, K)
-    plans.call(x.a, x.b, x.scale_a, x.scale_b, None, None, torch.bfloat16, None, None)
+    plans.call(x.a, x.b, x.scale_a, x.scale_b, None, None, torch.bfloat16, True, None, None)
     del plans
     gc.collect()
     assert [item for item in gc.get_objects() if isinstance(item, Counted)] == []
