@@ -53,7 +53,8 @@ def kernel_name(explanation: Explanation) -> str:
     config = explanation.config
     kernel = config.kernel.rpartition(f"_{explanation.problem.out_dtype}_")[2]
     swizzle = f" swizzle {config.max_swizzle}" if config.max_swizzle != 1 else ""
-    return f"{config.backend} {kernel}{swizzle}"
+    splits = f" {config.splits} splits" if config.splits != 1 else ""
+    return f"{config.backend} {kernel}{swizzle}{splits}"
 
 
 def explain(problem: Problem, device: str | None = None) -> Explanation:
