@@ -87,6 +87,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.empty_strided_cpu = OptionalOf(nb::getattr(guards, "_empty_strided_cpu", nb::none()));
   functions.empty_strided_cuda =
       OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
+  functions.current_cuda_device = OptionalOf(nb::getattr(native, "_cuda_getDevice", nb::none()));
   new (self) FastCall(std::move(signature), std::move(functions), *api, Of(make), Of(slow),
                       Of(state), Of(workspace), max_plans);
 }

@@ -311,9 +311,13 @@ PyObject* FastCall::Run(const Taken& taken, PyObject* const* arguments, TensorVi
 
 Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& device,
                              TensorView* view) {
-  PyObject* empty_strided = device.type == kCuda  ? torch_.empty_strided_cuda.get()
-                            : device.type == kCpu ? torch_.empty_strided_cpu.get()
-                                                  : nullptr;
+  PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.get() : nullptr;
+  if (device.type == kCuda && torch_.current_cuda_device) {
+    // It allocates on the current device, where nothing of this call may lie.
+    const long current = CallForInt(torch_.current_cuda_device.get());
+    if (current < 0) return Reference();
+    if (current == device.id) empty_strided = torch_.empty_strided_cuda.get();
+  }
   const long num_modes = CallForInt(torch_.num_function_modes.get());
   if (num_modes < 0) return Reference();
   // A torch function mode expects to see torch.empty.
@@ -323,8 +327,7 @@ Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& d
     Reference out =
         Reference::Stolen(PyObject_Vectorcall(empty_strided, arguments, 3, nullptr));
     if (!out || api_.view_from_py_object(out.get(), view) != 0) return Reference();
-    // It allocates on the current device.
-    if (view->device.type == device.type && view->device.id == device.id) return out;
+    return out;
   }
   const Reference keywords = Reference::Stolen(Py_BuildValue("(ss)", "dtype", "device"));
   if (!keywords) return Reference();
@@ -346,7 +349,8 @@ int FastCall::Traverse(visitproc visit, void* argument) const {
   for (const Reference* reference :
        {&torch_.tensor, &torch_.parameter, &torch_.is_grad_enabled, &torch_.is_neg,
         &torch_.num_dispatch_modes, &torch_.num_function_modes, &torch_.empty,
-        &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &make_, &slow_, &state_,
+        &torch_.empty_strided_cpu, &torch_.empty_strided_cuda,
+        &torch_.current_cuda_device, &make_, &slow_, &state_,
         &workspace_, &objects_}) {
     if (!*reference) continue;
     if (const int stop = visit(reference->get(), argument)) return stop;

@@ -87,6 +87,7 @@ struct TorchFunctions {
   Reference empty;
   Reference empty_strided_cpu;   // (shape, strides, dtype); nullptr: `empty` is called
   Reference empty_strided_cuda;  // the same, on the current device
+  Reference current_cuda_device;  // its number; nullptr: as without empty_strided_cuda
 };
 
 class FastCall {

@@ -732,8 +732,8 @@ _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_PINGPONG = ((128, 64, 64), (1, 1, 1), "pingpong", True)
 
 # bf16 so far: nt, a linear layer's product; nn, the gradient of its input; tn, that of its weight,
-# which is often wanted in fp32. Layout tt and fp16 have no kernel and go to other backends. Swapped
-# tiles are for small m.
+# which is often wanted in fp32. Layout tt has no kernel, and fp16 those of SPLITK_SM90 alone; the rest
+# goes to other backends. Swapped tiles are for small m.
 MATMUL_SM90 = [
     matmul_config(
         operand = operand,

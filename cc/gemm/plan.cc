@@ -103,7 +103,9 @@ Plan::Plan(std::string_view kernel, const GemmProblem& problem)
   if (!entry().can_implement(problem_)) {
     throw std::invalid_argument("kernel " + std::string(kernel) + " cannot compute m=" +
                                 std::to_string(problem_.m) + " n=" + std::to_string(problem_.n) +
-                                " k=" + std::to_string(problem_.k) +
+                                " k=" + std::to_string(problem_.k) + " with batch=" +
+                                std::to_string(problem_.batch) + " and splits=" +
+                                std::to_string(problem_.splits) +
                                 "; use another kernel or backend");
   }
   workspace_bytes_ = entry().workspace_bytes(problem_);

@@ -268,6 +268,13 @@ def test_kernels_of_hopper_take_what_the_others_refuse():
     )
 
 
+def test_a_batch_is_refused_for_what_the_kernels_are_where_all_split_k():
+    fp16 = {**DENSE, "dtype": "fp16", "out_dtype": "fp16"}
+    assert cutlass_sm90.supports(Problem.dense(**fp16), H200) is None
+    reason = cutlass_sm90.supports(Problem.dense(**fp16, batch=2), H200)
+    assert "batch=2 must be 1" in reason and "split k" in reason
+
+
 def test_a_batch_is_looked_up_and_measured_as_one_product():
     batch = Problem.dense(**DENSE, batch=3)
     assert batch.key == Problem.dense(**DENSE).key

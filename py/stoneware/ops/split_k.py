@@ -25,7 +25,6 @@ _LEAST_STEPS = 2
 _MAX_BLOCKS_PER_SM = 4
 """Two blocks run on an SM at a time, so that two waves are as much as is worth their start."""
 
-
 _MAX_TILES_OF_M = 65535
 """Blocks along y, where the tiles of m are (CUDA C++ Programming Guide, technical specifications)."""
 

@@ -85,6 +85,12 @@ def _why_none_counts(problem: Problem, kernels: list[KernelRecord]) -> str | Non
                 f"{name}={getattr(problem, name)} must be at most {cutlass_kernels.MAX_EXTENT} for "
                 f"{NAME}, whose tiles count in 32 bits; split the problem"
             )
+    if problem.batch > 1 and all(map(split_k.is_split_k, kernels)):
+        return (
+            f"batch={problem.batch} must be 1 for this build's kernels {problem.a_dtype}*"
+            f"{problem.b_dtype}->{problem.out_dtype} of layout {problem.layout}, which split k; use "
+            "another backend"
+        )
     if not any(_fits_grid(problem, kernel) for kernel in kernels):
         return (
             f"batch={problem.batch} and the tiles of m={problem.m}, n={problem.n} must fit a "
