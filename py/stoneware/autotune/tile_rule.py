@@ -63,8 +63,8 @@ limit, whatever m is."""
 def is_worth_timing(kernel: KernelRecord, key: Key) -> bool:
     """Whether a kernel's tile is near enough to m for the kernel to be raced.
 
-    Of 88 scaled_mm problems (m to 128) and 143 (m to 8192) on an H200, no kernel was the fastest with
-    a tile of four times m or more (16 aside), or of less than an eighth of it (at most of 128).
+    Of 143 scaled_mm problems on an H200 (m from 1 to 8192, 19 kernels) this left the fastest kernel out
+    at two, both of m = 1, and the fastest that stayed took at most 1 % longer.
     """
     extent = tile_m(kernel)
     return (extent <= _SMALL_TILE_M or extent < 4 * key.m) and min(key.m, _LARGE_M) <= 8 * extent

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stoneware.autotune import layers, lookup, tile_rule, tuning
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
-from stoneware.autotune.layers import Source
 from stoneware.autotune.lookup import Decision, Found, Refusal
 from stoneware.errors import TuningMissError
 from stoneware.ops import REFERENCE, split_k
 from stoneware.ops.backend import Backend
 from stoneware.runtime import manifest
-from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.runtime.device import Device
 from stoneware.runtime.manifest import Manifest
 
 _LOG = logging.getLogger("stoneware")
@@ -220,7 +219,7 @@ def _answers(key: Key, device: Device) -> Iterator[Found]:
     """Packages are asked only where this installation has no measurement of the very problem on
     this device: finding them takes 15 ms."""
     near = layers.sources(key.op, has_packages=False)
-    fingerprint = _fingerprint(device, near)
+    fingerprint = layers.with_power_limit(device.fingerprint, device.ordinal, near)
     found = lookup.answers(key, fingerprint, near)
     first = next(found, None)
     if first is None or (first.layer, first.grade) != ("exact", "exact"):
@@ -231,22 +230,6 @@ def _answers(key: Key, device: Device) -> Iterator[Found]:
     if first is not None:
         yield first
         yield from found
-
-
-def _fingerprint(device: Device, sources: Sequence[Source]) -> DeviceFingerprint:
-    """The device's, with its power limit if two that were measured differ in nothing else."""
-    fingerprint = device.fingerprint
-    if fingerprint.power_limit_w or device.ordinal is None:
-        return fingerprint
-    limits = {
-        other.fingerprint.power_limit_w for source in sources for other in source.table.devices
-        if not other.is_predicted and fingerprint.same_hardware(other.fingerprint)
-    }
-    if len(limits - {0}) < 2:
-        return fingerprint
-    from stoneware.measuring import machine
-
-    return replace(fingerprint, power_limit_w=machine.power_limit_w(device.ordinal))
 
 
 def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision) -> bool:

@@ -23,7 +23,7 @@ _LEAST_STEPS = 2
 """Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
 
 _MAX_BLOCKS_PER_SM = 4
-"""Two blocks run on an SM at a time, so that two waves are as much as is worth their start."""
+"""At most two of the small tiles' blocks fit an SM at a time: that is two waves. An estimate."""
 
 _MAX_TILES_OF_M = 65535
 """Blocks along y, where the tiles of m are (CUDA C++ Programming Guide, technical specifications)."""

@@ -7,7 +7,7 @@ import threading
 import torch
 
 _LEAST_BYTES = 1 << 20
-"""So that a few plans of different sizes share one piece; a split of k needs some hundred KB."""
+"""So that plans of different sizes share one piece."""
 
 _kept: dict[tuple[int, int], torch.Tensor] = {}
 _changing = threading.Lock()

@@ -30,7 +30,8 @@ def named(
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     """Leading dimensions that two batches have together, by the rule of torch.broadcast_shapes, which
-    is not asked: its first call imports some 600 modules, two seconds of a first matmul.
+    is not asked: its first call imports some 490 modules (torch 2.13), and on an H200's machine a
+    process's first matmul took 1.9 s with it and 8 ms without.
 
     Raises:
       ValueError: two extents differ and neither is 1.
