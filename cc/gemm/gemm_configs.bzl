@@ -186,12 +186,19 @@ def gemm_config(a, b, out, tile, cluster, schedule, swap_ab = False, accumulatio
         }),
     )
 
+# Elements of k, and columns of b, that share a block scale.
+_SCALE_BLOCK = 128
+
+# Of a block-scaled tile each element has two fp32 accumulators: what the tensor core sums within a
+# block of k, and the sum of the blocks. 256x128 cooperative (128) spills.
+_MAX_BLOCK_ACCUMULATORS_PER_THREAD = 96
+
 # Elements that a split-k kernel multiplies, and their bytes.
 _SPLITK_OPERAND_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2}
 
 _SPLITK_OUT_DTYPES = ["bf16", "fp16", "fp32"]
 
-def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1):
+def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, block_scales = False):
     """Describes one kernel for small m whose clusters share the k of a tile (splitk_sm90.cuh).
 
     Example:
@@ -212,6 +219,7 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1):
       stages: tiles of both operands in flight.
       warp_groups: warp groups that share the accumulators of one tile.
       share: tiles, neighbours in n, whose blocks load a's elements for each other.
+      block_scales: scales 1x128 of a and 128x128 of b, of fp8.
 
     Returns:
       A struct as gemm_config() gives it.
@@ -259,8 +267,23 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1):
             "change tile or stages",
         )
 
+    if block_scales and (element_bytes != 1 or share != 1 or tile_m > _SCALE_BLOCK):
+        _fail(
+            "block scales are of fp8, with share 1 and tile m up to {}".format(_SCALE_BLOCK),
+            "dtype is {}, share {}, tile m {}".format(repr(dtype), share, tile_m),
+            "change them",
+        )
+    if block_scales and tile_k * accumulators > 2 * _SCALE_BLOCK * _MAX_BLOCK_ACCUMULATORS_PER_THREAD:
+        _fail(
+            "a thread must hold at most {} accumulators with block scales".format(
+                2 * _MAX_BLOCK_ACCUMULATORS_PER_THREAD,
+            ),
+            "it is {} for each {} of k".format(accumulators, _SCALE_BLOCK),
+            "shrink the tile",
+        )
+
     kernel_id = "{}_sm90_{}_{}_{}_{}_{}x1x1_splitk{}x{}_swap".format(
-        op,
+        op + ("_block" if block_scales else ""),
         dtype,
         dtype,
         out,
@@ -285,6 +308,7 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1):
             "STONEWARE_STAGES={}".format(stages),
             "STONEWARE_WARP_GROUPS={}".format(warp_groups),
             "STONEWARE_SHARE={}".format(share),
+            "STONEWARE_BLOCK_SCALES={}".format(1 if block_scales else 0),
         ],
         config_json = json.encode({
             "a": dtype,
@@ -298,7 +322,7 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1):
             "swap_ab": True,
             "tile": tile,
             "warp_groups": warp_groups,
-        }),
+        } | ({"scales": "block"} if block_scales else {})),
     )
 
 # fp8 with tensor or row scales, m above 64: the wide tile for m that fills it, the swapped ones for m
@@ -322,7 +346,8 @@ SCALED_MM_SM90 = [
     ]
 ]
 
-# Small m: of the tile, n is what m needs. The last two are for m of some 100 to 200, and large k.
+# Small m: of the tile, n is what m needs; stages for one block or, of the first, two blocks an SM. The
+# last two are for m of some 100 to 200, and large k.
 SPLITK_SM90 = [
     splitk_config(
         op = "scaled_mm",
@@ -336,10 +361,29 @@ SPLITK_SM90 = [
     for out in ["bf16", "fp16"]
     for tile, stages, warp_groups, share in [
         ((64, 16, 256), 5, 1, 1),
-        ((64, 32, 256), 4, 1, 1),
-        ((64, 64, 256), 5, 1, 1),
+        ((64, 16, 256), 9, 1, 1),
+        ((64, 32, 256), 8, 1, 1),
+        ((64, 64, 256), 6, 1, 1),
+        ((64, 96, 128), 8, 1, 1),
+        ((64, 128, 128), 6, 1, 1),
+        ((64, 192, 128), 5, 1, 1),
         ((128, 96, 128), 7, 2, 2),
         ((128, 192, 128), 5, 2, 2),
+    ]
+] + [
+    splitk_config(
+        op = "scaled_mm",
+        dtype = "e4m3",
+        out = "bf16",
+        tile = tile,
+        stages = stages,
+        block_scales = True,
+    )
+    for tile, stages in [
+        ((64, 16, 256), 9),
+        ((64, 32, 256), 8),
+        ((64, 64, 256), 6),
+        ((64, 96, 128), 8),
     ]
 ] + [
     splitk_config(
@@ -348,22 +392,16 @@ SPLITK_SM90 = [
         out = dtype,
         tile = tile,
         stages = stages,
-        share = share,
     )
     for dtype in ["bf16", "fp16"]
-    for tile, stages, share in [
-        ((64, 16, 128), 5, 1),
-        ((64, 32, 128), 4, 1),
-        ((64, 64, 128), 5, 2),
+    for tile, stages in [
+        ((64, 16, 128), 5),
+        ((64, 16, 128), 9),
+        ((64, 32, 128), 8),
+        ((64, 64, 128), 6),
+        ((64, 128, 64), 6),
     ]
 ]
-
-# Elements of k, and columns of b, that share a block scale.
-_SCALE_BLOCK = 128
-
-# Of a block-scaled tile each element has two fp32 accumulators: what the tensor core sums within a
-# block of k, and the sum of the blocks. 256x128 cooperative (128) spills.
-_MAX_BLOCK_ACCUMULATORS_PER_THREAD = 96
 
 def _fail_block(rule, value, remedy):
     fail("block_scaled_config: {}, but {}; {}".format(rule, value, remedy))

@@ -69,7 +69,7 @@ void EncodeMap(CUtensorMap* map, const void* address, int k, int num_rows,
   const cuuint32_t box[] = {kSlabK, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t element_strides[] = {1, 1, 1};
   // It returns nothing but success.
-  host_adapter::EncodeTiledOrThrow(
+  host_adapter::EncodeTiledByMemo(
       map, map_type::STONEWARE_OPERAND, rank, const_cast<void*>(address), extents, strides, box,
       element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

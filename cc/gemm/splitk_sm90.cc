@@ -3,6 +3,8 @@
 #include "cc/gemm/splitk_sm90.cuh"
 
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 
 #include "cc/driver/launch.h"
 #include "cc/gemm/kernel_entry.h"
@@ -28,17 +30,27 @@ constexpr int kMaxCluster = 8;
 
 int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }
 
-bool IsScale(Scale scale) {
-  return scale == Scale::kNone || scale == Scale::kTensor || scale == Scale::kRow;
+// What a block has of an SM's 228 KiB of shared memory, and 1 KiB that the system takes (CUDA C++
+// Programming Guide, compute capability 9.0).
+constexpr int kBlocksPerSm = 228 * 1024 / (SharedLayout::kBytes + 1024);
+
+bool HasScales(const GemmProblem& problem) {
+  const auto is_plain = [](Scale scale) {
+    return scale == Scale::kNone || scale == Scale::kTensor || scale == Scale::kRow;
+  };
+  return kBlockScales ? problem.scale_a == Scale::kBlock1x128 &&
+                            problem.scale_b == Scale::kBlock128x128
+                      : is_plain(problem.scale_a) && is_plain(problem.scale_b);
 }
 
 bool CanImplement(const GemmProblem& problem) {
   const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
-  return problem.batch == 1 && problem.num_groups == 0 && IsScale(problem.scale_a) &&
-         IsScale(problem.scale_b) && is_power_of_two && problem.splits * kShare <= kMaxCluster &&
-         problem.splits <= CeilDiv(problem.k, kTileK) &&
-         // Blocks along y (CUDA C++ Programming Guide, technical specifications).
-         CeilDiv(problem.m, kColumns) <= 65535;
+  const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, kColumns)} *
+                                 CeilDiv(CeilDiv(problem.n, kRows), kShare);
+  return problem.batch == 1 && problem.num_groups == 0 && HasScales(problem) && is_power_of_two &&
+         problem.splits * kShare <= kMaxCluster && problem.splits <= CeilDiv(problem.k, kTileK) &&
+         // Blocks along x are counted in an int.
+         num_tiles * problem.splits * kShare <= std::numeric_limits<int>::max();
 }
 
 std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
@@ -49,7 +61,7 @@ void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * kOperandBytes};
   const cuuint32_t box[] = {kChunkElements, static_cast<cuuint32_t>(box_extent)};
   const cuuint32_t element_strides[] = {1, 1};
-  host_adapter::EncodeTiledOrThrow(
+  host_adapter::EncodeTiledByMemo(
       map, dtype::STONEWARE_A::kTensorMapType, 2, const_cast<void*>(address), dims, strides, box,
       element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -66,19 +78,35 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   params.column_scale = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
   params.bias = tensors.bias;
   params.ldd = problem.ldd;
+  if constexpr (kBlockScales) {
+    params.row_scale_stride = problem.scale_b_stride_n;
+    params.column_scale_stride = problem.scale_a_stride_m;
+    params.ld_row_scale = problem.ld_scale_b;
+    params.ld_column_scale = problem.ld_scale_a;
+  } else {
+    params.row_scale_stride = problem.scale_b == Scale::kRow;
+    params.column_scale_stride = problem.scale_a == Scale::kRow;
+    params.ld_row_scale = params.ld_column_scale = 0;
+  }
   params.m = problem.m;
   params.n = problem.n;
+  params.k = problem.k;
   params.num_k_tiles = CeilDiv(problem.k, kTileK);
-  params.row_scale_stride = problem.scale_b == Scale::kRow;
-  params.column_scale_stride = problem.scale_a == Scale::kRow;
+  params.num_m_tiles = CeilDiv(problem.m, kColumns);
+  params.num_tiles = params.num_m_tiles * CeilDiv(CeilDiv(problem.n, kRows), kShare);
+
+  // A block alone goes on to the next tile; so many of them that each has as many, or one less.
+  int num_clusters = params.num_tiles;
+  if (!kReusesStages && kShare == 1 && problem.splits == 1 && problem.num_sms > 0) {
+    const int waves = CeilDiv(params.num_tiles, problem.num_sms * kBlocksPerSm);
+    num_clusters = CeilDiv(params.num_tiles, waves);
+  }
 
   void* parameters[] = {&params};
-  const auto splits = static_cast<unsigned>(problem.splits);
-  const auto num_clusters = static_cast<unsigned>(CeilDiv(CeilDiv(problem.n, kRows), kShare));
+  const auto cluster_size = static_cast<unsigned>(problem.splits * kShare);
   driver::Launch(driver::DriverApi::Get(), function,
-                 {{num_clusters * kShare * splits,
-                   static_cast<unsigned>(CeilDiv(problem.m, kColumns)), 1},
-                  {kShare * splits, 1, 1},
+                 {{static_cast<unsigned>(num_clusters) * cluster_size, 1, 1},
+                  {cluster_size, 1, 1},
                   {kThreads, 1, 1},
                   SharedLayout::kBytes},
                  stream, parameters);

@@ -10,20 +10,32 @@
 //   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1
 //   bias      [n] or null     [1]                    STONEWARE_OUT
 //
+// With STONEWARE_BLOCK_SCALES the scales stand inside the sum, a pair for each 128 of k:
+//
+//   d[m, n] = sum_j scale_a[m, j] * scale_b[j, n / 128] * (the sum over block j of k) + bias[n]
+//
+//   scale_a   [m, k / 128]    any                    fp32
+//   scale_b   [k / 128, n / 128, rounded up]  any    fp32
+//
 // The accumulator is fp32; of fp8, summed by the tensor core over all of a block's k ("fast
-// accumulation"). The partial sums of a tile's blocks are added in the order of the blocks, so the
-// result is the same bit for bit from run to run.
+// accumulation"), with block scales over 128 of k. The partial sums of a tile's blocks are added in
+// the order of the blocks, so the result is the same bit for bit from run to run.
 //
 // Operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64 rows of wgmma and m
-// along its columns, of which there may be as few as 8. The grid has a block for each share of k of
-// each tile of STONEWARE_TILE_M of n and STONEWARE_TILE_N of m. A cluster holds the `splits` shares
-// of STONEWARE_SHARE tiles that are neighbours in n.
+// along its columns, of which there may be as few as 8. A cluster holds the `splits` shares of k of
+// STONEWARE_SHARE tiles that are neighbours in n, each of STONEWARE_TILE_M of n and STONEWARE_TILE_N
+// of m; a cluster of one block goes from tile to tile until all are done.
 //
 // What makes it fast: at small m the bytes of b are all that counts, and they arrive at full speed
-// only if every SM asks for some. n = 4096 has 64 tiles of 64, half as many as an H200 has SMs; two
-// or four blocks a tile fill them. The blocks exchange partial sums through distributed shared
-// memory, so there is no workspace, no second kernel and no atomic. At larger m the bytes of a
-// count too: neighbours in n need the same ones, and each loads its part for all of them (multicast).
+// only if every SM asks for some, from the first microsecond to the last.
+//
+// - n = 2112 has 33 tiles of 64, a quarter of an H200's SMs; two or four blocks a tile fill them. They
+//   read each other's partial sums through distributed shared memory, so there is no workspace, no
+//   second kernel and no atomic.
+// - The loads of a block start as soon as its barriers are ready. Where there are more tiles than
+//   fit the SMs a block does several, and loads the next while one is written.
+// - At larger m the bytes of a count too: neighbours in n need the same ones, and each loads its
+//   part for all of them (multicast).
 //
 // The defines come from gemm_configs.bzl, the only place a config is written.
 
@@ -36,7 +48,8 @@
 #if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_OP) || !defined(STONEWARE_A) ||       \
     !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) ||    \
     !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) ||                               \
-    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_SHARE)
+    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_SHARE) ||                           \
+    !defined(STONEWARE_BLOCK_SCALES)
 #error "compile with the defines of one splitk_config() of gemm_configs.bzl"
 #endif
 
@@ -85,18 +98,44 @@ static_assert(kChunks * kChunkElements == kTileK);
 inline constexpr int kRowStageBytes = kRows * kTileK * kOperandBytes;
 inline constexpr int kColumnStageBytes = kColumns * kTileK * kOperandBytes;
 
-// Partial sums lie column by column; the padding spreads a warp's stores over all banks.
-inline constexpr int kPartialStride = kRows + 4;
+// Elements of k, and columns of b, that share a block scale.
+inline constexpr int kScaleBlock = 128;
+inline constexpr bool kBlockScales = STONEWARE_BLOCK_SCALES;
+static_assert(!kBlockScales || (kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
+              "a chunk of a tile has one scale of b");
+static_assert(!kBlockScales || kShare == 1, "scales are not multicast");
 
 inline constexpr int kConsumerThreads = 128 * STONEWARE_WARP_GROUPS;
-inline constexpr int kThreads = kConsumerThreads + 32;  // and a warp that loads
+inline constexpr int kThreads = kConsumerThreads + 64;  // a warp that loads, one that reads scales
+
+// Partial sums lie column by column; the padding spreads a warp's stores over all banks.
+inline constexpr int kPartialStride = kRows + 4;
+inline constexpr int kPartialBytes = kColumns * kPartialStride * 4;
+
+inline constexpr int kAlignment = 1024;  // of the stages: a swizzle atom of 8 rows
+
+// What a block may have (CUDA C++ Programming Guide, compute capability 9.0).
+inline constexpr int kMaxSharedBytes = 227 * 1024;
+
+inline constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
+inline constexpr int kVectorBytes = (2 * kRows + kColumns) * 4;
+inline constexpr int kBlockScaleBytes =
+    kBlockScales ? kStages * kChunks * (kColumns + 4) * 4 : 0;
+inline constexpr int kBarrierBytes = 2 * kStages * 8;
+// Wide tiles have no room for partial sums beside the stages: they take the place of these, and a
+// cluster has one tile.
+inline constexpr bool kReusesStages = kStagesBytes + kPartialBytes + kVectorBytes +
+                                          kBlockScaleBytes + kBarrierBytes + kAlignment >
+                                      kMaxSharedBytes;
+static_assert(!kReusesStages || kPartialBytes <= kStagesBytes, "partial sums fit the stages");
 
 struct SharedLayout {
-  static constexpr int kAlignment = 1024;  // of the stages: a swizzle atom of 8 rows
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
-  static constexpr int kBarriersAt = kColumnsAt + kStages * kColumnStageBytes;
-  static constexpr int kBytes = kBarriersAt + 2 * kStages * 8 + kAlignment;
-  static_assert(kColumns * kPartialStride * 4 <= kBarriersAt, "partial sums reuse the stages");
+  static constexpr int kPartialAt = kReusesStages ? 0 : kStagesBytes;
+  static constexpr int kVectorsAt = kStagesBytes + (kReusesStages ? 0 : kPartialBytes);
+  static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
+  static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
+  static constexpr int kBytes = kBarriersAt + kBarrierBytes + kAlignment;
 };
 
 struct Params {
@@ -107,11 +146,16 @@ struct Params {
   const float* column_scale;
   const void* bias;
   std::int64_t ldd;
+  std::int64_t row_scale_stride;     // from one row, or 128 rows, to the next
+  std::int64_t column_scale_stride;
+  std::int64_t ld_row_scale;         // of block scales: from one 128 of k to the next
+  std::int64_t ld_column_scale;
   int m;
   int n;
+  int k;
   int num_k_tiles;
-  int row_scale_stride;
-  int column_scale_stride;
+  int num_m_tiles;
+  int num_tiles;  // of d, over kShare
 };
 
 }  // namespace stoneware::gemm::sm90

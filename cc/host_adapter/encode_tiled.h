@@ -14,4 +14,11 @@ CUresult EncodeTiledOrThrow(CUtensorMap* map, CUtensorMapDataType type, cuuint32
                             CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                             CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill);
 
+// The same by way of the memo in use, if there is one (tensor_map_memo.h).
+CUresult EncodeTiledByMemo(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                           void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+                           const cuuint32_t* box, const cuuint32_t* element_strides,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill);
+
 }  // namespace stoneware::host_adapter

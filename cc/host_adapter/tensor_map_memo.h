@@ -84,11 +84,4 @@ class TensorMapMemo {
   int next_ = 0;
 };
 
-// EncodeTiledOrThrow (encode_tiled.h) by way of the memo in use, if there is one.
-CUresult EncodeTiledByMemo(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                           void* address, const cuuint64_t* dims, const cuuint64_t* strides,
-                           const cuuint32_t* box, const cuuint32_t* element_strides,
-                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                           CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill);
-
 }  // namespace stoneware::host_adapter

@@ -9,7 +9,7 @@ import pytest
 _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
 _SWAPPED_96 = "scaled_mm_sm90_e4m3_e4m3_bf16_64x96x256_1x1x1_warpspecialized_swap"
 _SWAPPED_128 = "scaled_mm_sm90_e4m3_e4m3_fp16_64x128x128_1x1x1_warpspecialized_swap"
-_SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x5_swap"
+_SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_SHARED = "scaled_mm_sm90_e4m3_e4m3_fp16_128x96x128_2x1x1_splitk2x7_swap"
 
 # Values of the enums in cuda.h.
@@ -110,11 +110,11 @@ report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
 @pytest.mark.parametrize(
     ("kernel", "splits", "rows", "columns", "grid", "cluster", "threads"),
     [
-        (_SPLIT_K, 1, 64, 64, "8,2,1", "0,0,0", 160),
-        (_SPLIT_K, 4, 64, 64, "32,2,1", "4,1,1", 160),
+        (_SPLIT_K, 1, 64, 64, "16,1,1", "0,0,0", 192),
+        (_SPLIT_K, 4, 64, 64, "64,1,1", "4,1,1", 192),
         # Two neighbours in n load half of a's columns each.
-        (_SPLIT_K_SHARED, 1, 128, 48, "4,2,1", "2,1,1", 288),
-        (_SPLIT_K_SHARED, 4, 128, 48, "16,2,1", "8,1,1", 288),
+        (_SPLIT_K_SHARED, 1, 128, 48, "8,1,1", "2,1,1", 320),
+        (_SPLIT_K_SHARED, 4, 128, 48, "32,1,1", "8,1,1", 320),
     ],
 )
 def test_a_split_k_launch_has_a_block_for_each_share(
@@ -132,6 +132,32 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
     ]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
     assert launch["block"] == f"{threads},1,1"
+
+
+@pytest.mark.parametrize(("num_sms", "grid"), [(16, "16,1,1"), (15, "8,1,1"), (4, "4,1,1")])
+def test_blocks_that_share_no_k_do_several_tiles_each_where_there_are_more_than_sms(
+    num_sms: int, grid: str, run_with_fake: Any
+) -> None:
+    # 8 tiles of n times 2 of m; a block takes all the shared memory of an SM.
+    problem = _PROBLEM.replace("num_sms=132", f"num_sms={num_sms}")
+    (launch,) = run_with_fake(f"""{_PRELUDE}
+fake.set_parameter_bytes([entries["{_SPLIT_K}"]["params_bytes"]])
+module.Plan("{_SPLIT_K}", {problem})(*tensors)
+report(fake.calls("cuLaunchKernelEx"))
+    """)
+    assert launch["grid"] == grid
+
+
+def test_a_warm_split_k_call_encodes_no_tensor_map(run_with_fake: Any) -> None:
+    encoded, replaced = run_with_fake(f"""{_PRELUDE}
+warm = plan("{_SPLIT_K}")
+warm(*tensors)
+fake.forget_calls()
+warm(tensors[0] + 4096, *tensors[1:])
+report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuTensorMapReplaceAddress")])
+    """)
+    assert encoded == []
+    assert [int(call["address"]) for call in replaced] == [_A + 4096]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.autotune.config import SPLITS, Config
+from stoneware.ops import split_k
 from stoneware.runtime import aot_kernels, manifest
 from stoneware.runtime.manifest import KernelRecord
 
@@ -36,8 +37,16 @@ def of_row_scales(out: str) -> list[KernelRecord]:
     ]
 
 
-def config(kernel: KernelRecord) -> Config:
-    return Config(backend=kernel.backend, kernel=kernel.id)
+def config(kernel: KernelRecord, splits: int = 1) -> Config:
+    return Config(backend=kernel.backend, kernel=kernel.id, splits=splits)
+
+
+def with_splits(kernels: list[KernelRecord], k: int) -> list[tuple[KernelRecord, int]]:
+    """Each kernel that splits k, with each number of splits above 1 that it takes at this k."""
+    return [
+        (kernel, splits) for kernel in kernels if split_k.is_split_k(kernel)
+        for splits in SPLITS if splits > 1 and split_k.why_not(kernel, k, splits) is None
+    ]
 
 
 def kernel_id(kernel: KernelRecord) -> str:

@@ -63,6 +63,7 @@ CASES = [
     Case(129, 144, 4112, pad_a=4096),
     Case(300, 1040, 272, has_bias=True, pad_b=16, pad_out=64),
     Case(2048, 4096, 1024, pad_out=0),
+    Case(33, 33808, 136, has_bias=True),  # more tiles than blocks that an H200 holds at a time
 ]
 
 
@@ -73,6 +74,26 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
     problem = case.problem(config["a"], config["out"], config["layout"])
     tensors = operands.make(problem, "cuda", guarded=case.pad_out > 0)
     api.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
+    torch.cuda.synchronize()
+    comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
+    assert comparison.is_right, str(comparison)
+    assert tensors.is_guard_unharmed()
+
+
+K_OF_SPLITS = 2440  # 20 tiles of 128, the last half empty: no multiple of 8 splits
+
+
+@pytest.mark.parametrize("m", [1, 40, 203])
+@pytest.mark.parametrize(
+    ("kernel", "splits"), fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
+    ids=lambda value: value if isinstance(value, int) else value.id,
+)
+def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
+    problem = Case(m, 1040, K_OF_SPLITS).problem(
+        kernel.config["a"], kernel.config["out"], kernel.config["layout"]
+    )
+    tensors = operands.make(problem, "cuda", guarded=True)
+    api.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)

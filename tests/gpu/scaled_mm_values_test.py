@@ -93,6 +93,7 @@ CASES = [
     Case(300, 4096, 14336, "tensor", "tensor"),
     Case(300, 1040, 272, has_bias=True, pad_a=16, pad_b=16, pad_out=64),
     Case(513, 2064, 2064, "row", "row", pad_out=0),
+    Case(33, 33808, 272, has_bias=True),  # more tiles than blocks that an H200 holds at a time
     Case(2048, 7168, 2048, has_bias=True),
 ]
 
@@ -106,8 +107,21 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
 BLOCK_CASES = [
     (1, 16, 128), (1, 2112, 7168), (7, 144, 384), (16, 7168, 2048), (17, 528, 640),
     (63, 4096, 512), (65, 272, 256), (127, 2112, 1536), (129, 144, 896), (300, 1552, 640),
-    (513, 2064, 2048), (2049, 7168, 2048),
+    (513, 2064, 2048), (2049, 7168, 2048), (33, 33808, 384),
 ]
+
+
+K_OF_SPLITS = 2432  # 19 or 10 tiles: no multiple of any number of splits
+
+
+@pytest.mark.parametrize("m", [1, 40, 203])
+@pytest.mark.parametrize(
+    ("kernel", "splits"), fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
+    ids=lambda value: value.id if isinstance(value, KernelRecord) else str(value),
+)
+def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
+    problem = dense_of_kernel(kernel, m=m, n=1040, k=K_OF_SPLITS)
+    assert_right(kernel, problem, device, is_guarded=True, splits=splits)
 
 
 def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
@@ -143,9 +157,11 @@ def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(
     assert_right(kernel, problem, device, is_guarded=True)
 
 
-def assert_right(kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool) -> None:
+def assert_right(
+    kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool, splits: int = 1
+) -> None:
     tensors = operands.make(problem, "cuda", guarded=is_guarded)
-    plan = api.make_plan(problem, fitting_kernels.config(kernel), device)
+    plan = api.make_plan(problem, fitting_kernels.config(kernel, splits), device)
     plan(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)

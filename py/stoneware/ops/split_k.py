@@ -22,22 +22,13 @@ clusters)."""
 _LEAST_STEPS = 2
 """Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
 
-_MAX_BLOCKS_PER_SM = 4
-"""At most two of the small tiles' blocks fit an SM at a time: that is two waves. An estimate."""
-
-_MAX_TILES_OF_M = 65535
-"""Blocks along y, where the tiles of m are (CUDA C++ Programming Guide, technical specifications)."""
+_MAX_BLOCKS_PER_SM = 2
+"""So many of the smallest tiles' blocks fit an SM. Where there are more, k is better not split: blocks
+that have all of it go from tile to tile without a pause."""
 
 
 def is_split_k(kernel: KernelRecord) -> bool:
     return kernel.config.get("schedule") == SCHEDULE
-
-
-def fits_grid(kernel: KernelRecord, m: int, batch: int = 1) -> bool:
-    """Whether a split-k kernel has a block for each tile of m; any other kernel is not its concern."""
-    return not is_split_k(kernel) or (
-        batch == 1 and -(-m // kernel.config["tile"][1]) <= _MAX_TILES_OF_M
-    )
 
 
 def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:

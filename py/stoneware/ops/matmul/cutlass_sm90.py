@@ -103,7 +103,7 @@ def _fits_grid(problem: Problem, kernel: KernelRecord) -> bool:
     if kernel.config["schedule"] in PERSISTENT_SCHEDULES:
         return True
     if split_k.is_split_k(kernel):
-        return split_k.fits_grid(kernel, problem.m, problem.batch)
+        return problem.batch == 1
     columns = problem.m if kernel.config["swap_ab"] else problem.n
     num_tiles = -(-columns // kernel.config["tile"][1]) + kernel.config["cluster"][1] - 1
     return num_tiles <= MAX_GRID_YZ and problem.batch <= MAX_GRID_YZ

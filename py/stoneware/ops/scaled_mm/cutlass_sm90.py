@@ -45,11 +45,7 @@ def configs(problem: Problem, device: Device) -> list[Config]:
     """Each kernel that fits, with each number of splits that may be the fastest; the first that has
     CUTLASS's tile scheduler also with each larger swizzle that changes the order of its tiles."""
     found = tile_rule.by_tile_m(
-        problem.key, device.compute_capability,
-        [
-            kernel for kernel in cutlass_kernels.kernels(OP)
-            if split_k.fits_grid(kernel, problem.m)
-        ],
+        problem.key, device.compute_capability, cutlass_kernels.kernels(OP)
     )
     kernels = [manifest.packaged().kernels[config.kernel] for config in found]
     scheduled = (
