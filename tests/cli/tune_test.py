@@ -87,6 +87,19 @@ def test_flags_select_the_problems_and_the_settings(measuring, tmp_path, capsys)
     assert measuring["ordinal"] == 1 and measuring["store"].path == store
 
 
+def test_flags_select_grouped_problems(measuring, capsys):
+    code, *_ = tune(
+        capsys, "--ops", "grouped_mm", "--weights", "gpt_oss_20b_down", "--m-values", "16",
+        "--shapes", "8x2x64x32", "--dtypes", "bf16",
+    )
+    assert code == exit_codes.OK
+    assert [
+        (p.key.op, p.num_groups, p.m, p.key.m, p.n, p.k, p.a_dtype) for p in measuring["problems"]
+    ] == [
+        ("grouped_mm", 32, 512, 16, 2880, 2880, "bf16"), ("grouped_mm", 8, 16, 2, 64, 32, "bf16"),
+    ]
+
+
 def test_the_record_of_the_command_has_no_folder_of_the_machine(measuring, tmp_path, capsys):
     tune(capsys, "--m-values", "1", "--weights", "llama3_8b_o", "--store", tmp_path / "s.sqlite3",
          "--out", tmp_path / "out", "--alias", "H200", "--alias", "h200", "--json")
@@ -150,6 +163,8 @@ def test_out_holds_the_store_and_what_was_there_with_the_aliases(measuring, tmp_
     (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
     (["--rounds", "0"], "rounds=0 must be at least 1"),
     (["--ops", "conv"], "ops=conv must be among"),
+    (["--ops", "grouped_mm", "--shapes", "16x4096x64"], "the form that grouped_mm takes: GxMxNxK"),
+    (["--dtypes", "fp8"], "dtypes=fp8 must be among e4m3, bf16"),
 ])
 def test_mistakes_are_named(measuring, capsys, arguments, said):
     code, _, err = tune(capsys, *arguments)

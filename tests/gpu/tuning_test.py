@@ -18,6 +18,7 @@ from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.progress import LogReporter
 from stoneware.measuring.ranks import Ranks
 from stoneware.measuring.settings import Settings
+from stoneware.ops.grouped_mm import api as grouped_mm_api
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
 
@@ -55,17 +56,18 @@ def our_backend(device) -> str:
 
 def test_every_candidate_is_right_and_a_second_start_measures_nothing(device, tmp_path):
     store = Store(tmp_path / "samples.sqlite3")
-    problems = [*workloads.problems(shapes=["48x512x1024", "1x512x1024"], scales=["row"])]
+    problems = workloads.problems(
+        shapes=["48x512x1024", "1x512x1024", "4x12x512x1024"], scales=["row"])
     settings = dataclasses.replace(QUICK, seconds_per_problem=10.0)
     summary = session.tune(problems, store, 0, settings, LogReporter(), ranks=Ranks())
-    assert (summary.num_measured, summary.failures) == (4, [])
+    assert (summary.num_measured, summary.failures) == (6, [])
     assert set(summary.statuses) == {"ok"}, statuses(store)
     for problem in problems:
         operation = workloads.operation(problem.key.op)
         measured = {s.config for _, s in store.samples() if s.key == problem.key}
         assert measured == set(candidates.of_problem(operation, problem, device))
     again = session.tune(problems, store, 0, settings, LogReporter(), ranks=Ranks())
-    assert (again.num_known, again.num_samples) == (4, 0)
+    assert (again.num_known, again.num_samples) == (6, 0)
 
 
 def test_a_run_records_clocks_and_power_limit(device, tmp_path):
@@ -105,14 +107,20 @@ def test_a_wrong_candidate_is_not_timed(device, tmp_path):
     assert set(statuses(store).values()) == {"ok", "wrong"}
 
 
-def test_a_miss_is_measured_in_this_process_without_a_trace(device, tmp_path, monkeypatch):
+@pytest.mark.parametrize("op_api, problem", [
+    (api, PROBLEM),
+    (grouped_mm_api, grouped_mm_api.Problem.dense(m=48, n=512, k=1024, num_groups=4)),
+], ids=["scaled_mm", "grouped_mm"])
+def test_a_miss_is_measured_in_this_process_without_a_trace(
+    device, tmp_path, monkeypatch, op_api, problem
+):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path))
     torch.manual_seed(7)
     torch.cuda.manual_seed(7)
     expected = torch.randn(3), torch.randn(3, device="cuda").cpu()
     torch.manual_seed(7)
     torch.cuda.manual_seed(7)
-    session.tune_on_miss(api, PROBLEM, device)
+    session.tune_on_miss(op_api, problem, device)
     found = torch.randn(3), torch.randn(3, device="cuda").cpu()
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert set(statuses(user_store()).values()) == {"ok"}

@@ -15,6 +15,9 @@ from stoneware.errors import UnsupportedError
 from stoneware.measuring import candidates, operands, tolerance, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.settings import Settings
+from stoneware.ops.grouped_mm import reference as grouped_reference
+from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
+from stoneware.ops.grouped_mm.shapes import EXPERTS, MAX_ROWS, ragged
 from stoneware.ops.matmul import reference as matmul_reference
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm import reference
@@ -23,6 +26,9 @@ from stoneware.runtime.device import CPU
 from stoneware.runtime.manifest import KernelRecord, Manifest
 
 PROBLEM = Problem.dense(m=24, n=64, k=128)
+REFERENCES = {
+    "scaled_mm": reference, "matmul": matmul_reference, "grouped_mm": grouped_reference,
+}
 SHA256 = "ab" * 32
 
 
@@ -48,14 +54,17 @@ def make_plan(problem, config, device):
     kind = config.kernel.partition("_")[0]
     if kind == "nobias" and problem.has_bias:
         raise UnsupportedError("no bias")
-    right = (reference if problem.key.op == "scaled_mm" else matmul_reference).plan(
-        problem, config, device)
+    right = REFERENCES[problem.key.op].plan(problem, config, device)
 
     def plan(a, b, out, *rest):
         if kind == "raises":
             raise RuntimeError("misaligned address")
         if kind == "idle":
             return
+        if kind == "even":
+            m, num_groups = a.shape[0], b.shape[0]
+            ends = torch.arange(1, num_groups + 1) * m // num_groups
+            rest = (ends.to(torch.int32), *rest[1:])
         right(a, b, out, *rest)
         if kind == "wrong":
             out[3, 5] += 10 * out.float().std()
@@ -108,6 +117,51 @@ def test_only_what_is_right_is_timed(problem):
     assert samples["wrong_1"].median_us == samples["wrong_1"].count == 0
     assert "RuntimeError: misaligned address" in samples["raises_1"].detail
     assert samples["biasless_1"].detail.startswith("with bias: relative error")
+
+
+@pytest.mark.parametrize("problem", [
+    GroupedMmProblem.dense(m=40, n=32, k=64, num_groups=4, dtype="e4m3"),
+    GroupedMmProblem.dense(m=40, n=32, k=64, num_groups=4, dtype="bf16"),
+    GroupedMmProblem(
+        m=40, n=32, k=64, num_groups=4, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96,
+    ),
+], ids=str)
+def test_of_grouped_products_only_what_is_right_in_ragged_groups_is_timed(problem):
+    kernels = ["right_30", "idle_1", "wrong_1", "raises_1", "hole_1", "even_1", "right_40"]
+    samples = {s.config.kernel: s for s in measure(kernels, problem)}
+    assert {name: sample.status for name, sample in samples.items()} == {
+        "right_30": "ok", "right_40": "ok", "wrong_1": "wrong", "raises_1": "failed",
+        "idle_1": "wrong", "hole_1": "wrong", "even_1": "wrong",
+    }
+    right = samples["right_30"]
+    assert (right.median_us, right.count, right.key) == (30.0, 9, problem.key)
+    assert (right.key.m, right.key.num_groups) == (10, 4)
+    assert samples["even_1"].detail.startswith("without bias: relative error")
+
+
+@pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
+def test_a_grouped_result_may_have_a_guard_and_its_weights_strides(dtype):
+    problem = GroupedMmProblem(
+        m=21, n=32, k=64, num_groups=3, a_dtype=dtype, b_dtype=dtype, lda=80, ldb=96, ldd=48,
+        group_stride_b=33 * 96,
+    )
+    tensors = operands.make(problem, "cpu", guarded=True)
+    assert tensors.a.stride() == (80, 1) and tensors.b.stride() == (33 * 96, 1, 96)
+    grouped_reference.plan(problem, config("right_1"), CPU)(*tensors.arguments)
+    assert operands.compare(tensors.out, operands.reference(tensors), problem).is_right
+    assert tensors.is_guard_unharmed()
+    tensors.out_base[0, 0] = 1
+    assert not tensors.is_guard_unharmed()
+
+
+def test_groups_are_ragged_and_the_same_everywhere():
+    assert ragged(64, 8) == [5, 8, 6, 9, 12, 5, 9, 10]
+    for num_rows, num_groups in ((0, 3), (1, 1), (7, 128), (128, 128), (65536, 32)):
+        counts = ragged(num_rows, num_groups)
+        assert (sum(counts), len(counts)) == (num_rows, num_groups) and min(counts) >= 0
+    assert 0 in ragged(128, 128), "at a mean of one row some groups are empty"
+    many = ragged(65536, 32)
+    assert 1.2 < max(many) / min(many) < 2.2
 
 
 def test_a_candidate_may_refuse_a_bias_unless_the_problem_has_one():
@@ -206,6 +260,32 @@ def test_problems_are_every_combination_in_a_fixed_order_and_none_twice():
         assert isinstance(problem.key, Key)
 
 
+def test_grouped_problems_have_their_own_layers_and_rows_a_group():
+    made = workloads.problems(
+        ops=["scaled_mm", "grouped_mm"], weights=["llama3_8b_o", "mixtral_8x7b_down"],
+        m_values=[1, 16], scales=["row"], shapes=["4x3x32x48", "3x32x48"],
+    )
+    assert [(p.key.op, p.key.a_dtype, p.key.num_groups, p.m, p.key.m, p.n, p.k) for p in made] == [
+        *(("scaled_mm", "e4m3", 0, m, m, 4096, 4096) for m in (1, 16)),
+        ("scaled_mm", "e4m3", 0, 3, 3, 32, 48),
+        *(("grouped_mm", dtype, 8, 8 * m, m, 4096, 14336)
+          for m in (1, 16) for dtype in ("e4m3", "bf16")),
+        *(("grouped_mm", dtype, 4, 12, 3, 32, 48) for dtype in ("e4m3", "bf16")),
+    ]
+    for problem in made:
+        data = json.loads(json.dumps(workloads.problem_to_json(problem)))
+        assert workloads.problem_from_json(data) == problem
+
+
+def test_grouped_problems_are_all_layers_as_far_as_their_rows_go():
+    made = workloads.problems(ops=["grouped_mm"])
+    assert {(p.num_groups, p.n, p.k) for p in made} == set(EXPERTS.values())
+    assert {p.a_dtype for p in made} == {"e4m3", "bf16"}
+    assert max(p.m for p in made) == MAX_ROWS and min(p.key.m for p in made) == 1
+    halves = workloads.problems(ops=["grouped_mm"], out_dtypes=["fp16"], dtypes=["e4m3", "bf16"])
+    assert {(p.a_dtype, p.out_dtype) for p in halves} == {("e4m3", "fp16")}
+
+
 def test_all_layers_are_taken_unless_shapes_are_given():
     assert len(workloads.problems(shapes=["16x4096x4096"])) == 3
     assert len(workloads.problems(ops=["matmul"])) > 500
@@ -221,6 +301,13 @@ def test_all_layers_are_taken_unless_shapes_are_given():
         ({"scales": ["none"]}, "scales=none must be among"),
         ({"out_dtypes": ["fp64"]}, "out_dtypes=fp64 must be among bf16, fp16, fp32"),
         ({"layouts": ["xy"]}, "layouts=xy must be among nt"),
+        ({"dtypes": ["fp8"]}, "dtypes=fp8 must be among e4m3, bf16"),
+        ({"ops": ["matmul"], "weights": ["gpt_oss_20b_down"]}, "weights=gpt_oss_20b_down must be"),
+        ({"ops": ["grouped_mm"], "weights": ["llama3_8b_o"]}, "weights=llama3_8b_o must be among"),
+        ({"ops": ["grouped_mm"], "shapes": ["16x4096x4096"]},
+         "shapes='16x4096x4096' must be of the form that grouped_mm takes: GxMxNxK"),
+        ({"ops": ["matmul"], "shapes": ["8x16x64x64"]}, "that matmul takes: MxNxK, such as"),
+        ({"shapes": ["8x16x4096x100"]}, "k=100 must be at least 1 and a multiple of 16"),
     ],
 )
 def test_a_selection_that_names_nothing_is_refused(selection, message):

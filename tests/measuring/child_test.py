@@ -7,20 +7,22 @@ import types
 from pathlib import Path
 
 import pytest
-from fake_session import Bench
+from fake_session import H200, Bench
 from fake_stopwatch import FakeStopwatch
 
+from stoneware.autotune import layers, lookup, tuning
 from stoneware.autotune import store as store_module
-from stoneware.autotune import tuning
 from stoneware.autotune.config import Config
 from stoneware.errors import StoreError
-from stoneware.measuring import candidates, device_timer, machine, session
+from stoneware.measuring import candidates, device_timer, machine, session, workloads
 from stoneware.measuring.ranks import Ranks
 from stoneware.measuring.settings import Settings
+from stoneware.ops.grouped_mm import reference as grouped_reference
+from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
 from stoneware.ops.scaled_mm import reference
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU
-from stoneware.runtime.manifest import Manifest
+from stoneware.runtime.manifest import KernelRecord, Manifest
 
 PROBLEMS = [Problem.dense(m=m, n=32, k=64) for m in (1, 16)]
 
@@ -45,10 +47,44 @@ def test_every_end_of_a_candidate_reaches_the_store_through_the_process(
     assert "no event" not in caplog.text, "what a library prints stood among the events"
 
 
+def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(
+    tmp_path, monkeypatch
+):
+    kernels = [
+        KernelRecord(
+            id=name, op="grouped_mm", backend="triton_aot", arch="sm_90", sha256="", size_bytes=1,
+            config={"a": "bf16", "b": "bf16", "out": "bf16", "tile": [64, 64, 64]},
+        )
+        for name in ("right_30", "right_20")
+    ]
+    monkeypatch.setattr(
+        layers.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
+    bench = Bench(tmp_path)
+    problems = workloads.problems(
+        ops=["grouped_mm"], shapes=["4x5x32x64", "4x20x32x64"], dtypes=["bf16"])
+    tuned = bench.session(["wrong_1", "right_30", "right_20"], has_default=False)
+    tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
+    summary = tuned.measure(problems, Ranks())
+    assert summary.failures == [] and summary.statuses == {"ok": 4, "wrong": 2}
+    table = layers.table_of_samples("grouped_mm", bench.store.samples())
+
+    def found(**sizes):
+        key = GroupedMmProblem.dense(**sizes, dtype="bf16").key
+        one = lookup.find(key, H200, [layers.Source("store", table)])
+        return one and (one.layer, one.entry.key.m, one.choice.config.kernel)
+
+    assert found(m=20, n=32, k=64, num_groups=4) == ("exact", 5, "right_20")
+    assert found(m=17, n=32, k=64, num_groups=4) == ("exact", 5, "right_20")
+    assert found(m=21, n=32, k=64, num_groups=4) == ("nearest m", 20, "right_20")
+    assert found(m=20, n=64, k=64, num_groups=4) == ("nearest shape", 5, "right_20")
+
+
 class OneCandidate:
     """An op with the reference alone."""
 
-    make_plan = staticmethod(reference.plan)
+    def make_plan(self, problem, config, device):
+        of_op = grouped_reference if problem.key.op == "grouped_mm" else reference
+        return of_op.plan(problem, config, device)
 
     def candidates(self, problem, device):
         return [Config(backend="triton_aot", kernel="right_30")]
@@ -83,15 +119,18 @@ def on_cpu(tmp_path, monkeypatch):
     tuning._say_not_stored.cache_clear()
 
 
-def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu):
+@pytest.mark.parametrize("problem", [
+    PROBLEMS[0], GroupedMmProblem.dense(m=20, n=32, k=64, num_groups=4),
+], ids=str)
+def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu, problem):
     import torch
 
     before, generation = torch.random.get_rng_state(), tuning.generation()
-    session.tune_on_miss(API, PROBLEMS[0], CPU)
+    session.tune_on_miss(API, problem, CPU)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tuning.generation() != generation, "plans made before the samples came are kept"
     [(_, sample)] = store_module.user_store().samples()
-    assert (sample.key, sample.median_us, sample.status) == (PROBLEMS[0].key, 30.0, "ok")
+    assert (sample.key, sample.median_us, sample.status) == (problem.key, 30.0, "ok")
 
 
 def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_stopwatch import FakeStopwatch
 
 from stoneware.measuring import candidates, child, device_timer
+from stoneware.ops.grouped_mm import reference as grouped_reference
 from stoneware.ops.scaled_mm import reference
 from stoneware.runtime import device
 from stoneware.runtime.manifest import Manifest
@@ -31,7 +32,8 @@ class Stopwatch(FakeStopwatch):
 
 def make_plan(problem, config, where):
     kind = config.kernel.partition("_")[0]
-    right = reference.plan(problem, config, where)
+    of_op = grouped_reference if problem.key.op == "grouped_mm" else reference
+    right = of_op.plan(problem, config, where)
 
     def plan(a, b, out, *rest):
         print("a library prints this on stdout")

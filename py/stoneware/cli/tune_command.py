@@ -33,6 +33,8 @@ HELP = help.text(
         "stoneware tune",
         "stoneware tune --weights llama3_8b_qkv,llama3_8b_o --m-values 1,16,64",
         "stoneware tune --ops scaled_mm --shapes 16x4096x14336 --scales row",
+        "stoneware tune --ops grouped_mm --weights mixtral_8x7b_down --dtypes e4m3",
+        "stoneware tune --ops grouped_mm --shapes 8x16x4096x14336",
         "stoneware tune --out samples --alias H200 --commit 1a2b3c4",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
@@ -48,18 +50,22 @@ _PATHS = ("store", "out")
 def tune(
     context: typer.Context,
     ops: Annotated[str | None, typer.Option(
-        help="Ops, as scaled_mm,matmul. Default: all.", show_default=False)] = None,
+        help="Ops, as scaled_mm,matmul,grouped_mm. Default: all.", show_default=False)] = None,
     weights: Annotated[str | None, typer.Option(
         help="Layers by name, as llama3_8b_qkv,llama3_8b_o. Default: all, or none with --shapes.",
         show_default=False)] = None,
     m_values: Annotated[str | None, typer.Option(
-        help="Rows of a for --weights, as 1,16,64.", show_default=False)] = None,
+        help="Rows of a for --weights, as 1,16,64; of grouped_mm the mean of a group.",
+        show_default=False)] = None,
     shapes: Annotated[str | None, typer.Option(
-        help="Further shapes as MxNxK, as 16x4096x14336.", show_default=False)] = None,
+        help="Further shapes as MxNxK, as 16x4096x14336; of grouped_mm as GxMxNxK, of G groups "
+        "with M rows on average.", show_default=False)] = None,
     scales: Annotated[str, typer.Option(help="Kinds of scales, for scaled_mm.")] = "row,tensor",
     out_dtypes: Annotated[str, typer.Option(
         help="Output dtypes, bf16 or fp16; for matmul all dtypes.")] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
+    dtypes: Annotated[str, typer.Option(
+        help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
     seconds_per_problem: Annotated[float, typer.Option(
         help="Stop timing a problem after this long.")] = 2.0,
@@ -97,6 +103,7 @@ def tune(
         "weights": listed("weights", weights), "m_values": rows,
         "shapes": listed("shapes", shapes) or (), "scales": listed("scales", scales),
         "out_dtypes": listed("out-dtypes", out_dtypes), "layouts": listed("layouts", layouts),
+        "dtypes": listed("dtypes", dtypes),
     }
     if ops is not None:
         selection["ops"] = listed("ops", ops)

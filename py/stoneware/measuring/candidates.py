@@ -1,8 +1,8 @@
 """Measures the candidates of one problem on this GPU: right values first, then the time.
 
 Each candidate runs once on fresh random operands over an output of NaN, without a bias and, if it
-takes one, with; every element is compared with float64. What is right is timed against the others
-(device_timer.py); what is wrong or fails is written down as such, with the reason.
+and its op take one, with; every element is compared with float64. What is right is timed against
+the others (device_timer.py); what is wrong or fails is written down as such, with the reason.
 
 Nothing here survives a kernel that hangs or destroys the CUDA context: `session.tune` runs this in
 a process of its own, and gives `announce` and `emit` to know how far it came.
@@ -143,7 +143,7 @@ class _Race:
         self._settings, self._run_id = settings, run_id
         self._make_plan, self._announce, self._emit = make_plan, announce, emit
         where = torch.device(device.kind, device.ordinal) if device.kind == "cuda" else "cpu"
-        self._tensors = operands.make(dataclasses.replace(problem, has_bias=False), where)
+        self._tensors = operands.make(operands.with_bias(problem, False), where)
         self._expected = operands.reference(self._tensors)
         bias = torch.randn(problem.n, device=where) * problem.k**0.5
         self._bias = bias.to(self._tensors.out.dtype)
@@ -169,9 +169,9 @@ class _Race:
         }
 
     def _check(self, config: Config) -> _Measured:
-        """Runs a candidate with and without bias; the error is the larger."""
+        """Runs a candidate with and without bias, or as its op has it; the error is the larger."""
         worst = 0.0
-        for has_bias in (True,) if self._problem.has_bias else (False, True):
+        for has_bias in self._variants():
             variant = f"{'with' if has_bias else 'without'} bias"
             try:
                 call = self._call(config, has_bias)
@@ -179,7 +179,7 @@ class _Race:
                 call()
                 self._synchronize()
             except Exception as error:
-                if has_bias and not self._problem.has_bias and isinstance(error, UnsupportedError):
+                if has_bias and not self._has_bias and isinstance(error, UnsupportedError):
                     continue  # a refusal, which look-ups of problems with a bias see too
                 return self._failed(config, error, variant)
             want = self._expected + self._bias.float() if has_bias else self._expected
@@ -191,12 +191,22 @@ class _Race:
             worst = max(worst, comparison.error)
         return _Measured("ok", worst)
 
+    @property
+    def _has_bias(self) -> bool:
+        return operands.takes_bias(self._problem) and self._problem.has_bias
+
+    def _variants(self) -> tuple[bool, ...]:
+        """Whether each of the calls that are checked has a bias."""
+        if not operands.takes_bias(self._problem):
+            return (False,)
+        return (True,) if self._has_bias else (False, True)
+
     def _time(self, configs: Sequence[Config]) -> dict[Config, Timing]:
         left = list(configs)
         while left:
             try:
                 return self._timer.time(
-                    {config: self._call(config, self._problem.has_bias) for config in left},
+                    {config: self._call(config, self._has_bias) for config in left},
                     rounds=self._settings.rounds,
                     max_seconds=self._settings.seconds_per_problem,
                     rounds_before_drop=self._settings.rounds_before_drop,
@@ -212,7 +222,7 @@ class _Race:
         return {}
 
     def _call(self, config: Config, has_bias: bool) -> Callable[[], object]:
-        problem = dataclasses.replace(self._problem, has_bias=has_bias)
+        problem = operands.with_bias(self._problem, has_bias)
         plan = self._make_plan(problem, config, self._device)
         bias = self._bias if has_bias else None
         arguments = dataclasses.replace(self._tensors, bias=bias).arguments

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from stoneware.measuring import tolerance
+from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
+from stoneware.ops.grouped_mm.shapes import ragged
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.problem import BLOCK, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.problem import Problem as ScaledMmProblem
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 
-Problem = ScaledMmProblem | MatmulProblem
+Problem = ScaledMmProblem | MatmulProblem | GroupedMmProblem
 
 _CHUNK_BYTES = 1 << 29
 
@@ -28,11 +30,13 @@ class Operands:
 
     Attributes:
       problem: what they are operands of.
-      a, b: [m, k] and [k, n], with the problem's strides; what a view skips is NaN.
+      a, b: [m, k] and [k, n], of grouped_mm [groups, k, n], with the problem's strides; what a view
+        skips is NaN.
       out: [m, n] view of `out_base`; both all NaN until something is written.
       out_base: the memory around out: guard rows and columns that must stay NaN.
-      scales: (scale_a, scale_b) of scaled_mm, else empty.
+      scales: (scale_a, scale_b) of fp8 operands, else empty.
       bias: [n] or None.
+      offs: of grouped_mm, [groups] int32, the row after each group's last; else None.
     """
 
     problem: Problem
@@ -42,10 +46,14 @@ class Operands:
     out_base: torch.Tensor
     scales: tuple[torch.Tensor, ...]
     bias: torch.Tensor | None
+    offs: torch.Tensor | None = None
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """In the order of a plan: a, b, out, the scales if the op has any, bias."""
+        """In the order of a plan: a, b, out, the scales if the op has any, bias; of grouped_mm: a,
+        b, out, offs, and each scale or None."""
+        if self.offs is not None:
+            return (self.a, self.b, self.out, self.offs, *(self.scales or (None, None)))
         return (self.a, self.b, self.out, *self.scales, self.bias)
 
     def poison(self) -> None:
@@ -87,8 +95,19 @@ class Comparison:
         )
 
 
+def with_bias(problem: Problem, has_bias: bool) -> Problem:
+    """The problem with a bias or without; the same one if its op has no bias."""
+    return dataclasses.replace(problem, has_bias=has_bias) if takes_bias(problem) else problem
+
+
+def takes_bias(problem: Problem) -> bool:
+    """Whether the problem's op has a bias, not whether the problem has one."""
+    return not isinstance(problem, GroupedMmProblem)
+
+
 def make(problem: Problem, device: torch.device | str, *, guarded: bool = False) -> Operands:
-    """Draws operands: normal values, scales in [0.5, 1.5), a bias as large as the products.
+    """Draws operands: normal values, scales in [0.5, 1.5), a bias as large as the products; for
+    grouped_mm groups of rows as `ragged` deals them out.
 
     Args:
       problem: sizes, dtypes and leading dimensions.
@@ -100,6 +119,8 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
     """
     dtype = TORCH_DTYPES[problem.a_dtype]
     out_dtype = TORCH_DTYPES[problem.out_dtype]
+    if isinstance(problem, GroupedMmProblem):
+        return _make_grouped(problem, device, guarded)
     layout = getattr(problem, "layout", "nt")
     a = _matrix(problem.m, problem.k, problem.lda, layout[0] == "n", dtype, device)
     b = _matrix(problem.k, problem.n, problem.ldb, layout[1] == "n", dtype, device)
@@ -118,32 +139,49 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
 
 def reference(operands: Operands) -> torch.Tensor:
     """The result in float64 arithmetic, kept as float32 (an error of 6e-8) to halve its memory."""
-    a, b = operands.a, operands.b
+    result = torch.empty(operands.out.shape, dtype=torch.float32, device=operands.a.device)
+    if operands.offs is None:
+        is_block = getattr(operands.problem, "scales", None) == "block"
+        _multiply(result, operands.a, operands.b, operands.scales, operands.bias, is_block)
+        return result
+    ends = operands.offs.tolist()
+    for group, (begin, end) in enumerate(zip([0, *ends], ends)):
+        rows = slice(begin, end)
+        scales: tuple[torch.Tensor, ...] = ()
+        if operands.scales:
+            scale_a, scale_b = operands.scales
+            scales = scale_a[rows, None], scale_b[group, None]
+        _multiply(result[rows], operands.a[rows], operands.b[group], scales, None, False)
+    return result
+
+
+def _multiply(
+    result: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scales: tuple[torch.Tensor, ...],
+    bias: torch.Tensor | None, is_block: bool,
+) -> None:
+    """One product into `result`, by pieces that fit into memory in float64."""
     (m, k), n = a.shape, b.shape[1]
-    result = torch.empty(m, n, dtype=torch.float32, device=a.device)
     chunk = max(16, _CHUNK_BYTES // (8 * k))
-    is_block = getattr(operands.problem, "scales", None) == "block"
     for m_start in range(0, m, chunk):
         rows = slice(m_start, m_start + chunk)
         a_rows = a[rows].float().double()
         if is_block:
-            a_rows *= operands.scales[0][rows].double().repeat_interleave(BLOCK, 1)
+            a_rows *= scales[0][rows].double().repeat_interleave(BLOCK, 1)
         for n_start in range(0, n, chunk):
             columns = slice(n_start, n_start + chunk)
             b_columns = b[:, columns].float().double()
             if is_block:
                 places = torch.arange(n, device=b.device)[columns] // BLOCK
-                scale_b = operands.scales[1][: k // BLOCK, places].double()
+                scale_b = scales[1][: k // BLOCK, places].double()
                 b_columns *= scale_b.repeat_interleave(BLOCK, 0)
             block = a_rows @ b_columns
-            if operands.scales and not is_block:
-                scale_a, scale_b = operands.scales
+            if scales and not is_block:
+                scale_a, scale_b = scales
                 block *= (scale_a if scale_a.numel() == 1 else scale_a[rows]).double()
                 block *= (scale_b if scale_b.numel() == 1 else scale_b[:, columns]).double()
-            if operands.bias is not None:
-                block += operands.bias[columns].double()
+            if bias is not None:
+                block += bias[columns].double()
             result[rows, columns] = block.float()
-    return result
 
 
 def compare(out: torch.Tensor, expected: torch.Tensor, problem: Problem) -> Comparison:
@@ -182,6 +220,30 @@ def _matrix(
         base[:, :inner] = values
         values = base[:, :inner]
     return values if is_row_major else values.t()
+
+
+def _make_grouped(
+    problem: GroupedMmProblem, device: torch.device | str, guarded: bool
+) -> Operands:
+    m, n, k, num_groups = problem.m, problem.n, problem.k, problem.num_groups
+    dtype = TORCH_DTYPES[problem.a_dtype]
+    a = _matrix(m, k, problem.lda, True, dtype, device)
+    # Bytes of ones are NaN in every dtype here, and fill_ does not take fp8.
+    size = (num_groups - 1) * problem.group_stride_b + (n - 1) * problem.ldb + k
+    base = torch.full((size * dtype.itemsize,), 255, dtype=torch.uint8, device=device).view(dtype)
+    b = base.as_strided((num_groups, k, n), (problem.group_stride_b, 1, problem.ldb))
+    for group in b:  # one at a time: in float32 all of them take four times what fp8 does
+        group.copy_(torch.randn(n, k, device=device).to(dtype).t())
+    scales: tuple[torch.Tensor, ...] = ()
+    if problem.scales == "row":
+        scales = (
+            torch.rand(m, device=device) + 0.5, torch.rand(num_groups, n, device=device) + 0.5
+        )
+    offs = torch.tensor(ragged(m, num_groups), device=device).cumsum(0).to(torch.int32)
+    out_base, out = _poisoned_output(problem, TORCH_DTYPES[problem.out_dtype], device, guarded)
+    return Operands(
+        problem=problem, a=a, b=b, out=out, out_base=out_base, scales=scales, bias=None, offs=offs
+    )
 
 
 def _block_scales(

@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware.autotune.key import LAYOUTS
+from stoneware.ops.grouped_mm.problem import IN_DTYPES
+from stoneware.ops.grouped_mm.problem import OUT_DTYPES as GROUPED_OUT_DTYPES
+from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
+from stoneware.ops.grouped_mm.shapes import EXPERTS, MAX_ROWS, ROWS_PER_GROUP
 from stoneware.ops.matmul.problem import DTYPES
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.problem import OUT_DTYPES, SCALES
@@ -18,9 +22,11 @@ from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
 
-Problem = ScaledMmProblem | MatmulProblem
+Problem = ScaledMmProblem | MatmulProblem | GroupedMmProblem
 
-PROBLEMS: dict[str, type[Problem]] = {"scaled_mm": ScaledMmProblem, "matmul": MatmulProblem}
+PROBLEMS: dict[str, type[Problem]] = {
+    "scaled_mm": ScaledMmProblem, "matmul": MatmulProblem, "grouped_mm": GroupedMmProblem,
+}
 """The ops that are measured, with their Problem."""
 
 SCALE_KINDS = ("row", "tensor")
@@ -40,64 +46,119 @@ def problems(
     scales: Sequence[str] = SCALE_KINDS,
     out_dtypes: Sequence[str] = ("bf16",),
     layouts: Sequence[str] = ("nt",),
+    dtypes: Sequence[str] = IN_DTYPES,
 ) -> list[Problem]:
     """Every combination, in a fixed order and none twice.
 
     Args:
       ops: names of PROBLEMS.
-      weights: names of layers in ops/scaled_mm/shapes.py; None takes all, or none if `shapes` are
-        given.
-      m_values: rows of a, for `weights`; None takes those of ops/scaled_mm/shapes.py.
-      shapes: further shapes, as "MxNxK".
+      weights: names of layers in ops/scaled_mm/shapes.py, or for grouped_mm in
+        ops/grouped_mm/shapes.py; an op takes those that it knows. None takes all, or none if
+        `shapes` are given.
+      m_values: rows of a, for grouped_mm the mean of a group, for `weights`; None takes those of
+        the same files, for grouped_mm as far as all groups together have MAX_ROWS.
+      shapes: further shapes, as "MxNxK", for grouped_mm as "GxMxNxK" with G groups of M rows on
+        average; an op takes those of its form.
       scales: kinds of scales, for scaled_mm.
-      out_dtypes: output dtypes; for matmul all dtypes.
+      out_dtypes: output dtypes; for matmul all dtypes. grouped_mm takes those that it has for the
+        operands.
       layouts: of a and b, for matmul.
+      dtypes: of a and b, for grouped_mm; "e4m3" has row scales.
 
     Raises:
       ValueError: a name is unknown or a shape breaks a rule of its op.
     """
+    layers = {name: sizes for op in ops if op in PROBLEMS for name, sizes in _layers(op).items()}
     if weights is None:
-        weights = () if shapes else tuple(WEIGHTS)
+        weights = () if shapes else tuple(layers)
     for what, found, known in (
-        ("ops", ops, tuple(PROBLEMS)), ("weights", weights, tuple(WEIGHTS)),
-        ("scales", scales, SCALES), ("layouts", layouts, LAYOUTS),
+        ("ops", ops, tuple(PROBLEMS)), ("weights", weights, tuple(layers)),
+        ("scales", scales, SCALES), ("layouts", layouts, LAYOUTS), ("dtypes", dtypes, IN_DTYPES),
         ("out_dtypes", out_dtypes, tuple(dict.fromkeys((*OUT_DTYPES, *DTYPES)))),
     ):
         unknown = sorted(set(found) - set(known))
         if unknown:
             raise ValueError(f"{what}={','.join(unknown)} must be among {', '.join(known)}")
-    sizes = [
-        (m, *WEIGHTS[name]) for name in weights for m in (m_values or M_VALUES)
-    ] + list(map(_sizes, shapes))
-    made = (
+    further = [(shape, _sizes(shape)) for shape in shapes]
+    for shape, sizes in further:
+        if not any(len(sizes) == _num_sizes(op) for op in ops):
+            raise ValueError(
+                f"shapes={shape!r} must be of the form that {' or '.join(ops)} takes: "
+                f"{' or '.join(dict.fromkeys(map(_form, ops)))}; write it so, or name another op"
+            )
+    made: Iterator[Problem] = (
         problem
         for op in ops
-        for m, n, k in sizes
-        for problem in _of_sizes(op, m, n, k, scales, out_dtypes, layouts)
+        for sizes in (
+            *_of_layers(op, weights, m_values),
+            *(sizes for _, sizes in further if len(sizes) == _num_sizes(op)),
+        )
+        for problem in _of_sizes(op, sizes, scales, out_dtypes, layouts, dtypes)
     )
     return list(dict.fromkeys(made))
 
 
-def _sizes(shape: str) -> tuple[int, int, int]:
-    if not re.fullmatch(r"[0-9]+x[0-9]+x[0-9]+", shape):
-        raise ValueError(f"shapes={shape!r} must be of the form MxNxK, such as 16x4096x14336")
-    m, n, k = map(int, shape.split("x"))
-    return m, n, k
+def _layers(op: str) -> Mapping[str, tuple[int, ...]]:
+    return EXPERTS if op == "grouped_mm" else WEIGHTS
+
+
+def _num_sizes(op: str) -> int:
+    return 4 if op == "grouped_mm" else 3
+
+
+def _form(op: str) -> str:
+    return "GxMxNxK, such as 8x16x4096x14336" if op == "grouped_mm" else (
+        "MxNxK, such as 16x4096x14336")
+
+
+def _of_layers(
+    op: str, weights: Sequence[str], m_values: Sequence[int] | None
+) -> Iterator[tuple[int, ...]]:
+    """(m, n, k), or for grouped_mm (groups, mean m, n, k)."""
+    layers = _layers(op)
+    for name in weights:
+        if name in layers:
+            *groups, n, k = layers[name]
+            yield from ((*groups, m, n, k) for m in m_values or _m_values(*groups))
+
+
+def _m_values(num_groups: int | None = None) -> Sequence[int]:
+    if num_groups is None:
+        return M_VALUES
+    return [m for m in ROWS_PER_GROUP if m * num_groups <= MAX_ROWS]
+
+
+def _sizes(shape: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[0-9]+(x[0-9]+){2,3}", shape):
+        raise ValueError(
+            f"shapes={shape!r} must be of the form {_form('matmul')}, or for grouped_mm "
+            f"{_form('grouped_mm')}"
+        )
+    return tuple(map(int, shape.split("x")))
 
 
 def _of_sizes(
-    op: str, m: int, n: int, k: int, scales: Iterable[str], out_dtypes: Iterable[str],
-    layouts: Iterable[str],
+    op: str, sizes: tuple[int, ...], scales: Iterable[str], out_dtypes: Iterable[str],
+    layouts: Iterable[str], dtypes: Sequence[str],
 ) -> Iterator[Problem]:
+    *groups, m, n, k = sizes
     for out_dtype in out_dtypes:
         if op == "scaled_mm":
             for kind in scales:
                 yield ScaledMmProblem.dense(m=m, n=n, k=k, out_dtype=out_dtype, scales=kind)
-        else:
+        elif op == "matmul":
             for layout in layouts:
                 yield MatmulProblem.dense(
                     m=m, n=n, k=k, dtype=out_dtype, out_dtype=out_dtype, layout=layout
                 )
+        else:
+            [num_groups] = groups
+            for dtype in dtypes:
+                if out_dtype in GROUPED_OUT_DTYPES[dtype]:
+                    yield GroupedMmProblem.dense(
+                        m=m * num_groups, n=n, k=k, num_groups=num_groups, dtype=dtype,
+                        out_dtype=out_dtype,
+                    )
 
 
 def cost(problem: Problem) -> float:

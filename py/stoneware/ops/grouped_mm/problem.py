@@ -118,6 +118,15 @@ class Problem:
         return -(-self.m // self.num_groups)
 
     @property
+    def as_filed(self) -> Problem:
+        """The problem that is measured for the key: of dense tensors, and with as many rows as the
+        mean of the key says."""
+        return Problem.dense(
+            m=self.rows_per_group * self.num_groups, n=self.n, k=self.k,
+            num_groups=self.num_groups, dtype=self.a_dtype, out_dtype=self.out_dtype,
+        )
+
+    @property
     def key(self) -> Key:
         """The key under which the table files the problem; its m is the rows per group."""
         return Key(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import random
+
 EXPERTS: dict[str, tuple[int, int, int]] = {
     "mixtral_8x7b_gate_up": (8, 28672, 4096),
     "mixtral_8x7b_down": (8, 4096, 14336),
@@ -23,3 +27,31 @@ on one of eight; GPT-OSS 32 (20B) or 128 (120B) experts, hidden and intermediate
 
 ROWS_PER_GROUP = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
 """Tokens an expert has on average: decoding up to a prefill."""
+
+MAX_ROWS = 131072
+"""Of all groups of a workload together: a prefill of 16384 tokens of which each goes to 8 experts,
+as in DeepSeek-V3 and Qwen3 30B A3B. For more rows the largest that was measured answers."""
+
+_LEAST_SHARE, _LARGEST_SHARE = 0.7, 1.3
+"""Of a group, in units of the mean: as DeepGEMM draws its groups' rows (tests/generators.py)."""
+
+
+def ragged(num_rows: int, num_groups: int) -> list[int]:
+    """How many rows each group has where they are to be as uneven as a router leaves them.
+
+    Each group draws its share, uniformly from 0.7 to 1.3 of the mean; then each row draws its group
+    by the shares. So small groups vary as counts of rare events do (some are empty at a mean of
+    few rows), and large ones by the shares. The seed is fixed: equal arguments give equal sizes, in
+    every process and on every machine.
+
+    Returns:
+      `num_groups` counts; their sum is `num_rows`.
+    """
+    # random() alone: Python promises its sequence to every version, and no other draw's.
+    draw = random.Random(0).random
+    spread = _LARGEST_SHARE - _LEAST_SHARE
+    ends = list(itertools.accumulate(_LEAST_SHARE + spread * draw() for _ in range(num_groups)))
+    counts = [0] * num_groups
+    for _ in range(num_rows):
+        counts[bisect.bisect(ends, draw() * ends[-1], hi=num_groups - 1)] += 1
+    return counts
