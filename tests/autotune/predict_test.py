@@ -107,6 +107,24 @@ def test_more_work_is_never_faster(axis):
             assert after[name] >= time_us, (device.fingerprint.name, name, problem, more)
 
 
+def test_more_groups_are_never_faster_and_read_each_matrix():
+    kernels = [
+        kernel("swapped", (128, 32, 128), "sm_90a", op="grouped_mm", schedule="cooperative",
+               swap_ab=True),
+        kernel("square", (128, 128, 128), "sm_90a", op="grouped_mm", schedule="pingpong"),
+    ]
+    for m in (1, 16, 100, 2048):
+        last = {"swapped": 0.0, "square": 0.0}
+        for num_groups in (1, 2, 8, 128):
+            problem = key(op="grouped_mm", m=m, num_groups=num_groups)
+            found = times(problem, H200, kernels)
+            read_us = num_groups * problem.n * problem.k / (H200.facts.memory_gbytes_per_s * 1e3)
+            for name, time_us in found.items():
+                assert time_us >= max(last[name], read_us), (m, num_groups, name)
+            last = found
+        assert min(last, key=last.get) == ("swapped" if m <= 16 else "square")
+
+
 def test_more_bandwidth_and_more_sms_are_never_slower():
     facts = H200.facts
     better = [

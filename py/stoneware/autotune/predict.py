@@ -12,7 +12,7 @@ kernel is that of its launch and the largest of
   also waits for its first load and its stores.
 
 Whole tiles on whole SMs make a small tile win at small m; bytes per multiply-add make a large one
-win at large m.
+win at large m. The groups of a grouped product are taken to be even, all of the mean rows.
 
 Deterministic on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 
@@ -342,7 +342,8 @@ def _time_us(key: Key, device: PredictedDevice, kernel: KernelRecord) -> float:
     # A cluster is launched whole, so tiles that it has beyond the problem take an SM each.
     tiles_m = _ceil_div(_ceil_div(key.m, tiling.m), tiling.cluster_m) * tiling.cluster_m
     tiles_n = _ceil_div(_ceil_div(key.n, tiling.n), tiling.cluster_n) * tiling.cluster_n
-    num_tiles = tiles_m * tiles_n
+    num_groups = max(1, key.num_groups)
+    num_tiles = num_groups * tiles_m * tiles_n
     num_steps = _ceil_div(key.k, tiling.k)
     a_bytes, b_bytes = ELEMENT_BYTES[key.a_dtype], ELEMENT_BYTES[key.b_dtype]
 
@@ -388,7 +389,7 @@ def _time_us(key: Key, device: PredictedDevice, kernel: KernelRecord) -> float:
     dram_bytes_per_us = facts.memory_gbytes_per_s * 1000 * DRAM_EFFICIENCY
     concurrent_tiles = min(num_tiles, fingerprint.num_sms * num_resident)
     a_passes, b_passes = _passes(kernel, tiles_m, tiles_n, concurrent_tiles)
-    dram_bytes = (
+    dram_bytes = num_groups * (
         _read_bytes(key.m * key.k * a_bytes, a_passes, fingerprint)
         + _read_bytes(key.n * key.k * b_bytes, b_passes, fingerprint)
         + key.m * key.n * ELEMENT_BYTES[key.out_dtype]
