@@ -10,7 +10,10 @@ import types
 import pytest
 import small_samples as small
 from conftest import forget
-from small_samples import KERNEL_OP, UNKNOWN_GPU, VENDOR, kernel_sample, ours, run, sample
+from small_samples import (
+    GROUPED, GROUPED_VENDOR, KERNEL_OP, UNKNOWN_GPU, VENDOR, grouped_sample, kernel_sample, ours,
+    run, sample,
+)
 
 from stoneware.autotune import samples as sample_format
 from stoneware.autotune.bake import bake
@@ -139,7 +142,8 @@ def test_diff_takes_tables(package, capsys):
 def native_module(package, monkeypatch):
     """A native module that has the cubins of the manifest; returns it."""
     module = types.SimpleNamespace(
-        kernels=lambda: [{"id": config.kernel} for config in (SMALL, BIG)], cubin=small.cubin
+        kernels=lambda: [{"id": config.kernel} for config in (SMALL, BIG, GROUPED)],
+        cubin=small.cubin,
     )
     monkeypatch.setitem(sys.modules, "small_native_module", module)
     monkeypatch.setattr(verification, "NATIVE_MODULES", ("small_native_module",))
@@ -239,6 +243,12 @@ def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatc
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
     ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
     ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
+    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),
+    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
+    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
+     "--bias must be left out: for other ops; grouped_mm has no bias"),
+    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "row"],
+     "--scales must be left out"),
 ])
 def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, said):
     code, _, err = stoneware(capsys, "explain", *arguments)
@@ -347,6 +357,46 @@ def test_explain_prints_the_layer_and_the_source(package, capsys):
             "runners_up", "refusals", "table_digest", "run"} <= set(document)
     code, out, _ = stoneware(capsys, *arguments, "--device", "H200")
     assert "layer" in out and "config" in out
+
+
+@pytest.fixture
+def grouped_table(package, tmp_path, capsys):
+    """Installs a table of groups, in which the vendor library is chosen: it needs no module."""
+    folder = small.write_folder(tmp_path / "grouped", [
+        grouped_sample(GROUPED_VENDOR, 9.0), grouped_sample(GROUPED, 12.0),
+        grouped_sample(GROUPED_VENDOR, 20.0, m=64), grouped_sample(GROUPED, 20.1, m=64),
+        grouped_sample(GROUPED_VENDOR, 99.0, num_groups=32),
+    ])
+    table = package / "tables" / "grouped_mm.json"
+    assert stoneware(
+        capsys, "bake", "--op", "grouped_mm", "--out", table, folder)[0] == exit_codes.OK
+    forget()
+    return folder
+
+
+@pytest.mark.parametrize("m, num_groups, layer, median_us", [
+    (128, 8, "exact", 9.0), (121, 8, "exact", 9.0), (129, 8, "nearest m", 20.0),
+    (512, 32, "exact", 99.0),
+])
+def test_explain_finds_a_grouped_measurement_by_groups_and_mean_rows(
+    grouped_table, capsys, m, num_groups, layer, median_us
+):
+    code, document = as_json(
+        capsys, "explain", "grouped_mm", "-m", m, "-n", 4096, "-k", 14336, "--num-groups",
+        num_groups, "--dtype", "bf16", "--device", "H200",
+    )
+    assert (code, document["layer"], document["grade"]) == (exit_codes.OK, layer, layer)
+    assert document["chosen"]["median_us"] == median_us
+    assert document["problem"]["num_groups"] == num_groups
+
+
+def test_explain_prints_the_groups_and_the_runners_up(grouped_table, capsys):
+    _, out, _ = stoneware(
+        capsys, "explain", "grouped_mm", "-m", 128, "-n", 4096, "-k", 14336, "--num-groups", 8,
+        "--dtype", "bf16", "--device", "H200",
+    )
+    assert "grouped_mm m=128 n=4096 k=14336 groups=8 bf16*bf16->bf16" in out
+    assert "12.00 us" in out and GROUPED.kernel in out
 
 
 def test_explain_of_an_unknown_device_names_the_known(package, capsys):

@@ -24,6 +24,10 @@ UNKNOWN_GPU = DeviceFingerprint(
     memory_clock_khz=2000000,
 )
 VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
+GROUPED = Config(
+    backend="cutlass_sm90", kernel="grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap"
+)
+GROUPED_VENDOR = Config(backend="vendor", kernel="torch._grouped_mm")
 SHA256 = "ab" * 32
 KERNEL_OP = "mypackage.kernels:softmax"
 
@@ -41,11 +45,21 @@ def key(m: int = 16, n: int = 4096, k: int = 4096, **changes: Any) -> Key:
 
 def sample(config: Config, median_us: float, m: int = 16, **changes: Any) -> Sample:
     sizes = {name: changes.pop(name) for name in ("n", "k", "op") if name in changes}
+    is_ours = config.backend != "vendor"
     return Sample(**{
         "key": key(m, **sizes), "config": config, "median_us": median_us, "spread_us": 0.0,
         "count": 50, "status": "ok", "error": 1e-3, "run": "run-1",
-        "kernel_sha256": "" if config == VENDOR else sha256(cubin(config.kernel)), **changes,
+        "kernel_sha256": sha256(cubin(config.kernel)) if is_ours else "", **changes,
     })
+
+
+def grouped_sample(config: Config, median_us: float, m: int = 16, num_groups: int = 8) -> Sample:
+    """Of bf16 groups of m rows on average."""
+    of_group = key(
+        m, n=4096, k=14336, op="grouped_mm", a_dtype="bf16", b_dtype="bf16", scales="none",
+        num_groups=num_groups,
+    )
+    return sample(config, median_us, key=of_group)
 
 
 def bad_sample(config: Config, status: str, m: int = 16, **changes: Any) -> Sample:
@@ -124,6 +138,14 @@ def manifest_text() -> str:
         }
         for tile in ("64x16x256", "64x64x256")
     ]
+    kernels.append({
+        "id": GROUPED.kernel, "op": "grouped_mm", "backend": "cutlass_sm90", "arch": "sm_90a",
+        "config": {
+            "a": "bf16", "b": "bf16", "out": "bf16", "layout": "nt", "schedule": "cooperative",
+            "swap_ab": True, "tile": [128, 32, 64],
+        },
+        "sha256": sha256(cubin(GROUPED.kernel)), "size_bytes": 20000, "description_sha256": "",
+    })
     cubin_bytes, description = kernel_files().values()
     kernels.append({
         "id": TRITON_ID, "op": "scaled_mm", "backend": "triton_aot", "arch": "sm_90",

@@ -12,12 +12,13 @@ from stoneware.cli.output import Output
 
 HELP = help.text(
     "Show which kernel runs a problem, from which layer, why, and the runners-up.\n\n"
-    "Nothing is compiled, timed or launched. OP is scaled_mm, matmul, or a kernel under "
-    "@stoneware.autotune as package.module:function; such a kernel's key arguments follow as "
+    "Nothing is compiled, timed or launched. OP is scaled_mm, matmul, grouped_mm, or a kernel "
+    "under @stoneware.autotune as package.module:function; such a kernel's key arguments follow as "
     "KEY=VALUE, and its module is not imported.",
     examples=[
         "stoneware explain scaled_mm -m 16 -n 4096 -k 14336",
         "stoneware explain matmul -m 1 -n 4096 -k 4096 --device 'NVIDIA H200'",
+        "stoneware explain grouped_mm -m 128 -n 4096 -k 14336 --num-groups 8",
         "stoneware explain mypackage.kernels:softmax ROWS=4096 COLS=1024",
     ],
     json_keys="of an op, what `stoneware.explain(...).as_dict()` has; of a kernel op, answers "
@@ -30,11 +31,16 @@ def explain(
     key: Annotated[list[str] | None, typer.Argument(
         metavar="[KEY=VALUE]...", help="Key arguments of a decorated kernel.", show_default=False,
     )] = None,
-    m: Annotated[int | None, typer.Option("-m", help="Rows of a.", show_default=False)] = None,
+    m: Annotated[int | None, typer.Option(
+        "-m", help="Rows of a; of grouped_mm those of all groups together.", show_default=False,
+    )] = None,
     n: Annotated[int | None, typer.Option("-n", help="Columns of b.", show_default=False)] = None,
     k: Annotated[int | None, typer.Option("-k", help="Inner size.", show_default=False)] = None,
+    num_groups: Annotated[int | None, typer.Option(
+        help="Of grouped_mm: how many matrices b.", show_default=False)] = None,
     dtype: Annotated[str | None, typer.Option(
-        help="Of a and b: e4m3; bf16 or fp16.", show_default=False)] = None,
+        help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
+        show_default=False)] = None,
     out_dtype: Annotated[str | None, typer.Option(
         help="Of the result: bf16 or fp16.", show_default=False)] = None,
     scales: Annotated[str | None, typer.Option(
@@ -53,8 +59,8 @@ def explain(
     environment.tuning_mode()  # raises for a value that every call would refuse
     if ":" in op:
         _refuse(
-            "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, dtype=dtype,
-            out_dtype=out_dtype, scales=scales, bias=bias or None,
+            "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, num_groups=num_groups,
+            dtype=dtype, out_dtype=out_dtype, scales=scales, bias=bias or None,
         )
         from stoneware.cli import kernel_explanation
 
@@ -75,12 +81,21 @@ def explain(
             f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336"
         )
     if op != "scaled_mm":
-        _refuse(f"scaled_mm; {op} has no scales", scales=scales)
+        _refuse(f"scaled_mm; {op} has no kinds of scales", scales=scales)
+    if op == "grouped_mm":
+        _refuse("other ops; grouped_mm has no bias", bias=bias or None)
+        if num_groups is None:
+            raise ValueError(
+                "--num-groups must be given for grouped_mm; pass --num-groups 8, with -m the rows "
+                "of all groups together"
+            )
+    else:
+        _refuse(f"grouped_mm; {op} has no groups", num_groups=num_groups)
     from stoneware.explanation import explain as find
 
     found = find(
         op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales or "row", has_bias=bias,
-        device=device,
+        num_groups=num_groups or 0, device=device,
     )
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)
