@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_samples import (
-    H200, UNKNOWN_GPU, VENDOR, bad_sample, key, kernel_sample, ours, sample,
+    GROUPED, GROUPED_VENDOR, H200, UNKNOWN_GPU, VENDOR, bad_sample, grouped_sample, key,
+    kernel_sample, ours, sample,
 )
 
 from stoneware.report import measures, regret
@@ -70,6 +71,23 @@ def test_roofline_counts_two_operations_and_each_operand_once():
     num_operations = 2 * 16 * 32 * 64
     assert point.intensity == num_operations / (16 * 64 + 32 * 64 + 2 * 16 * 32)
     assert point.tflops == pytest.approx(num_operations / 10e-6 / 1e12)
+
+
+def test_roofline_counts_every_group():
+    [point] = measures.roofline(measures.problems([grouped_sample(GROUPED, 100.0, m=16)]))
+    num_operations = 8 * 2 * 16 * 4096 * 14336
+    num_bytes = 8 * 2 * (16 * 14336 + 4096 * 14336 + 16 * 4096)
+    assert point.intensity == num_operations / num_bytes
+    assert point.tflops == pytest.approx(num_operations / 100e-6 / 1e12)
+
+
+def test_problems_of_other_numbers_of_groups_are_families_of_their_own():
+    found = measures.problems([
+        grouped_sample(GROUPED, 10.0), grouped_sample(GROUPED_VENDOR, 15.0),
+        grouped_sample(GROUPED, 40.0, num_groups=32),
+    ])
+    assert [problem.speedup for problem in found] == [1.5, None]
+    assert [family.num_groups for family in measures.families(found)] == [8, 32]
 
 
 def test_roofs_of_a_known_device_are_nominal():

@@ -12,8 +12,8 @@ from pathlib import Path
 import plotly.graph_objects
 import pytest
 from small_samples import (
-    H200, KERNEL_OP, UNKNOWN_GPU, VENDOR, bad_sample, kernel_sample, ours, run, sample,
-    write_folder,
+    GROUPED, GROUPED_VENDOR, H200, KERNEL_OP, UNKNOWN_GPU, VENDOR, bad_sample, grouped_sample,
+    kernel_sample, ours, run, sample, write_folder,
 )
 
 from stoneware.autotune.config import Config
@@ -80,6 +80,30 @@ def test_page_holds_the_same_numbers_as_json(folder, capsys, tmp_path):
     assert (code, said) == (exit_codes.OK, f"{out}: 3 problems on NVIDIA H200\n")
     _, text, _ = report(capsys, "--json", folder)
     assert embedded(out.read_text())["devices"] == json.loads(text)["devices"]
+
+
+def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
+    folder = write_folder(tmp_path / "h200", [
+        item for num_groups in (8, 32) for item in (
+            grouped_sample(GROUPED, 10.0, num_groups=num_groups),
+            grouped_sample(GROUPED_VENDOR, 15.0, num_groups=num_groups),
+        )
+    ])
+    out = tmp_path / "report.html"
+    assert report(capsys, "--out", out, folder)[0] == exit_codes.OK
+    [device] = embedded(out.read_text())["devices"]
+    assert [family["title"] for family in device["families"]] == [
+        f"grouped_mm bf16 × bf16 → bf16, layout nt, {groups} groups" for groups in (8, 32)
+    ]
+    [problem] = device["families"][0]["problems"]
+    assert (problem["shape"], problem["speedup"]) == ("m=16 n=4096 k=14336 groups=8", 1.5)
+    drawn = embedded(out.read_text())["figures"].values()
+    rows = {row for figure in drawn for trace in figure["data"] for row in trace.get("y", ())
+            if trace["type"] == "heatmap"}
+    # With 32 groups it is no layer of a model that is known.
+    assert rows == {"mixtral_8x7b_down  4096 × 14336", "4096 × 14336"}
+    for figure in drawn:
+        plotly.graph_objects.Figure(figure)
 
 
 def test_page_names_what_hung_and_escapes_it(folder, capsys, tmp_path):

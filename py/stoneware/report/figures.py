@@ -9,6 +9,7 @@ from typing import Any
 from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey, Key, KernelKey
 from stoneware.autotune.table import Choice
+from stoneware.ops.grouped_mm.shapes import EXPERTS
 from stoneware.ops.scaled_mm.shapes import WEIGHTS
 from stoneware.report import regret
 from stoneware.report.measures import Problem, RooflinePoint, Roofs
@@ -39,9 +40,10 @@ def family_title(family: AnyKey) -> str:
     """A family in words."""
     if isinstance(family, Key):
         scales = "" if family.scales == "none" else f", {family.scales} scales"
+        groups = f", {family.num_groups} groups" if family.num_groups else ""
         return (
             f"{family.op} {family.a_dtype} × {family.b_dtype} → {family.out_dtype}{scales}, "
-            f"layout {family.layout}"
+            f"layout {family.layout}{groups}"
         )
     fixed = [
         f"{name}={value}" for name, value in zip(family.names, family.values)
@@ -55,7 +57,10 @@ def row_label(key: AnyKey) -> str:
     if not isinstance(key, Key):
         return " ".join(f"{name}={size}" for name, size in _named_sizes(key)[:-1]) or "all"
     sizes = " × ".join(map(str, key.sizes[:-1]))
-    names = [name for name, weight in WEIGHTS.items() if weight == key.sizes[:2]]
+    if key.num_groups:
+        names = [name for name, sizes in EXPERTS.items() if sizes == (key.num_groups, key.n, key.k)]
+    else:
+        names = [name for name, weight in WEIGHTS.items() if weight == key.sizes[:2]]
     return f"{', '.join(names)}  {sizes}" if names else sizes
 
 
@@ -67,7 +72,7 @@ def column_label(key: AnyKey) -> str:
 def column_title(family: AnyKey) -> str:
     """What varies along a row."""
     if isinstance(family, Key):
-        return "m"
+        return "m, the mean rows of a group" if family.num_groups else "m"
     return next((name for name, _ in reversed(_named_sizes(family))), "")
 
 

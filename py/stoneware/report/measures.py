@@ -190,14 +190,17 @@ class RooflinePoint:
 
 
 def num_operations(key: Key) -> int:
-    """Floating-point operations of the product: 2 m n k."""
-    return 2 * key.m * key.n * key.k
+    """Floating-point operations of the product, 2 m n k; or of those of all groups."""
+    return 2 * key.m * key.n * key.k * max(1, key.num_groups)
 
 
 def least_bytes(key: Key) -> int:
-    """Bytes of a, b and the result, each once; scales and bias are left out."""
+    """Bytes of a, b and the result of every group, each once; scales and bias are left out.
+
+    A few more than are read where a group has no rows, as at a mean of one.
+    """
     size = predict.ELEMENT_BYTES
-    return (
+    return max(1, key.num_groups) * (
         key.m * key.k * size[key.a_dtype] + key.k * key.n * size[key.b_dtype]
         + key.m * key.n * size[key.out_dtype]
     )
