@@ -88,6 +88,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.empty_strided_cuda =
       OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
   functions.current_cuda_device = OptionalOf(nb::getattr(native, "_cuda_getDevice", nb::none()));
+  functions.forward_ad = Of(torch.attr("autograd").attr("forward_ad").attr("__dict__"));
   new (self) FastCall(std::move(signature), std::move(functions), *api, Of(make), Of(slow),
                       Of(state), Of(workspace), max_plans);
 }

@@ -53,6 +53,7 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       state_(std::move(state)),
       workspace_(std::move(workspace)),
       requires_grad_(Reference::Stolen(PyUnicode_InternFromString("requires_grad"))),
+      current_level_(Reference::Stolen(PyUnicode_InternFromString("_current_level"))),
       max_plans_(max_plans),
       objects_(Reference::Stolen(PyDict_New())) {}
 
@@ -99,7 +100,7 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
 }
 
 bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) {
-  if (CallForInt(torch_.num_dispatch_modes.get()) != 0) return false;
+  if (CallForInt(torch_.num_dispatch_modes.get()) != 0 || IsInDualLevel()) return false;
   std::uint64_t misaligned = 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     PyObject* tensor = arguments[i];
@@ -150,6 +151,12 @@ bool FastCall::NeedsGradient(PyObject* const* arguments) const {
     }
   }
   return false;
+}
+
+bool FastCall::IsInDualLevel() const {
+  PyObject* level = PyDict_GetItemWithError(torch_.forward_ad.get(), current_level_.get());
+  // What cannot be read is for `slow`, which asks torch in another way.
+  return level == nullptr || PyLong_AsLong(level) != -1 || PyErr_Occurred() != nullptr;
 }
 
 const FastCall::Entry* FastCall::Find(const Key& key, std::uint64_t hash) const {
@@ -350,8 +357,8 @@ int FastCall::Traverse(visitproc visit, void* argument) const {
        {&torch_.tensor, &torch_.parameter, &torch_.is_grad_enabled, &torch_.is_neg,
         &torch_.num_dispatch_modes, &torch_.num_function_modes, &torch_.empty,
         &torch_.empty_strided_cpu, &torch_.empty_strided_cuda,
-        &torch_.current_cuda_device, &make_, &slow_, &state_,
-        &workspace_, &objects_}) {
+        &torch_.current_cuda_device, &torch_.forward_ad, &make_, &slow_, &state_, &workspace_,
+        &objects_}) {
     if (!*reference) continue;
     if (const int stop = visit(reference->get(), argument)) return stop;
   }

@@ -7,8 +7,8 @@
 // plan, which needs no check any more.
 //
 // Where the key is not known, `make` is asked for a plan, in Python. Where a call is unusual, `slow`
-// does all of it: a gradient is needed, a torch dispatch mode is on, an argument is a subclass of
-// torch.Tensor or no dense tensor.
+// does all of it: a gradient is needed, forward-mode AD or a torch dispatch mode is on, an argument
+// is a subclass of torch.Tensor or no dense tensor.
 //
 // Everything here runs with the GIL held, which makes it safe for threads: what is read from the
 // table is taken along before anything that may run Python or release the GIL.
@@ -88,6 +88,7 @@ struct TorchFunctions {
   Reference empty_strided_cpu;   // (shape, strides, dtype); nullptr: `empty` is called
   Reference empty_strided_cuda;  // the same, on the current device
   Reference current_cuda_device;  // its number; nullptr: as without empty_strided_cuda
+  Reference forward_ad;  // the dict of the module torch.autograd.forward_ad
 };
 
 class FastCall {
@@ -165,6 +166,8 @@ class FastCall {
   bool Read(PyObject* const* arguments, TensorView* views, Key* key);
   // Whether a gradient would be needed.
   bool NeedsGradient(PyObject* const* arguments) const;
+  // Whether tensors may be dual ones, with a tangent, which no plan follows.
+  bool IsInDualLevel() const;
   const Entry* Find(const Key& key, std::uint64_t hash) const;
   // Replaces each object of the key by the equal one that stands in the table's keys; false where an
   // object cannot be part of a key. With `adds`, an object that is new becomes that one.
@@ -184,6 +187,7 @@ class FastCall {
   const Reference state_;
   const Reference workspace_;
   const Reference requires_grad_;  // the attribute's name
+  const Reference current_level_;  // that of the number of the dual level
   const std::size_t max_plans_;
 
   std::unordered_multimap<std::uint64_t, Entry> entries_;  // by hash

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 
 import pytest
 import torch
 from operands import poisoned, random_fp8, scaled_operands
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -189,6 +191,68 @@ def test_gradients_are_refused_by_python(plans):
     with torch.inference_mode():
         assert call(x).is_inference()
     assert counts(plans) == (2, 1, 1)
+
+
+def test_tangents_are_refused_and_a_dual_level_alone_is_left_to_python(plans):
+    x = scaled_operands(M, N, K)
+    expected = call(x)
+    out = torch.empty(M, N, dtype=torch.bfloat16)
+    with forward_ad.dual_level():
+        scale = forward_ad.make_dual(x.scale_a, torch.ones_like(x.scale_a))
+        dual = type(x)(x.a, x.b, scale, x.scale_b, None)
+        for context in (contextlib.nullcontext, torch.no_grad):
+            with context(), pytest.raises(
+                ForwardOnlyError, match="forward-mode derivative, and scale_a has a tangent; pass"
+            ):
+                call(dual)
+        with pytest.raises(ForwardOnlyError, match="out has a tangent"):
+            call(x, out=forward_ad.make_dual(out, torch.ones_like(out)))
+        with torch.inference_mode():
+            assert torch.equal(call(dual), expected)
+        assert torch.equal(call(x), expected)
+    assert counts(plans) == (0, 1, 5)
+    call(x)
+    assert counts(plans) == (1, 1, 5)
+
+
+@pytest.mark.parametrize("has_module", [True, False])
+@pytest.mark.parametrize("op", ["scaled_mm", "matmul", "grouped_mm"])
+def test_tangents_are_refused_by_every_op_and_operator(monkeypatch, op, has_module):
+    api_of_op = {"scaled_mm": api, "matmul": matmul_api, "grouped_mm": grouped_mm_api}[op]
+    fresh = type(api_of_op._PLANS)()
+    if not has_module:
+        fresh.call = fresh.slow
+    monkeypatch.setattr(api_of_op, "_PLANS", fresh)
+    a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
+    if op == "scaled_mm":
+        x = scaled_operands(M, N, K)
+        tensors, name, objects = [x.a, x.b, x.scale_a, x.scale_b, None], "scale_a", (
+            torch.bfloat16, True, None, None)
+        position = 2
+    else:
+        position, name, objects = 0, "a", (None, None, None)
+        tensors = [a, b, None] if op == "matmul" else [
+            a, torch.randn(1, N, K).bfloat16().mT, torch.tensor([M], dtype=torch.int32), None, None]
+    function, operator = getattr(sw, op), getattr(torch.ops.stoneware, op)
+    with forward_ad.dual_level():
+        tensors[position] = forward_ad.make_dual(
+            tensors[position], torch.ones_like(tensors[position]))
+        for run in (function, lambda *given: operator(*given, *objects)):
+            with pytest.raises(ForwardOnlyError, match=f"{op} has no .*{name} has a tangent"):
+                run(*tensors)
+
+
+def test_transforms_of_torch_func_see_the_operator():
+    a, b = torch.randn(3, M, K).bfloat16(), torch.randn(K, N).bfloat16()
+
+    def product(a):
+        return sw.matmul(a, b)
+
+    with pytest.raises(ForwardOnlyError, match="a has a tangent"):
+        torch.func.jvp(product, (a[0],), (torch.ones_like(a[0]),))
+    with pytest.raises(ForwardOnlyError, match="a requires a gradient"):
+        torch.func.grad(lambda a: product(a).float().sum())(a[0])
+    assert torch.equal(torch.vmap(product)(a), torch.stack([product(one) for one in a]))
 
 
 def test_subclass_is_left_to_python(plans):

@@ -5,8 +5,8 @@ The way of a call, after the op's function in `api.py`:
     PlanCache.call   the native module's: reads the tensors, finds the plan and launches it, all
                      without Python; asks `_made` for a plan it does not know
     PlanCache.slow   the whole call in Python, for what the native module leaves to it: gradients,
-                     subclasses of torch.Tensor, torch dispatch modes, tensors without memory; and for
-                     every call where the module cannot be used
+                     forward-mode AD, torch.func, subclasses of torch.Tensor, torch dispatch modes,
+                     tensors without memory; and for every call where the module cannot be used
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ server that sees every m up to 8192 would otherwise keep them all, for each of i
 Plan = Callable[..., None]
 
 _adding = threading.Lock()
-_is_grad_enabled = torch.is_grad_enabled
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _no_torch_dispatch = torch.Tensor.__torch_dispatch__
 
@@ -98,10 +98,7 @@ class PlanCache(dict[Hashable, Plan]):
         """A whole call on tensors with memory, in Python."""
         plan, _ = self._plan(arguments)
         tensors = list(arguments[: len(self.tensors)])
-        if _is_grad_enabled() and any(
-            tensor is not None and tensor.requires_grad for tensor in tensors
-        ):
-            tensor_checks.raise_forward_only(self.op, zip(self.tensors, tensors))
+        tensor_checks.refuse_gradients(self.op, list(zip(self.tensors, tensors)))
         if any(tensor is not None and tensor.is_neg() for tensor in tensors):
             return self._run_negated(arguments)
         self.check_addresses(*arguments)
@@ -189,9 +186,11 @@ class PlanCache(dict[Hashable, Plan]):
 
 def is_traced(tensors: tuple[Any, ...]) -> bool:
     """Whether a torch dispatch mode or a tensor's class wants to see operators, not their effects:
-    torch.export, FakeTensorMode, counters of operations. A nested tensor is for the checks to refuse.
+    torch.export, FakeTensorMode, counters of operations, the transforms of torch.func. A nested
+    tensor is for the checks to refuse.
     """
     return _num_dispatch_modes() > 0 or any(
-        type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested
+        _is_functorch_wrapped(tensor)
+        or type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested
         for tensor in tensors if isinstance(tensor, torch.Tensor)
     )

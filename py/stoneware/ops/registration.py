@@ -118,10 +118,7 @@ def _run(op: str, arguments: tuple[Any, ...]) -> torch.Tensor:
 def _refuse_gradients(op: str, tensors: tuple[torch.Tensor | None, ...]) -> None:
     from stoneware.ops import tensor_checks
 
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in tensors
-    ):
-        tensor_checks.raise_forward_only(op, zip(_plans(op).tensors, tensors))
+    tensor_checks.refuse_gradients(op, list(zip(_plans(op).tensors, tensors)))
 
 
 def _check_scaled_mm(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
 from stoneware.runtime.device import CPU, Device, cuda_device
@@ -122,14 +123,30 @@ def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy:
         )
 
 
-def raise_forward_only(op: str, tensors: NamedTensors) -> None:
-    """Raises the error for a call that autograd would have to follow."""
-    names = [name for name, tensor in tensors if tensor is not None and tensor.requires_grad]
-    raise ForwardOnlyError(
-        f"{op} has no backward, and {', '.join(names)} "
-        f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under "
-        f"torch.no_grad(), or pass {', '.join(f'{name}.detach()' for name in names)}"
-    )
+def refuse_gradients(op: str, tensors: Sequence[tuple[str, torch.Tensor | None]]) -> None:
+    """Raises ForwardOnlyError for a call that autograd, of either mode, would have to follow."""
+    if torch.is_grad_enabled():
+        present = [(name, tensor) for name, tensor in tensors if tensor is not None]
+        names = [name for name, tensor in present if tensor.requires_grad]
+        if names:
+            raise ForwardOnlyError(
+                f"{op} has no backward, and {', '.join(names)} "
+                f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under "
+                f"torch.no_grad(), or pass {', '.join(f'{name}.detach()' for name in names)}"
+            )
+    # Outside of every dual level, as nearly always, no tensor has a tangent.
+    if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
+        names = [
+            name for name, tensor in tensors
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+        ]
+        if names:
+            raise ForwardOnlyError(
+                f"{op} has no forward-mode derivative, and {', '.join(names)} "
+                f"{'has a tangent' if len(names) == 1 else 'have tangents'}; pass "
+                + ", ".join(f"torch.autograd.forward_ad.unpack_dual({name}).primal"
+                            for name in names)
+            )
 
 
 def misaligned(tensors: NamedTensors, multiple: int) -> ValueError:
