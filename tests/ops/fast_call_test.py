@@ -164,6 +164,19 @@ def test_call_of_another_kind_asks_for_a_plan(plans, change):
         use_fast_accum=options.get("use_fast_accum", True)))
 
 
+@pytest.mark.parametrize("has_module", [True, False])
+@pytest.mark.parametrize("value", [1, 0, 1.0, torch.tensor(True)], ids=str)
+def test_what_equals_a_bool_is_none_whatever_was_called_before(plans, has_module, value):
+    if not has_module:
+        plans.call = plans.slow
+    x = scaled_operands(M, N, K)
+    for known in (None, True, False):
+        if known is not None:
+            call(x, use_fast_accum=known)
+        with pytest.raises(TypeError, match="use_fast_accum=.* must be a bool; pass True or False"):
+            call(x, use_fast_accum=value)
+
+
 def test_equal_objects_are_the_same_kind(plans):
     x = scaled_operands(M, N, K)
     for _ in range(3):

@@ -77,6 +77,9 @@ def scaled_mm(
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
+    # Not among the checks: a plan that was made for True would be found for 1, which equals it.
+    if use_fast_accum is not True and use_fast_accum is not False:
+        raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
     if _is_compiling():
         return registration.scaled_mm(
             a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config

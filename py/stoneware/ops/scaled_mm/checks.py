@@ -57,8 +57,6 @@ def checked_plan(
             f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast "
             "the result"
         )
-    if not isinstance(use_fast_accum, bool):
-        raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
         scale_a_kind = "row"  # of one row; backends that want two scales of one kind take it
