@@ -1,0 +1,56 @@
+"""In which order the kernels come where nothing was measured."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stoneware.autotune.key import Key
+from stoneware.autotune.tile_rule import by_tile_m
+from stoneware.runtime.manifest import KernelRecord
+
+
+def kernel(extent: int, schedule: str) -> KernelRecord:
+    return KernelRecord(
+        id=f"{schedule}_{extent}", op="scaled_mm", backend="cutlass_sm90", arch="sm_90a",
+        sha256="0" * 64, size_bytes=1,
+        config={
+            "a": "e4m3", "b": "e4m3", "out": "bf16", "tile": [128, extent, 128],
+            "cluster": [1, 1, 1], "schedule": schedule, "swap_ab": True,
+        },
+    )
+
+
+KERNELS = [
+    *(kernel(extent, "splitk") for extent in (16, 64, 96, 192)),
+    *(kernel(extent, "warpspecialized") for extent in (64, 96, 128, 256)),
+]
+
+
+def order(m: int) -> list[str]:
+    key = Key(
+        op="scaled_mm", a_dtype="e4m3", b_dtype="e4m3", out_dtype="bf16", scales="row",
+        layout="nt", n=4096, k=4096, m=m,
+    )
+    return [config.kernel for config in by_tile_m(key, (9, 0), KERNELS)]
+
+
+def test_small_m_has_the_smallest_tile_that_covers_it_whether_it_can_split_or_not():
+    assert order(9)[:3] == ["splitk_16", "warpspecialized_64", "splitk_64"]
+    assert order(65)[:3] == ["warpspecialized_96", "splitk_96", "warpspecialized_128"]
+    assert order(128)[:3] == ["warpspecialized_128", "splitk_192", "warpspecialized_256"]
+
+
+@pytest.mark.parametrize("m, first", [
+    (129, "warpspecialized_256"), (192, "warpspecialized_256"), (257, "warpspecialized_256"),
+    (8192, "warpspecialized_256"),
+])
+def test_above_m_128_every_regular_tile_comes_before_one_that_could_split(m, first):
+    found = order(m)
+    assert found[0] == first
+    assert [name.startswith("splitk") for name in found] == [False] * 4 + [True] * 4
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))
