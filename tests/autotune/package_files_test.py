@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import sys
 import types
 
@@ -75,6 +77,38 @@ def test_manifest_that_is_none_is_refused_by_name(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(TableError, match="m.json: .*; reinstall"):
         manifest.read_manifest(tmp_path / "m.json")
+
+
+@pytest.fixture
+def alarm():
+    """Ends what waits for longer than 10 s."""
+    def late(*unused):
+        raise TimeoutError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pipe_in_the_place_of_the_manifest_is_refused_and_not_waited_for(tmp_path, alarm):
+    os.mkfifo(tmp_path / "m.json")
+    with pytest.raises(TableError, match="m.json: .*must be a regular file, and is a pipe .*reins"):
+        manifest.read_manifest(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("suffix", ["cubin", "json"])
+def test_a_pipe_in_the_place_of_a_kernel_is_refused_and_not_waited_for(
+    load, package, suffix, alarm
+):
+    load(json.dumps(DESCRIPTION))
+    aot_kernels.load.cache_clear()
+    file = package / "kernels" / f"{KERNEL}.{suffix}"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(TableError, match=f"{KERNEL}.{suffix}: .*is a pipe .*; reinstall"):
+        aot_kernels.load(KERNEL, 15)
 
 
 def test_kernel_takes_its_tile_from_the_manifest(load):

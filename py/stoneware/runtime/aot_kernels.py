@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoneware.autotune import tile_rule
+from stoneware.autotune import regular_file, tile_rule
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
 from stoneware.errors import TableError, UnsupportedError
@@ -215,7 +215,7 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
 def _read(path: Path, sha256: str) -> bytes:
     """The file's bytes, if they are those that the manifest lists."""
     try:
-        data = path.read_bytes()
+        data = regular_file.read(path)
     except OSError as error:
         raise TableError(f"{path}: cannot be read: {error}; {package_files.REMEDY}") from error
     found = hashlib.sha256(data).hexdigest()

@@ -12,9 +12,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from stoneware.autotune import regular_file
 from stoneware.autotune.canonical import canonical_json
 from stoneware.errors import TableError
 from stoneware.runtime import package_files
@@ -104,11 +104,11 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
     """Reads a kernel_manifest.json.
 
     Raises:
-      TableError: the file is missing, is not a manifest, is damaged or edited, or names a kernel
-        twice.
+      TableError: the file is missing or no regular file, is not a manifest, is damaged or edited,
+        or names a kernel twice.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(regular_file.read(path).decode("utf-8"))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
         expected, found = data["digest"], content_digest(data)
