@@ -95,6 +95,13 @@ def test_environment_gives_the_mode_outside(package, monkeypatch):
         assert tuning.current_mode() == "off"
 
 
+def test_environment_with_an_unknown_mode_is_told_rule_value_and_remedy(package, monkeypatch):
+    monkeypatch.setenv("STONEWARE_TUNING", "always")
+    with pytest.raises(ValueError, match="STONEWARE_TUNING='always' must be one of off, on_miss, "
+                       "error_on_miss; set it to one, or unset it"):
+        tuning.current_mode()
+
+
 def test_overlay_of_the_tuning_around_holds_inside(ran, tmp_path):
     overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
     with sw.tuning("off", overlay=overlay), sw.tuning("error_on_miss"):
