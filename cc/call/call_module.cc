@@ -108,6 +108,9 @@ PyMethodDef call_definition = {
 
 // CPython's own bound function: calling it costs less than calling a method of nanobind's.
 nb::object BoundCall(nb::handle self) {
+  if (!nb::inst_ready(self)) {
+    throw nb::type_error("a FastCall must be made by FastCall(...), not by __new__ alone");
+  }
   return nb::steal(PyCFunction_NewEx(&call_definition, self.ptr(), nullptr));
 }
 
@@ -118,7 +121,8 @@ int Traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int Clear(PyObject* self) {
-  nb::inst_ptr<FastCall>(self)->Clear();
+  // The garbage collector also clears an instance of which the constructor did not run.
+  if (nb::inst_ready(self)) nb::inst_ptr<FastCall>(self)->Clear();
   return 0;
 }
 
@@ -135,8 +139,8 @@ NB_MODULE(_call, m) {
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
                        "The calls of one op, with the plans of those that were made before.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a,
-           "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a, "plan_order"_a,
-           "max_plans"_a,
+           "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a,
+           "plan_order"_a, "max_plans"_a,
            "Args:\n"
            "  torch: the module.\n"
            "  make: make(*arguments) returns (plan, is_kept, shape, strides, dtype, device): a\n"

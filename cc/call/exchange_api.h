@@ -2,8 +2,8 @@
 //
 // Declares the part of DLPack's C exchange interface that is used here: a table of functions in a
 // capsule on the tensor's type (DLPack 1.3, "C exchange API": `__dlpack_c_exchange_api__`, capsule
-// "dlpack_exchange_api"; https://dmlc.github.io/dlpack/latest/c_api.html). torch.Tensor has it since
-// torch 2.10. The layouts are those of major version 1, which later minor versions keep.
+// "dlpack_exchange_api"; https://dmlc.github.io/dlpack/latest/c_api.html). torch.Tensor has it
+// since torch 2.10. The layouts are those of major version 1, which later minor versions keep.
 
 #pragma once
 

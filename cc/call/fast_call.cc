@@ -142,7 +142,8 @@ bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) {
 }
 
 bool FastCall::NeedsGradient(PyObject* const* arguments) const {
-  const int is_enabled = IsTrue(Reference::Stolen(PyObject_CallNoArgs(torch_.is_grad_enabled.get())));
+  const int is_enabled =
+      IsTrue(Reference::Stolen(PyObject_CallNoArgs(torch_.is_grad_enabled.get())));
   if (is_enabled <= 0) return is_enabled < 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     if (arguments[i] == Py_None) continue;
@@ -213,8 +214,8 @@ bool FastCall::Make(PyObject* const* arguments, PyObject* state, Key* key, Taken
         PyCapsule_GetPointer(taken->capsule.get(), kNativeLaunchCapsule));
     if (taken->launch == nullptr) return false;
     if (taken->launch->num_tensors != signature_.plan_order.size()) {
-      PyErr_Format(PyExc_TypeError, "a plan of this op must take %zu tensors, but its native launch "
-                   "takes %u",
+      PyErr_Format(PyExc_TypeError,
+                   "a plan of this op must take %zu tensors, but its native launch takes %u",
                    signature_.plan_order.size(), taken->launch->num_tensors);
       return false;
     }

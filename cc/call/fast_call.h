@@ -6,9 +6,9 @@
 // misaligned, the identity of each object, and the state of sw.tuning. A key that is known has a
 // plan, which needs no check any more.
 //
-// Where the key is not known, `make` is asked for a plan, in Python. Where a call is unusual, `slow`
-// does all of it: a gradient is needed, forward-mode AD or a torch dispatch mode is on, an argument
-// is a subclass of torch.Tensor or no dense tensor.
+// Where the key is not known, `make` is asked for a plan, in Python. Where a call is unusual,
+// `slow` does all of it: a gradient is needed, forward-mode AD or a torch dispatch mode is on, an
+// argument is a subclass of torch.Tensor or no dense tensor.
 //
 // Everything here runs with the GIL held, which makes it safe for threads: what is read from the
 // table is taken along before anything that may run Python or release the GIL.
@@ -99,8 +99,8 @@ class FastCall {
   // `make(*arguments)` returns (plan, is_kept, shape, strides, dtype, device): the plan, whether it
   // holds for later calls, and what to allocate for an output of None. `slow(*arguments)` is the
   // whole call. `state()` is an object that is part of the key. `workspace(num_bytes, tensor)`
-  // returns a tensor for a launch on the current stream of that tensor's device. At most `max_plans`
-  // are kept.
+  // returns a tensor for a launch on the current stream of that tensor's device. At most
+  // `max_plans` are kept.
   FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api, Reference make,
            Reference slow, Reference state, Reference workspace, std::size_t max_plans);
   ~FastCall() { Clear(); }
@@ -169,8 +169,8 @@ class FastCall {
   // Whether tensors may be dual ones, with a tangent, which no plan follows.
   bool IsInDualLevel() const;
   const Entry* Find(const Key& key, std::uint64_t hash) const;
-  // Replaces each object of the key by the equal one that stands in the table's keys; false where an
-  // object cannot be part of a key. With `adds`, an object that is new becomes that one.
+  // Replaces each object of the key by the equal one that stands in the table's keys; false where
+  // an object cannot be part of a key. With `adds`, an object that is new becomes that one.
   bool MakeCanonical(PyObject* const* arguments, PyObject* state, Key* key, bool adds);
   // Asks `make`; false with an exception.
   bool Make(PyObject* const* arguments, PyObject* state, Key* key, Taken* taken);

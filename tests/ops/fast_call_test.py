@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 
 import pytest
@@ -476,6 +477,26 @@ def test_threads_make_and_forget_plans_at_once(plans):
     forgetting.join(timeout=10)
     assert failures == []
     assert plans.fast.num_hits > 0
+
+
+def test_an_instance_whose_constructor_did_not_run_is_garbage_too():
+    cls = type(api._PLANS.fast)
+
+    def drop(count):
+        for _ in range(count):
+            unready = cls.__new__(cls)
+            cycle = [unready]
+            cycle.append(cycle)
+            with pytest.raises(TypeError, match="must be made by FastCall"):
+                unready.call
+            del unready, cycle
+        gc.collect()
+
+    drop(100)
+    before = sys.getallocatedblocks()
+    drop(1000)
+    # Clearing one would make the dict that a FastCall has, in memory that nothing frees.
+    assert sys.getallocatedblocks() - before < 500
 
 
 def test_plans_are_garbage_like_other_objects():
