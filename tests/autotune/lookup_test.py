@@ -13,7 +13,7 @@ from stoneware.autotune import table
 from stoneware.autotune.bake import bake
 from stoneware.errors import TableError, UnsupportedError
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
-from stoneware.ops.scaled_mm.api import OPERATION, candidates
+from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device
 
@@ -193,17 +193,17 @@ def test_error_lists_every_refusal(package):
 
 
 def test_candidates_are_every_backends_but_the_reference(package):
-    large = candidates(Problem.dense(m=8192, n=8192, k=8192), H200)
+    large = OPERATION.candidates(Problem.dense(m=8192, n=8192, k=8192), H200)
     assert large[0] == BIG
     assert [config.max_swizzle for config in large if config.kernel == BIG.kernel] == [1, 2, 4, 8]
     assert {config.backend for config in large} == {"cutlass_sm90", "triton_aot", "vendor"}
     # Of the tiles that are far from m each backend's first one is there.
-    assert candidates(Problem.dense(m=1, n=4096, k=4096), H200) == [
+    assert OPERATION.candidates(Problem.dense(m=1, n=4096, k=4096), H200) == [
         TINY, small.triton(), small.VENDOR]
-    assert candidates(Problem.dense(m=24, n=4096, k=4096), H200) == [
+    assert OPERATION.candidates(Problem.dense(m=24, n=4096, k=4096), H200) == [
         small.cutlass(small.SMALL), TINY, small.triton(), small.VENDOR]
-    assert [config.backend for config in candidates(Problem.dense(m=1, n=16, k=16), CPU)] == [
-        "reference"]
+    on_cpu = OPERATION.candidates(Problem.dense(m=1, n=16, k=16), CPU)
+    assert [config.backend for config in on_cpu] == ["reference"]
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H200", "h200", "H200-SXM", "nvidia_h200"])

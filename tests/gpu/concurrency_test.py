@@ -136,7 +136,7 @@ def test_a_thread_that_has_no_context(kernel, device):
     problem = Problem.dense(m=48, n=512, k=1024)
     tensors = operands.make(problem, "cuda")
     torch.cuda.synchronize()
-    plan = api.make_plan(problem, fitting_kernels.config(kernel), device)
+    plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)
     failures = run_in_threads([lambda: plan(*tensors.arguments)])
     assert not failures, "\n".join(failures)
     torch.cuda.synchronize()

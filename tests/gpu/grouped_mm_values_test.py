@@ -60,7 +60,7 @@ class Tensors:
         )
 
     def run(self, kernel, device) -> None:
-        plan = api.make_plan(self.problem, fitting_kernels.config(kernel), device)
+        plan = api.OPERATION.make_plan(self.problem, fitting_kernels.config(kernel), device)
         plan(self.a, self.b, self.out, self.offs, self.scale_a, self.scale_b)
         torch.cuda.synchronize()
 

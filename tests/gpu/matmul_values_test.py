@@ -73,7 +73,7 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
     config = kernel.config
     problem = case.problem(config["a"], config["out"], config["layout"])
     tensors = operands.make(problem, "cuda", guarded=case.pad_out > 0)
-    api.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
+    api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
@@ -93,7 +93,7 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
         kernel.config["a"], kernel.config["out"], kernel.config["layout"]
     )
     tensors = operands.make(problem, "cuda", guarded=True)
-    api.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
+    api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)
@@ -123,7 +123,7 @@ def test_kernel_computes_every_product_of_a_batch(kernel, shared, has_bias, devi
         ldd=out.stride(1), batch=batch, batch_stride_a=a.stride(0), batch_stride_b=b.stride(0),
         batch_stride_d=out.stride(0),
     )
-    api.make_plan(problem, fitting_kernels.config(kernel), device)(a, b, out, bias)
+    api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)(a, b, out, bias)
     expected = a.double() @ b.double() + (bias.double() if has_bias else 0)
     for product, wanted in zip(out, expected):
         comparison = operands.compare(product, wanted, problem.one_product)
@@ -149,7 +149,7 @@ def test_kernel_sums_any_number_of_products_where_no_operand_is_contiguous_along
     tensors = operands.make(problem, "cuda")
     for config in api.OPERATION.backends["cutlass_sm90"].configs(problem, device):
         tensors.poison()
-        api.make_plan(problem, config, device)(*tensors.arguments)
+        api.OPERATION.make_plan(problem, config, device)(*tensors.arguments)
         comparison = operands.compare(tensors.out, operands.reference(tensors), problem)
         assert comparison.is_right, f"{config}: {comparison}"
 

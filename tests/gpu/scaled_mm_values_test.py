@@ -161,7 +161,7 @@ def assert_right(
     kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool, splits: int = 1
 ) -> None:
     tensors = operands.make(problem, "cuda", guarded=is_guarded)
-    plan = api.make_plan(problem, fitting_kernels.config(kernel, splits), device)
+    plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)
     plan(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
@@ -198,7 +198,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them(kernel, device):
     tensors = operands.make(problem, "cuda")
     expected = operands.reference(tensors)
     tensors.a[7] = float("nan")
-    api.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
+    api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     assert tensors.out[7].isnan().all()
     others = [row for row in range(40) if row != 7]
     comparison = operands.compare(tensors.out[others], expected[others], problem)
@@ -212,7 +212,7 @@ def test_kernel_is_a_candidate_for_what_it_is_built_for(kernel, m, device):
     backend = api.OPERATION.backends[kernel.backend]
     configs = backend.configs(problem, device)
     assert kernel.id in {config.kernel for config in configs}
-    is_raced = kernel.id in {config.kernel for config in api.candidates(problem, device)}
+    is_raced = kernel.id in {config.kernel for config in api.OPERATION.candidates(problem, device)}
     is_first = configs[0].kernel == kernel.id
     assert is_raced == (tile_rule.is_worth_timing(kernel, problem.key) or is_first)
 

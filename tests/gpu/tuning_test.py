@@ -47,7 +47,7 @@ def assert_gpu_works() -> None:
 
 def our_backend(device) -> str:
     """A backend whose kernels are ours, so that it can be told to write out of bounds."""
-    found = {config.backend for config in api.candidates(PROBLEM, device)}
+    found = {config.backend for config in api.OPERATION.candidates(PROBLEM, device)}
     ours = sorted(found & {"cutlass_sm90", "triton_aot"})
     if not ours:
         pytest.skip("the wheel has no kernel for this GPU")
@@ -92,7 +92,7 @@ def test_a_candidate_that_takes_the_gpu_along_is_recorded_and_the_others_measure
     store = Store(tmp_path / "samples.sqlite3")
     summary = tuned(store, kind, backend, first_bad_call)
     found = statuses(store)
-    assert len(found) == len(api.candidates(PROBLEM, device))
+    assert len(found) == len(api.OPERATION.candidates(PROBLEM, device))
     bad = {name: found[name] for name in found if found[name] != "ok"}
     assert list(bad.values()) == [status] and next(iter(bad)).startswith(f"{backend}:"), found
     assert summary.failures == []

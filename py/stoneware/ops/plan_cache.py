@@ -19,7 +19,8 @@ import torch
 
 from stoneware.autotune import tuning
 from stoneware.errors import UnsupportedError
-from stoneware.ops import CALL_MODULE, tensor_checks
+from stoneware.ops import CALL_MODULE, registration, tensor_checks
+from stoneware.ops.tensor_checks import POINTER_MULTIPLE
 from stoneware.ops.workspace import workspace
 from stoneware.runtime import native
 
@@ -41,14 +42,16 @@ class PlanCache(dict[Hashable, Plan]):
     What a plan depends on beside its call, `tuning.state()`, is part of the key. When this process
     gets new samples, every plan goes.
 
-    A subclass is an op. Its methods take the arguments of a call: the tensors, then the others.
+    A subclass is an op. Its methods take the arguments of a call: the tensors, then the objects.
 
     Attributes:
       op: its name.
       tensors: the names of its tensors; the first is an input, the last is "out".
       objects: the names of its other arguments, which are hashable.
       optional: tensors that may be None.
-      aligned: tensors of which it matters whether their address is a multiple of 16 bytes.
+      aligned: tensors of which it matters whether their address is a multiple of
+        POINTER_MULTIPLE bytes.
+      must_be_aligned: whether no plan takes those where it is not.
       plan_order: the tensors in the order in which a plan takes them.
       call: call(*tensors, *objects) is a call; returns out.
       fast: the native module's part, a FastCall; None where it cannot be used.
@@ -60,25 +63,35 @@ class PlanCache(dict[Hashable, Plan]):
     objects: ClassVar[tuple[str, ...]]
     optional: ClassVar[tuple[str, ...]] = ("bias", "out")
     aligned: ClassVar[tuple[str, ...]] = ("a", "b", "out")
+    must_be_aligned: ClassVar[bool] = True
     plan_order: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
         super().__init__()
         self._positions = [self.tensors.index(name) for name in self.plan_order]
+        self._aligned = [self.tensors.index(name) for name in self.aligned]
         self.fast, self.why_not_fast = self._fast_call()
         self.call = self.slow if self.fast is None else self.fast.call
         tuning.on_forget(self._forget)
 
     def key(self, *arguments: Any) -> tuple[Hashable, ...]:
-        """All that the checks and the plan depend on, but for `tuning.state()`."""
-        raise NotImplementedError
+        """All that the checks and the plan depend on, but for `tuning.state()`: what the native
+        module has as its key."""
+        num_tensors = len(self.tensors)
+        kinds: list[Hashable] = []
+        for tensor in arguments[:num_tensors]:
+            if tensor is None:
+                kinds.append(None)
+            else:
+                kinds += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+        for position in self._aligned:
+            tensor = arguments[position]
+            kinds.append(tensor is not None and tensor.data_ptr() % POINTER_MULTIPLE != 0)
+        return (*kinds, *arguments[num_tensors:])
 
     def checked_plan(self, *arguments: Any) -> Plan:
         """Checks the arguments, and makes the plan for every call with arguments of this kind."""
         raise NotImplementedError
-
-    def check_addresses(self, *arguments: Any) -> None:
-        """Raises ValueError for a tensor that lies where no plan can take it."""
 
     def result(self, *arguments: Any) -> tuple[tuple[int, ...], torch.dtype]:
         """The shape and the dtype of an out that the call allocates."""
@@ -86,7 +99,7 @@ class PlanCache(dict[Hashable, Plan]):
 
     def traced(self, *arguments: Any) -> torch.Tensor:
         """The call as an operator of torch's, for what traces or replaces operators."""
-        raise NotImplementedError
+        return getattr(registration, self.op)(*arguments)
 
     def slow(self, *arguments: Any) -> torch.Tensor:
         """A whole call, of whatever kind."""
@@ -101,7 +114,6 @@ class PlanCache(dict[Hashable, Plan]):
         tensor_checks.refuse_gradients(self.op, list(zip(self.tensors, tensors)))
         if any(tensor is not None and tensor.is_neg() for tensor in tensors):
             return self._run_negated(arguments)
-        self.check_addresses(*arguments)
         out = tensors[-1]
         if out is None:
             shape, dtype = self.result(*arguments)
@@ -140,12 +152,15 @@ class PlanCache(dict[Hashable, Plan]):
             return plan, True
         generation = tuning.generation()
         plan = self.checked_plan(*arguments)
+        if self.must_be_aligned:  # of a plan that is kept they are: the key tells
+            tensor_checks.check_addresses(
+                [(self.tensors[position], arguments[position]) for position in self._aligned]
+            )
         return plan, key is not None and self.add(key, plan, generation)
 
     def _made(self, *arguments: Any) -> tuple[Any, ...]:
         """What the native module keeps of a plan: (plan, is_kept, shape, strides, dtype, device)."""
         plan, is_kept = self._plan(arguments)
-        self.check_addresses(*arguments)
         shape, dtype = self.result(*arguments)
         strides = tuple(torch.empty(shape, device="meta").stride())
         return plan, is_kept, shape, strides, dtype, arguments[0].device

@@ -19,6 +19,10 @@ DTYPE_NAMES = {
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
+POINTER_MULTIPLE = 16
+"""Bytes, of addresses: TMA wants it (CUDA driver API, cuTensorMapEncodeTiled, globalAddress), and
+the AOT kernels load as many at a time. FastCall::kAlignment in cc/call/fast_call.h is the same."""
+
 NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
 
 
@@ -149,16 +153,17 @@ def refuse_gradients(op: str, tensors: Sequence[tuple[str, torch.Tensor | None]]
             )
 
 
-def misaligned(tensors: NamedTensors, multiple: int) -> ValueError:
-    """The error for pointers that are not multiples of `multiple` bytes."""
+def check_addresses(tensors: NamedTensors) -> None:
+    """Raises ValueError for tensors whose address is no multiple of POINTER_MULTIPLE bytes."""
     found = [
         f"{name}.data_ptr()={tensor.data_ptr():#x}" for name, tensor in tensors
-        if tensor is not None and tensor.data_ptr() % multiple
+        if tensor is not None and tensor.data_ptr() % POINTER_MULTIPLE
     ]
-    return ValueError(
-        f"{', '.join(found)} must be a multiple of {multiple}; copy the view with .clone(), or "
-        f"start it at an offset of a multiple of {multiple} bytes"
-    )
+    if found:
+        raise ValueError(
+            f"{', '.join(found)} must be a multiple of {POINTER_MULTIPLE}; copy the view with "
+            f".clone(), or start it at an offset of a multiple of {POINTER_MULTIPLE} bytes"
+        )
 
 
 def with_dense_arguments(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.autotune.config import Config
-from stoneware.ops import registration, tensor_checks
+from stoneware.ops import registration
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import cutlass_sm90, heuristic, reference, vendor
-from stoneware.ops.grouped_mm.checks import POINTER_MULTIPLE, checked_plan
+from stoneware.ops.grouped_mm.checks import checked_plan
 from stoneware.ops.grouped_mm.problem import OP, Problem
 from stoneware.ops.plan_cache import PlanCache
-from stoneware.runtime.device import Device
+
+__all__ = ["OPERATION", "Problem", "grouped_mm"]
 
 OPERATION = Operation(
     name=OP,
@@ -91,49 +90,11 @@ class _Plans(PlanCache):
     optional = ("scale_a", "scale_b", "out")
     plan_order = ("a", "b", "out", "offs", "scale_a", "scale_b")
 
-    def key(self, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config):
-        return (
-            a.shape, a.stride(), a.dtype, a.get_device(),
-            b.shape, b.stride(), b.dtype, b.get_device(),
-            offs.shape, offs.is_contiguous(), offs.dtype, offs.get_device(),
-            *(
-                None if scale is None else (
-                    scale.shape, scale.is_contiguous(), scale.dtype, scale.get_device()
-                )
-                for scale in (scale_a, scale_b)
-            ),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            out_dtype, backend, config,
-        )
-
-    def checked_plan(self, a, b, offs, scale_a, scale_b, out, out_dtype, backend, config):
-        return checked_plan(
-            OPERATION, a, b, offs, scale_a, scale_b, out_dtype, out, backend, config
-        )
-
-    def check_addresses(self, a, b, offs, scale_a, scale_b, out, *objects):
-        if (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr())) % POINTER_MULTIPLE:
-            raise tensor_checks.misaligned((("a", a), ("b", b), ("out", out)), POINTER_MULTIPLE)
+    def checked_plan(self, *arguments):
+        return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, offs, scale_a, scale_b, out, out_dtype, *objects):
         return (a.shape[0], b.shape[2]), out_dtype or torch.bfloat16
 
-    def traced(self, *arguments):
-        return registration.grouped_mm(*arguments)
-
 
 _PLANS = _Plans()
-
-
-def candidates(problem: Problem, device: Device) -> list[Config]:
-    """Every config that can run the problem, for tuners; the reference only if nothing else can."""
-    return OPERATION.candidates(problem, device)
-
-
-def make_plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    """The plan of one config: run(a, b, out, offs, scale_a, scale_b), without any check of them.
-
-    Raises:
-      UnsupportedError: the config cannot run the problem on the device.
-    """
-    return OPERATION.make_plan(problem, config, device)

@@ -9,10 +9,7 @@ import torch
 from stoneware.autotune.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, UNIT_BYTES, Problem
-
-POINTER_MULTIPLE = UNIT_BYTES
-"""Bytes; of a, b and out."""
+from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, Problem
 
 
 def named(
@@ -29,8 +26,8 @@ def named(
 
 def checked_plan(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor,
-    scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, out_dtype: torch.dtype | None,
-    out: torch.Tensor | None, backend: str | None, config: Config | None,
+    scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, out: torch.Tensor | None,
+    out_dtype: torch.dtype | None, backend: str | None, config: Config | None,
 ) -> Callable[..., None]:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
     tensors = named(a, b, offs, scale_a, scale_b, out)

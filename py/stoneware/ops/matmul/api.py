@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.autotune.config import Config
 from stoneware.ops import registration
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, heuristic, reference, triton_aot, vendor
-from stoneware.ops.matmul.checks import ALIGNED_POINTER_MULTIPLE, checked_plan, result_shape
+from stoneware.ops.matmul.checks import checked_plan, result_shape
 from stoneware.ops.matmul.problem import OP, Problem
 from stoneware.ops.plan_cache import PlanCache
-from stoneware.runtime.device import Device
+
+__all__ = ["OPERATION", "Problem", "matmul"]
 
 OPERATION = Operation(
     name=OP,
@@ -80,43 +79,14 @@ class _Plans(PlanCache):
     op = OP
     tensors = ("a", "b", "bias", "out")
     objects = ("out_dtype", "backend", "config")
+    must_be_aligned = False  # the vendor library takes them where ours do not
     plan_order = ("a", "b", "out", "bias")
 
-    def key(self, a, b, bias, out, out_dtype, backend, config):
-        return (
-            a.shape, a.stride(), a.dtype, a.get_device(),
-            b.shape, b.stride(), b.dtype, b.get_device(),
-            None if bias is None else (
-                bias.shape, bias.is_contiguous(), bias.dtype, bias.get_device()
-            ),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr()))
-            % ALIGNED_POINTER_MULTIPLE == 0,
-            out_dtype, backend, config,
-        )
-
-    def checked_plan(self, a, b, bias, out, out_dtype, backend, config):
-        return checked_plan(OPERATION, a, b, bias, out, out_dtype, backend, config)
+    def checked_plan(self, *arguments):
+        return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, bias, out, out_dtype, *objects):
         return result_shape(a.shape, b.shape), out_dtype or a.dtype
 
-    def traced(self, *arguments):
-        return registration.matmul(*arguments)
-
 
 _PLANS = _Plans()
-
-
-def candidates(problem: Problem, device: Device) -> list[Config]:
-    """Every config that can run the problem, for tuners; the reference only if nothing else can."""
-    return OPERATION.candidates(problem, device)
-
-
-def make_plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    """The plan of one config: run(a, b, out, bias), without any check of them.
-
-    Raises:
-      UnsupportedError: the config cannot run the problem on the device.
-    """
-    return OPERATION.make_plan(problem, config, device)

@@ -18,9 +18,6 @@ from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul.problem import DTYPES, OP, WIDE_DTYPE, Problem
 
-ALIGNED_POINTER_MULTIPLE = 16
-"""Bytes; below it the AOT kernels, which load 16 bytes at a time, are out."""
-
 
 def named(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
@@ -87,7 +84,7 @@ def checked_plan(
     problem = arrangement.problem(
         a_dtype=dtype, b_dtype=dtype, out_dtype=tensor_checks.DTYPE_NAMES[out_dtype],
         has_bias=bias is not None,
-        is_aligned=not any(pointer % ALIGNED_POINTER_MULTIPLE for pointer in pointers),
+        is_aligned=not any(pointer % tensor_checks.POINTER_MULTIPLE for pointer in pointers),
     )
     plan = operation.plan(problem, device, backend=backend, config=config)
     if arrangement.is_transposed:

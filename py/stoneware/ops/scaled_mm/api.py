@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.autotune.config import Config
-from stoneware.ops import registration, tensor_checks
+from stoneware.ops import registration
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import PlanCache
 from stoneware.ops.scaled_mm import cutlass_sm90, heuristic, reference, triton_aot, vendor
-from stoneware.ops.scaled_mm.checks import POINTER_MULTIPLE, checked_plan
+from stoneware.ops.scaled_mm.checks import checked_plan
 from stoneware.ops.scaled_mm.problem import OP, Problem
-from stoneware.runtime.device import Device
+
+__all__ = ["OPERATION", "Problem", "scaled_mm"]
 
 OPERATION = Operation(
     name=OP,
@@ -97,52 +96,11 @@ class _Plans(PlanCache):
     objects = ("out_dtype", "use_fast_accum", "backend", "config")
     plan_order = ("a", "b", "out", "scale_a", "scale_b", "bias")
 
-    def key(
-        self, a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
-    ):
-        return (
-            a.shape, a.stride(), a.dtype, a.get_device(),
-            b.shape, b.stride(), b.dtype, b.get_device(),
-            scale_a.shape, scale_a.stride(), scale_a.dtype, scale_a.get_device(),
-            scale_b.shape, scale_b.stride(), scale_b.dtype, scale_b.get_device(),
-            None if bias is None else (
-                bias.shape, bias.is_contiguous(), bias.dtype, bias.get_device()
-            ),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device()),
-            out_dtype, use_fast_accum, backend, config,
-        )
-
-    def checked_plan(
-        self, a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
-    ):
-        return checked_plan(
-            OPERATION, a, b, scale_a, scale_b, bias, out_dtype, out, backend, config,
-            use_fast_accum,
-        )
-
-    def check_addresses(self, a, b, scale_a, scale_b, bias, out, *objects):
-        if (a.data_ptr() | b.data_ptr() | (0 if out is None else out.data_ptr())) % POINTER_MULTIPLE:
-            raise tensor_checks.misaligned((("a", a), ("b", b), ("out", out)), POINTER_MULTIPLE)
+    def checked_plan(self, *arguments):
+        return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, scale_a, scale_b, bias, out, out_dtype, *objects):
         return (a.shape[0], b.shape[1]), out_dtype
 
-    def traced(self, *arguments):
-        return registration.scaled_mm(*arguments)
-
 
 _PLANS = _Plans()
-
-
-def candidates(problem: Problem, device: Device) -> list[Config]:
-    """Every config that can run the problem, for tuners; the reference only if nothing else can."""
-    return OPERATION.candidates(problem, device)
-
-
-def make_plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    """The plan of one config: run(a, b, out, scale_a, scale_b, bias), without any check of them.
-
-    Raises:
-      UnsupportedError: the config cannot run the problem on the device.
-    """
-    return OPERATION.make_plan(problem, config, device)

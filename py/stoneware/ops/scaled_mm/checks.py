@@ -14,10 +14,6 @@ from stoneware.ops.scaled_mm.problem import (
     padded_num_blocks,
 )
 
-POINTER_MULTIPLE = 16
-"""Bytes; of a, b and out. TMA descriptors want it (CUDA driver API, cuTensorMapEncodeTiled,
-globalAddress)."""
-
 
 def named(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
@@ -30,9 +26,8 @@ def named(
 
 def checked_plan(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
-    scale_b: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype,
-    out: torch.Tensor | None, backend: str | None, config: Config | None,
-    use_fast_accum: bool = True,
+    scale_b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
+    out_dtype: torch.dtype, use_fast_accum: bool, backend: str | None, config: Config | None,
 ) -> Callable[..., None]:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
     tensors = named(a, b, scale_a, scale_b, bias, out)
