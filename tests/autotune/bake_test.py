@@ -259,7 +259,7 @@ def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
         "header only": data.splitlines(keepends=True)[0],
         "longer": data + b"\n",
         "empty": b"",
-        "future": data.replace(b'"schema":3', b'"schema":4'),
+        "future": data.replace(b'"schema":4', b'"schema":5'),
         "past": b'{"digest":"","schema":1}\n',
         "edited": data.replace(b"1.5", b"0.5"),
         "array": b"[]",

@@ -271,6 +271,7 @@ def write_full_table(op: str, folder: Path) -> None:
                 for family, entries in by_family.items()
                 for entry, sizes in zip(itertools.cycle(entries), shapes)
             ],
+            models={family: device.block(family).models for family in by_family},
         ))
     path = folder / "tables" / table.file_name(op)
     path.parent.mkdir(exist_ok=True)

@@ -78,14 +78,10 @@ def bake(
             _check(op, device, manifest, kernels)
             devices.append(device)
     measured = [
-        DeviceEntries(
-            fingerprint=device.record.fingerprint, aliases=device.record.aliases,
-            entries=entry_rules.entries(
-                [(device.runs[sample.run], sample) for _, sample in device.located],
-                None if is_kernel(op) else manifest,
-                entry_rules.rule_of_thumb(
-                    op, device.record.fingerprint.compute_capability, manifest),
-            ),
+        entry_rules.device_entries(
+            op, device.record.fingerprint, device.record.aliases,
+            [(device.runs[sample.run], sample) for _, sample in device.located],
+            None if is_kernel(op) else manifest,
         )
         for device in devices
     ]

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from stoneware.autotune import samples as samples_format
+from stoneware.autotune import time_fit
 from stoneware.autotune.choose import choose
 from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey, Key, KernelKey, is_kernel
 from stoneware.autotune.samples import Run, Sample
-from stoneware.autotune.table import Choice, Entry
+from stoneware.autotune.table import Choice, DeviceEntries, Entry
 from stoneware.ops import BACKENDS_WITHOUT_KERNELS
+from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import KernelRecord, Manifest
 
 OTHER_16_BIT = {"bf16": "fp16", "fp16": "bf16"}
@@ -52,6 +54,26 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
         return None
     kernel = manifest.kernels.get(config.kernel)
     return kernel if kernel is not None and kernel.backend == config.backend else None
+
+
+def device_entries(
+    op: str, fingerprint: DeviceFingerprint, aliases: tuple[str, ...],
+    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None,
+) -> DeviceEntries:
+    """What a table holds of one op on one device: the entries of its samples, and their models.
+
+    Args:
+      op: an op of ours, or a decorated kernel as "module:function".
+      fingerprint, aliases: the device.
+      samples: with the run that took each; in any order.
+      manifest: the kernels as they are now; None for a decorated kernel.
+    """
+    preferred = rule_of_thumb(op, fingerprint.compute_capability, manifest)
+    found = entries(samples, manifest, preferred)
+    return DeviceEntries(
+        fingerprint=fingerprint, aliases=aliases, entries=found,
+        models=time_fit.models(found, manifest, fingerprint.num_sms),
+    )
 
 
 def entries(

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from stoneware.autotune import regular_file, table, tuning
 from stoneware.autotune.key import is_kernel
-from stoneware.autotune.table import DeviceEntries, Table
+from stoneware.autotune.table import Table
 from stoneware.errors import TableError
 from stoneware.runtime import environment, manifest
 from stoneware.runtime.device import DeviceFingerprint
@@ -183,14 +183,13 @@ def table_of_samples(
         else:
             by_device.append((run.device, [(run, sample)]))
     devices = [
-        DeviceEntries(
-            fingerprint=fingerprint,
-            aliases=tuple(
+        entry_rules.device_entries(
+            op, fingerprint,
+            tuple(
                 alias for record in aliases if record.fingerprint.same_hardware(fingerprint)
                 for alias in record.aliases
             ),
-            entries=entry_rules.entries(members, kernels, entry_rules.rule_of_thumb(
-                op, fingerprint.compute_capability, kernels)),
+            members, kernels,
         )
         for fingerprint, members in by_device
     ]

@@ -35,6 +35,8 @@ from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey, Key
 from stoneware.autotune.layers import OVERLAY, Source
 from stoneware.autotune.table import Block, Choice, DeviceTable, Entry, size_log
+from stoneware.autotune.table_entry import MODELLED_RUN
+from stoneware.autotune.time_model import estimates
 from stoneware.errors import UnsupportedError
 from stoneware.runtime.device import Device, DeviceFingerprint
 
@@ -58,6 +60,9 @@ class Found:
       grade: of `choice`, one of GRADES.
       device: where it was measured.
       runs: of the source's table.
+      num_modelled_from: where the entry's times were modelled, how many measured problems are behind
+        them; else 0.
+      modelled_from: the nearest of these, of which `source`, `device` and `runs` are then.
     """
 
     entry: Entry
@@ -67,6 +72,8 @@ class Found:
     grade: str
     device: DeviceTable
     runs: Mapping[str, Mapping[str, Any]]
+    num_modelled_from: int = 0
+    modelled_from: Key | None = None
 
 
 def find(
@@ -94,6 +101,9 @@ def answers(
         if blocks:
             yield from _answers(key, blocks, level, kernel_sha256)
 
+
+_NEAR_WEIGHTS = 4
+"""(n, k) whose measurements correct a model. Six were no better, and take half as long again."""
 
 _SAME, _OTHER, _PREDICTED = _LEVELS = ("same device", "other device", "predicted")
 
@@ -146,6 +156,8 @@ def _answers(
                 less.append(one)
     yield from sorted(less, key=lambda one: GRADES.index(one.grade))
 
+    if isinstance(key, Key):
+        yield from _modelled(key, places, level)
     has_m = bool(sizes) and (isinstance(key, Key) or key.has_m)
     if has_m:
         others, m = sizes[:-1], sizes[-1]
@@ -160,6 +172,66 @@ def _answers(
     best = _nearest_shape(sizes, places, has_m)
     if best is not None:
         yield found("nearest shape", *best)
+
+
+def _modelled(key: Key, places: Sequence[_Place], level: str) -> Iterator[Found]:
+    """The candidates at the key's own shape with modelled times, the fastest first; nothing where
+    too little was measured for that."""
+    # Two other devices would be two scales of time.
+    least = min(place.distance for place in places)
+    places = [place for place in places if level == _SAME or place.distance == least]
+    modelled = next((place for place in places if place.block.has_models), None)
+    if modelled is None:
+        return
+    n, k, m = key.sizes
+    # The distance of two sizes is about the square of the logarithm of their ratio, without libm.
+    weights = sorted(
+        ((n - near_n) * (n - near_n) / (n * near_n) + (k - near_k) * (k - near_k) / (k * near_k),
+         place.position, near_n, near_k, place)
+        for place in places for near_n, near_k in place.block.first_sizes
+    )[:_NEAR_WEIGHTS]
+    near = sorted(
+        (apart + (m - near_m) * (m - near_m) / (m * near_m), position, (near_n, near_k, near_m), place)
+        for apart, position, near_n, near_k, place in weights
+        for near_m in _m_around(place.block.last_sizes((near_n, near_k)), m)
+    )
+    said = {}
+    for place in places:
+        there = [sizes for _, _, sizes, one in near if one is place]
+        others = {} if place.block.has_models else modelled.block.models
+        for sizes, corrections in zip(there, place.block.corrections(there, others)):
+            said[place.position, sizes] = corrections
+    choices = tuple(
+        Choice(
+            config=estimate.config, median_us=float(f"{estimate.us:.4g}"), spread_us=0.0,
+            run=MODELLED_RUN, is_drifted=estimate.is_drifted,
+        )
+        for estimate in estimates(m, n, k, [
+            (apart, said[position, sizes][1]) for apart, position, sizes, _ in near
+        ])
+    )
+    if not choices:
+        return
+    entry = Entry(
+        key=key, choices=choices, rule=f"the fastest of {len(choices)} as modelled",
+        measured_out_dtype=said[near[0][1:3]][0],
+    )
+    _, _, sizes, place = near[0]
+    layer = "nearest m" if sizes[:2] == (n, k) else "nearest shape"
+    yield Found(
+        entry=entry, choice=choices[0], source=place.source.name, layer=layer,
+        grade=_grade(key, layer, level, entry, choices[0]), device=place.device,
+        runs=place.source.table.runs,
+        num_modelled_from=len(near), modelled_from=key.with_sizes(sizes),
+    )
+
+
+def _m_around(values: Sequence[int], m: int) -> Sequence[int]:
+    """Of ascending values m itself, else the ones next to it."""
+    position = bisect.bisect_left(values, m)
+    if values[position:position + 1] == [m]:
+        return [m]
+    return values[max(position - 1, 0):position + 1]
 
 
 def _next_m(values: Sequence[int], m: int) -> int | None:
@@ -399,9 +471,15 @@ def _from_entry(
     level = _SAME if is_same_device else found.grade
     if device.is_predicted:
         notes = [f"{chosen.median_us:.2f} us predicted for {device.fingerprint.name}"]
+    elif found.modelled_from:
+        notes = [
+            f"{chosen.median_us:.2f} us modelled for {device.fingerprint.name}",
+            f"from {found.num_modelled_from} measured problems, the nearest "
+            f"{found.modelled_from.shape}",
+        ]
     else:
         notes = [f"{chosen.median_us:.2f} us on {device.fingerprint.name}, run {chosen.run}"]
-    if found.layer != "exact":
+    if found.layer != "exact" and not found.modelled_from:
         notes.append(f"{'predicted' if device.is_predicted else 'measured'} at {entry.key.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
     if entry.measured_out_dtype != key.out_dtype and not device.is_predicted:

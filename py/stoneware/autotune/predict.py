@@ -28,11 +28,9 @@ from dataclasses import dataclass
 
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
-from stoneware.autotune.tile_rule import fits
+from stoneware.autotune.tile_rule import ELEMENT_BYTES, Tiling, fits, tiling_of
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import KernelRecord
-
-ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 
 PERSISTENT_SCHEDULES = ("pingpong", "cooperative")
 """CUTLASS schedules whose blocks stay and take one tile after the other."""
@@ -297,34 +295,6 @@ def predict(
     return sorted(times, key=lambda item: (item[1], item[0]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tiling:
-    """A kernel's tile and cluster along the user's m and n."""
-
-    m: int
-    n: int
-    k: int
-    cluster_m: int
-    cluster_n: int
-
-
-def _tiling(kernel: KernelRecord) -> _Tiling:
-    tile = kernel.config.get("tile")
-    cluster = kernel.config.get("cluster", (1, 1, 1))
-    for name, value in (("tile", tile), ("cluster", cluster)):
-        if (
-            not isinstance(value, (list, tuple)) or len(value) != 3
-            or not all(type(extent) is int and extent >= 1 for extent in value)
-        ):
-            raise ValueError(
-                f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1"
-            )
-    m, n = (1, 0) if kernel.config.get("swap_ab") else (0, 1)
-    return _Tiling(
-        m=tile[m], n=tile[n], k=tile[2], cluster_m=cluster[m], cluster_n=cluster[n]
-    )
-
-
 def _triton_stages(kernel: KernelRecord) -> int:
     num_stages = kernel.config.get("num_stages", DEFAULT_STAGES)
     if type(num_stages) is not int or num_stages < 1:
@@ -338,7 +308,7 @@ def _ceil_div(numerator: int, denominator: int) -> int:
 
 def _time_us(key: Key, device: PredictedDevice, kernel: KernelRecord) -> float:
     facts, fingerprint = device.facts, device.fingerprint
-    tiling = _tiling(kernel)
+    tiling = tiling_of(kernel)
     # A cluster is launched whole, so tiles that it has beyond the problem take an SM each.
     tiles_m = _ceil_div(_ceil_div(key.m, tiling.m), tiling.cluster_m) * tiling.cluster_m
     tiles_n = _ceil_div(_ceil_div(key.n, tiling.n), tiling.cluster_n) * tiling.cluster_n
@@ -398,7 +368,7 @@ def _time_us(key: Key, device: PredictedDevice, kernel: KernelRecord) -> float:
     return round(LAUNCH_US + max(sm_us, edge_us + l2_us, edge_us + dram_us), 3)
 
 
-def _multiply_clocks(key: Key, facts: DeviceFacts, tiling: _Tiling) -> float:
+def _multiply_clocks(key: Key, facts: DeviceFacts, tiling: Tiling) -> float:
     """Clocks of one step of one tile in the tensor cores, and in the integer lanes before them."""
     multiply_adds = tiling.m * tiling.n * tiling.k
     is_8_bit = ELEMENT_BYTES[key.a_dtype] == ELEMENT_BYTES[key.b_dtype] == 1

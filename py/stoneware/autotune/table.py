@@ -6,14 +6,18 @@ One file per op, lines of canonical JSON, so that a look-up parses what it needs
              the key, where its block is (offset from the end of the header) and how many entries
              it has
     block    a line with the groups of the family's entries: for each, the sizes that its entries
-             share, which are all but the last (m), and how many bytes it has; then the groups
-    group    a line with the last sizes of its entries, ascending, then a line for each of these: its
+             share, which are all but the last (m), and how many bytes it has; a line with the models
+             of its configs, [config, the fields of its TimeModel]; then the groups
+    group    a line with the last sizes of its entries, ascending; then a line for each of these: its
              variants, each [rule, choices, measured out dtype, kernel digest] with choices
              [config, median_us, spread_us, run, is_drifted], or, predicted, [rule, choices] with
-             choices [config, us]; configs, runs and rules are positions in the header
+             choices [config, us]; then, if there are models, another line for each: [measured out
+             dtype, corrections], each [config, ratio, fullness, is_drifted]; configs, runs and rules
+             are positions in the header
 
 A look-up reads the groups of its family, one group, and one entry of it: of 30 weights with 26 m each
-it parses 30 + 26 items in place of 780.
+it parses 30 + 26 items in place of 780. One at a shape that was not measured reads the models and
+the corrections of some entries.
 
 `digest` is the sha256 of the file with an empty digest, so that two ranks compare 64 characters,
 and a damaged or edited table is refused whole instead of half believed. Past that check the content
@@ -37,11 +41,12 @@ from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.config import AnyConfig, Config, config_from_json
 from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json
 from stoneware.autotune.table_entry import PREDICTED_RUN, Choice, DeviceEntries, Entry
+from stoneware.autotune.time_model import SLOW, Correction, TimeModel, correction
 from stoneware.errors import TableError
 from stoneware.runtime import package_files
 from stoneware.runtime.device import DeviceFingerprint, names_match
 
-SCHEMA = 3
+SCHEMA = 4
 
 RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 """What a table keeps of a run."""
@@ -81,10 +86,17 @@ class Block:
     Attributes:
       family: their key without sizes.
       sizes: those of each entry, sorted.
+      models: of the configs that were measured often enough.
+      has_models: whether there are any.
     """
 
     family: AnyKey
     sizes: Sequence[tuple[int, ...]]
+    models: Mapping[AnyConfig, TimeModel] = {}
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self.models)
 
     @functools.cached_property
     def _by_first(self) -> dict[tuple[int, ...], list[int]]:
@@ -124,6 +136,19 @@ class Block:
         """
         raise NotImplementedError
 
+    def corrections(
+        self, all_sizes: Sequence[tuple[int, ...]], models: Mapping[AnyConfig, TimeModel]
+    ) -> list[Corrections]:
+        """What entries of an op of ours say at other sizes.
+
+        Args:
+          all_sizes: of each entry.
+          models: of another table, in place of `self.models` where there are none.
+        """
+        return [
+            corrections(self.entry(sizes), self.models or models) for sizes in all_sizes
+        ]
+
 
 class _ParsedBlock(Block):
     """A block of a table's bytes, of which each part is parsed when it is asked for."""
@@ -137,13 +162,39 @@ class _ParsedBlock(Block):
     @functools.cached_property
     def _places(self) -> dict[tuple[int, ...], tuple[int, int]]:
         """First sizes -> where their group begins and ends."""
-        body = self._content.body
-        start = body.index(b"\n", self._offset) + 1
+        groups, _, start = self._heads
         places = {}
-        for *first, num_bytes in json.loads(body[self._offset:start]):
+        for *first, num_bytes in json.loads(groups):
             places[tuple(first)] = start, start + num_bytes
             start += num_bytes
         return places
+
+    @property
+    def _heads(self) -> tuple[bytes, bytes, int]:
+        """The line of the groups, the line of the models, and where the first group begins."""
+        body = self._content.body
+        models = body.index(b"\n", self._offset) + 1
+        start = body.index(b"\n", models) + 1
+        return body[self._offset:models], body[models:start], start
+
+    @functools.cached_property
+    def _models(self) -> dict[int, Sequence[Any]]:
+        """Position of a config -> its model, or the fields of one that was not asked for yet."""
+        return {config: model for config, *model in json.loads(self._heads[1])}
+
+    def _model(self, position: int) -> TimeModel | None:
+        model = self._models.get(position)
+        if isinstance(model, list):
+            model = self._models[position] = TimeModel(*model)
+        return model
+
+    @functools.cached_property
+    def models(self) -> dict[AnyConfig, TimeModel]:
+        return {self._content.config(config): self._model(config) for config in self._models}
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self._models)
 
     def _group(self, first: tuple[int, ...]) -> tuple[list[int], list[bytes]]:
         """The last sizes of a group, and the line of each entry."""
@@ -185,6 +236,41 @@ class _ParsedBlock(Block):
             choices=tuple(_choice(content, row, sha256, is_other) for row in choices),
             rule=content.rules[rule], measured_out_dtype=measured_out_dtype, kernel_sha256=sha256,
         )
+
+    def corrections(
+        self, all_sizes: Sequence[tuple[int, ...]], models: Mapping[AnyConfig, TimeModel]
+    ) -> list[Corrections]:
+        if not self._models:
+            return super().corrections(all_sizes, models)
+        config, model = self._content.config, self._model
+        found = []
+        for *first, size in all_sizes:
+            last, lines = self._group(tuple(first))
+            found.append(lines[len(last) + last.index(size)])
+        return [
+            (measured_out_dtype, [
+                (config(position), model(position), ratio, fullness, bool(is_drifted))
+                for position, ratio, fullness, is_drifted in rows
+            ])
+            for measured_out_dtype, rows in json.loads(b"[%s]" % b",".join(found))
+        ]
+
+
+Corrections = tuple[str, list[Correction]]
+"""The output dtype that was measured at an entry, and what its choices say, in their order, but for
+those that were `SLOW`."""
+
+
+def corrections(entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> Corrections:
+    """Those of one entry; `models` as for `Block.corrections`."""
+    slow_us = SLOW * min(choice.median_us for choice in entry.choices)
+    return entry.measured_out_dtype, [
+        correction(
+            choice.config, models.get(choice.config), choice.median_us, choice.is_drifted,
+            *entry.key.sizes,
+        )
+        for choice in entry.choices if choice.median_us <= slow_us
+    ]
 
 
 def _choice(content: _Content, row: Sequence[Any], sha256: str, is_other: bool) -> Choice:
@@ -351,7 +437,7 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
             {
                 "fingerprint": device.fingerprint.to_json(), "aliases": sorted(device.aliases),
                 "is_predicted": device.is_predicted,
-                "families": _write_families(device.entries, places, body),
+                "families": _write_families(device, places, body),
             }
             for device in devices
         ],
@@ -375,6 +461,13 @@ class _Places:
             variant += [entry.measured_out_dtype, entry.kernel_sha256]
         return variant
 
+    def corrections(self, entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[Any]:
+        measured_out_dtype, found = corrections(entry, models)
+        return [measured_out_dtype, [
+            [self.configs[config], ratio, fullness, int(is_drifted)]
+            for config, _, ratio, fullness, is_drifted in found
+        ]]
+
     def _row(self, choice: Choice) -> list[Any]:
         if choice.run == PREDICTED_RUN:
             return [self.configs[choice.config], choice.median_us]
@@ -385,11 +478,11 @@ class _Places:
 
 
 def _write_families(
-    entries: Sequence[Entry], places: _Places, body: bytearray
+    device: DeviceEntries, places: _Places, body: bytearray
 ) -> list[dict[str, Any]]:
     """Appends the blocks of a device to `body`; returns what the header says of them."""
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
-    for entry in entries:
+    for entry in device.entries:
         family = families.setdefault(entry.key.family, {})
         family.setdefault(entry.key.sizes, []).append(entry)
     headers = []
@@ -397,17 +490,23 @@ def _write_families(
         groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for sizes in sorted(families[family]):
             groups.setdefault(sizes[:-1], []).append(sizes)
+        models = device.models.get(family, {})
         texts = [
             _lines([
                 [sizes[-1] for sizes in members if sizes],
                 *(list(map(places.variant, families[family][sizes])) for sizes in members),
+                *(places.corrections(families[family][sizes][0], models)
+                  for sizes in members if models),
             ])
             for members in groups.values()
         ]
         headers.append({
             "key": family.to_json(), "offset": len(body), "entries": len(families[family]),
         })
-        body += _lines([[[*first, len(text)] for first, text in zip(groups, texts)]])
+        body += _lines([
+            [[*first, len(text)] for first, text in zip(groups, texts)],
+            [[places.configs[config], *models[config]] for config in sorted(models)],
+        ])
         body += b"".join(texts)
     return headers
 

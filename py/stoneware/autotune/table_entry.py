@@ -1,16 +1,20 @@
-"""What a tuning table holds: the candidates at a problem, timed and in order."""
+"""What a tuning table holds: the candidates at a problem, timed and in order, and their models."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey
+from stoneware.autotune.time_model import TimeModel
 from stoneware.runtime.device import DeviceFingerprint
 
 PREDICTED_RUN = "predicted"
 """Stands for the run of a choice whose time was computed and not measured."""
+
+MODELLED_RUN = "modelled"
+"""The same where it was computed from measurements at other problems, by a look-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +23,8 @@ class Choice:
 
     Attributes:
       config: the candidate.
-      median_us, spread_us: median and interquartile range; 0 for the spread of a prediction.
-      run: id of the run that measured it; PREDICTED_RUN if none did.
+      median_us, spread_us: median and interquartile range; 0 for the spread of what was computed.
+      run: id of the run that measured it; PREDICTED_RUN or MODELLED_RUN if none did.
       is_drifted: whether the kernel has other bytes now than when it was measured.
       kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
     """
@@ -62,9 +66,11 @@ class DeviceEntries:
       is_predicted: whether nothing was measured there.
       entries: in any order; of several with one key (a kernel measured with several sources) the
         first is the one that a look-up falls back on.
+      models: family -> config -> model; those that were measured too seldom have none.
     """
 
     fingerprint: DeviceFingerprint
     aliases: tuple[str, ...] = ()
     is_predicted: bool = False
     entries: Sequence[Entry] = ()
+    models: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] = field(default_factory=dict)

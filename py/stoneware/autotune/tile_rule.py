@@ -1,13 +1,51 @@
-"""How well a kernel's tile fits m: the one rule by which kernels are ordered without measuring."""
+"""A kernel's tile, and how well it fits m: the one rule by which kernels are ordered without
+measuring."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
 from stoneware.ops.split_k import is_split_k
 from stoneware.runtime.manifest import KernelRecord
+
+
+ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """A kernel's tile and cluster along the user's m and n, and the tile along k."""
+
+    m: int
+    n: int
+    k: int
+    cluster_m: int
+    cluster_n: int
+
+
+def tiling_of(kernel: KernelRecord) -> Tiling:
+    """The tiling of a kernel; one without a cluster has one of a block.
+
+    Raises:
+      ValueError: its tile or cluster is none.
+    """
+    tile = kernel.config.get("tile")
+    cluster = kernel.config.get("cluster", (1, 1, 1))
+    for name, value in (("tile", tile), ("cluster", cluster)):
+        if (
+            not isinstance(value, (list, tuple)) or len(value) != 3
+            or not all(type(extent) is int and extent >= 1 for extent in value)
+        ):
+            raise ValueError(
+                f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1"
+            )
+    m, n = (1, 0) if kernel.config.get("swap_ab") else (0, 1)
+    return Tiling(
+        m=tile[m], n=tile[n], k=tile[2], cluster_m=cluster[m], cluster_n=cluster[n]
+    )
 
 
 def tile_m(kernel: KernelRecord) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoneware.autotune import predict
+from stoneware.autotune import predict, tile_rule
 from stoneware.autotune.choose import choose, is_slower, is_vendor
 from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey, Key, KernelKey
@@ -199,7 +199,7 @@ def least_bytes(key: Key) -> int:
 
     A few more than are read where a group has no rows, as at a mean of one.
     """
-    size = predict.ELEMENT_BYTES
+    size = tile_rule.ELEMENT_BYTES
     return max(1, key.num_groups) * (
         key.m * key.k * size[key.a_dtype] + key.k * key.n * size[key.b_dtype]
         + key.m * key.n * size[key.out_dtype]
@@ -217,7 +217,7 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
         for problem in found
         if isinstance(problem.key, Key)
         and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype}
-        <= predict.ELEMENT_BYTES.keys()
+        <= tile_rule.ELEMENT_BYTES.keys()
     ]
 
 
@@ -229,7 +229,8 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
       points: at least one, all of one family.
     """
     family = points[0].problem.key
-    is_8_bit = predict.ELEMENT_BYTES[family.a_dtype] == 1 == predict.ELEMENT_BYTES[family.b_dtype]
+    size = tile_rule.ELEMENT_BYTES
+    is_8_bit = size[family.a_dtype] == 1 == size[family.b_dtype]
     for known in predict.PREDICTED_DEVICES:
         facts = known.facts
         # Without fp8 tensor cores the kernels widen to 16 bits.

@@ -15,9 +15,13 @@ from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey
 from stoneware.autotune.layers import Source
 from stoneware.autotune.table import Block, DeviceBlocks, Entry, Table
+from stoneware.autotune.time_model import TimeModel
 from stoneware.report import measures
 from stoneware.report.measures import Measurement, Preferred, Problem, no_preference
 from stoneware.runtime.device import DeviceFingerprint
+
+Models = Mapping[AnyKey, Mapping[AnyConfig, TimeModel]]
+"""Family -> config -> model, as `time_fit.models` gives them."""
 
 LEFT_OUT = ("m", "weight")
 """What is left out: one problem, so that the nearest m answers; or all problems of its sizes but m,
@@ -33,7 +37,7 @@ class Regret:
 
     Attributes:
       key: the problem.
-      answered_by: the problem that answered in its place.
+      answered_by: the problem that answered in its place, or the nearest of those that did.
       layer: by which layer of the look-up, "nearest m" or "nearest shape".
       chosen, chosen_us: what the look-up would run, and its median as measured at `key`.
       best, best_us: what was fastest at `key`, and its median.
@@ -70,17 +74,22 @@ def leave_one_out(
     return of_problems(measures.problems(samples, dates, preferred), left_out)
 
 
-def of_problems(found: Iterable[Problem], left_out: str = "m") -> list[Regret]:
+def of_problems(
+    found: Iterable[Problem], left_out: str = "m", models: Models | None = None
+) -> list[Regret]:
     """The regret of the look-up at every measured problem that something else can answer for.
 
-    The problem answers that the look-up takes (`autotune.lookup`): the nearest m of the same sizes,
-    else the nearest shape of the family. Its choices are asked in their order, as the look-up does,
-    and the first that was timed at the left-out problem counts. A problem that is alone in its
-    family, or shares no timed candidate with the one that answers, is left out of the result.
+    The problems answer that the look-up takes (`autotune.lookup`): where there are models those
+    around it, else the nearest m of the same sizes, else the nearest shape of the family. Their
+    choices are asked in their order, as the look-up does, and the first that was timed at the
+    left-out problem counts. A problem that is alone in its family, or shares no timed candidate with
+    those that answer, is left out of the result.
 
     Args:
       found: of one device.
       left_out: one of LEFT_OUT.
+      models: of the families. They were fitted to the left-out problem too: some six numbers to
+        hundreds of measurements.
 
     Returns:
       Sorted by key; times in microseconds.
@@ -97,7 +106,7 @@ def of_problems(found: Iterable[Problem], left_out: str = "m") -> list[Regret]:
                 other for other in members
                 if other is not problem
                 and (left_out == "m" or other.key.sizes[:-1] != problem.key.sizes[:-1])
-            ])
+            ], (models or {}).get(problem.key.family, {}))
             regret = _regret(problem, rest)
             if regret is not None:
                 regrets.append(regret)
@@ -111,7 +120,8 @@ def _regret(problem: Problem, rest: _Rest) -> Regret | None:
         for choice in found.entry.choices:
             if choice.config in measured:
                 return Regret(
-                    key=problem.key, answered_by=found.entry.key, layer=found.layer,
+                    key=problem.key, answered_by=found.modelled_from or found.entry.key,
+                    layer=found.layer,
                     chosen=choice.config, chosen_us=measured[choice.config],
                     best=problem.fastest.config, best_us=problem.fastest.median_us,
                 )
@@ -127,8 +137,11 @@ _ANY_DEVICE = DeviceFingerprint(
 class _Rest(Block):
     """The problems of one family that were not left out, as the look-up reads a table's."""
 
-    def __init__(self, family: AnyKey, problems: Sequence[Problem]) -> None:
+    def __init__(
+        self, family: AnyKey, problems: Sequence[Problem], models: Mapping[AnyConfig, TimeModel]
+    ) -> None:
         self.family = family
+        self.models = models
         self._by_sizes = {problem.key.sizes: problem for problem in problems}
         self.sizes = sorted(self._by_sizes)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoneware.autotune import entries, layers, merge, table
+from stoneware.autotune import entries, layers, merge, table, time_fit
 from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey, is_kernel
 from stoneware.autotune.samples import STATUSES, Run, Sample
@@ -113,8 +113,12 @@ class DeviceMeasurements:
     def regrets(self, left_out: str) -> list[Regret]:
         """See `regret.of_problems`; computed once."""
         if left_out not in self._regrets:
-            self._regrets[left_out] = regret.of_problems(self.problems, left_out)
+            self._regrets[left_out] = regret.of_problems(self.problems, left_out, self._models)
         return self._regrets[left_out]
+
+    @functools.cached_property
+    def _models(self) -> regret.Models:
+        return time_fit.models(self.problems, self.manifest, self.fingerprint.num_sms)
 
     _regrets: dict[str, list[Regret]] = field(default_factory=dict)
 

@@ -1,0 +1,193 @@
+"""How long a kernel takes at a problem that was not measured, from the problems that were.
+
+A model is a few times, each with a count that follows from the kernel's tiles, fitted to the
+kernel's own measurements (`time_fit.py`):
+
+    a launch
+    + waves * (a wave + steps * a step)         what the last block waits for
+    + blocks * steps * a block's step           what all SMs have to do
+    + the part of the tiles' rows past m * the same     rows that no operand fills are not free
+    + bytes * a byte                            the operands, once, and the result
+
+where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
+many blocks as run at once. By itself it is some 7 % off (root mean square over the kernels of an
+H200). What measured times are of modelled ones at near problems takes most of that away, the more
+the nearer the problem is, and the more alike the part of the last wave that is full.
+
+The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stoneware.autotune.config import AnyConfig
+
+SLOW = 1.5
+"""A candidate that took that much longer than the fastest at a problem says nothing there of those
+that matter; a race drops it early (measuring/device_timer.py), so that its time is rougher, too."""
+
+_FULLNESS = 30.0
+_NEAR = 0.05
+"""How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer is
+no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples, each
+left out in turn, moved by less than a tenth of a percent (geometric mean)."""
+
+
+class TimeModel(NamedTuple):
+    """The model of one config in one family on one device. A tuple, because a look-up makes a few
+    dozen and unpacks each several times.
+
+    Attributes:
+      tile_m, tile_n, tile_k: elements of a block's tile along the user's m, n and k.
+      cluster_m, cluster_n: tiles that are launched together.
+      splits, max_swizzle: as of the config.
+      slots: blocks that run at once.
+      a_bytes, b_bytes, out_bytes: of an element.
+      launch_us, wave_us, step_us, work_us, unfilled_us, byte_us: the times above, in their order.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int
+    cluster_n: int
+    splits: int
+    max_swizzle: int
+    slots: int
+    a_bytes: int
+    b_bytes: int
+    out_bytes: int
+    launch_us: float = 0.0
+    wave_us: float = 0.0
+    step_us: float = 0.0
+    work_us: float = 0.0
+    unfilled_us: float = 0.0
+    byte_us: float = 0.0
+
+    def at(self, m: int, n: int, k: int) -> tuple[float, float]:
+        """The time at a problem in µs, and the fullness: the part of the waves' blocks that there
+        are."""
+        launch_us, wave_us, step_us, work_us, unfilled_us, byte_us = self[-NUM_TIMES:]
+        waves, steps, work, unfilled, num_bytes, fullness = self.counts(m, n, k)
+        return (
+            launch_us + waves * (wave_us + steps * step_us)
+            + work * (work_us + unfilled * unfilled_us) + num_bytes * byte_us
+        ), fullness
+
+    def counts(self, m: int, n: int, k: int) -> tuple[int, int, int, float, int, float]:
+        """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes,
+        and the fullness."""
+        (
+            tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots,
+            a_bytes, b_bytes, out_bytes, *_,
+        ) = self
+        tiles_m = -(-m // (tile_m * unit_m)) * unit_m
+        tiles_n = -(-n // (tile_n * unit_n)) * unit_n
+        if max_swizzle > 1:
+            # CUTLASS rounds up to whole swizzles (sm90_tile_scheduler.hpp, get_log_swizzle_size).
+            least = min(tiles_m, tiles_n)
+            swizzle = min(
+                max_swizzle, 8 if least >= 6 else 4 if least >= 3 else 2 if least >= 2 else 1
+            )
+            unit_m, unit_n = unit_m * swizzle, unit_n * swizzle
+            tiles_m = -(-tiles_m // unit_m) * unit_m
+            tiles_n = -(-tiles_n // unit_n) * unit_n
+        blocks = tiles_m * tiles_n * splits
+        waves = -(-blocks // slots)
+        steps = -(-(-(-k // tile_k)) // splits)
+        return (
+            waves, steps, blocks * steps, 1 - m / (tiles_m * tile_m),
+            k * (m * a_bytes + n * b_bytes) + m * n * out_bytes, blocks / (waves * slots),
+        )
+
+
+NUM_TIMES = 6
+
+
+class Correction(NamedTuple):
+    """What a measurement of a config says at other problems.
+
+    Attributes:
+      config: what was measured.
+      model: its model; None if it has none.
+      ratio: its measured time over the modelled one; 0 without a model.
+      fullness: of the waves, as `TimeModel.at` gives it.
+      is_drifted: whether the kernel has other bytes now.
+    """
+
+    config: AnyConfig
+    model: TimeModel | None
+    ratio: float
+    fullness: float
+    is_drifted: bool
+
+
+def correction(
+    config: AnyConfig, model: TimeModel | None, us: float, is_drifted: bool, n: int, k: int, m: int
+) -> Correction:
+    """The correction of a median of `us` microseconds at n, k and m."""
+    if model is None:
+        return Correction(config, None, 0.0, 0.0, is_drifted)
+    modelled_us, fullness = model.at(m, n, k)
+    return Correction(
+        config, model, float(f"{us / modelled_us:.4g}"), float(f"{fullness:.3g}"), is_drifted
+    )
+
+
+class Estimate:
+    """A config's time at a problem, as near measurements tell: the mean of the modelled times, each
+    corrected by one of them, with the weight 1 / distance^4.
+
+    Attributes:
+      config: of what.
+      is_drifted: whether a measurement was taken with other bytes of the kernel.
+    """
+
+    def __init__(self, config: AnyConfig) -> None:
+        self.config = config
+        self.is_drifted = False
+        self.weighted_us = self.weights = 0.0
+
+    @property
+    def us(self) -> float:
+        return self.weighted_us / self.weights
+
+
+def estimates(
+    m: int, n: int, k: int, near: Iterable[tuple[float, Iterable[Correction]]]
+) -> list[Estimate]:
+    """The estimate of every config that was measured at a near problem, the fastest first.
+
+    Args:
+      m, n, k: the problem.
+      near: of each measured problem how far its sizes are, squared, and the corrections, its choice
+        first; the nearest problem first.
+
+    Returns:
+      None at all if what is chosen at the nearest problem has no model: better that answer, then,
+      than a comparison without it.
+    """
+    found: dict[AnyConfig, Estimate] = {}
+    here: dict[int, tuple[float, float, Estimate]] = {}
+    is_nearest_choice = True
+    for apart, corrections in near:
+        for config, model, ratio, fullness, is_drifted in corrections:
+            if model is None:
+                if is_nearest_choice:
+                    return []
+                continue
+            is_nearest_choice = False
+            at = here.get(id(model))
+            if at is None:
+                estimate = found.setdefault(config, Estimate(config))
+                at = here[id(model)] = *model.at(m, n, k), estimate
+            us, full, estimate = at
+            off = fullness - full
+            distance = apart + _NEAR + _FULLNESS * off * off
+            weight = 1 / (distance * distance)
+            estimate.weights += weight
+            estimate.weighted_us += weight * us * ratio
+            estimate.is_drifted |= is_drifted
+    return sorted(found.values(), key=lambda estimate: (estimate.us, estimate.config))
