@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stoneware.autotune import layers, table
 from stoneware.autotune.config import Config
 from stoneware.autotune.lookup import Decision
-from stoneware.autotune.table import PREDICTED_RUN, Choice
+from stoneware.autotune.table_entry import MODELLED_RUN, PREDICTED_RUN, Choice
 from stoneware.errors import explained
 from stoneware.ops import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device
@@ -246,7 +246,7 @@ def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, A
     return {
         "config": choice.config.to_json(), "median_us": choice.median_us,
         "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
-        "is_predicted": choice.run == PREDICTED_RUN,
+        "is_predicted": choice.run == PREDICTED_RUN, "is_modelled": choice.run == MODELLED_RUN,
         "margin": round(choice.median_us / chosen.median_us - 1, 6),
     }
 

@@ -3,8 +3,8 @@
 One file per op, lines of canonical JSON, so that a look-up parses what it needs and nothing else:
 
     header   schema, op, digest, configs, runs, rules; each device with, for each of its families,
-             the key, where its block is (offset from the end of the header) and how many entries
-             it has
+             the key, its configs (positions among all), where its block is (offset from the end of
+             the header) and how many entries it has
     block    a line with the groups of the family's entries: for each, the sizes that its entries
              share, which are all but the last (m), and how many bytes it has; a line with the models
              of its configs, [config, the fields of its TimeModel]; then the groups
@@ -12,8 +12,9 @@ One file per op, lines of canonical JSON, so that a look-up parses what it needs
              variants, each [rule, choices, measured out dtype, kernel digest] with choices
              [config, median_us, spread_us, run, is_drifted], or, predicted, [rule, choices] with
              choices [config, us]; then, if there are models, another line for each: [measured out
-             dtype, corrections], each [config, ratio, fullness, is_drifted]; configs, runs and rules
-             are positions in the header
+             dtype, corrections], each [config, ratio, fullness, is_drifted]; runs and rules are
+             positions in the header, configs among those of the family, so that the block of the
+             other 16-bit output, which says the same of other kernels, is the same one
 
 A look-up reads the groups of its family, one group, and one entry of it: of 30 weights with 26 m each
 it parses 30 + 26 items in place of 780. One at a shape that was not measured reads the models and
@@ -32,7 +33,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.config import AnyConfig, Config, config_from_json
 from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json
 from stoneware.autotune.table_entry import PREDICTED_RUN, Choice, DeviceEntries, Entry
-from stoneware.autotune.time_model import SLOW, Correction, TimeModel, correction
+from stoneware.autotune.time_model import Correction, TimeModel, corrections_of
 from stoneware.errors import TableError
 from stoneware.runtime import package_files
 from stoneware.runtime.device import DeviceFingerprint, names_match
@@ -78,6 +79,10 @@ class _Content:
 def size_log(size: int) -> float:
     """By what sizes are compared; that of a decorated kernel's key may be 0 or less."""
     return math.log(size) if size > 0 else size - 1.0
+
+
+Corrections = tuple[str, list[Correction]]
+"""The output dtype that was measured at an entry, and what its choices say at other sizes."""
 
 
 class Block:
@@ -145,18 +150,21 @@ class Block:
           all_sizes: of each entry.
           models: of another table, in place of `self.models` where there are none.
         """
+        entries = map(self.entry, all_sizes)
         return [
-            corrections(self.entry(sizes), self.models or models) for sizes in all_sizes
+            (entry.measured_out_dtype, corrections_of(entry, self.models or models))
+            for entry in entries
         ]
 
 
 class _ParsedBlock(Block):
     """A block of a table's bytes, of which each part is parsed when it is asked for."""
 
-    def __init__(self, family: AnyKey, content: _Content, offset: int) -> None:
+    def __init__(self, family: AnyKey, content: _Content, header: Mapping[str, Any]) -> None:
         self.family = family
         self._content = content
-        self._offset = offset
+        self._configs = header["configs"]
+        self._offset = header["offset"]
         self._groups: dict[tuple[int, ...], tuple[list[int], list[bytes]]] = {}
 
     @functools.cached_property
@@ -182,6 +190,9 @@ class _ParsedBlock(Block):
         """Position of a config -> its model, or the fields of one that was not asked for yet."""
         return {config: model for config, *model in json.loads(self._heads[1])}
 
+    def _config(self, position: int) -> AnyConfig:
+        return self._content.config(self._configs[position])
+
     def _model(self, position: int) -> TimeModel | None:
         model = self._models.get(position)
         if isinstance(model, list):
@@ -190,7 +201,7 @@ class _ParsedBlock(Block):
 
     @functools.cached_property
     def models(self) -> dict[AnyConfig, TimeModel]:
-        return {self._content.config(config): self._model(config) for config in self._models}
+        return {self._config(position): self._model(position) for position in self._models}
 
     @property
     def has_models(self) -> bool:
@@ -233,8 +244,20 @@ class _ParsedBlock(Block):
         is_other = sha256 != kernel_sha256 and kernel_sha256 != ""
         return Entry(
             key=self.family.with_sizes(sizes) if key is None else key,
-            choices=tuple(_choice(content, row, sha256, is_other) for row in choices),
+            choices=tuple(self._choice(row, sha256, is_other) for row in choices),
             rule=content.rules[rule], measured_out_dtype=measured_out_dtype, kernel_sha256=sha256,
+        )
+
+    def _choice(self, row: Sequence[Any], sha256: str, is_other: bool) -> Choice:
+        if len(row) == 2:
+            return Choice(
+                config=self._config(row[0]), median_us=row[1], spread_us=0.0, run=PREDICTED_RUN
+            )
+        position, median_us, spread_us, run, is_drifted = row
+        return Choice(
+            config=self._config(position), median_us=median_us, spread_us=spread_us,
+            run=self._content.runs[run], is_drifted=is_other or bool(is_drifted),
+            kernel_sha256=sha256,
         )
 
     def corrections(
@@ -242,7 +265,7 @@ class _ParsedBlock(Block):
     ) -> list[Corrections]:
         if not self._models:
             return super().corrections(all_sizes, models)
-        config, model = self._content.config, self._model
+        config, model = self._config, self._model
         found = []
         for *first, size in all_sizes:
             last, lines = self._group(tuple(first))
@@ -254,35 +277,6 @@ class _ParsedBlock(Block):
             ])
             for measured_out_dtype, rows in json.loads(b"[%s]" % b",".join(found))
         ]
-
-
-Corrections = tuple[str, list[Correction]]
-"""The output dtype that was measured at an entry, and what its choices say, in their order, but for
-those that were `SLOW`."""
-
-
-def corrections(entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> Corrections:
-    """Those of one entry; `models` as for `Block.corrections`."""
-    slow_us = SLOW * min(choice.median_us for choice in entry.choices)
-    return entry.measured_out_dtype, [
-        correction(
-            choice.config, models.get(choice.config), choice.median_us, choice.is_drifted,
-            *entry.key.sizes,
-        )
-        for choice in entry.choices if choice.median_us <= slow_us
-    ]
-
-
-def _choice(content: _Content, row: Sequence[Any], sha256: str, is_other: bool) -> Choice:
-    if len(row) == 2:
-        return Choice(
-            config=content.config(row[0]), median_us=row[1], spread_us=0.0, run=PREDICTED_RUN
-        )
-    config, median_us, spread_us, run, is_drifted = row
-    return Choice(
-        config=content.config(config), median_us=median_us, spread_us=spread_us,
-        run=content.runs[run], is_drifted=is_other or bool(is_drifted), kernel_sha256=sha256,
-    )
 
 
 class DeviceBlocks:
@@ -325,20 +319,19 @@ class DeviceTable(DeviceBlocks):
         return (self.fingerprint.name, *self.aliases)
 
     @functools.cached_property
-    def _offsets(self) -> dict[AnyKey, int]:
+    def _families(self) -> dict[AnyKey, Mapping[str, Any]]:
         return {
-            self._content.family(family["key"]): family["offset"]
-            for family in self._header["families"]
+            self._content.family(family["key"]): family for family in self._header["families"]
         }
 
     @property
     def families(self) -> tuple[AnyKey, ...]:
-        return tuple(self._offsets)
+        return tuple(self._families)
 
     def block(self, family: AnyKey) -> Block | None:
         block = self._blocks.get(family)
-        if block is None and (offset := self._offsets.get(family)) is not None:
-            block = self._blocks[family] = _ParsedBlock(family, self._content, offset)
+        if block is None and (header := self._families.get(family)) is not None:
+            block = self._blocks[family] = _ParsedBlock(family, self._content, header)
         return block
 
     def entry(self, key: AnyKey, kernel_sha256: str = "") -> Entry | None:
@@ -427,6 +420,7 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
         rules={rule: position for position, rule in enumerate(rules)},
     )
     body = bytearray()
+    blocks: dict[bytes, int] = {}
     header = {
         "schema": SCHEMA,
         "op": op,
@@ -437,7 +431,7 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
             {
                 "fingerprint": device.fingerprint.to_json(), "aliases": sorted(device.aliases),
                 "is_predicted": device.is_predicted,
-                "families": _write_families(device, places, body),
+                "families": _write_families(device, places, body, blocks),
             }
             for device in devices
         ],
@@ -449,7 +443,7 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where configs, runs and rules stand in the header."""
+    """Where runs and rules stand in the header, and configs, there or among those of a family."""
 
     configs: Mapping[AnyConfig, int]
     runs: Mapping[str, int]
@@ -462,10 +456,9 @@ class _Places:
         return variant
 
     def corrections(self, entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[Any]:
-        measured_out_dtype, found = corrections(entry, models)
-        return [measured_out_dtype, [
+        return [entry.measured_out_dtype, [
             [self.configs[config], ratio, fullness, int(is_drifted)]
-            for config, _, ratio, fullness, is_drifted in found
+            for config, _, ratio, fullness, is_drifted in corrections_of(entry, models)
         ]]
 
     def _row(self, choice: Choice) -> list[Any]:
@@ -478,15 +471,23 @@ class _Places:
 
 
 def _write_families(
-    device: DeviceEntries, places: _Places, body: bytearray
+    device: DeviceEntries, places: _Places, body: bytearray, blocks: dict[bytes, int]
 ) -> list[dict[str, Any]]:
-    """Appends the blocks of a device to `body`; returns what the header says of them."""
+    """Appends the blocks of a device to `body`, of equal ones the first; returns what the header says
+    of them."""
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in device.entries:
         family = families.setdefault(entry.key.family, {})
         family.setdefault(entry.key.sizes, []).append(entry)
     headers = []
     for family in sorted(families):
+        configs = sorted({
+            choice.config for entries in families[family].values() for entry in entries
+            for choice in entry.choices
+        })
+        local = replace(places, configs={
+            config: position for position, config in enumerate(configs)
+        })
         groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for sizes in sorted(families[family]):
             groups.setdefault(sizes[:-1], []).append(sizes)
@@ -494,20 +495,22 @@ def _write_families(
         texts = [
             _lines([
                 [sizes[-1] for sizes in members if sizes],
-                *(list(map(places.variant, families[family][sizes])) for sizes in members),
-                *(places.corrections(families[family][sizes][0], models)
+                *(list(map(local.variant, families[family][sizes])) for sizes in members),
+                *(local.corrections(families[family][sizes][0], models)
                   for sizes in members if models),
             ])
             for members in groups.values()
         ]
-        headers.append({
-            "key": family.to_json(), "offset": len(body), "entries": len(families[family]),
-        })
-        body += _lines([
+        block = _lines([
             [[*first, len(text)] for first, text in zip(groups, texts)],
-            [[places.configs[config], *models[config]] for config in sorted(models)],
-        ])
-        body += b"".join(texts)
+            [[local.configs[config], *models[config]] for config in sorted(models)],
+        ]) + b"".join(texts)
+        headers.append({
+            "key": family.to_json(), "configs": [places.configs[config] for config in configs],
+            "offset": blocks.setdefault(block, len(body)), "entries": len(families[family]),
+        })
+        if blocks[block] == len(body):
+            body += block
     return headers
 
 

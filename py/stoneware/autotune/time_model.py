@@ -19,12 +19,15 @@ The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from stoneware.autotune.config import AnyConfig
 
-SLOW = 1.5
+if TYPE_CHECKING:
+    from stoneware.autotune.table_entry import Entry
+
+_SLOW = 1.5
 """A candidate that took that much longer than the fastest at a problem says nothing there of those
 that matter; a race drops it early (measuring/device_timer.py), so that its time is rougher, too."""
 
@@ -124,16 +127,27 @@ class Correction(NamedTuple):
     is_drifted: bool
 
 
-def correction(
-    config: AnyConfig, model: TimeModel | None, us: float, is_drifted: bool, n: int, k: int, m: int
-) -> Correction:
-    """The correction of a median of `us` microseconds at n, k and m."""
-    if model is None:
-        return Correction(config, None, 0.0, 0.0, is_drifted)
-    modelled_us, fullness = model.at(m, n, k)
-    return Correction(
-        config, model, float(f"{us / modelled_us:.4g}"), float(f"{fullness:.3g}"), is_drifted
-    )
+def corrections_of(entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[Correction]:
+    """What the choices of an op's entry say at other problems, in their order, but for the slow ones.
+
+    Args:
+      entry: where they were measured.
+      models: config -> model.
+    """
+    slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
+    n, k, m = entry.key.sizes
+    found = []
+    for choice in entry.choices:
+        if choice.median_us > slow_us:
+            continue
+        model, ratio, fullness = models.get(choice.config), 0.0, 0.0
+        if model is not None:
+            modelled_us, fullness = model.at(m, n, k)
+            # Few digits, since a table holds many.
+            ratio = float(f"{choice.median_us / modelled_us:.4g}")
+            fullness = float(f"{fullness:.3g}")
+        found.append(Correction(choice.config, model, ratio, fullness, choice.is_drifted))
+    return found
 
 
 class Estimate:
@@ -166,7 +180,7 @@ def estimates(
         first; the nearest problem first.
 
     Returns:
-      None at all if what is chosen at the nearest problem has no model: better that answer, then,
+      Nothing at all if what is chosen at the nearest problem has no model: better that answer, then,
       than a comparison without it.
     """
     found: dict[AnyConfig, Estimate] = {}
@@ -189,5 +203,6 @@ def estimates(
             weight = 1 / (distance * distance)
             estimate.weights += weight
             estimate.weighted_us += weight * us * ratio
-            estimate.is_drifted |= is_drifted
+            if is_drifted:
+                estimate.is_drifted = True
     return sorted(found.values(), key=lambda estimate: (estimate.us, estimate.config))

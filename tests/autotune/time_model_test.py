@@ -1,0 +1,314 @@
+"""Modelled times: the fit, what a table keeps of it, and what a look-up makes of it at shapes that were
+not measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import small_package as small
+
+from stoneware.autotune import lookup, time_fit
+from stoneware.autotune.bake import bake
+from stoneware.autotune.layers import Source
+from stoneware.autotune.table import Block, Choice, Entry
+from stoneware.autotune.table_entry import MODELLED_RUN
+from stoneware.autotune.time_model import Correction, TimeModel, corrections_of, estimates
+
+BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
+
+_FP8 = {"a_bytes": 1, "b_bytes": 1, "out_bytes": 2, "splits": 1, "max_swizzle": 1}
+TRUTH = {
+    BIG: TimeModel(
+        tile_m=128, tile_n=128, tile_k=128, cluster_m=2, cluster_n=1, slots=120, **_FP8,
+        launch_us=4.0, wave_us=1.0, step_us=0.3, work_us=0.0004, unfilled_us=0.0002, byte_us=2e-7,
+    ),
+    TINY: TimeModel(
+        tile_m=16, tile_n=64, tile_k=256, cluster_m=1, cluster_n=1, slots=264, **_FP8,
+        launch_us=3.0, wave_us=2.0, step_us=0.4, work_us=0.0009, unfilled_us=0.0, byte_us=1e-7,
+    ),
+    SMALL: TimeModel(
+        tile_m=64, tile_n=64, tile_k=256, cluster_m=1, cluster_n=1, slots=132, **_FP8,
+        launch_us=3.5, wave_us=3.0, step_us=0.35, work_us=0.001, unfilled_us=0.0003, byte_us=1e-7,
+    ),
+    small.VENDOR: TimeModel(
+        tile_m=128, tile_n=128, tile_k=128, cluster_m=1, cluster_n=1, slots=132, **_FP8,
+        launch_us=8.0, wave_us=2.0, step_us=0.4, work_us=0.0005, unfilled_us=0.0, byte_us=2e-7,
+    ),
+}
+"""Kernels of which everything is known."""
+
+WEIGHTS = (
+    (2048, 2048), (2048, 8192), (4096, 4096), (4096, 14336), (6144, 4096), (8192, 8192),
+    (28672, 4096), (24576, 1536),
+)
+M_VALUES = (1, 16, 32, 64, 96, 128, 256, 512, 2048)
+BETWEEN = tuple(itertools.product(
+    (8, 24, 48, 80, 112, 200, 400, 1000), (2560, 5120, 7168, 14336), (3072, 7168, 10240)
+))
+"""m, n and k that were not measured."""
+
+
+def true_us(config, m, n, k):
+    return TRUTH[config].at(m, n, k)[0]
+
+
+def samples(weights=WEIGHTS, m_values=M_VALUES, configs=tuple(TRUTH), **changes):
+    return [
+        small.sample(config, true_us(config, m, n, k), m=m, n=n, k=k, **changes)
+        for n, k in weights for m in m_values for config in configs
+    ]
+
+
+@pytest.fixture(scope="module")
+def baked(tmp_path_factory):
+    return small.bake_samples(tmp_path_factory.mktemp("samples"), samples())
+
+
+def find(*tables, m, n, k, device=small.H200, **family):
+    sources = [Source(f"source {position}", one) for position, one in enumerate(tables)]
+    return lookup.find(small.key(m=m, n=n, k=k, **family), device, sources)
+
+
+def models_of(taken, num_groups=0, kernels=small.manifest()):
+    entries = [
+        Entry(key=sample.key, rule="", choices=(Choice(
+            config=sample.config, median_us=sample.median_us, spread_us=0.0, run="run-1"),))
+        for sample in taken
+    ]
+    found = time_fit.models(entries, kernels, 132)
+    return found.get(replace(small.key(), num_groups=num_groups).family, {})
+
+
+@pytest.mark.parametrize("config", TRUTH)
+def test_fit_finds_the_times_and_the_blocks_at_once_of_a_kernel(config):
+    model = models_of(samples(configs=[config]))[config]
+    assert model.slots == TRUTH[config].slots
+    for m, n, k in BETWEEN:
+        assert model.at(m, n, k)[0] == pytest.approx(true_us(config, m, n, k), rel=1e-3)
+
+
+def test_swizzled_tiles_are_rounded_up_as_the_tile_scheduler_does():
+    model = TRUTH[BIG]._replace(cluster_m=1, max_swizzle=8)
+    # 9 x 5 tiles: five of the shorter side are four at a time, so 12 x 8 blocks are launched.
+    waves, _, work, unfilled, _, fullness = model.counts(9 * 128, 5 * 128, 128)
+    assert (waves, work, fullness) == (1, 96, 96 / 120)
+    assert unfilled == 1 - 9 / 12
+    assert model._replace(max_swizzle=1).counts(9 * 128, 5 * 128, 128)[2] == 45
+
+
+def test_what_was_measured_seldom_or_is_no_kernel_has_no_model():
+    assert models_of(samples(WEIGHTS[:5])) == {}
+    assert models_of(samples(WEIGHTS[:6], [16])) == {}, "6 samples"
+    assert models_of(samples(WEIGHTS[:6], [16, 32])).keys() == TRUTH.keys()
+    unknown = replace(TINY, kernel="unknown")
+    assert models_of([replace(one, config=unknown) for one in samples(configs=[TINY])]) == {}
+    grouped = [replace(one, key=replace(one.key, num_groups=8)) for one in samples()]
+    assert models_of(grouped, num_groups=8) == {}
+    assert models_of(samples(), kernels=None) == {}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_no_time_is_negative_and_no_other_choice_of_terms_fits_better(seed):
+    draw = random.Random(seed)
+    num, rows = draw.randint(2, 6), draw.randint(3, 20)
+    columns = [[draw.choice((0.0, draw.random(), draw.random())) for _ in range(rows)]
+               for _ in range(num)]
+    columns = [
+        [value / (math.sqrt(math.fsum(one * one for one in column)) or 1.0) for value in column]
+        for column in columns
+    ]
+    products = [[math.fsum(map(float.__mul__, a, b)) for b in columns] for a in columns]
+    target = [math.fsum(column) for column in columns]
+
+    def error(values):
+        return math.fsum(
+            (math.fsum(value * column[row] for value, column in zip(values, columns)) - 1) ** 2
+            for row in range(rows)
+        )
+
+    values = time_fit._non_negative(products, target)
+    assert min(values) >= 0
+    for size in range(1, num + 1):
+        for chosen in itertools.combinations(range(num), size):
+            solved = time_fit._solve(
+                [[products[a][b] for b in chosen] for a in chosen], [target[a] for a in chosen])
+            other = [0.0] * num
+            for idx, value in zip(chosen, solved):
+                other[idx] = value
+            if min(other) >= 0:
+                assert error(values) <= error(other) + 1e-6
+
+
+def test_table_gives_the_models_and_corrections_back(baked):
+    block = baked.devices[0].block(small.key().family)
+    fitted = time_fit.models(baked.devices[0].entries(), small.manifest(), 132)[block.family]
+    assert block.models == fitted
+    assert len(fitted) == 4
+    there = [(4096, 4096, 16), (2048, 8192, 512)]
+    read = block.corrections(there, {})
+    assert read == Block.corrections(block, there, {})
+    assert [dtype for dtype, _ in read] == ["bf16", "bf16"]
+
+
+def test_corrections_leave_out_what_was_slow():
+    entry = Entry(key=small.key(), rule="", choices=tuple(
+        Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_drifted=us > 14)
+        for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
+    ))
+    found = corrections_of(entry, {TINY: TRUTH[TINY]})
+    assert [one.config for one in found] == [BIG, TINY, SMALL]
+    assert [one.is_drifted for one in found] == [False, False, True]
+    assert [one.model for one in found] == [None, TRUTH[TINY], None]
+    us, fullness = TRUTH[TINY].at(16, 4096, 4096)
+    assert found[1].ratio == pytest.approx(10.0 / us, rel=1e-3)
+    assert found[1].fullness == pytest.approx(fullness, abs=1e-3)
+
+
+def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
+    families = {
+        family["key"]["out_dtype"]: family for family in baked.devices[0]._header["families"]
+    }
+    assert families["bf16"]["offset"] == families["fp16"]["offset"]
+    assert families["bf16"]["configs"] != families["fp16"]["configs"]
+    models = baked.devices[0].block(small.key().family)._heads[1]
+    assert baked.devices[0]._content.body.count(models) == 1
+    found = find(baked, m=24, n=5120, k=7168, out_dtype="fp16")
+    assert found.choice.config.kernel.replace("fp16", "bf16") == find(
+        baked, m=24, n=5120, k=7168).choice.config.kernel
+    assert found.grade == "nearest shape" and found.entry.measured_out_dtype == "bf16"
+
+
+def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another(baked):
+    worst, worst_of_nearest = 1.0, 1.0
+    for m, n, k in BETWEEN:
+        best_us = min(true_us(config, m, n, k) for config in TRUTH)
+        modelled, nearest = itertools.islice(lookup.answers(
+            small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)]), 2)
+        assert (modelled.layer, modelled.grade) == ("nearest shape", "nearest shape")
+        worst = max(worst, true_us(modelled.choice.config, m, n, k) / best_us)
+        worst_of_nearest = max(
+            worst_of_nearest, true_us(nearest.choice.config, m, n, k) / best_us)
+    assert worst < 1.01
+    assert worst_of_nearest > 1.2
+
+
+def test_same_weight_at_another_m_is_modelled_too(baked):
+    for m in (8, 48, 72, 200, 1000):
+        found = find(baked, m=m, n=4096, k=4096)
+        assert (found.layer, found.grade) == ("nearest m", "nearest m")
+        assert (found.modelled_from.n, found.modelled_from.k) == (4096, 4096)
+        best = min(TRUTH, key=lambda config: true_us(config, m, 4096, 4096))
+        assert found.choice.config == best
+        assert found.choice.median_us == pytest.approx(true_us(best, m, 4096, 4096), rel=0.01)
+
+
+def test_near_measurements_correct_the_model():
+    off = {BIG: 1.3, TINY: 2.0, SMALL: 1.3, small.VENDOR: 0.9}
+    near = [
+        (apart, corrections_of(Entry(key=small.key(m=16, n=n), rule="", choices=tuple(
+            Choice(config=config, median_us=true_us(config, 16, n, 4096) * times, spread_us=0.0,
+                   run="run-1") for config, times in off.items())), TRUTH))
+        for apart, n in ((0.01, 4096), (0.04, 4608))
+    ]
+    found = {one.config: one.us for one in estimates(16, 4352, 4096, near)}
+    assert found.keys() == off.keys()
+    for config, us in found.items():
+        assert us == pytest.approx(off[config] * true_us(config, 16, 4352, 4096), rel=1e-3)
+
+
+def test_nearer_and_equally_full_measurements_count_for_more():
+    model = TRUTH[SMALL]
+    _, full = model.at(16, 4096, 4096)
+
+    def us(*corrections):
+        near = [(apart, [Correction(SMALL, model, ratio, fullness, False)])
+                for apart, ratio, fullness in corrections]
+        [found] = estimates(16, 4096, 4096, near)
+        return found.us / model.at(16, 4096, 4096)[0]
+
+    assert us((0.1, 1.0, full), (0.1, 1.2, full)) == pytest.approx(1.1)
+    assert us((0.1, 1.0, full), (0.5, 1.2, full)) < 1.02
+    assert us((0.1, 1.0, full), (0.1, 1.2, full - 0.3)) < 1.02
+
+
+def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
+    swizzled = replace(BIG, max_swizzle=8)
+    baked = small.bake_samples(
+        tmp_path, [*samples(), small.sample(swizzled, 1.0, m=64, n=4096, k=4096)])
+    found = find(baked, m=60, n=4096, k=4096)
+    assert found.choice.config == swizzled
+    assert (found.modelled_from, found.entry.key) == (None, small.key(m=64))
+    assert find(baked, m=20, n=4096, k=4096).modelled_from == small.key(m=16)
+
+
+def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked, tmp_path):
+    m, n, k = 24, 5120, 5120
+    first = find(baked, m=m, n=n, k=k).choice.config
+    # On this machine another one is the fastest there.
+    other = next(config for config in (TINY, SMALL) if config != first)
+    own = small.bake_samples(tmp_path, [
+        small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0),
+                     m=at, n=n, k=k)
+        for at in (16, 32) for config in TRUTH
+    ])
+    found = find(own, baked, m=m, n=n, k=k)
+    assert (found.choice.config, found.source) == (other, "source 0")
+    assert (found.layer, found.num_modelled_from) == ("nearest m", 8)
+    assert find(own, m=m, n=n, k=k).modelled_from is None, "no models at all"
+
+
+def test_two_other_devices_are_not_mixed(baked, tmp_path):
+    h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
+    other = small.bake_samples(
+        tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)
+    alone = find(baked, m=24, n=5120, k=5120, device=small.H100)
+    assert alone.grade == "other device" and alone.num_modelled_from == 8
+    for tables in ((baked, other), (other, baked)):
+        found = find(*tables, m=24, n=5120, k=5120, device=small.H100)
+        assert found.device.fingerprint == small.H200
+        assert found.entry == alone.entry
+
+
+def test_drifted_measurement_lowers_the_grade_of_what_is_modelled_from_it(tmp_path):
+    taken = [
+        replace(one, kernel_sha256="0" * 64) if one.config != small.VENDOR else one
+        for one in samples()
+    ]
+    found = find(small.bake_samples(tmp_path, taken), m=24, n=5120, k=5120)
+    assert found.choice.config != small.VENDOR
+    assert (found.choice.is_drifted, found.grade) == (True, "drifted kernel")
+
+
+def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypatch):
+    import stoneware as sw
+
+    files = small.write_device(tmp_path / "samples", samples())
+    small.install(
+        tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
+    explanation = sw.explain("scaled_mm", m=24, n=5120, k=7168, device="H200")
+    assert (explanation.layer, explanation.grade) == ("nearest shape", "nearest shape")
+    reason = explanation.decision.reason
+    assert " us modelled for NVIDIA H200; from 8 measured problems, the nearest m=" in reason
+    number = 1 + len(explanation.decision.runners_up)
+    assert number > 1 and reason.endswith(f"; the fastest of {number} as modelled")
+    assert explanation.run is None, "no run measured it"
+    plain = json.loads(json.dumps(explanation.as_dict()))
+    assert plain["chosen"]["run"] == MODELLED_RUN
+    assert plain["chosen"]["is_modelled"] and not plain["chosen"]["is_predicted"]
+    times = [plain["chosen"]["median_us"], *(one["median_us"] for one in plain["runners_up"])]
+    assert times == sorted(times)
+
+
+def test_samples_give_the_same_table_in_any_order(tmp_path):
+    taken = samples()
+    random.Random(1).shuffle(taken)
+    files = [
+        small.write_device(tmp_path / name, some) for name, some in (("a", samples()), ("b", taken))
+    ]
+    first, second = (bake("scaled_mm", some, small.manifest()) for some in files)
+    assert first == second
