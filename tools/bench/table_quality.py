@@ -40,18 +40,19 @@ _AGAIN = flags.DEFINE_string("again", None, "Samples of a second tune of the sha
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 
 HELD_OUT_WEIGHTS = (
-    (14848, 14848), (59392, 14848), (14848, 59392), (67584, 12288), (12288, 33792), (21504, 6144),
-    (6144, 10752), (22016, 4096), (4096, 11008), (25600, 4096), (49152, 3072), (3072, 24576),
-    (43008, 5376), (5376, 21504), (5376, 4096), (30720, 3840), (3840, 15360), (20480, 2560),
-    (2560, 10240), (36608, 6400), (6400, 18304), (8192, 5120), (5120, 27392), (9216, 12288),
+    (35840, 5120), (5120, 17920), (57344, 12288), (12288, 28672), (40960, 7168), (7168, 20480),
+    (9216, 7168), (73728, 4608), (4608, 36864), (4608, 4096), (24576, 6144), (6144, 24576),
+    (37888, 3840), (5632, 14336), (49152, 8192), (8192, 24576), (65536, 6144), (11520, 2304),
+    (2304, 5760), (21888, 2048), (2048, 10944), (32000, 4096), (10240, 10240), (3584, 9728),
 )
-"""(n, k) of layers of Falcon 180B, Command R+, DBRX, OLMo 7B, Granite 8B, Gemma 7B, Gemma 3 27B, 12B
-and 4B, Hunyuan Large, Llama 4 Scout and EXAONE 32B, from their config.json, and one that is of no
-model; not in ops/scaled_mm/shapes.py. They were chosen before any of them was measured."""
+"""(n, k) of layers of Phi 3 medium, Mistral Large, Yi 34B, Gemma 2 27B, Nemotron 4 15B, Jamba 1.5
+Large, Grok 1, MiniCPM, DeepSeek V2 Lite and Llama 2, from their config.json, and a few that are of no
+model; not in ops/scaled_mm/shapes.py. They were chosen before any of them was measured, and after
+the rule of the look-up was; the shapes of the tables before were others."""
 
 HELD_OUT_M_VALUES = (
-    2, 5, 12, 20, 28, 40, 56, 72, 88, 100, 120, 144, 176, 224, 288, 352, 448, 576, 700, 900, 1100,
-    1400, 1800, 2500, 3500, 5000,
+    3, 6, 10, 14, 18, 22, 26, 36, 44, 52, 60, 70, 76, 84, 92, 104, 116, 136, 152, 168, 208, 240, 272,
+    304, 368, 420, 540, 680, 850, 1150, 1450, 1900, 2400, 3300, 4500, 6000,
 )
 """Between those of ops/scaled_mm/shapes.py."""
 
@@ -60,7 +61,7 @@ _M_PER_WEIGHT = 7
 
 def held_out_shapes() -> list[str]:
     """Some m of each weight, drawn once and for all."""
-    draw = random.Random(4)
+    draw = random.Random(5)
     return [
         f"{m}x{n}x{k}"
         for n, k in HELD_OUT_WEIGHTS
