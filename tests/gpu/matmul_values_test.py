@@ -80,7 +80,7 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
     assert tensors.is_guard_unharmed()
 
 
-K_OF_SPLITS = 2440  # 20 tiles of 128, the last of 8: no multiple of any number of splits but 2 and 4
+K_OF_SPLITS = 2440  # 20 tiles of 128, the last of 8: shares that differ
 
 
 @pytest.mark.parametrize("m", [1, 40, 203])

@@ -111,7 +111,7 @@ BLOCK_CASES = [
 ]
 
 
-K_OF_SPLITS = 2432  # 19 or 10 tiles: no multiple of any number of splits
+K_OF_SPLITS = 2432  # 19 or 10 tiles: shares that differ
 
 
 @pytest.mark.parametrize("m", [1, 40, 203])
