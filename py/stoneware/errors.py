@@ -53,7 +53,7 @@ class TableError(StonewareError, RuntimeError):
 
 
 class ForwardOnlyError(StonewareError, RuntimeError):
-    """A gradient would be needed, and this operation has no backward."""
+    """A gradient, of backward or of forward mode, would be needed, and the operation has none."""
 
 
 class StoreError(StonewareError, RuntimeError):
