@@ -1,5 +1,5 @@
-"""Modelled times: the fit, what a table keeps of it, and what a look-up makes of it at shapes that were
-not measured."""
+"""Modelled times: the fit, what a table keeps of it, and what a look-up makes of it at shapes that
+were not measured."""
 
 from __future__ import annotations
 

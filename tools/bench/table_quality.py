@@ -136,8 +136,9 @@ def held_out_figures(
             vendor = [us for config, us in times.items() if config.backend == VENDOR]
             rows.append({
                 "m": key.m, "n": key.n, "k": key.k, "scales": key.scales, "layer": found.layer,
-                "answered_by": (found.modelled_from or found.entry.key).shape, "chosen": str(chosen.config),
-                "chosen_us": times[chosen.config], "best": str(fastest(entry)), "best_us": best_us,
+                "answered_by": (found.modelled_from or found.entry.key).shape,
+                "chosen": str(chosen.config), "chosen_us": times[chosen.config],
+                "best": str(fastest(entry)), "best_us": best_us,
                 "regret": round(times[chosen.config] / best_us, 4),
                 "vendor_us": min(vendor, default=None),
             })

@@ -2,17 +2,26 @@
 
     1. argument        the caller's config=
     2. exact           an entry for this shape, of the sources in the order of layers.py
-    3. nearest m       the entry for the same n and k with the next larger m, of any source; with the
-                       largest where none is larger
-    4. nearest shape   the same of the nearest n and k, in log space
+    3. nearest m       an entry for the same n and k at another m
+    4. nearest shape   one at another n and k, in log space
     5. heuristic       the op's rule of thumb
     6. default         the first config that a backend offers
 
-m is rounded up, because a tile that is as tall as the m that was measured holds every smaller m too,
-while one row more than it holds costs a second row of tiles. Of 308 shapes between 77 measured ones
-of an H200 the fastest config of the next larger m took 1.3 % longer than the best, that of the
-nearest m 5.7 % (geometric means); docs/measured/nvidia_h200/table_quality.json has the regret at
-shapes of other layers.
+In 3 and 4, where configs were measured at enough shapes to be modelled (`time_fit.py`), the answer
+is no entry but the candidates of the nearest ones, in the order of their times at the very shape:
+the model's, corrected by what was measured at the four nearest n and k, at the m below and above
+(`time_model.py`). Else the entry with the next larger m answers, with the largest where none is
+larger: a tile that is as tall as the m that was measured holds every smaller m too, while one row
+more than it holds costs a second row of tiles.
+
+The regret is the measured time of what is chosen over the best one's; here its geometric mean and
+worst. At 168 shapes of layers of other models, with m, n and k that no sample has, on an H200:
+0.5 % and 7.9 %; by the nearest entry 1.8 % and 49 %; of the vendor library always 16.9 % and 145 %
+(tools/bench/table_quality.py). At the 2169 shapes of the samples, all of the same n and k left out
+for each: 0.4 % and 28.8 %, at five above 15 %, where the vendor library was chosen, whose own
+choice of kernels is not modelled; by the nearest entry 2.0 % and 99.9 %, at 92 above 15 %. A price
+for the spread of the near measurements, one for their distance, or a margin that the vendor library
+has to have made the worst ones no better without making others worse.
 
 2 to 4 are gone through for measurements on this device, then for those on the nearest other device
 of its compute capability. A prediction is no measurement: it decides in which order the rule of
@@ -60,8 +69,8 @@ class Found:
       grade: of `choice`, one of GRADES.
       device: where it was measured.
       runs: of the source's table.
-      num_modelled_from: where the entry's times were modelled, how many measured problems are behind
-        them; else 0.
+      num_modelled_from: where the entry's times were modelled, how many measured problems are
+        behind them; else 0.
       modelled_from: the nearest of these, of which `source`, `device` and `runs` are then.
     """
 
@@ -191,7 +200,8 @@ def _modelled(key: Key, places: Sequence[_Place], level: str) -> Iterator[Found]
         for place in places for near_n, near_k in place.block.first_sizes
     )[:_NEAR_WEIGHTS]
     near = sorted(
-        (apart + (m - near_m) * (m - near_m) / (m * near_m), position, (near_n, near_k, near_m), place)
+        (apart + (m - near_m) * (m - near_m) / (m * near_m), position,
+         (near_n, near_k, near_m), place)
         for apart, position, near_n, near_k, place in weights
         for near_m in _m_around(place.block.last_sizes((near_n, near_k)), m)
     )

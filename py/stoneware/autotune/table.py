@@ -6,10 +6,10 @@ One file per op, lines of canonical JSON, so that a look-up parses what it needs
              the key, its configs (positions among all), where its block is (offset from the end of
              the header) and how many entries it has
     block    a line with the groups of the family's entries: for each, the sizes that its entries
-             share, which are all but the last (m), and how many bytes it has; a line with the models
-             of its configs, [config, the fields of its TimeModel]; then the groups
-    group    a line with the last sizes of its entries, ascending; then a line for each of these: its
-             variants, each [rule, choices, measured out dtype, kernel digest] with choices
+             share, which are all but the last (m), and how many bytes it has; a line with the
+             models of its configs, [config, the fields of its TimeModel]; then the groups
+    group    a line with the last sizes of its entries, ascending; then a line for each of these:
+             its variants, each [rule, choices, measured out dtype, kernel digest] with choices
              [config, median_us, spread_us, run, is_drifted], or, predicted, [rule, choices] with
              choices [config, us]; then, if there are models, another line for each: [measured out
              dtype, corrections], each [config, ratio, fullness, is_drifted]; runs and rules are
@@ -473,8 +473,8 @@ class _Places:
 def _write_families(
     device: DeviceEntries, places: _Places, body: bytearray, blocks: dict[bytes, int]
 ) -> list[dict[str, Any]]:
-    """Appends the blocks of a device to `body`, of equal ones the first; returns what the header says
-    of them."""
+    """Appends the blocks of a device to `body`, of equal ones the first; returns what the header
+    says of them."""
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in device.entries:
         family = families.setdefault(entry.key.family, {})

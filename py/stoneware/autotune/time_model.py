@@ -33,9 +33,9 @@ that matter; a race drops it early (measuring/device_timer.py), so that its time
 
 _FULLNESS = 30.0
 _NEAR = 0.05
-"""How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer is
-no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples, each
-left out in turn, moved by less than a tenth of a percent (geometric mean)."""
+"""How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
+is no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples,
+each left out in turn, moved by a tenth of a percent at most (geometric mean)."""
 
 
 class TimeModel(NamedTuple):
@@ -128,7 +128,7 @@ class Correction(NamedTuple):
 
 
 def corrections_of(entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[Correction]:
-    """What the choices of an op's entry say at other problems, in their order, but for the slow ones.
+    """What the choices of an op's entry say at other problems, in their order, without slow ones.
 
     Args:
       entry: where they were measured.
@@ -180,8 +180,8 @@ def estimates(
         first; the nearest problem first.
 
     Returns:
-      Nothing at all if what is chosen at the nearest problem has no model: better that answer, then,
-      than a comparison without it.
+      Nothing at all if what is chosen at the nearest problem has no model: better that answer,
+      then, than a comparison without it.
     """
     found: dict[AnyConfig, Estimate] = {}
     here: dict[int, tuple[float, float, Estimate]] = {}

@@ -82,8 +82,8 @@ def of_problems(
     The problems answer that the look-up takes (`autotune.lookup`): where there are models those
     around it, else the nearest m of the same sizes, else the nearest shape of the family. Their
     choices are asked in their order, as the look-up does, and the first that was timed at the
-    left-out problem counts. A problem that is alone in its family, or shares no timed candidate with
-    those that answer, is left out of the result.
+    left-out problem counts. A problem that is alone in its family, or shares no timed candidate
+    with those that answer, is left out of the result.
 
     Args:
       found: of one device.
