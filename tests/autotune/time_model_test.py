@@ -18,6 +18,7 @@ from stoneware.autotune.layers import Source
 from stoneware.autotune.table import Block, Choice, Entry
 from stoneware.autotune.table_entry import MODELLED_RUN
 from stoneware.autotune.time_model import Correction, TimeModel, corrections_of, estimates
+from stoneware.report import measures, regret
 
 BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
 
@@ -302,6 +303,18 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     assert plain["chosen"]["is_modelled"] and not plain["chosen"]["is_predicted"]
     times = [plain["chosen"]["median_us"], *(one["median_us"] for one in plain["runners_up"])]
     assert times == sorted(times)
+
+
+def test_regret_of_the_report_is_that_of_the_modelled_answer():
+    problems = measures.problems(samples())
+    models = time_fit.models(problems, small.manifest(), 132)
+    for left_out in regret.LEFT_OUT:
+        modelled = regret.of_problems(problems, left_out, models)
+        nearest = regret.of_problems(problems, left_out)
+        assert len(modelled) == len(nearest) == len(problems)
+        assert max(one.ratio for one in modelled) < 1.02
+        assert max(one.ratio for one in nearest) > 1.2
+        assert all(one.answered_by != one.key for one in modelled)
 
 
 def test_samples_give_the_same_table_in_any_order(tmp_path):
