@@ -166,6 +166,7 @@ class _ParsedBlock(Block):
         self._configs = header["configs"]
         self._offset = header["offset"]
         self._groups: dict[tuple[int, ...], tuple[list[int], list[bytes]]] = {}
+        self._candidates: dict[int, tuple[AnyConfig, TimeModel | None]] = {}
 
     @functools.cached_property
     def _places(self) -> dict[tuple[int, ...], tuple[int, int]]:
@@ -187,21 +188,25 @@ class _ParsedBlock(Block):
 
     @functools.cached_property
     def _models(self) -> dict[int, Sequence[Any]]:
-        """Position of a config -> its model, or the fields of one that was not asked for yet."""
+        """Position of a config -> the fields of its model."""
         return {config: model for config, *model in json.loads(self._heads[1])}
 
     def _config(self, position: int) -> AnyConfig:
         return self._content.config(self._configs[position])
 
-    def _model(self, position: int) -> TimeModel | None:
-        model = self._models.get(position)
-        if isinstance(model, list):
-            model = self._models[position] = TimeModel(*model)
-        return model
+    def _candidate(self, position: int) -> tuple[AnyConfig, TimeModel | None]:
+        """A config and its model, the same objects each time."""
+        found = self._candidates.get(position)
+        if found is None:
+            model = self._models.get(position)
+            found = self._candidates[position] = (
+                self._config(position), None if model is None else TimeModel(*model)
+            )
+        return found
 
     @functools.cached_property
     def models(self) -> dict[AnyConfig, TimeModel]:
-        return {self._config(position): self._model(position) for position in self._models}
+        return dict(map(self._candidate, self._models))
 
     @property
     def has_models(self) -> bool:
@@ -265,14 +270,14 @@ class _ParsedBlock(Block):
     ) -> list[Corrections]:
         if not self._models:
             return super().corrections(all_sizes, models)
-        config, model = self._config, self._model
+        candidate = self._candidate
         found = []
         for *first, size in all_sizes:
             last, lines = self._group(tuple(first))
             found.append(lines[len(last) + last.index(size)])
         return [
             (measured_out_dtype, [
-                (config(position), model(position), ratio, fullness, bool(is_drifted))
+                (*candidate(position), ratio, fullness, is_drifted == 1)
                 for position, ratio, fullness, is_drifted in rows
             ])
             for measured_out_dtype, rows in json.loads(b"[%s]" % b",".join(found))
