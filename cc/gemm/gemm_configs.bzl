@@ -259,7 +259,12 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
             "it is {} bytes".format(tile_k * element_bytes),
             "change it",
         )
-    shared_bytes = stages * (tile_m + tile_n) * tile_k * element_bytes + 2048
+    # Beside the stages: vectors, barriers, alignment, and the block scales of each stage
+    # (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
+    shared_bytes = (
+        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 4 * (2 * tile_m + tile_n) + 1024 +
+        (stages * (tile_k // _SCALE_BLOCK) * (tile_n + 4) * 4 if block_scales else 0)
+    )
     if stages < _MIN_STAGES or shared_bytes > _MAX_SHARED_BYTES:
         _fail(
             "at least {} stages must fit {} bytes of shared memory".format(_MIN_STAGES, _MAX_SHARED_BYTES),

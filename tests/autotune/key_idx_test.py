@@ -14,7 +14,7 @@ from stoneware.autotune.kernel_call import OMITTED, KernelSignature
 
 KINDS = inspect.Parameter
 VALUES = st.one_of(
-    st.integers(-(2**70), 2**70), st.booleans(), st.text(max_size=3), st.none(),
+    st.integers(-(2**63), 2**63 - 1), st.booleans(), st.text(max_size=3), st.none(),
     st.floats(allow_nan=False, allow_infinity=False),
 )
 

@@ -1,6 +1,6 @@
 """analysis_failure_test: a target must fail in analysis, in the right words."""
 
-load("//cc/gemm:gemm_configs.bzl", "SCALED_MM_SM90", "gemm_config")
+load("//cc/gemm:gemm_configs.bzl", "SCALED_MM_SM90", "gemm_config", "splitk_config")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _allow_failures = analysis_test_transition(
@@ -68,6 +68,42 @@ def gemm_config_failure_test(name, says, **changes):
       **changes: arguments of gemm_config that differ from a valid config.
     """
     _one_gemm_config(
+        name = name + "_config",
+        changes = json.encode(changes),
+        tags = ["manual"],
+    )
+    analysis_failure_test(
+        name = name,
+        says = ["gemm_config: "] + says,
+        target_under_test = ":{}_config".format(name),
+    )
+
+_VALID_SPLITK_CONFIG = dict(
+    op = "scaled_mm",
+    dtype = "e4m3",
+    out = "bf16",
+    tile = (64, 64, 256),
+    stages = 6,
+)
+
+def _one_splitk_config_impl(ctx):
+    splitk_config(**(_VALID_SPLITK_CONFIG | json.decode(ctx.attr.changes)))
+    return []
+
+_one_splitk_config = rule(
+    implementation = _one_splitk_config_impl,
+    attrs = {"changes": attr.string()},
+)
+
+def splitk_config_failure_test(name, says, **changes):
+    """As gemm_config_failure_test, of splitk_config.
+
+    Args:
+      name: the test.
+      says: parts of the message: rule, value, remedy.
+      **changes: arguments of splitk_config that differ from a valid config.
+    """
+    _one_splitk_config(
         name = name + "_config",
         changes = json.encode(changes),
         tags = ["manual"],
