@@ -278,12 +278,20 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
             "dtype is {}, share {}, tile m {}".format(repr(dtype), share, tile_m),
             "change them",
         )
-    if block_scales and tile_k * accumulators > 2 * _SCALE_BLOCK * _MAX_BLOCK_ACCUMULATORS_PER_THREAD:
+    if block_scales and tile_k not in [_SCALE_BLOCK, 2 * _SCALE_BLOCK]:
+        _fail(
+            "tile k must be one or two blocks of {} with block scales".format(_SCALE_BLOCK),
+            "it is {}".format(tile_k),
+            "change it",
+        )
+    # The sum over k, and one of each block of a tile's k.
+    block_accumulators = accumulators * (1 + tile_k // _SCALE_BLOCK)
+    if block_scales and block_accumulators > 2 * _MAX_BLOCK_ACCUMULATORS_PER_THREAD:
         _fail(
             "a thread must hold at most {} accumulators with block scales".format(
                 2 * _MAX_BLOCK_ACCUMULATORS_PER_THREAD,
             ),
-            "it is {} for each {} of k".format(accumulators, _SCALE_BLOCK),
+            "it is {}".format(block_accumulators),
             "shrink the tile",
         )
 

@@ -307,6 +307,8 @@ def test_all_layers_are_taken_unless_shapes_are_given():
         ({"ops": ["grouped_mm"], "shapes": ["16x4096x4096"]},
          "shapes='16x4096x4096' must be of the form that grouped_mm takes: GxMxNxK"),
         ({"ops": ["matmul"], "shapes": ["8x16x64x64"]}, "that matmul takes: MxNxK, such as"),
+        ({"ops": ["grouped_mm"], "dtypes": ["bf16"], "out_dtypes": ["fp16"]},
+         "out_dtypes=fp16 must be among those that grouped_mm has for dtypes=bf16 .bf16 has bf16"),
         ({"shapes": ["8x16x4096x100"]}, "k=100 must be at least 1 and a multiple of 16"),
     ],
 )

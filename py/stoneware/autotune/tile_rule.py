@@ -74,12 +74,11 @@ def by_tile_m(
     key: Key, compute_capability: tuple[int, int], kernels: Iterable[KernelRecord]
 ) -> list[Config]:
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
-    ones, then smaller ones from large to small; of equal tiles those that cannot split k first,
-    then by id. Above _LARGEST_SPLIT_M those that can come after all others.
+    ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
+    then by id. Above _LARGEST_SPLIT_M split-k kernels come after all others.
 
     A tile taller than m wastes tensor-core rows; one that covers m reads the weights once, and
-    their bytes are the floor of small m. A config here has no splits, without which a split-k
-    kernel has little to offer.
+    their bytes are the floor of small m, for which the split-k kernels are made.
     """
 
     def order(kernel: KernelRecord) -> tuple[bool, bool, int, bool, str]:
@@ -87,7 +86,7 @@ def by_tile_m(
         splits = is_split_k(kernel)
         return (
             splits and key.m > _LARGEST_SPLIT_M,
-            extent < key.m, extent if extent >= key.m else -extent, splits, kernel.id,
+            extent < key.m, extent if extent >= key.m else -extent, not splits, kernel.id,
         )
 
     fitting = sorted(
@@ -97,11 +96,11 @@ def by_tile_m(
 
 
 _LARGEST_SPLIT_M = 128
-"""Up to here a split-k kernel may be the first without a measurement. At the 864 problems of
-scaled_mm above it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by
-this rule took 1.10 times as long as the fastest without splits, and 1.28 times with split-k kernels
-in their place by tile (geometric means); at the 648 up to it, regular kernels first among equal
-tiles made 1.10 of 1.12."""
+"""Up to here a split-k kernel may be the first without a measurement. At the 648 problems of scaled_mm
+up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by this rule
+took 1.08 times as long as the fastest of ours, and 1.16 times with other kernels first among equal
+tiles; at 225 of matmul 1.07 and 1.20 times (geometric means). At the 968 of scaled_mm above it, 1.21
+times, and 1.24 with split-k kernels in their place by tile."""
 
 _SMALL_TILE_M = 16
 """A tile this narrow is timed for every m below it too: which one streams the weights best is not told

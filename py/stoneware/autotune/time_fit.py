@@ -55,9 +55,9 @@ def models(
         which nothing is known.
       num_sms: of the device.
     """
-    rows: dict[AnyKey, dict[AnyConfig, list[_Row]]] = {}
-    if manifest is None:
+    if manifest is None or num_sms < 1:
         return {}
+    rows: dict[AnyKey, dict[AnyConfig, list[_Row]]] = {}
     for entry in entries:
         key = entry.key
         if isinstance(key, Key) and not key.num_groups:

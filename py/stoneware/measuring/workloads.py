@@ -66,7 +66,8 @@ def problems(
       dtypes: of a and b, for grouped_mm; "e4m3" has row scales.
 
     Raises:
-      ValueError: a name is unknown or a shape breaks a rule of its op.
+      ValueError: a name is unknown, a shape breaks a rule of its op, or grouped_mm alone is asked
+        for and has none of the output dtypes.
     """
     layers = {name: sizes for op in ops if op in PROBLEMS for name, sizes in _layers(op).items()}
     if weights is None:
@@ -95,7 +96,16 @@ def problems(
         )
         for problem in _of_sizes(op, sizes, scales, out_dtypes, layouts, dtypes)
     )
-    return list(dict.fromkeys(made))
+    found = list(dict.fromkeys(made))
+    if not found and set(ops) == {"grouped_mm"} and not any(
+        set(out_dtypes) & set(GROUPED_OUT_DTYPES[dtype]) for dtype in dtypes
+    ):
+        has = "; ".join(f"{dtype} has {', '.join(GROUPED_OUT_DTYPES[dtype])}" for dtype in dtypes)
+        raise ValueError(
+            f"out_dtypes={','.join(out_dtypes)} must be among those that grouped_mm has for "
+            f"dtypes={','.join(dtypes)} ({has}); name one of them"
+        )
+    return found
 
 
 def _layers(op: str) -> Mapping[str, tuple[int, ...]]:
@@ -131,7 +141,7 @@ def _m_values(num_groups: int | None = None) -> Sequence[int]:
 def _sizes(shape: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[0-9]+(x[0-9]+){2,3}", shape):
         raise ValueError(
-            f"shapes={shape!r} must be of the form {_form('matmul')}, or for grouped_mm "
+            f"shapes={shape!r} must be of the form {_form('scaled_mm')}, or for grouped_mm "
             f"{_form('grouped_mm')}"
         )
     return tuple(map(int, shape.split("x")))

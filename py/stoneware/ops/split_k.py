@@ -23,8 +23,9 @@ _LEAST_STEPS = 2
 """Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
 
 _MAX_BLOCKS_PER_SM = 2
-"""So many of the smallest tiles' blocks fit an SM. Where there are more, k is better not split: blocks
-that have all of it go from tile to tile without a pause."""
+"""So many blocks fit an SM where a kernel's stages leave room (64x16x256 with 5 of them); of the others
+one does. Where there are more, k is better not split: blocks that have all of it go from tile to tile
+without a pause."""
 
 
 def is_split_k(kernel: KernelRecord) -> bool:
@@ -57,7 +58,7 @@ def with_splits(
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
     """The splits that may be the fastest on a device of `num_sms` SMs; [1] if the kernel has none.
 
-    Fewer than the SMs are worth it only where more are not possible; more than some waves are not.
+    Fewer than the SMs are worth it only where more are not possible; more than fit them are not.
     """
     if not is_split_k(kernel):
         return [1]
