@@ -75,13 +75,13 @@ def find(*tables, m, n, k, device=small.H200, **family):
     return lookup.find(small.key(m=m, n=n, k=k, **family), device, sources)
 
 
-def models_of(taken, num_groups=0, kernels=small.manifest()):
+def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132):
     entries = [
         Entry(key=sample.key, rule="", choices=(Choice(
             config=sample.config, median_us=sample.median_us, spread_us=0.0, run="run-1"),))
         for sample in taken
     ]
-    found = time_fit.models(entries, kernels, 132)
+    found = time_fit.models(entries, kernels, num_sms)
     return found.get(replace(small.key(), num_groups=num_groups).family, {})
 
 
@@ -105,7 +105,9 @@ def test_swizzled_tiles_are_rounded_up_as_the_tile_scheduler_does():
 def test_what_was_measured_seldom_or_is_no_kernel_has_no_model():
     assert models_of(samples(WEIGHTS[:5])) == {}
     assert models_of(samples(WEIGHTS[:6], [16])) == {}, "6 samples"
+    assert models_of(samples(m_values=[16])) == {}, "8 samples of 8 weights, and one m"
     assert models_of(samples(WEIGHTS[:6], [16, 32])).keys() == TRUTH.keys()
+    assert models_of(samples(), num_sms=0) == {}, "a device whose SMs nobody told"
     unknown = replace(TINY, kernel="unknown")
     assert models_of([replace(one, config=unknown) for one in samples(configs=[TINY])]) == {}
     grouped = [replace(one, key=replace(one.key, num_groups=8)) for one in samples()]

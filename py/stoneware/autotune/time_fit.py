@@ -30,6 +30,10 @@ LEAST_WEIGHTS = 6
 the models chose at the others was as often worse than the nearest entry as better; with six it was
 better in every family (geometric means 4.6 to 1.8 %, 2.2 to 1.3 % and 2.6 to 1.8 %)."""
 
+LEAST_M_VALUES = 2
+"""Of one m alone the work of rows that no operand fills is a multiple of all work, and noise would
+decide which of the two is charged."""
+
 _MOST_RESIDENT = 4
 """Blocks that an SM may hold at a time, as far as is guessed."""
 
@@ -75,11 +79,15 @@ def models(
             if (
                 shape is None or len(timings) < LEAST_SAMPLES
                 or len({row[1:3] for row in timings}) < LEAST_WEIGHTS
+                or len({row[0] for row in timings}) < LEAST_M_VALUES
             ):
                 continue
             if (shape, timings) not in fitted:
                 fitted[shape, timings] = _model(shape, timings, num_sms)
-            found.setdefault(family, {})[config] = fitted[shape, timings]
+            model = fitted[shape, timings]
+            # One with nothing but the time of rows that no operand fills would be 0 without these.
+            if sum(model[-NUM_TIMES:]) > model.unfilled_us:
+                found.setdefault(family, {})[config] = model
     return found
 
 
