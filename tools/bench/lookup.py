@@ -10,19 +10,21 @@ DIR holds tables/ and kernel_manifest.json, as the folder of an installed stonew
   that and making a table of it, once in a process;
 - cold: from a problem to its decision, once these are loaded: the first of its family, whose groups
   are then parsed; a later one; and the first of all, right after the load, which pushed everything
-  else out of the processor's caches; exact, with the next m, and with the nearest shape. No problem
-  is asked twice in a row, so that what is kept of one does not answer for the next; the device is a
-  GPU as the driver describes it.
+  else out of the processor's caches; exact, at another m of a weight that was measured, and at
+  another shape, which are both modelled. No problem is asked twice in a row, so that what is kept of
+  one does not answer for the next; the device is a GPU as the driver describes it.
 
-Each is done with the table of the installation, and with one that is as large as the shapes that are
-tuned make it (ops/scaled_mm/shapes.py); cold ones also with a user's store that has measurements
-at some of the shapes.
+Each is done with the table of the installation and the family that has the most entries there, and,
+where that lacks some, with a table of all the shapes that are tuned (ops/scaled_mm/shapes.py); cold
+ones also with a user's store that has measurements at some of the shapes.
 
-Each figure is the median of --repeats timings, with the interquartile range, in us.
+Each figure is the median of --repeats timings, with the interquartile range, and the 10th
+percentile, which other work on the machine moves less, in us.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -44,11 +46,10 @@ from stoneware.autotune import layers, table, tuning
 from stoneware.autotune.key import AnyKey, Key
 from stoneware.autotune.samples import Run, Sample
 from stoneware.autotune.store import user_store
-from stoneware.autotune.table import DeviceEntries, DeviceTable, Entry
+from stoneware.autotune.table import Block, DeviceEntries, DeviceTable, Entry
 from stoneware.ops import OPS
-from stoneware.ops.scaled_mm import cutlass_sm90
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
-from stoneware.runtime import manifest, native, package_files
+from stoneware.runtime import cutlass_kernels, manifest, native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
 
 _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default: the installed.")
@@ -58,6 +59,8 @@ _REPEATS = flags.DEFINE_integer("repeats", 200, "Timings per figure.", lower_bou
 
 CALLS_PER_TIMING = 2000
 """Of what takes less than a microsecond."""
+
+TUNED_SHAPES = [(n, k, m) for n, k in sorted(set(WEIGHTS.values())) for m in M_VALUES]
 
 STORE_LOADS = 20
 """Timings of, or after, the reading of a user's store, which takes up to 0.2 s."""
@@ -70,8 +73,8 @@ def timed(
     run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, calls: int = 1,
     repeats: int | None = None,
 ) -> dict[str, float]:
-    """Median, interquartile range and count of timings of `calls` runs, in us per run, `prepare`
-    not timed."""
+    """Median, 10th percentile, interquartile range and count of timings of `calls` runs, in us per
+    run, `prepare` not timed."""
     timings_us = []
     for _ in range(repeats or _REPEATS.value):
         prepare()
@@ -80,35 +83,43 @@ def timed(
             run()
         timings_us.append((time.perf_counter_ns() - start_ns) / 1000 / calls)
     low, median, high = statistics.quantiles(timings_us, n=4)
-    return {"median_us": round(median, 3), "spread_us": round(high - low, 3),
-            "count": len(timings_us)}
+    return {
+        "median_us": round(median, 3), "spread_us": round(high - low, 3),
+        "p10_us": round(statistics.quantiles(timings_us, n=10)[0], 3), "count": len(timings_us),
+    }
 
 
 def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     """Calls of the op whose plan does nothing: by the native module, if there is one, and without."""
     api = importlib.import_module(f"stoneware.ops.{op}.api")
     plans = api._PLANS
+    a = torch.zeros(16, 64, dtype=torch.bfloat16)
+    b = torch.zeros(32, 64, dtype=torch.bfloat16).t()
+    out = torch.empty(16, 32, dtype=torch.bfloat16)
     if op == "scaled_mm":
-        a = torch.zeros(16, 64, dtype=torch.float8_e4m3fn)
-        b = torch.zeros(32, 64, dtype=torch.float8_e4m3fn).t()
-        out = torch.empty(16, 32, dtype=torch.bfloat16)
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
         scales = torch.ones(16, 1), torch.ones(1, 32)
 
         def run() -> None:
             api.scaled_mm(a, b, *scales, out=out)
 
         def run_in_python() -> None:
-            plans.run(a, b, *scales, None, out, torch.bfloat16, None, None)
-    else:
-        a = torch.zeros(16, 64, dtype=torch.bfloat16)
-        b = torch.zeros(32, 64, dtype=torch.bfloat16).t()
-        out = torch.empty(16, 32, dtype=torch.bfloat16)
+            plans.run(a, b, *scales, None, out, torch.bfloat16, True, None, None)
+    elif op == "grouped_mm":
+        groups = torch.stack([b.t(), b.t()]).mT
+        offs = torch.tensor([8, 16], dtype=torch.int32)
 
+        def run() -> None:
+            api.grouped_mm(a, groups, offs, out=out)
+
+        def run_in_python() -> None:
+            plans.run(a, groups, offs, None, None, out, None, None, None)
+    else:
         def run() -> None:
             api.matmul(a, b, out=out)
 
         def run_in_python() -> None:
-            plans.run(a, b, None, out, None, None)
+            plans.run(a, b, None, out, None, None, None)
     run()
     for key in plans:
         plans[key] = lambda *tensors: None
@@ -116,13 +127,24 @@ def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     if plans.fast is not None:
         plans.fast.clear()  # so that it asks for the plan that does nothing
         calls["warm call but for the plan"] = run
+    for call in calls.values():
+        call()
+    if len(plans) != 1:
+        raise RuntimeError(f"{op}: the calls must have one plan, not {len(plans)}")
     return calls
 
 
 def warm_figures(op: str) -> Iterator[dict[str, Any]]:
     for what, run in warm_calls(op).items():
-        run()
         yield {"what": what, "op": op, **timed(run, calls=CALLS_PER_TIMING)}
+
+
+def measured_ops() -> list[str]:
+    """Those with a table that has measurements."""
+    return [
+        op for op in OPS
+        if any(not device.is_predicted for device in table.packaged(op).devices)
+    ]
 
 
 def measured_device(op: str) -> DeviceTable:
@@ -133,11 +155,22 @@ def measured_device(op: str) -> DeviceTable:
     )
 
 
+@functools.cache
+def largest_family(op: str) -> AnyKey:
+    """Of that device the family with the most entries in the table that is asked first, the
+    installation's."""
+    device = measured_device(op)
+    return max(device.families, key=lambda family: len(device.block(family).sizes))
+
+
+def largest_block(op: str) -> Block:
+    return measured_device(op).block(largest_family(op))
+
+
 def problem_keys(op: str) -> dict[str, list[Key]]:
     """For each layer the keys that it answers: every measured one of a family, and those with other
     sizes, in an order by chance that is always the same."""
-    found = measured_device(op)
-    block = found.block(found.families[0])
+    block = largest_block(op)
     measured = [block.family.with_sizes(sizes) for sizes in block.sizes]
     random.Random(0).shuffle(measured)
     known = {(key.n, key.k) for key in measured}
@@ -160,11 +193,11 @@ def gpu(op: str) -> Device:
     """The device with the most measurements as the driver describes it; where the installation lacks
     the native modules, as `explain` describes it."""
     fingerprint = measured_device(op).fingerprint
-    if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_sm90.MODULE)):
+    if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_kernels.MODULE)):
         return Device(kind="cuda", fingerprint=fingerprint)
     return Device(
         kind="cuda", ordinal=0, fingerprint=replace(fingerprint, power_limit_w=0),
-        driver_version=(cutlass_sm90.CUDA_MAJOR, 0),
+        driver_version=(cutlass_kernels.CUDA_MAJOR, 0),
     )
 
 
@@ -255,9 +288,6 @@ def write_full_table(op: str, folder: Path) -> None:
     """Writes a table with every shape that is tuned, in each family of the installation's; what was
     measured stands at other shapes than those of its measurement."""
     packaged = table.packaged(op)
-    shapes = [
-        (n, k, m) for n, k in sorted(set(WEIGHTS.values())) for m in M_VALUES
-    ]
     devices = []
     for device in packaged.devices:
         by_family: dict[AnyKey, list[Entry]] = {}
@@ -269,7 +299,7 @@ def write_full_table(op: str, folder: Path) -> None:
             entries=[
                 replace(entry, key=family.with_sizes(sizes))
                 for family, entries in by_family.items()
-                for entry, sizes in zip(itertools.cycle(entries), shapes)
+                for entry, sizes in zip(itertools.cycle(entries), TUNED_SHAPES)
             ],
             models={family: device.block(family).models for family in by_family},
         ))
@@ -278,12 +308,11 @@ def write_full_table(op: str, folder: Path) -> None:
     path.write_bytes(table.encode(op, devices, packaged.runs.values()))
 
 
-def table_figures(folder: Path, name: str) -> Iterator[dict[str, Any]]:
+def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Those that depend on the table, which is each op's packaged one."""
-    for op in OPS:
+    for op in ops:
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{name}-{op}")
-        found = measured_device(op)
-        row = {"table": name, "family_entries": found.num_entries // len(found.families)}
+        row = {"table": name, "family_entries": len(largest_block(op).sizes)}
         yield from load_figures(op, **row)
         yield from cold_figures(op, _REPEATS.value, **row, store="absent")
         num_samples = fill_store(op)
@@ -303,13 +332,16 @@ def figures() -> Iterator[dict[str, Any]]:
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / "none")
         for op in OPS:
             yield from warm_figures(op)
-        yield from table_figures(folder, "installed")
-        for op in OPS:
+        yield from table_figures(folder, "installed", measured_ops())
+        partial = [
+            op for op in measured_ops() if len(largest_block(op).sizes) < len(TUNED_SHAPES)
+        ]
+        for op in partial:
             write_full_table(op, folder)
         manifest.packaged()  # stays that of the installation
         package_files.ROOT = folder
         table.packaged.cache_clear()
-        yield from table_figures(folder, "full")
+        yield from table_figures(folder, "full", partial)
 
 
 def processor() -> str:
@@ -331,10 +363,11 @@ def main(argv: Sequence[str]) -> int:
         name = ", ".join(
             f"{row[part]}" for part in ("what", "op", "layer") if part in row)
         if "table" in row:
-            name += f"; {row['table']} table, {row['family_entries']} entries in a family"
+            name += f"; {row['table']} table, {row['family_entries']} entries in the family"
         if "store" in row:
             name += f", store {row['store']}"
-        print(f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  of {row['count']:3}  "
+        print(f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  "
+              f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  "
               f"{name}", flush=True)
     if _JSON_OUT.value:
         document = {
