@@ -18,6 +18,7 @@ from stoneware.measuring.tolerance import tolerance
 from stoneware.ops.matmul import checks, cutlass_sm90
 from stoneware.ops.matmul.api import OPERATION
 from stoneware.ops.matmul.problem import Problem
+from stoneware.runtime import cutlass_kernels
 from stoneware.runtime.device import Device, DeviceFingerprint
 
 
@@ -273,6 +274,15 @@ def test_a_batch_is_refused_for_what_the_kernels_are_where_all_split_k():
     assert cutlass_sm90.supports(Problem.dense(**fp16), H200) is None
     reason = cutlass_sm90.supports(Problem.dense(**fp16, batch=2), H200)
     assert "batch=2 must be 1" in reason and "split k" in reason
+
+
+@pytest.mark.parametrize("batch", (1, 2, 70000))
+def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
+    problem = Problem.dense(**DENSE, batch=batch)
+    listed = {config.kernel for config in cutlass_sm90.configs(problem, H200)}
+    kernels = cutlass_kernels.kernels("matmul")
+    assert listed and len(listed) < len(kernels)
+    assert {kernel.id for kernel in kernels if cutlass_sm90.runs(problem, kernel)} == listed
 
 
 def test_a_batch_is_looked_up_and_measured_as_one_product():

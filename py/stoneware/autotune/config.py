@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from stoneware.autotune.key import check_value, is_kernel, value_order
+from stoneware.autotune.key import check_value, is_kernel, unchecked, value_order
 
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
@@ -63,6 +63,16 @@ class Config:
                 raise ValueError(f"{name}={value} must be one of {known}")
         if self.raster not in RASTERS:
             raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}")
+
+    @classmethod
+    def of_kernel(
+        cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1
+    ) -> Config:
+        """A config of a kernel of this build, whose fields are known to be right."""
+        return unchecked(cls, {
+            "backend": backend, "kernel": kernel, "max_swizzle": max_swizzle,
+            "raster": "heuristic", "splits": splits,
+        })
 
     def __str__(self) -> str:
         knobs = [f"swizzle {self.max_swizzle}"] if self.max_swizzle != 1 else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 SCALES = ("row", "tensor", "none", "block")
 ACCUMULATIONS = ("fast", "slow")
@@ -21,6 +21,17 @@ MAX_SIZE = 2**31 - 1
 
 Value = bool | int | float | str | None
 """What the value of a key argument may be: what JSON gives back unchanged."""
+
+
+T = TypeVar("T")
+
+
+def unchecked(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Makes a frozen dataclass from all its fields, which are known to be right: a look-up makes a
+    few dozen objects, and the generated __init__ with its checks takes several times as long."""
+    made = object.__new__(cls)
+    made.__dict__.update(values)
+    return made
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -54,7 +65,7 @@ class Key:
 
     @property
     def family(self) -> Key:
-        return replace(self, n=0, k=0, m=0)
+        return self.with_sizes((0, 0, 0))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,7 +74,7 @@ class Key:
 
     def with_sizes(self, sizes: tuple[int, ...]) -> Key:
         n, k, m = sizes
-        return replace(self, n=n, k=k, m=m)
+        return unchecked(Key, {**self.__dict__, "n": n, "k": k, "m": m})
 
     @property
     def shape(self) -> str:

@@ -29,10 +29,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from typing import Any
 from stoneware.autotune import regular_file
 from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.config import AnyConfig, Config, config_from_json
-from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json
+from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json, unchecked
 from stoneware.autotune.table_entry import PREDICTED_RUN, Choice, DeviceEntries, Entry
 from stoneware.autotune.time_model import Correction, TimeModel, corrections_of
 from stoneware.errors import TableError
@@ -56,7 +57,7 @@ RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 class _Content:
     """What the blocks of all devices share: the bytes after the header, and the header's lists."""
 
-    def __init__(self, header: Mapping[str, Any], body: bytes) -> None:
+    def __init__(self, header: Mapping[str, Any], body: str) -> None:
         self.op = header["op"]
         self.is_kernel = is_kernel(self.op)
         self.rules = header["rules"]
@@ -67,8 +68,10 @@ class _Content:
     def config(self, position: int) -> AnyConfig:
         config = self._configs[position]
         if isinstance(config, dict):
-            # Past the digest the content is trusted, and from_json's checks take longer than all.
-            config = config_from_json(self.op, config) if self.is_kernel else Config(**config)
+            # Past the digest the content is trusted, and its checks take longer than all else.
+            config = (
+                config_from_json(self.op, config) if self.is_kernel else unchecked(Config, config)
+            )
             self._configs[position] = config
         return config
 
@@ -165,61 +168,51 @@ class _ParsedBlock(Block):
         self._content = content
         self._configs = header["configs"]
         self._offset = header["offset"]
-        self._groups: dict[tuple[int, ...], tuple[list[int], list[bytes]]] = {}
-        self._candidates: dict[int, tuple[AnyConfig, TimeModel | None]] = {}
+        self._last_sizes: dict[tuple[int, ...], list[int]] = {}
+        self._corrections: dict[tuple[int, ...], list[str]] = {}
+        self._candidates = _Candidates(self._candidate)
 
     @functools.cached_property
     def _places(self) -> dict[tuple[int, ...], tuple[int, int]]:
         """First sizes -> where their group begins and ends."""
         groups, _, start = self._heads
-        places = {}
-        for *first, num_bytes in json.loads(groups):
-            places[tuple(first)] = start, start + num_bytes
-            start += num_bytes
-        return places
-
-    @property
-    def _heads(self) -> tuple[bytes, bytes, int]:
-        """The line of the groups, the line of the models, and where the first group begins."""
-        body = self._content.body
-        models = body.index(b"\n", self._offset) + 1
-        start = body.index(b"\n", models) + 1
-        return body[self._offset:models], body[models:start], start
+        rows = _parsed(groups)
+        ends = list(itertools.accumulate((row.pop() for row in rows), initial=start))
+        return dict(zip(map(tuple, rows), itertools.pairwise(ends)))
 
     @functools.cached_property
-    def _models(self) -> dict[int, Sequence[Any]]:
-        """Position of a config -> the fields of its model."""
-        return {config: model for config, *model in json.loads(self._heads[1])}
+    def _heads(self) -> tuple[str, str, int]:
+        """The line of the groups, the line of the models, and where the first group begins."""
+        body = self._content.body
+        models = body.index("\n", self._offset) + 1
+        start = body.index("\n", models) + 1
+        return body[self._offset:models], body[models:start], start
 
     def _config(self, position: int) -> AnyConfig:
         return self._content.config(self._configs[position])
 
     def _candidate(self, position: int) -> tuple[AnyConfig, TimeModel | None]:
-        """A config and its model, the same objects each time."""
-        found = self._candidates.get(position)
-        if found is None:
-            model = self._models.get(position)
-            found = self._candidates[position] = (
-                self._config(position), None if model is None else TimeModel(*model)
-            )
-        return found
+        line = self._heads[1]
+        start = line.find(f"[{position},")  # no other list within the line begins with it
+        model = None if start < 0 else TimeModel._make(_parsed(line, start)[1:])
+        return self._config(position), model
 
     @functools.cached_property
     def models(self) -> dict[AnyConfig, TimeModel]:
-        return dict(map(self._candidate, self._models))
+        return dict(self._candidates[model[0]] for model in _parsed(self._heads[1]))
 
     @property
     def has_models(self) -> bool:
-        return bool(self._models)
+        return self._heads[1] != "[]\n"
 
-    def _group(self, first: tuple[int, ...]) -> tuple[list[int], list[bytes]]:
-        """The last sizes of a group, and the line of each entry."""
-        group = self._groups.get(first)
-        if group is None:
+    def _correction_lines(self, first: tuple[int, ...]) -> list[str]:
+        """Of a block with models what each entry of a group says at other sizes."""
+        lines = self._corrections.get(first)
+        if lines is None:
             start, end = self._places[first]
-            last, *lines = self._content.body[start:end].splitlines()
-            group = self._groups[first] = json.loads(last), lines
-        return group
+            lines = self._corrections[first] = self._content.body[start:end].rsplit(
+                "\n", len(self.last_sizes(first)) + 1)[1:]
+        return lines
 
     @functools.cached_property
     def sizes(self) -> list[tuple[int, ...]]:
@@ -233,14 +226,25 @@ class _ParsedBlock(Block):
         return self._places.keys()
 
     def last_sizes(self, first: tuple[int, ...]) -> Sequence[int]:
-        return self._group(first)[0] if first in self._places else ()
+        last = self._last_sizes.get(first)
+        if last is None:
+            place = self._places.get(first)
+            if place is None:
+                return ()
+            last = self._last_sizes[first] = _parsed(self._content.body, place[0])
+        return last
 
     def entry(
         self, sizes: tuple[int, ...], kernel_sha256: str = "", key: AnyKey | None = None
     ) -> Entry:
         content = self._content
-        last, lines = self._group(sizes[:-1])
-        variants = json.loads(lines[last.index(sizes[-1]) if sizes else 0])
+        first = sizes[:-1]
+        position = self.last_sizes(first).index(sizes[-1]) if sizes else 0
+        body = self._content.body
+        start = body.index("\n", self._places[first][0])
+        for _ in range(position):
+            start = body.index("\n", start + 1)
+        variants = _parsed(body, start + 1)
         variant = variants[0]
         if len(variants) > 1:
             variant = next((one for one in variants if one[3] == kernel_sha256), variant)
@@ -268,20 +272,41 @@ class _ParsedBlock(Block):
     def corrections(
         self, all_sizes: Sequence[tuple[int, ...]], models: Mapping[AnyConfig, TimeModel]
     ) -> list[Corrections]:
-        if not self._models:
+        if not self.has_models:
             return super().corrections(all_sizes, models)
-        candidate = self._candidate
+        candidates = self._candidates
         found = []
-        for *first, size in all_sizes:
-            last, lines = self._group(tuple(first))
-            found.append(lines[len(last) + last.index(size)])
+        for sizes in all_sizes:
+            first = sizes[:-1]
+            position = self.last_sizes(first).index(sizes[-1])
+            found.append(self._correction_lines(first)[position])
         return [
             (measured_out_dtype, [
-                (*candidate(position), ratio, fullness, is_drifted == 1)
+                (*candidates[position], ratio, fullness, is_drifted)
                 for position, ratio, fullness, is_drifted in rows
             ])
-            for measured_out_dtype, rows in json.loads(b"[%s]" % b",".join(found))
+            for measured_out_dtype, rows in _parsed(f"[{','.join(found)}]")
         ]
+
+
+class _Candidates(dict[int, tuple[AnyConfig, "TimeModel | None"]]):
+    """Position of a config -> it and its model, made once: the same objects each time."""
+
+    def __init__(self, make: Callable[[int], tuple[AnyConfig, TimeModel | None]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, position: int) -> tuple[AnyConfig, TimeModel | None]:
+        found = self[position] = self._make(position)
+        return found
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _parsed(text: str, start: int = 0) -> Any:
+    """The JSON that begins at `start`, whatever follows it."""
+    return _DECODER.raw_decode(text, start)[0]
 
 
 class DeviceBlocks:
@@ -561,7 +586,7 @@ def decode(
         )
     if op is not None and header["op"] != op:
         raise _error(path, f"the table of {op}", f"that of {header['op']!r}", remedy)
-    content = _Content(header, body)
+    content = _Content(header, body.decode("ascii"))
     return Table(
         op=header["op"],
         digest=digest,

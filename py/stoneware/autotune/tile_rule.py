@@ -62,11 +62,14 @@ def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) ->
     """
     config = kernel.config
     return (
-        kernel.compute_capability == compute_capability
-        and (config["a"], config["b"], config["out"]) == (key.a_dtype, key.b_dtype, key.out_dtype)
-        and config.get("layout", "nt") == key.layout
+        # First what tells most kernels apart: a look-up asks of every one.
+        config["out"] == key.out_dtype
+        and config["a"] == key.a_dtype
         and (config.get("scales") == "block") == (key.scales == "block")
+        and config["b"] == key.b_dtype
+        and config.get("layout", "nt") == key.layout
         and config.get("accumulation", "fast") == key.accumulation
+        and kernel.compute_capability == compute_capability
     )
 
 
@@ -92,7 +95,7 @@ def by_tile_m(
     fitting = sorted(
         (kernel for kernel in kernels if fits(kernel, key, compute_capability)), key=order
     )
-    return [Config(backend=kernel.backend, kernel=kernel.id) for kernel in fitting]
+    return [Config.of_kernel(kernel.backend, kernel.id) for kernel in fitting]
 
 
 _LARGEST_SPLIT_M = 128

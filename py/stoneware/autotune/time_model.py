@@ -159,6 +159,8 @@ class Estimate:
       is_drifted: whether a measurement was taken with other bytes of the kernel.
     """
 
+    __slots__ = ("config", "is_drifted", "weighted_us", "weights")
+
     def __init__(self, config: AnyConfig) -> None:
         self.config = config
         self.is_drifted = False
@@ -186,7 +188,9 @@ def estimates(
     found: dict[AnyConfig, Estimate] = {}
     here: dict[int, tuple[float, float, Estimate]] = {}
     is_nearest_choice = True
+    fullness_price = _FULLNESS
     for apart, corrections in near:
+        nearest = apart + _NEAR
         for config, model, ratio, fullness, is_drifted in corrections:
             if model is None:
                 if is_nearest_choice:
@@ -195,14 +199,17 @@ def estimates(
             is_nearest_choice = False
             at = here.get(id(model))
             if at is None:
-                estimate = found.setdefault(config, Estimate(config))
+                estimate = found.get(config)
+                if estimate is None:
+                    estimate = found[config] = Estimate(config)
                 at = here[id(model)] = *model.at(m, n, k), estimate
             us, full, estimate = at
             off = fullness - full
-            distance = apart + _NEAR + _FULLNESS * off * off
+            distance = nearest + fullness_price * off * off
             weight = 1 / (distance * distance)
             estimate.weights += weight
             estimate.weighted_us += weight * us * ratio
             if is_drifted:
                 estimate.is_drifted = True
-    return sorted(found.values(), key=lambda estimate: (estimate.us, estimate.config))
+    ranked = sorted((estimate.us, config, estimate) for config, estimate in found.items())
+    return [estimate for _, _, estimate in ranked]

@@ -14,6 +14,9 @@ class Backend(Protocol):
 
     `problem` is the Problem of the op. A device may be described only, with no hardware behind it:
     `supports` and `configs` then answer for an installation like this one on that device.
+
+    A backend with many kernels may have `runs(problem, kernel)`, too: whether `configs` has one of
+    them, of a problem that is supported.
     """
 
     NAME: str

@@ -169,27 +169,34 @@ class _Backends:
         self._operation, self._problem, self._device = operation, problem, device
         self._only = only
         self._names = [name for name in operation.backends if only in (None, name)]
-        self._answers: dict[str, tuple[str | None, list[Config]]] = {}
+        self._reasons: dict[str, str | None] = {}
+        self._configs: dict[str, list[Config]] = {}
 
-    def _ask(self, name: str) -> tuple[str | None, list[Config]]:
-        """Why a backend does not support the problem, or None and its configs."""
-        if name not in self._answers:
+    def _reason(self, name: str) -> str | None:
+        """Why a backend does not support the problem, or None."""
+        if name not in self._reasons:
             module = self._operation.backends[name]
-            reason = module.supports(self._problem, self._device)
-            configs = module.configs(self._problem, self._device) if reason is None else []
-            self._answers[name] = reason, configs
-        return self._answers[name]
+            self._reasons[name] = module.supports(self._problem, self._device)
+        return self._reasons[name]
+
+    def _configs_of(self, name: str) -> list[Config]:
+        if name not in self._configs:
+            module = self._operation.backends[name]
+            self._configs[name] = (
+                module.configs(self._problem, self._device) if self._reason(name) is None else []
+            )
+        return self._configs[name]
 
     def configs(self) -> list[Config]:
         """Those of every backend that supports the problem, in the order of the backends."""
-        return [config for name in self._names for config in self._ask(name)[1]]
+        return [config for name in self._names for config in self._configs_of(name)]
 
     def refused(self, *, asks_all: bool) -> list[Refusal]:
         """The backends that do not support the problem; of those alone that were asked before,
         unless `asks_all`."""
         return [
             Refusal(what=name, reason=reason) for name in self._names
-            if (asks_all or name in self._answers) and (reason := self._ask(name)[0]) is not None
+            if (asks_all or name in self._reasons) and (reason := self._reason(name)) is not None
         ]
 
     def refusal(self, config: Config) -> str | None:
@@ -202,12 +209,20 @@ class _Backends:
                 f"{self._operation.name} has no backend {name!r}; it has "
                 f"{list(self._operation.backends)}"
             )
-        reason, configs = self._ask(name)
+        reason = self._reason(name)
         if reason is not None:
             return reason
-        kernels = {known.kernel for known in configs}
+        record = manifest.packaged().kernels.get(config.kernel)
+        # Where a backend says it of one kernel, that is less to ask than what all its configs are.
+        runs = getattr(self._operation.backends[name], "runs", None)
+        if (
+            runs is not None and record is not None
+            and (record.op, record.backend) == (self._operation.name, name)
+            and runs(self._problem, record)
+        ):
+            return split_k.why_not(record, self._problem.key.k, config.splits)
+        kernels = {known.kernel for known in self._configs_of(name)}
         if config.kernel in kernels:
-            record = manifest.packaged().kernels.get(config.kernel)
             return record and split_k.why_not(record, self._problem.key.k, config.splits)
         return (
             f"kernel {config.kernel!r} is not one of those that {name} has for this "

@@ -7,7 +7,6 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from stoneware.autotune.config import SPLITS, Config
 from stoneware.runtime import manifest
@@ -38,10 +37,14 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
         return None
     if not is_split_k(kernel):
         return f"kernel {kernel.id!r} cannot split k, and splits={splits}; use splits=1"
-    most = min(_MAX_CLUSTER // kernel.config["cluster"][0], -(-k // kernel.config["tile"][2]))
+    most = _most_splits(kernel, k)
     if splits > most:
         return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
     return None
+
+
+def _most_splits(kernel: KernelRecord, k: int) -> int:
+    return min(_MAX_CLUSTER // kernel.config["cluster"][0], -(-k // kernel.config["tile"][2]))
 
 
 def with_splits(
@@ -50,7 +53,7 @@ def with_splits(
     """Each config of a CUTLASS kernel, once for each of `splits_to_time`."""
     kernels = manifest.packaged().kernels
     return [
-        replace(config, splits=splits) for config in configs
+        Config.of_kernel(config.backend, config.kernel, splits=splits) for config in configs
         for splits in splits_to_time(kernels[config.kernel], m, n, k, num_sms)
     ]
 
@@ -64,11 +67,8 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
         return [1]
     tile_n, tile_m, tile_k = kernel.config["tile"]
     tiles = -(-n // tile_n) * -(-m // tile_m)
-    runs = [
-        splits for splits in SPLITS
-        if why_not(kernel, k, splits) is None
-        and (splits == 1 or splits * _LEAST_STEPS <= -(-k // tile_k))
-    ]
+    most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
+    runs = [splits for splits in SPLITS if splits == 1 or splits <= most]
     worth = [
         splits for splits in runs
         if (splits == 1 or tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms)

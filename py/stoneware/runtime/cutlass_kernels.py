@@ -63,7 +63,7 @@ def swizzled(kernel: KernelRecord, m: int, n: int) -> list[Config]:
     along_m, along_n = (n, m) if kernel.config.get("swap_ab") else (m, n)
     num_tiles = min(-(-along_m // tile_m), -(-along_n // tile_n))
     return [
-        Config(backend=BACKEND, kernel=kernel.id, max_swizzle=max_swizzle)
+        Config.of_kernel(BACKEND, kernel.id, max_swizzle=max_swizzle)
         for max_swizzle, least in _LEAST_TILES_OF_SWIZZLE if num_tiles >= least
     ]
 

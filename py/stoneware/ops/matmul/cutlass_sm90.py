@@ -109,6 +109,11 @@ def _fits_grid(problem: Problem, kernel: KernelRecord) -> bool:
     return num_tiles <= MAX_GRID_YZ and problem.batch <= MAX_GRID_YZ
 
 
+def runs(problem: Problem, kernel: KernelRecord) -> bool:
+    """Whether `configs` has the kernel, for a problem that is supported."""
+    return tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and _fits_grid(problem, kernel)
+
+
 def configs(problem: Problem, device: Device) -> list[Config]:
     """Each kernel that fits, with each number of splits that may be the fastest, then those whose
     tile is as tall as the first one's, or taller, with each larger swizzle that changes the order

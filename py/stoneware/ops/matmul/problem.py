@@ -8,6 +8,7 @@ use it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from stoneware.autotune.key import Key
@@ -135,7 +136,7 @@ class Problem:
         """The problem of one product of the batch: what is measured and filed."""
         return replace(self, batch=1, batch_stride_a=0, batch_stride_b=0, batch_stride_d=0)
 
-    @property
+    @functools.cached_property
     def key(self) -> Key:
         """The key under which the table files the problem.
 

@@ -12,6 +12,7 @@ from stoneware.ops.scaled_mm.problem import OP, Problem
 from stoneware.runtime import cutlass_kernels, manifest, native
 from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
 from stoneware.runtime.device import Device
+from stoneware.runtime.manifest import KernelRecord
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,11 @@ def supports(problem: Problem, device: Device) -> str | None:
             f"for {key.scales} scales and {key.accumulation} accumulation"
         )
     return None
+
+
+def runs(problem: Problem, kernel: KernelRecord) -> bool:
+    """Whether `configs` has the kernel, for a problem that is supported."""
+    return tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY)
 
 
 def configs(problem: Problem, device: Device) -> list[Config]:

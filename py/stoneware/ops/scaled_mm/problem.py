@@ -13,6 +13,7 @@ dimensions and strides count elements. Free of torch, so that the build and `exp
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from stoneware.autotune.key import Key
@@ -185,7 +186,7 @@ class Problem:
         """"slow" or "fast"; the latter with block scales, which leave no choice."""
         return "fast" if self.use_fast_accum or self.scales == "block" else "slow"
 
-    @property
+    @functools.cached_property
     def key(self) -> Key:
         """The key under which the table files the problem."""
         return Key(
