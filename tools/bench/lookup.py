@@ -11,8 +11,8 @@ DIR holds tables/ and kernel_manifest.json, as the folder of an installed stonew
 - cold: from a problem to its decision, once these are loaded: the first of its family, whose groups
   are then parsed; a later one; and the first of all, right after the load, which pushed everything
   else out of the processor's caches; exact, at another m of a weight that was measured, and at
-  another shape, which are both modelled. No problem is asked twice in a row, so that what is kept of
-  one does not answer for the next; the device is a GPU as the driver describes it.
+  another shape, which are both modelled. No problem is asked twice in a row, so that what is kept
+  of one does not answer for the next; the device is a GPU as the driver describes it.
 
 Each is done with the table of the installation and the family that has the most entries there, and,
 where that lacks some, with a table of all the shapes that are tuned (ops/scaled_mm/shapes.py); cold
