@@ -265,6 +265,14 @@ def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked, 
     assert find(own, m=m, n=n, k=k).modelled_from is None, "no models at all"
 
 
+def test_weights_of_two_sources_are_one(baked):
+    once, twice = (find(*tables, m=24, n=5120, k=5120) for tables in ([baked], [baked, baked]))
+    assert twice.num_modelled_from == 2 * once.num_modelled_from
+    assert [choice.config for choice in twice.entry.choices] == [
+        choice.config for choice in once.entry.choices
+    ]
+
+
 def test_two_other_devices_are_not_mixed(baked, tmp_path):
     h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
     other = small.bake_samples(

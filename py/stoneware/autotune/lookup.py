@@ -190,32 +190,37 @@ def _modelled(key: Key, places: Sequence[_Place], level: str) -> Iterator[Found]
     # Two other devices would be two scales of time.
     least = min(place.distance for place in places)
     places = [place for place in places if level == _SAME or place.distance == least]
-    modelled = next((place for place in places if place.block.has_models), None)
+    # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
+    modelled = max(
+        (place for place in places if place.block.has_models),
+        key=lambda place: len(place.block.first_sizes), default=None,
+    )
     if modelled is None:
         return
     n, k, m = key.sizes
+    weights = list(dict.fromkeys(first for place in places for first in place.block.first_sizes))
     # The distance of two sizes is about the square of the logarithm of their ratio, without libm.
     aparts = [
         (n - near_n) * (n - near_n) / (n * near_n) + (k - near_k) * (k - near_k) / (k * near_k)
-        for place in places for near_n, near_k in place.block.first_sizes
+        for near_n, near_k in weights
     ]
     # Numbers are sorted in a third of the time of tuples.
     most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
-    all_weights = [(place, first) for place in places for first in place.block.first_sizes]
-    weights = sorted([
-        (apart, place.position, *first, place)
-        for apart, (place, first) in zip(aparts, all_weights) if apart <= most
-    ])[:_NEAR_WEIGHTS]
+    near_weights = sorted(
+        (apart, weight) for apart, weight in zip(aparts, weights) if apart <= most
+    )[:_NEAR_WEIGHTS]
     near = sorted(
-        (apart + (m - near_m) * (m - near_m) / (m * near_m), position,
-         (near_n, near_k, near_m), place)
-        for apart, position, near_n, near_k, place in weights
-        for near_m in _m_around(place.block.last_sizes((near_n, near_k)), m)
+        (apart + (m - near_m) * (m - near_m) / (m * near_m), place.position,
+         (*weight, near_m), place)
+        for apart, weight in near_weights for place in places
+        for near_m in _m_around(place.block.last_sizes(weight), m)
     )
     said = {}
     for place in places:
         there = [sizes for _, _, sizes, one in near if one is place]
-        others = {} if place.block.has_models else modelled.block.models
+        if not there:
+            continue
+        others = {} if place is modelled else modelled.block.models
         for sizes, corrections in zip(there, place.block.corrections(there, others)):
             said[place.position, sizes] = corrections
     choices = tuple(

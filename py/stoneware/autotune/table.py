@@ -151,11 +151,11 @@ class Block:
 
         Args:
           all_sizes: of each entry.
-          models: of another table, in place of `self.models` where there are none.
+          models: of another table, which come before `self.models`.
         """
         entries = map(self.entry, all_sizes)
         return [
-            (entry.measured_out_dtype, corrections_of(entry, self.models or models))
+            (entry.measured_out_dtype, corrections_of(entry, {**self.models, **models}))
             for entry in entries
         ]
 
@@ -272,7 +272,7 @@ class _ParsedBlock(Block):
     def corrections(
         self, all_sizes: Sequence[tuple[int, ...]], models: Mapping[AnyConfig, TimeModel]
     ) -> list[Corrections]:
-        if not self.has_models:
+        if models or not self.has_models:
             return super().corrections(all_sizes, models)
         candidates = self._candidates
         found = []
