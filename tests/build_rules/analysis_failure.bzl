@@ -50,26 +50,40 @@ _VALID_CONFIG = {
     "tile": [128, 128, 128],
 }
 
-def _one_gemm_config_impl(ctx):
-    gemm_config(**(_VALID_CONFIG | json.decode(ctx.attr.changes)))
+_VALID_SPLITK_CONFIG = {
+    "dtype": "e4m3",
+    "op": "scaled_mm",
+    "out": "bf16",
+    "stages": 6,
+    "tile": [64, 64, 256],
+}
+
+def _one_config_impl(ctx):
+    changes = json.decode(ctx.attr.changes)
+    if ctx.attr.is_splitk:
+        splitk_config(**(_VALID_SPLITK_CONFIG | changes))
+    else:
+        gemm_config(**(_VALID_CONFIG | changes))
     return []
 
-_one_gemm_config = rule(
-    implementation = _one_gemm_config_impl,
-    attrs = {"changes": attr.string()},
+_one_config = rule(
+    implementation = _one_config_impl,
+    attrs = {"changes": attr.string(), "is_splitk": attr.bool()},
 )
 
-def gemm_config_failure_test(name, says, **changes):
+def gemm_config_failure_test(name, says, is_splitk = False, **changes):
     """A valid config with `changes` is refused in the words of `says`.
 
     Args:
       name: the test.
       says: parts of the message: rule, value, remedy.
-      **changes: arguments of gemm_config that differ from a valid config.
+      is_splitk: whether splitk_config makes it, not gemm_config.
+      **changes: arguments of that function that differ from a valid config.
     """
-    _one_gemm_config(
+    _one_config(
         name = name + "_config",
         changes = json.encode(changes),
+        is_splitk = is_splitk,
         tags = ["manual"],
     )
     analysis_failure_test(
@@ -78,41 +92,9 @@ def gemm_config_failure_test(name, says, **changes):
         target_under_test = ":{}_config".format(name),
     )
 
-_VALID_SPLITK_CONFIG = dict(
-    op = "scaled_mm",
-    dtype = "e4m3",
-    out = "bf16",
-    tile = (64, 64, 256),
-    stages = 6,
-)
-
-def _one_splitk_config_impl(ctx):
-    splitk_config(**(_VALID_SPLITK_CONFIG | json.decode(ctx.attr.changes)))
-    return []
-
-_one_splitk_config = rule(
-    implementation = _one_splitk_config_impl,
-    attrs = {"changes": attr.string()},
-)
-
-def splitk_config_failure_test(name, says, **changes):
-    """As gemm_config_failure_test, of splitk_config.
-
-    Args:
-      name: the test.
-      says: parts of the message: rule, value, remedy.
-      **changes: arguments of splitk_config that differ from a valid config.
-    """
-    _one_splitk_config(
-        name = name + "_config",
-        changes = json.encode(changes),
-        tags = ["manual"],
-    )
-    analysis_failure_test(
-        name = name,
-        says = ["gemm_config: "] + says,
-        target_under_test = ":{}_config".format(name),
-    )
+def splitk_config_failure_test(name, **rest):
+    """As gemm_config_failure_test, of splitk_config."""
+    gemm_config_failure_test(name = name, is_splitk = True, **rest)
 
 def _gemm_config_test_impl(ctx):
     config = gemm_config(**_VALID_CONFIG)
