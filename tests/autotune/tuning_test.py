@@ -44,8 +44,8 @@ def session(monkeypatch):
     module = types.ModuleType("stoneware.measuring.session")
     module.tuned = []
 
-    def tune_on_miss(op_api, problem, device):
-        module.tuned.append((op_api, problem.m))
+    def tune_on_miss(operation, problem, device):
+        module.tuned.append((operation, problem.m))
         user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=problem.m, run="run-2")])
         tuning.forget_plans()
 
@@ -200,13 +200,13 @@ def test_miss_is_measured_once_and_then_known(ran, session):
         assert session.tuned == [], "measured before"
         call(m=15)
         call(m=15)
-    assert session.tuned == [(api, 15)]
+    assert session.tuned == [(api.OPERATION, 15)]
     call(m=15)
     assert ran == [TINY, SMALL, SMALL, SMALL]
 
 
 def test_problem_that_could_not_be_measured_runs_as_usual_and_is_not_tried_again(ran, session):
-    session.tune_on_miss = lambda op_api, problem, device: session.tuned.append(problem.m)
+    session.tune_on_miss = lambda operation, problem, device: session.tuned.append(problem.m)
     with sw.tuning("on_miss"):
         call(m=15)
         call(m=15)
@@ -230,7 +230,7 @@ def test_nothing_is_measured_during_capture_but_at_the_next_call(
         assert "m=15" in record.getMessage()
         capturing[0] = False
         call(m=15)
-    assert session.tuned == [(api, 15)]
+    assert session.tuned == [(api.OPERATION, 15)]
     assert ran[-1] == SMALL
 
 

@@ -120,7 +120,7 @@ def test_a_miss_is_measured_in_this_process_without_a_trace(
     expected = torch.randn(3), torch.randn(3, device="cuda").cpu()
     torch.manual_seed(7)
     torch.cuda.manual_seed(7)
-    session.tune_on_miss(op_api, problem, device)
+    session.tune_on_miss(op_api.OPERATION, problem, device)
     found = torch.randn(3), torch.randn(3, device="cuda").cpu()
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert set(statuses(user_store()).values()) == {"ok"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -93,9 +92,6 @@ class OneCandidate:
         return []
 
 
-API = types.SimpleNamespace(OPERATION=OneCandidate())
-
-
 class Stopwatch(FakeStopwatch):
     def warm_up(self, name, call):
         call()
@@ -126,7 +122,7 @@ def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_c
     import torch
 
     before, generation = torch.random.get_rng_state(), tuning.generation()
-    session.tune_on_miss(API, problem, CPU)
+    session.tune_on_miss(OneCandidate(), problem, CPU)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tuning.generation() != generation, "plans made before the samples came are kept"
     [(_, sample)] = store_module.user_store().samples()
@@ -144,6 +140,6 @@ def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(
 
     monkeypatch.setattr(store_module.Store, "add", full)
     for problem in PROBLEMS:
-        session.tune_on_miss(API, problem, CPU)
+        session.tune_on_miss(OneCandidate(), problem, CPU)
     assert [samples[0].key for _, samples in kept] == [problem.key for problem in PROBLEMS]
     assert caplog.text.count("the disk is full") == 1

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from operands import OUT_DTYPES, poisoned, relative_error
+from operands import H200, OUT_DTYPES, poisoned, relative_error
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
@@ -19,7 +19,6 @@ from stoneware.ops.matmul import checks, cutlass_sm90
 from stoneware.ops.matmul.api import OPERATION
 from stoneware.ops.matmul.problem import Problem
 from stoneware.runtime import cutlass_kernels
-from stoneware.runtime.device import Device, DeviceFingerprint
 
 
 def matrix(num_rows: int, num_columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:
@@ -219,14 +218,6 @@ def test_a_bias_keeps_the_columns_of_products_apart():
     arrangement = checks._arrangement(a, b, None, (5, 24), has_bias=True)
     assert (arrangement.right.num_columns, arrangement.right.sizes) == (24, (5,))
 
-
-H200 = Device(
-    kind="cuda",
-    fingerprint=DeviceFingerprint(
-        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-        memory_clock_khz=3201000, power_limit_w=700,
-    ),
-)
 
 DENSE = {"m": 64, "n": 128, "k": 256}
 REFUSED = {

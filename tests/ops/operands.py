@@ -1,10 +1,21 @@
-"""Random operands, the float64 result that they should give, and the distance from it."""
+"""Random operands, the float64 result that they should give, and the distance from it; and a device
+to decide for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+
+from stoneware.runtime.device import Device, DeviceFingerprint
+
+H200 = Device(
+    kind="cuda",
+    fingerprint=DeviceFingerprint(
+        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
+        memory_clock_khz=3201000, power_limit_w=700,
+    ),
+)
 
 OUT_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BLOCK = 128

@@ -6,11 +6,14 @@ import dataclasses
 
 import pytest
 import torch
-from operands import random_fp8, scaled_operands
+from operands import H200, random_fp8, scaled_operands
 
 import stoneware as sw
 from stoneware.autotune.config import Config
 from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.ops.scaled_mm import cutlass_sm90
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime import cutlass_kernels
 
 M, N, K = 32, 48, 64
 
@@ -243,3 +246,13 @@ def test_pointers_are_checked_on_a_cached_plan_too():
     sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
     with pytest.raises(ValueError, match="multiple of 16"):
         sw.scaled_mm(shifted(x.a), x.b, x.scale_a, x.scale_b)
+
+
+@pytest.mark.parametrize("scales", ["row", "tensor", "block"])
+@pytest.mark.parametrize("m", [1, 300])
+def test_kernels_that_run_a_problem_are_those_of_its_configs(m, scales):
+    problem = Problem.dense(m=m, n=256, k=512, scales=scales)
+    listed = {config.kernel for config in cutlass_sm90.configs(problem, H200)}
+    kernels = cutlass_kernels.kernels("scaled_mm")
+    assert listed and len(listed) < len(kernels)
+    assert {kernel.id for kernel in kernels if cutlass_sm90.runs(problem, kernel)} == listed

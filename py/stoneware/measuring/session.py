@@ -21,7 +21,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stoneware.autotune.config import AnyConfig, Config
@@ -35,6 +34,7 @@ from stoneware.runtime.device import Device, cuda_device
 
 if TYPE_CHECKING:
     from stoneware.autotune.store import Store
+    from stoneware.ops.dispatch import Operation
 
 _MOST_LOSSES = 2
 """How often a problem may lose its process with no candidate to blame, before it is given up."""
@@ -363,7 +363,7 @@ def _is_in_race(sample: Sample | None) -> bool:
     return sample is None or sample.status == "ok"
 
 
-def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) -> None:
+def tune_on_miss(operation: Operation, problem: workloads.Problem, device: Device) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
     For a program that runs under `sw.tuning("on_miss")`: short, without a process of its own, and
@@ -371,7 +371,7 @@ def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) ->
     and they are kept in memory.
 
     Args:
-      api: the op's module `api`, with its OPERATION.
+      operation: the op.
       problem: what to measure.
       device: a GPU.
 
@@ -383,7 +383,6 @@ def tune_on_miss(api: ModuleType, problem: workloads.Problem, device: Device) ->
     from stoneware.autotune import tuning
     from stoneware.measuring.device_timer import DeviceTimer
 
-    operation = api.OPERATION
     run = machine.new_run(device.ordinal, ON_MISS.command)
     try:
         gpus = [device.ordinal] if device.kind == "cuda" else []

@@ -5,7 +5,6 @@ Runs on a miss of an op's plan cache, and in `explain`.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -117,10 +116,7 @@ class Operation:
         ):
             from stoneware.measuring import session
 
-            session.tune_on_miss(
-                importlib.import_module(f"stoneware.ops.{self.name}.api"), self.measured(problem),
-                device,
-            )
+            session.tune_on_miss(self, self.measured(problem), device)
             decision = self.decide(problem, device, backend=backend, config=config)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.name, device, decision)
