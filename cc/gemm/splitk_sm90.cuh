@@ -23,15 +23,16 @@
 //
 // Operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64 rows of wgmma and m
 // along its columns, of which there may be as few as 8. A cluster holds the `splits` shares of k of
-// STONEWARE_SHARE tiles that are neighbours in n, each of STONEWARE_TILE_M of n and STONEWARE_TILE_N
-// of m; a cluster of one block goes from tile to tile until all are done.
+// STONEWARE_SHARE tiles that are neighbours in n, each of STONEWARE_TILE_M of n and
+// STONEWARE_TILE_N of m. A cluster of one block goes from tile to tile until all are done, unless
+// its partial sums take the place of its stages (kReusesStages); any other has one tile.
 //
 // What makes it fast: at small m the bytes of b are all that counts, and they arrive at full speed
 // only if every SM asks for some, from the first microsecond to the last.
 //
-// - n = 2112 has 33 tiles of 64, a quarter of an H200's SMs; two or four blocks a tile fill them. They
-//   read each other's partial sums through distributed shared memory, so there is no workspace, no
-//   second kernel and no atomic.
+// - n = 2112 has 33 tiles of 64, a quarter of an H200's SMs; two or four blocks a tile fill them.
+//   They read each other's partial sums through distributed shared memory, so there is no
+//   workspace, no second kernel and no atomic.
 // - The loads of a block start as soon as its barriers are ready. Where there are more tiles than
 //   fit the SMs a block does several, and loads the next while one is written.
 // - At larger m the bytes of a count too: neighbours in n need the same ones, and each loads its
@@ -136,6 +137,7 @@ struct SharedLayout {
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
   static constexpr int kBytes = kBarriersAt + kBarrierBytes + kAlignment;
+  static_assert(kBytes <= kMaxSharedBytes, "gemm_configs.bzl refuses such a config");
 };
 
 struct Params {
