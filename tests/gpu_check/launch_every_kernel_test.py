@@ -1,0 +1,171 @@
+"""What launch_every_kernel.py launches and what it calls wrong, without a GPU."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from stoneware.autotune import tile_rule
+from stoneware.autotune.config import Config
+from stoneware.measuring import operands
+from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.runtime import manifest
+from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.runtime.manifest import KernelRecord
+from tools.gpu_check import launch_every_kernel
+
+KERNELS = list(manifest.packaged().kernels.values())
+H200 = Device(
+    kind="cuda", ordinal=0,
+    fingerprint=DeviceFingerprint(
+        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
+        memory_clock_khz=3201000,
+    ),
+)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.id)
+def test_every_kernel_has_launches_that_cut_tiles_off_and_fill_its_stages(kernel):
+    launches = launch_every_kernel.launches_of(kernel)
+    tiling = tile_rule.tiling_of(kernel)
+    first, last = launches[0], launches[-1]
+    for launch in launches:
+        problem = launch.problem
+        assert tile_rule.fits(kernel, problem.key, kernel.compute_capability)
+        assert problem.n % tiling.n and problem.n > tiling.n
+        # Block scales come for whole blocks of 128, which may be all of a tile.
+        assert problem.k % tiling.k or tiling.k == BLOCK and kernel.config["scales"] == "block"
+        rows = launch.counts or (problem.m,)
+        assert any(count > tiling.m and count % tiling.m for count in rows)
+        assert not launch.counts or 0 in rows and sum(rows) == problem.m
+    stages = kernel.config.get("stages") or kernel.config.get("num_stages", 2)
+    assert first.problem.k > stages * tiling.k
+    assert operands.takes_bias(first.problem) == getattr(first.problem, "has_bias", False)
+    assert not getattr(last.problem, "has_bias", False)
+    if kernel.config.get("schedule") == "splitk":
+        assert [launch.splits for launch in launches][:2] == [1, 2]
+        assert launches[-2].splits * tiling.cluster_m * tiling.cluster_n <= 8
+    clusters = -(-last.problem.n // (tiling.n * tiling.cluster_n)) * (
+        -(-max(last.counts or (last.problem.m,)) // (tiling.m * tiling.cluster_m))
+    )
+    assert clusters * tiling.cluster_m * tiling.cluster_n > last.num_sms
+
+
+@pytest.mark.parametrize(
+    "kernel", launch_every_kernel.runnable(KERNELS, H200), ids=lambda kernel: kernel.id
+)
+def test_every_launch_has_a_plan_of_its_kernel(kernel, monkeypatch):
+    # torch's build for the CPU lacks what a plan asks for the stream when it is launched.
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0, raising=False)
+    for launch in launch_every_kernel.launches_of(kernel):
+        launch_every_kernel.plan(launch, kernel, H200)
+
+
+def right(launch, kernel, tensors, device):
+    tensors.out.copy_(operands.reference(tensors).to(tensors.out.dtype))
+
+
+def some_kernels() -> list[KernelRecord]:
+    """One of each op and layout and kind of scales that an H200 runs."""
+    kinds = {
+        (kernel.op, kernel.backend, kernel.config.get("layout"), kernel.config.get("scales")):
+        kernel for kernel in launch_every_kernel.runnable(KERNELS, H200)
+    }
+    return list(kinds.values())
+
+
+def test_runnable_kernels_are_those_of_the_arch():
+    assert {kernel.arch for kernel in launch_every_kernel.runnable(KERNELS, H200)} == {
+        "sm_90", "sm_90a"
+    }
+
+
+def test_right_results_are_no_failures():
+    kernels = some_kernels()
+    report = launch_every_kernel.run_all(kernels, H200, "cpu", right)
+    assert report["failures"] == [] and report["not_launched"] == []
+    assert report["kernels"] == len(kernels) >= 7
+    assert report["launches"] == sum(
+        len(launch_every_kernel.launches_of(kernel)) for kernel in kernels
+    )
+
+
+def test_the_public_ops_take_the_operands():
+    reference = Config(backend="reference", kernel="torch.matmul_float32")
+
+    def run(launch, kernel, tensors, device):
+        launch_every_kernel.call_op(kernel.op, launch.problem, reference, tensors)
+
+    report = launch_every_kernel.run_all(some_kernels(), H200, "cpu", run)
+    assert report["failures"] == [] and report["launches"] > report["kernels"]
+
+
+def wrong_element(launch, kernel, tensors, device):
+    right(launch, kernel, tensors, device)
+    tensors.out[0, 0] += 4 * tensors.out[0].float().abs().max()
+
+
+def beside_out(launch, kernel, tensors, device):
+    right(launch, kernel, tensors, device)
+    tensors.out_base[0, 0] = 1
+
+
+def nothing(launch, kernel, tensors, device):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (wrong_element, "worst element"), (beside_out, "it wrote outside of out"),
+        (nothing, "relative error inf"),
+    ],
+)
+def test_what_is_wrong_is_a_failure_of_every_kernel(run, message):
+    kernels = some_kernels()
+    report = launch_every_kernel.run_all(kernels, H200, "cpu", run)
+    assert {failure["kernel"] for failure in report["failures"]} == {
+        kernel.id for kernel in kernels
+    }
+    assert len(report["failures"]) == report["launches"]
+    assert all(message in failure["message"] for failure in report["failures"])
+
+
+def test_a_kernel_that_cannot_be_launched_is_named_and_the_others_are():
+    kernels = some_kernels()
+
+    def run(launch, kernel, tensors, device):
+        if kernel is kernels[1]:
+            raise RuntimeError("no such kernel")
+        right(launch, kernel, tensors, device)
+
+    report = launch_every_kernel.run_all(kernels, H200, "cpu", run)
+    assert report["not_launched"] == [kernels[1].id]
+    assert report["kernels"] == len(kernels) - 1
+    assert {failure["message"] for failure in report["failures"]} == {
+        "RuntimeError: no such kernel"
+    }
+
+
+def all_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """What its memory holds, between the elements too."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
+@pytest.mark.parametrize("kernel", some_kernels(), ids=lambda kernel: kernel.id)
+def test_a_copy_keeps_strides_and_what_views_skip(kernel):
+    tensors = launch_every_kernel.make(launch_every_kernel.launches_of(kernel)[0])
+    copies = launch_every_kernel.copied(tensors, "cpu")
+    pairs = [(tensors.a, copies.a), (tensors.b, copies.b), (tensors.out_base, copies.out_base)]
+    for tensor, copy in [*pairs, *zip(tensors.scales, copies.scales)]:
+        assert copy.stride() == tensor.stride() and copy.data_ptr() != tensor.data_ptr()
+        assert torch.equal(all_bytes(copy), all_bytes(tensor))
+    assert copies.out.untyped_storage().data_ptr() == copies.out_base.untyped_storage().data_ptr()
+    assert copies.out.storage_offset() == tensors.out.storage_offset() > 0
+    assert copies.out_base.isnan().all() and torch.equal(copies.out.isnan(), tensors.out.isnan())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

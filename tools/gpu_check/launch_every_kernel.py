@@ -1,0 +1,325 @@
+"""Launches every kernel of the installed wheel that this GPU runs, and checks each result.
+
+    python -m tools.gpu_check.launch_every_kernel --json_out FILE --kernels REGEX
+
+Made for compute-sanitizer (runner.py sanitize), under which a launch is slow:
+
+- Each kernel has two problems of few tiles, of which the last is cut off along m, n and k. One has
+  enough k to use every stage of shared memory twice, and goes through the public op; kernels that
+  split k have it with 1, 2 and the most splits. In the other a block goes from tile to tile: its
+  plan is made for a GPU of a few SMs.
+- Nothing but our kernels runs on the GPU. Operands are drawn on the CPU and copied, the float64
+  reference is computed there. So no tool needs to be told whose kernels to look at; and initcheck,
+  which knows nothing of what other kernels write, saw every byte that ours may read.
+- The result lies inside a larger buffer of NaN, which must stay NaN.
+
+The exit code is 0 if every kernel was launched and every result is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import stoneware
+import torch
+from absl import app, flags
+
+from stoneware.autotune import tile_rule
+from stoneware.autotune.config import SPLITS, Config
+from stoneware.measuring import operands
+from stoneware.measuring.operands import Operands, Problem
+from stoneware.ops import split_k
+from stoneware.ops.grouped_mm import api as grouped_mm
+from stoneware.ops.matmul import api as matmul
+from stoneware.ops.scaled_mm import api as scaled_mm
+from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.runtime import aot_kernels, cutlass_kernels, manifest
+from stoneware.runtime.device import Device, cuda_device
+from stoneware.runtime.manifest import KernelRecord
+
+OPERATIONS = {api.OPERATION.name: api.OPERATION for api in (scaled_mm, matmul, grouped_mm)}
+
+_MAX_SHARED_BYTES = 227 * 1024
+"""Of a block on sm_90, the most of any GPU here (CUDA C++ Programming Guide, technical
+specifications per compute capability): no kernel has more stages than fit into it."""
+
+_PART = 16
+"""Elements of the last tile along n and k: what TMA needs of fp8."""
+
+_PAD_A, _PAD_B, _PAD_OUT = 16, 32, 32
+"""Elements that rows of operands and result skip, as views do."""
+
+_CLUSTERS_AT_ONCE = 2
+"""Of the GPU that the second problem's plan is made for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+      problem: what is computed.
+      splits: how many blocks share the k of a tile.
+      num_sms: of the GPU that the plan is made for; 0 for those of this one, by the public op.
+      counts: of grouped_mm, rows of each group; they add up to the problem's m.
+    """
+
+    problem: Problem
+    splits: int = 1
+    num_sms: int = 0
+    counts: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            str(self.problem)
+            + (f", groups {self.counts}" if self.counts else "")
+            + (f", {self.splits} splits" if self.splits > 1 else "")
+            + (f", on {self.num_sms} SMs" if self.num_sms else "")
+        )
+
+
+def runnable(kernels: Sequence[KernelRecord], device: Device) -> list[KernelRecord]:
+    """Those that the GPU runs: CUTLASS's for its compute capability, Triton's for the nearest.
+
+    Raises:
+      KeyError: a backend is neither.
+    """
+    capability = device.compute_capability
+    return [
+        kernel for kernel in kernels
+        if kernel.compute_capability == {
+            cutlass_kernels.BACKEND: capability,
+            aot_kernels.BACKEND: aot_kernels.built_for(kernel.op, capability),
+        }[kernel.backend]
+    ]
+
+
+def launches_of(kernel: KernelRecord) -> list[Launch]:
+    """What the module's docstring says, for one kernel.
+
+    Raises:
+      ValueError: the op is unknown.
+    """
+    tiling = tile_rule.tiling_of(kernel)
+    part = BLOCK if kernel.config.get("scales") == "block" else _PART
+    stage_bytes = (tiling.m + tiling.n) * tiling.k * tile_rule.ELEMENT_BYTES[kernel.config["a"]]
+    long_k = (_MAX_SHARED_BYTES // stage_bytes + 1) * tiling.k + part
+    few = _problem(
+        kernel, (tiling.m + 1, 0, _PART + 1, 1), tiling.n + _PART, long_k, is_first=True
+    )
+    in_turn = _problem(
+        kernel, (0, tiling.m * tiling.cluster_m + 1, 3), 2 * tiling.n * tiling.cluster_n + _PART,
+        tiling.k + part, is_first=False,
+    )
+    runs = [splits for splits in SPLITS if split_k.why_not(kernel, long_k, splits) is None]
+    splits_to_run = sorted({1, *runs[1:2], runs[-1]})
+    num_sms = _CLUSTERS_AT_ONCE * tiling.cluster_m * tiling.cluster_n
+    return [
+        *(dataclasses.replace(few, splits=splits) for splits in splits_to_run),
+        dataclasses.replace(in_turn, num_sms=num_sms),
+    ]
+
+
+def _problem(
+    kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, is_first: bool
+) -> Launch:
+    """A problem of the kernel's op and dtypes, of views; without groups m is the largest count. The
+    first of a kernel has a bias and row scales, the second neither."""
+    config, m = kernel.config, max(counts)
+    problem: Problem
+    if kernel.op == grouped_mm.OPERATION.name:
+        problem = grouped_mm.Problem.dense(
+            m=sum(counts), n=n, k=k, num_groups=len(counts), dtype=config["a"],
+            out_dtype=config["out"],
+        )
+        ldb = k + _PAD_B
+        return Launch(
+            problem=dataclasses.replace(
+                problem, lda=k + _PAD_A, ldb=ldb, ldd=n + _PAD_OUT, group_stride_b=n * ldb
+            ),
+            counts=counts,
+        )
+    if kernel.op == scaled_mm.OPERATION.name:
+        scales = config.get("scales") or ("row" if is_first else "tensor")
+        problem = scaled_mm.Problem.dense(
+            m=m, n=n, k=k, dtype=config["a"], b_dtype=config["b"], out_dtype=config["out"],
+            scales=scales, has_bias=is_first,
+            use_fast_accum=config.get("accumulation") != "slow",
+        )
+    elif kernel.op == matmul.OPERATION.name:
+        layout = config["layout"]
+        problem = matmul.Problem.dense(
+            # A column-major a is moved in units of 16 bytes along m.
+            m=m if layout[0] == "n" else -(-m // 8) * 8, n=n, k=k, dtype=config["a"],
+            out_dtype=config["out"], layout=layout, has_bias=is_first,
+        )
+    else:
+        raise ValueError(
+            f"op={kernel.op!r} of kernel {kernel.id!r} must be one of {', '.join(OPERATIONS)}; "
+            "teach launch_every_kernel.py its problems"
+        )
+    return Launch(problem=dataclasses.replace(
+        problem, lda=problem.lda + _PAD_A, ldb=problem.ldb + _PAD_B, ldd=problem.ldd + _PAD_OUT
+    ))
+
+
+def make(launch: Launch) -> Operands:
+    """The operands on the CPU."""
+    tensors = operands.make(launch.problem, "cpu", guarded=True)
+    if launch.counts:
+        offs = torch.tensor(launch.counts).cumsum(0).to(torch.int32)
+        tensors = dataclasses.replace(tensors, offs=offs)
+    return tensors
+
+
+def copied(tensors: Operands, device: torch.device | str) -> Operands:
+    """The operands on a device, with what their views skip and with the same strides: every byte of
+    a tensor's memory is copied, by one copy and no kernel."""
+
+    def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else _like(_memory(tensor).to(device, copy=True), tensor)
+
+    out_base = copy(tensors.out_base)
+    return dataclasses.replace(
+        tensors, a=copy(tensors.a), b=copy(tensors.b), out_base=out_base,
+        out=_like(out_base, tensors.out), scales=tuple(map(copy, tensors.scales)),
+        bias=copy(tensors.bias), offs=copy(tensors.offs),
+    )
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor's memory, as one row."""
+    size = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tensor.as_strided((size,), (1,), 0)
+
+
+def _like(memory: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def run(launch: Launch, kernel: KernelRecord, tensors: Operands, device: Device) -> None:
+    """Launches the kernel, and waits for it."""
+    if launch.num_sms:
+        plan(launch, kernel, device)(*tensors.arguments)
+    else:
+        call_op(kernel.op, launch.problem, config_of(launch, kernel), tensors)
+    torch.cuda.synchronize()
+
+
+def config_of(launch: Launch, kernel: KernelRecord) -> Config:
+    return Config(backend=kernel.backend, kernel=kernel.id, splits=launch.splits)
+
+
+def plan(launch: Launch, kernel: KernelRecord, device: Device) -> Callable[..., None]:
+    """The launch's plan for a GPU that has its SMs and is otherwise this one."""
+    if launch.num_sms:
+        fingerprint = dataclasses.replace(device.fingerprint, num_sms=launch.num_sms)
+        device = dataclasses.replace(device, fingerprint=fingerprint)
+    operation = OPERATIONS[kernel.op]
+    return operation.make_plan(launch.problem, config_of(launch, kernel), device)
+
+
+def call_op(op: str, problem: Problem, config: Config, tensors: Operands) -> None:
+    """The public op, into `tensors.out`."""
+    a, b, out, dtype = tensors.a, tensors.b, tensors.out, tensors.out.dtype
+    if op == grouped_mm.OPERATION.name:
+        scales = tensors.scales or (None, None)
+        stoneware.grouped_mm(a, b, tensors.offs, *scales, dtype, out=out, config=config)
+    elif op == scaled_mm.OPERATION.name:
+        stoneware.scaled_mm(
+            a, b, *tensors.scales, tensors.bias, dtype, out=out, config=config,
+            use_fast_accum=problem.use_fast_accum,
+        )
+    else:
+        stoneware.matmul(a, b, tensors.bias, out=out, out_dtype=dtype, config=config)
+
+
+def what_is_wrong(tensors: Operands, out_base: torch.Tensor) -> str:
+    """Compares what a launch left in `out_base`, on the CPU, with float64; "" if all is right.
+
+    Args:
+      tensors: on the CPU, as they were before.
+    """
+    out_base = _memory(out_base).cpu()
+    result = dataclasses.replace(
+        tensors, out=_like(out_base, tensors.out), out_base=_like(out_base, tensors.out_base)
+    )
+    comparison = operands.compare(result.out, operands.reference(tensors), tensors.problem)
+    if not comparison.is_right:
+        return str(comparison)
+    return "" if result.is_guard_unharmed() else "it wrote outside of out"
+
+
+def run_all(
+    kernels: Sequence[KernelRecord], device: Device, torch_device: torch.device | str,
+    run: Callable[[Launch, KernelRecord, Operands, Device], None],
+) -> dict[str, Any]:
+    """Runs every launch of every kernel, whatever becomes of the others.
+
+    Returns:
+      The JSON document: kernels that were launched, launches, failures with kernel, problem and
+      message, and kernels of which no launch went through.
+    """
+    launched: set[str] = set()
+    num_launches = 0
+    failures = []
+    for idx, kernel in enumerate(kernels, start=1):
+        print(f"[{idx}/{len(kernels)}] {kernel.id}", flush=True)
+        for launch in launches_of(kernel):
+            tensors = make(launch)
+            on_device = copied(tensors, torch_device)
+            try:
+                run(launch, kernel, on_device, device)
+                launched.add(kernel.id)
+                num_launches += 1
+                message = what_is_wrong(tensors, on_device.out_base)
+            except Exception as error:  # reported below, and the next kernel is tried
+                message = f"{type(error).__name__}: {error}"
+            if message:
+                print(f"FAILED {kernel.id}: {launch}: {message}", flush=True)
+                failures.append({"kernel": kernel.id, "problem": str(launch), "message": message})
+    return {
+        "kernels": len(launched),
+        "launches": num_launches,
+        "failures": failures,
+        "not_launched": [kernel.id for kernel in kernels if kernel.id not in launched],
+    }
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"only flags are taken, found {argv[1:]}")
+    pattern = re.compile(flags.FLAGS.kernels)
+    torch.cuda.init()
+    device = cuda_device(0)
+    seed = torch.seed() % (1 << 62)
+    torch.manual_seed(seed)
+    print(f"torch.manual_seed({seed})", flush=True)
+    of_device = runnable(list(manifest.packaged().kernels.values()), device)
+    kernels = [kernel for kernel in of_device if pattern.search(kernel.id)]
+    if not kernels:
+        sys.exit(
+            f"--kernels={pattern.pattern} must match one of the {len(of_device)} kernels that run "
+            f"on {device}, and matches none; kernel_manifest.json of the wheel has their ids"
+        )
+    report = run_all(kernels, device, "cuda", run)
+    pathlib.Path(flags.FLAGS.json_out).write_text(json.dumps(report, indent=1) + "\n")
+    print(
+        f"{report['launches']} launches of {report['kernels']} of {len(kernels)} kernels, "
+        f"{len(report['failures'])} failures"
+    )
+    for kernel_id in report["not_launched"]:
+        print(f"NOT LAUNCHED {kernel_id}")
+    sys.exit(int(bool(report["failures"] or report["not_launched"])))
+
+
+if __name__ == "__main__":
+    flags.DEFINE_string("json_out", None, "File for the report.", required=True)
+    flags.DEFINE_string("kernels", "", "Only kernels whose id this regular expression finds.")
+    app.run(main)
