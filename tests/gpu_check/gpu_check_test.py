@@ -15,7 +15,10 @@ from stoneware.ops.matmul.problem import Problem
 from tools.gpu_check import bundle, runner
 
 HERE = pathlib.Path(__file__).parent
-SOURCES = [f"tools/gpu_check/runner.py={HERE.parents[1] / 'tools/gpu_check/runner.py'}"]
+SOURCES = [
+    f"tools/gpu_check/{name}={HERE.parents[1] / 'tools/gpu_check' / name}"
+    for name in ("compute_sanitizer.py", "runner.py")
+]
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_the_archive_runs_alone(tmp_path, wheel):
         [sys.executable, "-I", str(archive), "--help"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "check,bench,sample,autotune,all" in done.stdout
+    assert "check,bench,sample,autotune,sanitize,all" in done.stdout
 
 
 def test_out_that_cannot_be_made_is_named(tmp_path, capsys):

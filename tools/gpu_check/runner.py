@@ -11,8 +11,15 @@ commands
   sample   stoneware tune: every candidate at every shape   -> samples/, sample.log
   autotune sw.autotune beside triton.autotune              -> autotune.json, autotune.md, autotune.log
   all      all of these; one that fails does not keep the next from running
+  sanitize every kernel under compute-sanitizer            -> sanitize.json, sanitize.log
+
+sanitize runs memcheck, racecheck and initcheck at once, each over launch_every_kernel.py. It is not
+in all, since it needs NVIDIA's compute-sanitizer, of the CUDA toolkit, on the machine. What the
+tools do not see is said in compute_sanitizer.py.
 
 Arguments after -- go to the program of the command: gpu_check.pyz check --out DIR -- -k values.
+sanitize takes --tools=memcheck,racecheck and --options="...", more of compute-sanitizer's, and
+hands the rest to launch_every_kernel.py: -- --tools=racecheck --kernels=splitk.
 The exit code is 0 if every command's was; summary.json says which were not.
 """
 
@@ -20,6 +27,7 @@ The exit code is 0 if every command's was; summary.json says which were not.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import datetime
 import hashlib
 import json
@@ -31,12 +39,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-COMMANDS = ("check", "bench", "sample", "autotune")
+from tools.gpu_check import compute_sanitizer
+
+COMMANDS_OF_ALL = ("check", "bench", "sample", "autotune")
+COMMANDS = (*COMMANDS_OF_ALL, "sanitize")
 MIN_PYTHON = (3, 11)
 
 _MAX_STARTS = 20
@@ -187,6 +199,88 @@ class Runner:
             ],
         )
 
+    def sanitize(self, extra: Sequence[str]) -> int:
+        chosen, for_program = _parse_sanitize(extra)
+        program = compute_sanitizer.find()
+        if program is None:
+            raise RunnerError(
+                "compute-sanitizer must be on PATH, or in the folder bin of a CUDA toolkit "
+                "(CUDA_HOME, /usr/local/cuda), and is in none; install the CUDA toolkit, or put "
+                "the folder that has it on PATH"
+            )
+        start = time.monotonic()
+        lock = threading.Lock()
+        with (self._out_dir / "sanitize.log").open("w", encoding="utf-8") as log:
+
+            def say(line: str) -> None:
+                with lock:
+                    print(line, flush=True)
+                    log.write(line + "\n")
+
+            # Most of the time a tool is busy on one CPU core; the tools know nothing of each other.
+            with concurrent.futures.ThreadPoolExecutor(len(chosen.tools)) as pool:
+                results = list(pool.map(
+                    lambda tool: self._sanitize_with(
+                        program, tool, chosen.options, for_program,
+                        lambda line: say(f"[{tool}] {line}"),
+                    ),
+                    chosen.tools,
+                ))
+        document = {
+            "compute_sanitizer": compute_sanitizer.version(program),
+            "command": _typed_command(),
+            "seconds": round(time.monotonic() - start, 1),
+            "tools": dict(zip(chosen.tools, results)),
+        }
+        (self._out_dir / "sanitize.json").write_text(json.dumps(document, indent=1) + "\n")
+        for tool, result in document["tools"].items():
+            print(
+                f"sanitize: {tool}: {result['errors']} errors, {result['warnings']} warnings in "
+                f"{result['launches']} launches of {result['kernels']} kernels, "
+                f"{result['seconds']} s"
+            )
+            for reason in result["failures"]:
+                print(f"sanitize: {tool}: FAILED {reason}")
+        return int(any(result["failures"] for result in results))
+
+    def _sanitize_with(
+        self, program: str, tool: str, options: Sequence[str], extra: Sequence[str],
+        say: Callable[[str], None],
+    ) -> dict[str, Any]:
+        """Runs a tool over the kernel that is broken, then over all of ours."""
+        launched_path = self._root / f"launched_{tool}.json"
+        # Each tensor is an allocation of the driver's: of torch's, which are cut from large ones,
+        # memcheck knows no bounds, and initcheck takes what was freed for written.
+        environment = {**self._environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        start = time.monotonic()
+
+        def run(
+            module: str, options: Sequence[str], arguments: Sequence[str]
+        ) -> compute_sanitizer.Report:
+            return compute_sanitizer.run(
+                program, tool, options,
+                [sys.executable, "-m", f"tools.gpu_check.{module}", *arguments],
+                folder=self._root, environment=environment, say=say,
+            )
+
+        control = run("broken_kernel", [], [])
+        report = run("launch_every_kernel", options, [f"--json_out={launched_path}", *extra])
+        launched = json.loads(launched_path.read_text()) if launched_path.exists() else None
+        return {
+            "errors": report.errors,
+            "warnings": report.warnings,
+            "exit_code": report.exit_code,
+            "seconds": round(time.monotonic() - start, 1),
+            "kernels": launched["kernels"] if launched else 0,
+            "launches": launched["launches"] if launched else 0,
+            "errors_of_broken_kernel": control.errors,
+            "failures": sanitize_failures(tool, control, report, launched),
+            "findings": [
+                {"what": what, "kernel": kernel, "times": times}
+                for (what, kernel), times in sorted(report.findings.items())
+            ],
+        }
+
     def _run(self, name: str, arguments: Sequence[str], *, is_continued: bool = False) -> int:
         """Runs a Python program; its output goes to the console and to <name>.log."""
         log_path = self._out_dir / f"{name}.log"
@@ -239,6 +333,61 @@ def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:
     return {"counts": counts, "failures": failures, "skipped": skips}
 
 
+def sanitize_failures(
+    tool: str, control: compute_sanitizer.Report, report: compute_sanitizer.Report,
+    launched: Mapping[str, Any] | None,
+) -> list[str]:
+    """Why a tool's run does not show that the kernels are sound; empty if it does.
+
+    Args:
+      control: of the kernel that is broken.
+      report: of ours.
+      launched: what launch_every_kernel.py wrote; None if it wrote nothing.
+    """
+    failures = []
+    if not control.errors:
+        failures.append(
+            f"{tool} must report errors of broken_kernel.py, and reports {control.errors}: it does "
+            "not work with this GPU and driver; take the compute-sanitizer of the driver's CUDA"
+        )
+    if report.errors is None:
+        failures.append(f"{tool} wrote no summary, so nothing is shown; see sanitize.log")
+    elif report.errors:
+        failures.append(f"{tool} found {report.errors} errors; see findings, and sanitize.log")
+    if launched is None:
+        failures.append("launch_every_kernel.py wrote no report; see the end of sanitize.log")
+    else:
+        if not launched["kernels"]:
+            failures.append("no kernel was launched, so nothing is shown")
+        failures += [f"{kernel} was not launched" for kernel in launched["not_launched"]]
+        failures += [
+            f"{failure['kernel']}: {failure['problem']}: {failure['message']}"
+            for failure in launched["failures"]
+        ]
+    if report.exit_code and not failures:
+        failures.append(f"exit code {report.exit_code}; see the end of sanitize.log")
+    return failures
+
+
+def _tools(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in compute_sanitizer.TOOLS]:
+        raise argparse.ArgumentTypeError(
+            f"{','.join(unknown)} must be of {','.join(compute_sanitizer.TOOLS)}"
+        )
+    return list(dict.fromkeys(names))
+
+
+def _parse_sanitize(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The runner's own arguments of sanitize, and those of launch_every_kernel.py."""
+    parser = argparse.ArgumentParser(
+        prog="gpu_check.pyz sanitize --out DIR --", add_help=False, allow_abbrev=False
+    )
+    parser.add_argument("--tools", type=_tools, default=list(compute_sanitizer.TOOLS))
+    parser.add_argument("--options", type=shlex.split, default=[])
+    return parser.parse_known_args(argv)
+
+
 def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     extra_arguments: list[str] = []
     arguments = list(argv)
@@ -270,7 +419,7 @@ def main(argv: Sequence[str], archive: pathlib.Path) -> int:
             file=sys.stderr,
         )
         return 2
-    commands = COMMANDS if arguments.command == "all" else (arguments.command,)
+    commands = COMMANDS_OF_ALL if arguments.command == "all" else (arguments.command,)
     root = pathlib.Path(tempfile.mkdtemp(prefix="gpu_check_"))
     results: dict[str, dict[str, float]] = {}
     try:

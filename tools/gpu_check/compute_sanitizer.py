@@ -1,0 +1,126 @@
+"""Runs programs under NVIDIA's compute-sanitizer, and reads what its tools found.
+
+    memcheck   accesses outside of what was allocated, or misaligned; every allocation is padded, so
+               that one that goes too far does not land in the next
+    racecheck  accesses of shared memory that no barrier orders
+    initcheck  reads of global memory that nothing has written
+
+What they do not see. initcheck follows cp.async.bulk, by which TMA moves tiles, from version 2025.4
+on (docs.nvidia.com/compute-sanitizer/ReleaseNotes): before, a tile that was never written goes
+unnoticed. racecheck attributes what a tensor map moves (cp.async.bulk.tensor) to no thread, and so
+finds no race with it; a plain cp.async.bulk it attributes to the thread that issued it, and reports
+a race although an mbarrier orders it (AI/RACECHECK_TMA_HAZARD.md of flash-attention 2.8.3).
+memcheck mistook the size of wgmma's operands in 2023 (NVIDIA/compute-sanitizer-samples, issue 19).
+What they miss, the values and the guards that the launched program compares must show.
+
+Standard library only, as runner.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+PROGRAM = "compute-sanitizer"
+
+TOOLS: dict[str, tuple[str, ...]] = {
+    # Calls of the driver that fail are the program's to report, and some are asked to find out: the
+    # count of a kernel's parameters ends with the first that is refused. After a fault the context
+    # lives on, so that one kernel does not hide the others.
+    "memcheck": (
+        "--report-api-errors", "no", "--destroy-on-device-error", "kernel", "--padding", "4096",
+    ),
+    "racecheck": (),
+    "initcheck": (),
+}
+"""Tool -> its options."""
+
+_OPTIONS = (
+    "--target-processes", "all",  # the Python on PATH may be a script that starts another
+    "--launch-timeout", "300",  # seconds to the first call of the driver: torch is imported first
+    "--print-limit", "1000",
+)  # fmt: skip
+
+_PREFIX = "========="
+_HEADLINE = re.compile(rf"{_PREFIX} (?! )(.+)")
+_NO_FINDINGS = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY")
+_ERRORS = re.compile(rf"{_PREFIX} ERROR SUMMARY: (\d+) errors?$")
+_HAZARDS = re.compile(rf"{_PREFIX} RACECHECK SUMMARY: .*\((\d+) errors?, (\d+) warnings?\)")
+_KERNEL = re.compile(r"\b(?:scaled_mm|matmul|grouped_mm)\w*")
+_ADDRESS = re.compile(r"\+?0x[0-9a-f]+")
+
+
+def find(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The program on PATH, else in a CUDA toolkit: CUDA_HOME's, or where NVIDIA installs it."""
+    toolkits = (environment.get("CUDA_HOME", ""), "/usr/local/cuda")
+    folders = [str(pathlib.Path(toolkit, "bin")) for toolkit in toolkits if toolkit]
+    return shutil.which(PROGRAM, path=os.pathsep.join([environment.get("PATH", ""), *folders]))
+
+
+def version(program: str) -> str:
+    """What it says of itself, such as "Version 2025.3.0.0 (build 36266894)"."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith("Version")), " ".join(lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a tool said of a program.
+
+    Attributes:
+      errors: as its summary counts them; None without a summary, when nothing was checked.
+      warnings: of racecheck: hazards that may be meant.
+      findings: (what it is, kernel or "") -> how often it was printed; without addresses.
+      exit_code: the program's, or that of a sanitizer that could not run it.
+    """
+
+    errors: int | None
+    warnings: int
+    findings: Mapping[tuple[str, str], int]
+    exit_code: int
+
+
+def read_report(lines: Iterable[str], exit_code: int) -> Report:
+    """Reads the output of a tool and the program; a finding ends with an empty line."""
+    errors: int | None = None
+    warnings = 0
+    findings: Counter[tuple[str, str]] = Counter()
+    what, kernel = "", ""
+    for line in [*(line.rstrip() for line in lines), _PREFIX]:
+        if counted := _ERRORS.match(line):
+            errors = int(counted[1])
+        elif counted := _HAZARDS.match(line):
+            errors, warnings = int(counted[1]), int(counted[2])
+        headline = _HEADLINE.match(line)
+        if what and (headline or line == _PREFIX):
+            findings[what, kernel] += 1
+            what, kernel = "", ""
+        if headline and not headline[1].startswith(_NO_FINDINGS):
+            what = _ADDRESS.sub("", headline[1])
+        if what and not kernel and line.startswith(_PREFIX) and (name := _KERNEL.search(line)):
+            kernel = name[0]
+    return Report(errors=errors, warnings=warnings, findings=findings, exit_code=exit_code)
+
+
+def run(
+    program: str, tool: str, options: Sequence[str], command: Sequence[str], *,
+    folder: pathlib.Path, environment: Mapping[str, str], say: Callable[[str], None],
+) -> Report:
+    """Runs a command under a tool; `say` gets each line, without its end, as it comes."""
+    process = subprocess.Popen(
+        [program, "--tool", tool, *_OPTIONS, *TOOLS[tool], *options, *command],
+        cwd=folder, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace",
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        say(lines[-1])
+    return read_report(lines, process.wait())
