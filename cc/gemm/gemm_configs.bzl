@@ -196,10 +196,22 @@ _MAX_BLOCK_ACCUMULATORS_PER_THREAD = 96
 # Elements that a split-k kernel multiplies, and their bytes.
 _SPLITK_OPERAND_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2}
 
+# Warp groups of a block -> fp32 accumulators that a thread may hold and leave room in its registers
+# (splitk_sm90.cuh, kConsumerRegisters). Of four warp groups a thread has too few for any.
+_SPLITK_MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
+
 _SPLITK_OUT_DTYPES = ["bf16", "fp16", "fp32"]
 
-def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, block_scales = False):
-    """Describes one kernel for small m whose clusters share the k of a tile (splitk_sm90.cuh).
+def splitk_config(
+        op,
+        dtype,
+        out,
+        tile,
+        stages,
+        warp_groups = 1,
+        block_scales = False):
+    """Describes one kernel for small and middling m whose clusters may share the k of a tile
+    (splitk_sm90.cuh).
 
     Example:
 
@@ -218,7 +230,6 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
       tile: (m, n, k) elements of the tile of the swapped problem: its m runs along the user's n.
       stages: tiles of both operands in flight.
       warp_groups: warp groups that share the accumulators of one tile.
-      share: tiles, neighbours in n, whose blocks load a's elements for each other.
       block_scales: scales 1x128 of a and 128x128 of b, of fp8.
 
     Returns:
@@ -230,28 +241,32 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
     _check_triple("tile", tile)
     tile_m, tile_n, tile_k = tile
     element_bytes = _SPLITK_OPERAND_BYTES[dtype]
-    if tile_m not in [64, 128]:
-        _fail("tile m must be 64 or 128: one or two wgmma", "it is {}".format(tile_m), "change it")
+    if tile_m % 64 != 0 or tile_m > 256:
+        _fail(
+            "tile m must be a multiple of 64 up to 256, the largest box of TMA",
+            "it is {}".format(tile_m),
+            "change it",
+        )
     if tile_n % 8 != 0 or tile_n > 256:
         _fail("tile n must be a multiple of 8 up to 256", "it is {}".format(tile_n), "change it")
+    if warp_groups not in _SPLITK_MAX_ACCUMULATORS:
+        _fail("warp_groups must be 1, 2 or 3", "it is {}".format(warp_groups), "choose one of them")
     if tile_m % (64 * warp_groups) != 0:
         _fail(
             "tile m must have 64 rows for each warp group",
             "it is {} for {}".format(tile_m, warp_groups),
             "change tile or warp groups",
         )
-    if share not in [1, 2, 4] or tile_n % (8 * share) != 0:
-        _fail(
-            "share must be 1, 2 or 4, and tile n a multiple of 8 for each",
-            "it is {} with tile n {}".format(share, tile_n),
-            "change tile or share",
-        )
     accumulators = tile_m * tile_n // (128 * warp_groups)
-    if accumulators > _MAX_ACCUMULATORS_PER_THREAD:
+    max_accumulators = _SPLITK_MAX_ACCUMULATORS[warp_groups]
+    if accumulators > max_accumulators:
         _fail(
-            "a thread must hold at most {} accumulators".format(_MAX_ACCUMULATORS_PER_THREAD),
+            "a thread must hold at most {} accumulators with {} warp groups".format(
+                max_accumulators,
+                warp_groups,
+            ),
             "it is {}".format(accumulators),
-            "shrink the tile, or take two warp groups",
+            "shrink the tile, or change the warp groups",
         )
     if tile_k * element_bytes % 128 != 0:
         _fail(
@@ -272,10 +287,20 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
             "change tile or stages",
         )
 
-    if block_scales and (element_bytes != 1 or share != 1 or tile_m > _SCALE_BLOCK):
+    # Of the splits' partial sums, columns of tile m and 4 more in fp32.
+    partial_bytes = 4 * tile_n * (tile_m + 4)
+    stages_bytes = stages * (tile_m + tile_n) * tile_k * element_bytes
+    if partial_bytes > stages_bytes and shared_bytes + partial_bytes > _MAX_SHARED_BYTES:
         _fail(
-            "block scales are of fp8, with share 1 and tile m up to {}".format(_SCALE_BLOCK),
-            "dtype is {}, share {}, tile m {}".format(repr(dtype), share, tile_m),
+            "partial sums of the tile must fit in place of the stages, or beside them",
+            "they take {} bytes and the stages {}".format(partial_bytes, stages_bytes),
+            "shrink the tile",
+        )
+
+    if block_scales and (element_bytes != 1 or tile_m > _SCALE_BLOCK):
+        _fail(
+            "block scales are of fp8, with tile m up to {}".format(_SCALE_BLOCK),
+            "dtype is {}, tile m {}".format(repr(dtype), tile_m),
             "change them",
         )
     if block_scales and tile_k not in [_SCALE_BLOCK, 2 * _SCALE_BLOCK]:
@@ -295,13 +320,12 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
             "shrink the tile",
         )
 
-    kernel_id = "{}_sm90_{}_{}_{}_{}_{}x1x1_splitk{}x{}_swap".format(
+    kernel_id = "{}_sm90_{}_{}_{}_{}_1x1x1_splitk{}x{}_swap".format(
         op + ("_block" if block_scales else ""),
         dtype,
         dtype,
         out,
         "x".join([str(x) for x in tile]),
-        share,
         warp_groups,
         stages,
     )
@@ -309,6 +333,7 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
         id = kernel_id,
         op = op,
         source = "splitk_sm90",
+        device_hdrs = ["transpose_sm90.cuh"],
         arch = "sm_90a",
         defines = [
             "STONEWARE_KERNEL_ID=" + kernel_id,
@@ -320,14 +345,13 @@ def splitk_config(op, dtype, out, tile, stages, warp_groups = 1, share = 1, bloc
             "STONEWARE_TILE_K={}".format(tile_k),
             "STONEWARE_STAGES={}".format(stages),
             "STONEWARE_WARP_GROUPS={}".format(warp_groups),
-            "STONEWARE_SHARE={}".format(share),
             "STONEWARE_BLOCK_SCALES={}".format(1 if block_scales else 0),
         ],
         config_json = json.encode({
             "a": dtype,
             "accumulation": "fast",
             "b": dtype,
-            "cluster": (share, 1, 1),
+            "cluster": (1, 1, 1),
             "layout": "nt",
             "out": out,
             "schedule": "splitk",
@@ -353,14 +377,13 @@ SCALED_MM_SM90 = [
     for out in ["bf16", "fp16"]
     for tile, cluster, schedule, swap_ab in [
         ((128, 128, 128), (2, 1, 1), "pingpong", False),
-        ((64, 96, 256), (1, 1, 1), "warpspecialized", True),
-        ((64, 128, 128), (1, 1, 1), "warpspecialized", True),
         ((128, 64, 128), (1, 1, 1), "pingpong", True),
     ]
 ]
 
-# Small m: of the tile, n is what m needs; stages for one block or, of the first, two blocks an SM. The
-# last two are for m of some 100 to 200, and large k.
+# Small and middling m: of the tile, n is what m needs; stages for one block or, of the first, two blocks
+# an SM. The wide ones are for m above 64, where the problem has as many tiles as there are SMs, or a few
+# times as many.
 SPLITK_SM90 = [
     splitk_config(
         op = "scaled_mm",
@@ -369,19 +392,22 @@ SPLITK_SM90 = [
         tile = tile,
         stages = stages,
         warp_groups = warp_groups,
-        share = share,
     )
     for out in ["bf16", "fp16"]
-    for tile, stages, warp_groups, share in [
-        ((64, 16, 256), 5, 1, 1),
-        ((64, 16, 256), 9, 1, 1),
-        ((64, 32, 256), 8, 1, 1),
-        ((64, 64, 256), 6, 1, 1),
-        ((64, 96, 128), 8, 1, 1),
-        ((64, 128, 128), 6, 1, 1),
-        ((64, 192, 128), 5, 1, 1),
-        ((128, 96, 128), 7, 2, 2),
-        ((128, 192, 128), 5, 2, 2),
+    for tile, stages, warp_groups in [
+        ((64, 16, 256), 5, 1),
+        ((64, 16, 256), 9, 1),
+        ((64, 32, 256), 8, 1),
+        ((64, 64, 256), 6, 1),
+        ((64, 96, 128), 8, 1),
+        ((64, 128, 128), 8, 1),
+        ((64, 192, 128), 5, 1),
+        ((128, 96, 128), 7, 2),
+        ((128, 128, 128), 6, 2),
+        ((128, 192, 128), 5, 2),
+        ((192, 128, 128), 5, 3),
+        ((192, 176, 128), 4, 3),
+        ((256, 128, 128), 4, 2),
     ]
 ] + [
     splitk_config(
@@ -405,14 +431,17 @@ SPLITK_SM90 = [
         out = dtype,
         tile = tile,
         stages = stages,
+        warp_groups = warp_groups,
     )
     for dtype in ["bf16", "fp16"]
-    for tile, stages in [
-        ((64, 16, 128), 5),
-        ((64, 16, 128), 9),
-        ((64, 32, 128), 8),
-        ((64, 64, 128), 6),
-        ((64, 128, 64), 6),
+    for tile, stages, warp_groups in [
+        ((64, 16, 128), 5, 1),
+        ((64, 16, 128), 9, 1),
+        ((64, 32, 128), 8, 1),
+        ((64, 64, 128), 6, 1),
+        ((64, 128, 64), 8, 1),
+        ((128, 128, 64), 6, 2),
+        ((192, 176, 64), 4, 3),
     ]
 ]
 
@@ -604,6 +633,7 @@ def grouped_mm_config(operand, out, tile, schedule, swap_ab = False):
         id = kernel_id,
         op = "grouped_mm",
         source = "grouped_mm_sm90",
+        device_hdrs = ["transpose_sm90.cuh"],
         arch = "sm_90a",
         defines = [
             "STONEWARE_KERNEL_ID=" + kernel_id,

@@ -8,6 +8,8 @@
 
 #include "cc/gemm/grouped_mm_sm90.cuh"
 
+#include "cc/gemm/transpose_sm90.cuh"
+
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/reg_reconfig.h"
@@ -174,46 +176,6 @@ __device__ void Load(const Params& params, const Shared& shared, int num_tiles, 
   }
 }
 
-__device__ unsigned Pack(float low, float high) {
-  static_assert(sizeof(Out) == 2);
-  if constexpr (cute::is_same_v<Out, cutlass::bfloat16_t>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const unsigned&>(pair);
-  } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const unsigned&>(pair);
-  }
-}
-
-// Transposes the 4 x 4 words that four neighbouring lanes hold: afterwards word i of lane q is what
-// word q of lane i was.
-__device__ void TransposeInQuad(unsigned (&words)[4], int quad_lane) {
-  const bool is_odd = quad_lane & 1;
-  const bool is_high = quad_lane & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const unsigned sent = is_odd ? words[i] : words[i + 1];
-    const unsigned received = __shfl_xor_sync(0xffffffffu, sent, 1);
-    words[i] = is_odd ? received : words[i];
-    words[i + 1] = is_odd ? words[i + 1] : received;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned sent = is_high ? words[i] : words[i + 2];
-    const unsigned received = __shfl_xor_sync(0xffffffffu, sent, 2);
-    words[i] = is_high ? received : words[i];
-    words[i + 2] = is_high ? words[i + 2] : received;
-  }
-}
-
-// Transposes the 8 x 8 elements of 16 bits that a warp holds, row lane / 4, columns 2 * (lane % 4)
-// and the next.
-__device__ unsigned TransposeInWarp(unsigned pair) {
-  unsigned transposed;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-  return transposed;
-}
-
 __device__ void StoreEight(const Params& params, int m, int n, const unsigned (&words)[4]) {
   Out* const target = static_cast<Out*>(params.d) + m * params.ldd + n;
   *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -261,7 +223,7 @@ __device__ void Store(const Params& params, const Tile& tile, const Accumulators
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             words[half][i] =
-                Pack(value(0, half, block + i, row_step) * scale_a[half] * scale_b[0],
+                Pack<Out>(value(0, half, block + i, row_step) * scale_a[half] * scale_b[0],
                      value(1, half, block + i, row_step) * scale_a[half] * scale_b[1]);
           }
         }
@@ -288,7 +250,7 @@ __device__ void Store(const Params& params, const Tile& tile, const Accumulators
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             words[2 * i + half] = TransposeInWarp(
-                Pack(value(0, half, block + i, row_step) * scale_a[0] * scale_b[half],
+                Pack<Out>(value(0, half, block + i, row_step) * scale_a[0] * scale_b[half],
                      value(1, half, block + i, row_step) * scale_a[1] * scale_b[half]));
           }
         }

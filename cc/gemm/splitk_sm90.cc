@@ -2,6 +2,7 @@
 
 #include "cc/gemm/splitk_sm90.cuh"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -34,6 +35,10 @@ int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominat
 // Programming Guide, compute capability 9.0).
 constexpr int kBlocksPerSm = 228 * 1024 / (SharedLayout::kBytes + 1024);
 
+// Rows of a that are gone through for all n before the next: a's share of L2, and tiles enough for
+// all SMs.
+constexpr int kBandM = 2048;
+
 bool HasScales(const GemmProblem& problem) {
   const auto is_plain = [](Scale scale) {
     return scale == Scale::kNone || scale == Scale::kTensor || scale == Scale::kRow;
@@ -46,11 +51,11 @@ bool HasScales(const GemmProblem& problem) {
 bool CanImplement(const GemmProblem& problem) {
   const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
   const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, kColumns)} *
-                                 CeilDiv(CeilDiv(problem.n, kRows), kShare);
+                                 CeilDiv(problem.n, kRows);
   return problem.batch == 1 && problem.num_groups == 0 && HasScales(problem) && is_power_of_two &&
-         problem.splits * kShare <= kMaxCluster && problem.splits <= CeilDiv(problem.k, kTileK) &&
+         problem.splits <= kMaxCluster && problem.splits <= CeilDiv(problem.k, kTileK) &&
          // Blocks along x are counted in an int.
-         num_tiles * problem.splits * kShare <= std::numeric_limits<int>::max();
+         num_tiles * problem.splits <= std::numeric_limits<int>::max();
 }
 
 std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
@@ -71,8 +76,7 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
             CUstream stream) {
   Params params;
   EncodeOperand(&params.row_map, tensors.b, problem.n, problem.k, problem.ldb, kRows);
-  EncodeOperand(&params.column_map, tensors.a, problem.m, problem.k, problem.lda,
-                kLoadedColumns);
+  EncodeOperand(&params.column_map, tensors.a, problem.m, problem.k, problem.lda, kColumns);
   params.d = tensors.d;
   params.row_scale = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;
   params.column_scale = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
@@ -93,17 +97,18 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   params.k = problem.k;
   params.num_k_tiles = CeilDiv(problem.k, kTileK);
   params.num_m_tiles = CeilDiv(problem.m, kColumns);
-  params.num_tiles = params.num_m_tiles * CeilDiv(CeilDiv(problem.n, kRows), kShare);
+  params.num_tiles = params.num_m_tiles * CeilDiv(problem.n, kRows);
+  params.band = std::max(kBandM / kColumns, 1);
 
-  // A block alone goes on to the next tile; so many of them that each has as many, or one less.
+  // So many blocks that each has as many tiles, or one less.
   int num_clusters = params.num_tiles;
-  if (!kReusesStages && kShare == 1 && problem.splits == 1 && problem.num_sms > 0) {
+  if (kGoesOn && problem.splits == 1 && problem.num_sms > 0) {
     const int waves = CeilDiv(params.num_tiles, problem.num_sms * kBlocksPerSm);
     num_clusters = CeilDiv(params.num_tiles, waves);
   }
 
   void* parameters[] = {&params};
-  const auto cluster_size = static_cast<unsigned>(problem.splits * kShare);
+  const auto cluster_size = static_cast<unsigned>(problem.splits);
   driver::Launch(driver::DriverApi::Get(), function,
                  {{static_cast<unsigned>(num_clusters) * cluster_size, 1, 1},
                   {cluster_size, 1, 1},

@@ -2,6 +2,14 @@
 
 #include "cc/gemm/splitk_sm90.cuh"
 
+#include "cc/gemm/transpose_sm90.cuh"
+
+// Without, CuTe has wgmma of a few widths alone, and makes 176 of eleven times 16; with all of them
+// it takes twice as long to compile.
+#if STONEWARE_TILE_N > 32 && STONEWARE_TILE_N != 96 && STONEWARE_TILE_N % 64 != 0
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+#endif
+
 #include "cute/algorithm/gemm.hpp"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_desc.hpp"
@@ -10,6 +18,7 @@
 #include "cute/atom/mma_atom.hpp"
 #include "cute/tensor.hpp"
 #include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
 #include "cutlass/numeric_conversion.h"
 #include "cutlass/numeric_types.h"
 
@@ -86,13 +95,10 @@ constexpr unsigned kBarriersReadyForScales = 5;
 
 // This block's part of the work.
 struct Share {
-  int cluster_size = static_cast<int>(cute::cluster_shape().x);
-  int splits = cluster_size / kShare;
-  int block = static_cast<int>(cute::block_rank_in_cluster());
-  int rank = block / kShare;       // which share of k
-  int neighbour = block % kShare;  // which of the tiles
-  int first_cluster = static_cast<int>(blockIdx.x) / cluster_size;
-  int num_clusters = static_cast<int>(gridDim.x) / cluster_size;
+  int splits = static_cast<int>(cute::cluster_shape().x);
+  int rank = static_cast<int>(cute::block_rank_in_cluster());  // which share of k
+  int first_tile = static_cast<int>(blockIdx.x) / splits;
+  int stride = static_cast<int>(gridDim.x) / splits;  // from one tile to the next
   int first_step;
   int num_steps;  // tiles of k
 
@@ -101,11 +107,20 @@ struct Share {
     num_steps = static_cast<int>(std::int64_t{params.num_k_tiles} * (rank + 1) / splits) -
                 first_step;
   }
-  __device__ int FirstN(const Params& params, int tile) const {
-    return (tile / params.num_m_tiles * kShare + neighbour) * kRows;
-  }
-  __device__ int FirstM(const Params& params, int tile) const {
-    return tile % params.num_m_tiles * kColumns;
+};
+
+// Where a tile begins. Bands of m, so that the operands of tiles of one time fit L2.
+struct Place {
+  int first_n;
+  int first_m;
+
+  __device__ Place(const Params& params, int tile) {
+    const int num_n_tiles = params.num_tiles / params.num_m_tiles;
+    const int first_of_band = tile / (params.band * num_n_tiles) * params.band;
+    const int in_band = tile - first_of_band * num_n_tiles;
+    const int band = min(params.band, params.num_m_tiles - first_of_band);
+    first_n = in_band / band * kRows;
+    first_m = (first_of_band + in_band % band) * kColumns;
   }
 };
 
@@ -136,29 +151,23 @@ struct Shared {
   }
 };
 
+// Everything that the cluster wrote before is visible after.
 __device__ void ClusterSync() {
   cute::cluster_arrive();
   cute::cluster_wait();
 }
 
-// What a warp that does not multiply does last, so that the barriers of the cluster match.
-__device__ void Finish(const Share& share) {
-  if (share.splits > 1) {
-    ClusterSync();  // partial sums are written
-    ClusterSync();  // and read
-  } else if (kShare > 1) {
-    ClusterSync();  // no block leaves while another may signal its barriers
-  }
+// Orders no memory, and so waits for no store.
+__device__ void ClusterMeet() {
+  cute::cluster_arrive_relaxed();
+  cute::cluster_wait();
 }
 
-// Barriers are ready from here on, those of the neighbours too.
-__device__ void StartTogether() {
-  if constexpr (kShare > 1) {
-    cute::cluster_arrive_relaxed();
-    cute::cluster_wait();
-  } else {
-    NamedBarrier::sync(kConsumerThreads + 32, kBarriersReady);
-  }
+// What a warp that does not multiply does last, so that the barriers of the cluster match.
+__device__ void Finish(const Share& share) {
+  if (share.splits == 1) return;
+  ClusterMeet();  // partial sums are written
+  ClusterMeet();  // and read
 }
 
 __device__ void LoadTiles(const Params& params, const Shared& shared, const Share& share) {
@@ -166,48 +175,39 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
   if (is_loader) {
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(kBlockScales ? 1 + 32 : 1);
-      shared.empty[stage].init(kConsumerThreads / 32 * kShare);
+      shared.empty[stage].init(kConsumerThreads / 32);
     }
     cutlass::arch::fence_barrier_init();
   }
   __syncwarp();
-  if constexpr (kShare > 1) {
-    StartTogether();  // neighbours write to each other's stages
-  } else {
-    NamedBarrier::arrive(kConsumerThreads + 32, kBarriersReady);
-    if constexpr (kBlockScales) NamedBarrier::arrive(64, kBarriersReadyForScales);
-  }
+  NamedBarrier::arrive(kConsumerThreads + 32, kBarriersReady);
+  if constexpr (kBlockScales) NamedBarrier::arrive(64, kBarriersReadyForScales);
 
   if (is_loader) {
-    constexpr auto kOnce = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
-    constexpr auto kKept = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
-    const std::uint64_t row_hint = params.num_m_tiles == 1 ? kOnce : kKept;
+    // With one tile along m, b is read once, and a by all blocks.
+    using Hint = cute::TMA::CacheHintSm90;
+    const bool is_once = params.num_m_tiles == 1;
+    const auto row_hint =
+        static_cast<std::uint64_t>(is_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
+    const auto column_hint =
+        static_cast<std::uint64_t>(is_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL);
     int loaded = 0;
-    for (int tile = share.first_cluster; tile < params.num_tiles; tile += share.num_clusters) {
-      const int first_n = share.FirstN(params, tile);
-      const int first_m = share.FirstM(params, tile) + share.neighbour * kLoadedColumns;
+    for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
+      const Place place(params, tile);
       for (int i = 0; i < share.num_steps; ++i, ++loaded) {
         const int stage = loaded % kStages;
+        auto* const barrier = reinterpret_cast<std::uint64_t*>(&shared.full[stage]);
         shared.empty[stage].wait(1 - loaded / kStages % 2);
         shared.full[stage].arrive_and_expect_tx(kRowStageBytes + kColumnStageBytes);
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           const int at_k = (share.first_step + i) * kTileK + chunk * kChunkElements;
           const int position = stage * kChunks + chunk;
-          auto* const barrier = reinterpret_cast<std::uint64_t*>(&shared.full[stage]);
           cute::SM90_TMA_LOAD_2D::copy(&params.row_map, barrier, row_hint,
                                        shared.rows + position * kRows * kChunkElements, at_k,
-                                       first_n);
-          auto* const part =
-              shared.columns +
-              (position * kColumns + share.neighbour * kLoadedColumns) * kChunkElements;
-          if constexpr (kShare == 1) {
-            cute::SM90_TMA_LOAD_2D::copy(&params.column_map, barrier, kKept, part, at_k, first_m);
-          } else {
-            const auto neighbours =
-                static_cast<std::uint16_t>(((1u << kShare) - 1) << (share.rank * kShare));
-            cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&params.column_map, barrier, neighbours, kKept,
-                                                   part, at_k, first_m);
-          }
+                                       place.first_n);
+          cute::SM90_TMA_LOAD_2D::copy(&params.column_map, barrier, column_hint,
+                                       shared.columns + position * kColumns * kChunkElements, at_k,
+                                       place.first_m);
         }
       }
     }
@@ -225,17 +225,12 @@ __device__ void ReadScales(const Params& params, const Shared& shared, const Sha
         reinterpret_cast<const cute::TmaDescriptor*>(&params.column_map));
   }
   __syncwarp();
-  if constexpr (kShare > 1) {
-    StartTogether();
-  } else if constexpr (kBlockScales) {
-    NamedBarrier::sync(64, kBarriersReadyForScales);
-  }
+  if constexpr (kBlockScales) NamedBarrier::sync(64, kBarriersReadyForScales);
   const auto* const bias = static_cast<const Out*>(params.bias);
   int num_read = 0;
   bool is_first = true;
-  for (int tile = share.first_cluster; tile < params.num_tiles; tile += share.num_clusters) {
-    const int first_n = share.FirstN(params, tile);
-    const int first_m = share.FirstM(params, tile);
+  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
+    const auto [first_n, first_m] = Place(params, tile);
     if constexpr (kBlockScales) {
       const float* const row_scale =
           params.row_scale + first_n / kScaleBlock * params.row_scale_stride;
@@ -298,9 +293,60 @@ __device__ void ReadScales(const Params& params, const Shared& shared, const Sha
   Finish(share);
 }
 
+// Scales, rounds and stores a tile. A thread holds, of each 64 x 8 block, columns 2 * (lane % 4)
+// and the next of row 16 * warp + lane / 4 and of the row 8 later (PTX ISA, "wgmma: Register
+// Fragments and Shared Memory Matrix Layouts", accumulator D); it stores 8 neighbours in n at a time.
+template <class Sums>
+__device__ void StoreRegisters(const Params& params, const Shared& shared, const Sums& sums,
+                               int first_n, int first_m) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int quad_lane = lane % 4;
+  const int warp = thread / 32 % 4;
+  const int warp_group = thread / 128;
+  CUTLASS_PRAGMA_UNROLL
+  for (int step = 0; step < kRows / (64 * STONEWARE_WARP_GROUPS); ++step) {
+    const int row = (step * STONEWARE_WARP_GROUPS + warp_group) * 64 + warp * 16;
+    float row_scale[2];
+    float bias[2];
+    CUTLASS_PRAGMA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      row_scale[half] = shared.row_scales[row + lane / 4 + 8 * half];
+      bias[half] = shared.biases[row + lane / 4 + 8 * half];
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int block = 0; block < kColumns / 8; block += 2) {
+      unsigned words[4];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const float2 column_scale = *reinterpret_cast<const float2*>(
+            shared.column_scales + (block + i) * 8 + 2 * quad_lane);
+        CUTLASS_PRAGMA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const auto sum = [&](int column) {
+            return sums(cute::make_coord(column, half, block + i), step, 0);
+          };
+          words[2 * i + half] = TransposeInWarp(
+              Pack<Out>(column_scale.x * sum(0) * row_scale[half] + bias[half],
+                        column_scale.y * sum(1) * row_scale[half] + bias[half]));
+        }
+      }
+      // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
+      // eight n of half q % 2 of that row of block + q / 2.
+      TransposeInQuad(words, quad_lane);
+      const int m = first_m + (block + quad_lane / 2) * 8 + lane / 4;
+      const int n = first_n + row + quad_lane % 2 * 8;
+      if (m < params.m && n < params.n) {
+        *reinterpret_cast<uint4*>(static_cast<Out*>(params.d) + m * params.ldd + n) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+}
+
 __device__ void MultiplyTiles(const Params& params, const Shared& shared, const Share& share) {
   const int thread = static_cast<int>(threadIdx.x);
-  StartTogether();
+  NamedBarrier::sync(kConsumerThreads + 32, kBarriersReady);
 
   auto row_stages = cute::make_tensor(cute::make_smem_ptr(shared.rows), StageLayout<kRows>{});
   auto column_stages =
@@ -313,15 +359,9 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
   auto places = thread_mma.partition_C(cute::make_identity_tensor(tile_shape));
   auto sums = cute::partition_fragment_C(mma, tile_shape);
 
-  // Tells those who load a stage that it has been read.
+  // Tells the warp that loads that a stage has been read.
   const auto release = [&](int step) {
-    if constexpr (kShare == 1) {
-      if (thread % 32 == 0) shared.empty[step % kStages].arrive();
-    } else {
-      // To each neighbour, whose part of a has been read.
-      shared.empty[step % kStages].arrive(share.rank * kShare + thread % 32,
-                                          thread % 32 < kShare);
-    }
+    if (thread % 32 == 0) shared.empty[step % kStages].arrive();
   };
   const auto multiply = [&](int chunk, int stage, auto& into) {
     const int position = stage * kChunks + chunk;
@@ -336,9 +376,8 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
   const std::uint32_t partial_address = cute::cast_smem_ptr_to_uint(shared.partial);
 
   int step = 0;
-  for (int tile = share.first_cluster; tile < params.num_tiles; tile += share.num_clusters) {
-    const int first_n = share.FirstN(params, tile);
-    const int first_m = share.FirstM(params, tile);
+  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
+    const auto [first_n, first_m] = Place(params, tile);
     const int num_columns = min(kColumns, params.m - first_m);
 
     if constexpr (kBlockScales) {
@@ -401,6 +440,16 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
       release(step - 1);
     }
 
+    const bool is_last = tile + share.stride >= params.num_tiles;
+    if constexpr (kStoresRegisters) {
+      if (share.splits == 1) {
+        NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
+        StoreRegisters(params, shared, sums, first_n, first_m);
+        if (!is_last) NamedBarrier::arrive(kConsumerThreads + 32, kVectorsRead);
+        continue;
+      }
+    }
+
     if constexpr (kReusesStages) {
       // Every warp has read the last stages: partial sums may take their place.
       NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
@@ -433,8 +482,7 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
         add(from[0], from[1]);
       } else {
         for (int split = 0; split < share.splits; ++split) {
-          const std::uint32_t holder = split * kShare + share.neighbour;
-          add(LoadFromBlock(address, holder), LoadFromBlock(address + sizeof(float4), holder));
+          add(LoadFromBlock(address, split), LoadFromBlock(address + sizeof(float4), split));
         }
       }
 
@@ -448,12 +496,12 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
       *reinterpret_cast<OutRun*>(static_cast<Out*>(params.d) +
                                  std::int64_t{first_m + column} * params.ldd + n) = result;
     }
-    if (tile + share.num_clusters < params.num_tiles) {
+    if (!is_last) {
       NamedBarrier::arrive(kConsumerThreads + 32, kVectorsRead);
       NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
     }
   }
-  if (share.cluster_size > 1) ClusterSync();  // no block leaves while another reads or signals
+  if (share.splits > 1) ClusterMeet();  // no block leaves while another reads its partial sums
 }
 
 }  // namespace
@@ -470,10 +518,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const Share share(params);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kConsumerThreads) {
+    if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     MultiplyTiles(params, shared, share);
-  } else if (thread < kConsumerThreads + 32) {
-    LoadTiles(params, shared, share);
   } else {
-    ReadScales(params, shared, share);
+    if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
+    if (thread < kConsumerThreads + 32) {
+      LoadTiles(params, shared, share);
+    } else if (thread < kConsumerThreads + 64) {
+      ReadScales(params, shared, share);
+    } else {
+      Finish(share);
+    }
   }
 }

@@ -1,4 +1,5 @@
-// Matrix product for small m on Hopper: the k of one output tile shared by the blocks of a cluster.
+// Matrix product for small and middling m on Hopper: tiles that are cut to the problem, the k of
+// each shared by the blocks of a cluster.
 //
 //   d[m, n] = scale_a[m] * scale_b[n] * sum_k a[m, k] * b[k, n] + bias[n]
 //
@@ -22,10 +23,9 @@
 // the order of the blocks, so the result is the same bit for bit from run to run.
 //
 // Operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64 rows of wgmma and m
-// along its columns, of which there may be as few as 8. A cluster holds the `splits` shares of k of
-// STONEWARE_SHARE tiles that are neighbours in n, each of STONEWARE_TILE_M of n and
-// STONEWARE_TILE_N of m. A cluster of one block goes from tile to tile until all are done, unless
-// its partial sums take the place of its stages (kReusesStages); any other has one tile.
+// along its columns, of which there may be as few as 8. A tile has STONEWARE_TILE_M of n and
+// STONEWARE_TILE_N of m; a cluster holds the `splits` shares of its k. A block without splits goes
+// from tile to tile until all are done, any other has one.
 //
 // What makes it fast: at small m the bytes of b are all that counts, and they arrive at full speed
 // only if every SM asks for some, from the first microsecond to the last.
@@ -35,8 +35,11 @@
 //   workspace, no second kernel and no atomic.
 // - The loads of a block start as soon as its barriers are ready. Where there are more tiles than
 //   fit the SMs a block does several, and loads the next while one is written.
-// - At larger m the bytes of a count too: neighbours in n need the same ones, and each loads its
-//   part for all of them (multicast).
+// - At larger m every SM has to multiply all the time: tiles of 192x176 are 132 of 2112 x 2048, one
+//   for each SM of an H200, where 128x128 make two waves and a bit.
+//
+// Blocks do not load for each other (multicast): on an H200 that gained 1 to 3 % at a few of 102
+// problems and lost up to 15 % at others, by the start of a cluster and the coupling of its blocks.
 //
 // The defines come from gemm_configs.bzl, the only place a config is written.
 
@@ -49,8 +52,7 @@
 #if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_OP) || !defined(STONEWARE_A) ||       \
     !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) ||    \
     !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) ||                               \
-    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_SHARE) ||                           \
-    !defined(STONEWARE_BLOCK_SCALES)
+    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_BLOCK_SCALES)
 #error "compile with the defines of one splitk_config() of gemm_configs.bzl"
 #endif
 
@@ -84,11 +86,6 @@ inline constexpr int kRows = STONEWARE_TILE_M;
 inline constexpr int kColumns = STONEWARE_TILE_N;
 inline constexpr int kTileK = STONEWARE_TILE_K;
 inline constexpr int kStages = STONEWARE_STAGES;
-inline constexpr int kShare = STONEWARE_SHARE;
-
-// Of a, a block loads this many columns, for itself and for its neighbours.
-inline constexpr int kLoadedColumns = kColumns / kShare;
-static_assert(kLoadedColumns % 8 == 0, "a swizzle atom has 8 rows");
 
 // A swizzle atom of shared memory is 128 bytes wide: that much of k is loaded at a time.
 inline constexpr int kChunkBytes = 128;
@@ -104,10 +101,18 @@ inline constexpr int kScaleBlock = 128;
 inline constexpr bool kBlockScales = STONEWARE_BLOCK_SCALES;
 static_assert(!kBlockScales || (kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
               "a chunk of a tile has one scale of b");
-static_assert(!kBlockScales || kShare == 1, "scales are not multicast");
 
 inline constexpr int kConsumerThreads = 128 * STONEWARE_WARP_GROUPS;
-inline constexpr int kThreads = kConsumerThreads + 64;  // a warp that loads, one that reads scales
+// Then a warp that loads and one that reads scales. Beside several warp groups they are in one of
+// their own, which leaves registers to the others.
+inline constexpr bool kMovesRegisters = STONEWARE_WARP_GROUPS > 1;
+inline constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? 128 : 64);
+// Registers of a thread. Together at most what the block starts with: of 65536, as many for each
+// thread of whole groups of four warps, a multiple of 8.
+inline constexpr int kLoaderRegisters = 56;
+inline constexpr int kConsumerRegisters = STONEWARE_WARP_GROUPS == 2 ? 224 : 152;
+static_assert(!kMovesRegisters || kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
+                                      65536 / kThreads / 8 * 8 * kThreads);
 
 // Partial sums lie column by column; the padding spreads a warp's stores over all banks.
 inline constexpr int kPartialStride = kRows + 4;
@@ -123,12 +128,19 @@ inline constexpr int kVectorBytes = (2 * kRows + kColumns) * 4;
 inline constexpr int kBlockScaleBytes =
     kBlockScales ? kStages * kChunks * (kColumns + 4) * 4 : 0;
 inline constexpr int kBarrierBytes = 2 * kStages * 8;
-// Wide tiles have no room for partial sums beside the stages: they take the place of these, and a
-// cluster has one tile.
+// Wide tiles have no room for partial sums beside the stages: they take the place of these.
 inline constexpr bool kReusesStages = kStagesBytes + kPartialBytes + kVectorBytes +
                                           kBlockScaleBytes + kBarrierBytes + kAlignment >
                                       kMaxSharedBytes;
 static_assert(!kReusesStages || kPartialBytes <= kStagesBytes, "partial sums fit the stages");
+
+// A tile without splits goes from registers to d, if d has 16 bits; else through shared memory,
+// where the partial sums of splits are.
+inline constexpr bool kStoresRegisters = kOutBytes == 2 && kColumns % 16 == 0;
+
+// Whether a block without splits may have several tiles: the loads of the next one are under way
+// while it is written, and no partial sums take their place.
+inline constexpr bool kGoesOn = kStoresRegisters || !kReusesStages;
 
 struct SharedLayout {
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
@@ -157,7 +169,8 @@ struct Params {
   int k;
   int num_k_tiles;
   int num_m_tiles;
-  int num_tiles;  // of d, over kShare
+  int num_tiles;  // of d
+  int band;       // tiles in m that are gone through together, for all n
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
-_SWAPPED_96 = "scaled_mm_sm90_e4m3_e4m3_bf16_64x96x256_1x1x1_warpspecialized_swap"
-_SWAPPED_128 = "scaled_mm_sm90_e4m3_e4m3_fp16_64x128x128_1x1x1_warpspecialized_swap"
+_SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
+_SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
-_SPLIT_K_SHARED = "scaled_mm_sm90_e4m3_e4m3_fp16_128x96x128_2x1x1_splitk2x7_swap"
+_SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_192x176x128_1x1x1_splitk3x4_swap"
 
 # Values of the enums in cuda.h.
 _UINT8, _UINT16, _FLOAT16, _FLOAT32, _BFLOAT16 = "0", "1", "6", "7", "9"
@@ -60,14 +60,14 @@ _TENSOR_MAPS = {
         _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
         _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
     ],
-    _SWAPPED_96: [
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,96,1", _SWIZZLE_128B),
+    _SWAPPED: [
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,128,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,64,1", _SWIZZLE_128B),
         _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "64,32,1", _SWIZZLE_128B),
     ],
-    _SWAPPED_128: [
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
+    _SWAPPED_FP16: [
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,128,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,64,1", _SWIZZLE_128B),
         _tensor_map(_FLOAT16, _D, "512,100,1", "1280,0", "64,32,1", _SWIZZLE_128B),
     ],
 }
@@ -88,8 +88,8 @@ report(fake.calls("cuTensorMapEncodeTiled"))
     ("kernel", "grid", "cluster", "threads"),
     [
         (_WIDE, "8,1,1", "2,1,1", 384),  # m is rounded up to whole clusters of two tiles
-        (_SWAPPED_96, "8,2,1", "0,0,0", 256),
-        (_SWAPPED_128, "8,1,1", "0,0,0", 256),
+        (_SWAPPED, "8,1,1", "1,1,1", 384),
+        (_MATMUL_NN, "8,2,1", "0,0,0", 256),
     ],
 )
 def test_the_launch_is_the_kernels(
@@ -112,9 +112,8 @@ report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
     [
         (_SPLIT_K, 1, 64, 64, "16,1,1", "0,0,0", 192),
         (_SPLIT_K, 4, 64, 64, "64,1,1", "4,1,1", 192),
-        # Two neighbours in n load half of a's columns each.
-        (_SPLIT_K_SHARED, 1, 128, 48, "8,1,1", "2,1,1", 320),
-        (_SPLIT_K_SHARED, 4, 128, 48, "32,1,1", "8,1,1", 320),
+        (_SPLIT_K_WIDE, 1, 192, 176, "3,1,1", "0,0,0", 512),
+        (_SPLIT_K_WIDE, 8, 192, 176, "24,1,1", "8,1,1", 512),
     ],
 )
 def test_a_split_k_launch_has_a_block_for_each_share(
@@ -161,12 +160,12 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuTensorMapReplaceAddr
 
 
 @pytest.mark.parametrize(
-    ("kernel", "splits"), [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_SHARED, 8), (_WIDE, 2)]
+    ("kernel", "splits"), [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_WIDE, 16), (_WIDE, 2)]
 )
 def test_splits_that_a_kernel_cannot_have_are_refused(
     kernel: str, splits: int, run_with_fake: Any
 ) -> None:
-    # Four tiles of k; a cluster has at most eight blocks.
+    # Four tiles of k of the first, eight of the second; a cluster has at most eight blocks.
     error = run_with_fake(f"""{_PRELUDE}
 report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
     """)
@@ -382,7 +381,7 @@ def test_kernels_describe_themselves_without_the_driver(run_with_fake: Any) -> N
 report([module.kernels(), fake.call_names()])
     """)
     assert names == []
-    assert {_WIDE, _SWAPPED_96, _SWAPPED_128, _SPLIT_K} <= {kernel["id"] for kernel in kernels}
+    assert {_WIDE, _SWAPPED, _SWAPPED_FP16, _SPLIT_K} <= {kernel["id"] for kernel in kernels}
     for kernel in kernels:
         assert kernel["arch"] == "sm_90a"
         assert kernel["swap_ab"] == kernel["id"].endswith("_swap")

@@ -32,6 +32,7 @@ from stoneware.autotune.samples import DeviceRecord, Run, Sample
 from stoneware.autotune.table import Entry, Table
 from stoneware.errors import TableError
 from stoneware.ops import OPS, VENDOR
+from stoneware.ops.scaled_mm.shapes import M_VALUES
 
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")
@@ -40,33 +41,34 @@ _AGAIN = flags.DEFINE_string("again", None, "Samples of a second tune of the sha
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 
 HELD_OUT_WEIGHTS = (
-    (35840, 5120), (5120, 17920), (57344, 12288), (12288, 28672), (40960, 7168), (7168, 20480),
-    (9216, 7168), (73728, 4608), (4608, 36864), (4608, 4096), (24576, 6144), (6144, 24576),
-    (37888, 3840), (5632, 14336), (49152, 8192), (8192, 24576), (65536, 6144), (11520, 2304),
-    (2304, 5760), (21888, 2048), (2048, 10944), (32000, 4096), (10240, 10240), (3584, 9728),
+    (43008, 5376), (5376, 21504), (8192, 5376), (67584, 12288), (12288, 33792), (8192, 49152),
+    (21504, 6144), (6144, 10752), (55296, 5120), (5120, 27648), (16384, 5120), (27392, 4096),
+    (4096, 13696), (18432, 6144), (6144, 9216), (36608, 6400), (6400, 18304), (22016, 4096),
+    (4096, 11008), (9216, 3072), (3072, 8192), (20480, 4096), (4096, 10240), (36864, 9216),
 )
-"""(n, k) of layers of Phi 3 medium, Mistral Large, Yi 34B, Gemma 2 27B, Nemotron 4 15B, Jamba 1.5
-Large, Grok 1, MiniCPM, DeepSeek V2 Lite and Llama 2, from their config.json, and a few that are of no
-model; not in ops/scaled_mm/shapes.py. They were chosen before any of them was measured, and after
-the rule of the look-up was; the shapes of the tables before were others."""
+"""(n, k) of layers of Gemma 3 27B, Command R+, Qwen 1.5 110B, DBRX, OLMo 2 32B, Llama 4 Scout, GLM 4 9B,
+MiniMax M1, Hunyuan Large, Yi 6B, Phi 3 mini, T5 XXL and OPT 66B, from their config.json; not in
+ops/scaled_mm/shapes.py. They were chosen before any of them was measured, and after the rule of the
+look-up was; the shapes of the tables before were others."""
 
-HELD_OUT_M_VALUES = (
-    3, 6, 10, 14, 18, 22, 26, 36, 44, 52, 60, 70, 76, 84, 92, 104, 116, 136, 152, 168, 208, 240, 272,
-    304, 368, 420, 540, 680, 850, 1150, 1450, 1900, 2400, 3300, 4500, 6000,
-)
-"""Between those of ops/scaled_mm/shapes.py."""
+_HELD_OUT_MOST_M = 6000
 
 _M_PER_WEIGHT = 7
 
 
 def held_out_shapes() -> list[str]:
-    """Some m of each weight, drawn once and for all."""
-    draw = random.Random(5)
-    return [
-        f"{m}x{n}x{k}"
-        for n, k in HELD_OUT_WEIGHTS
-        for m in sorted(draw.sample(HELD_OUT_M_VALUES, _M_PER_WEIGHT))
-    ]
+    """Some m of each weight, drawn once and for all: any but those of ops/scaled_mm/shapes.py, as
+    often between 2 and 4 as between 2000 and 4000."""
+    draw = random.Random(7)
+    shapes = []
+    for n, k in HELD_OUT_WEIGHTS:
+        m_values: set[int] = set()
+        while len(m_values) < _M_PER_WEIGHT:
+            m = round(math.exp(draw.uniform(math.log(2), math.log(_HELD_OUT_MOST_M))))
+            if m not in M_VALUES:
+                m_values.add(m)
+        shapes += [f"{m}x{n}x{k}" for m in sorted(m_values)]
+    return shapes
 
 
 def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:

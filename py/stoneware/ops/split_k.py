@@ -44,7 +44,7 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
 
 
 def _most_splits(kernel: KernelRecord, k: int) -> int:
-    return min(_MAX_CLUSTER // kernel.config["cluster"][0], -(-k // kernel.config["tile"][2]))
+    return min(_MAX_CLUSTER, -(-k // kernel.config["tile"][2]))
 
 
 def with_splits(

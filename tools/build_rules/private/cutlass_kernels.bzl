@@ -114,7 +114,8 @@ def cutlass_kernels(
       backend: the backend that launches them.
       configs: structs with id, op, source, arch, defines and config_json. `<source>.cu` is the
         source of the cubin; `<source>.cc` that of the host object, compiled with the same defines,
-        which defines `<id>_entry`; `<source>.cuh` a header of both.
+        which defines `<id>_entry`; `<source>.cuh` a header of both. One with `device_hdrs` (a list)
+        names further headers of its cubin.
       deps: libraries of the host side; one of them offers cc/gemm/kernel_entry.h.
       nvcc_flags: further flags for the host side.
       visibility: of `name`.
@@ -123,7 +124,7 @@ def cutlass_kernels(
         cuda_cubin(
             name = config.id + "_cubin",
             src = config.source + ".cu",
-            hdrs = [config.source + ".cuh"],
+            hdrs = [config.source + ".cuh"] + getattr(config, "device_hdrs", []),
             arch = config.arch,
             backend = backend,
             config = config.config_json,

@@ -79,8 +79,9 @@ over what lies between the largest and the smallest, for the nearest of them ans
 is not here."""
 
 M_VALUES = (
-    1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 640, 768, 1024, 1280,
-    1536, 2048, 3072, 4096, 8192,
+    1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 264, 320, 336, 384, 416, 448, 512, 560,
+    640, 704, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 3072, 4096, 8192,
 )
-"""The m that are tuned. The look-up rounds m up to the next of them, and a kernel that is best for one
-m is seldom best for twice as many rows: so dense where tiles change, from 64 to 2048."""
+"""The m that are tuned. A kernel that is best for one m is seldom best for twice as many rows: so dense
+where tiles change, from 64 to 2048, and not of multiples of 64 alone, past which a last tile is nearly
+empty."""
