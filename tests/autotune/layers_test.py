@@ -302,9 +302,11 @@ def test_decorated_kernel_with_another_source_is_drifted(kernel_sources):
 def test_decorated_kernel_without_sizes_is_found_exactly_or_not(tmp_path):
     key = KernelKey(op=OP, names=("causal",), values=(True,), dtypes=())
     files = write_kernel(tmp_path, [kernel_sample(64, 1.0, key=key)])
-    sources = [layers.Source("wheel", table.decode(bake(OP, files, kernels=[OP]), "x", OP))]
+    baked = table.decode(bake(OP, files, kernels=[OP]), "x", OP)
+    sources = [layers.Source("wheel", baked)]
     assert find(key, sources).layer == "exact"
     assert find(dataclasses.replace(key, values=(False,)), sources) is None
+    assert [entry.key for entry in baked.devices[0].entries()] == [key]
 
 
 def test_negative_and_zero_sizes_of_a_decorated_kernel_are_compared_too(tmp_path):

@@ -1,4 +1,4 @@
-"""The table: parsed family by family, of ops and of decorated kernels, with predicted devices."""
+"""The table: parsed entry by entry, of ops and of decorated kernels, with predicted devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoneware.errors import TableError
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 
 
-def test_only_the_family_that_is_asked_is_parsed(tmp_path, monkeypatch):
+def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):
     samples = [
         small.sample(TINY, 10.0, m=m, scales=scales)
         for m in (1, 16) for scales in ("row", "tensor")
@@ -23,17 +23,16 @@ def test_only_the_family_that_is_asked_is_parsed(tmp_path, monkeypatch):
     baked = small.bake_samples(tmp_path, samples)
     parsed = []
     whole = table._parsed
-    monkeypatch.setattr(
-        table, "_parsed", lambda text, start=0: parsed.append(text) or whole(text, start))
+    monkeypatch.setattr(table, "_parsed", lambda text: parsed.append(text) or whole(text))
     device = baked.devices[0]
     assert device.num_entries == 8
     assert parsed == []
     assert device.entry(small.key(m=16)).choices[0].config == TINY
-    assert len(parsed) == 3, "the family's groups, the m of one, the entry"
+    assert len(parsed) == 1
     device.entry(small.key(m=1))
-    assert len(parsed) == 4, "the entry alone"
+    assert len(parsed) == 2, "each entry by itself"
     assert device.entry(small.key(m=116)) is device.entry(small.key(m=6)) is None
-    assert len(parsed) == 4
+    assert len(parsed) == 2
 
 
 def test_every_entry_comes_back(tmp_path):

@@ -3,10 +3,12 @@ were not measured."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
 import random
+import struct
 from dataclasses import replace
 
 import pytest
@@ -17,7 +19,7 @@ from stoneware.autotune.bake import bake
 from stoneware.autotune.layers import Source
 from stoneware.autotune.table import Block, Choice, Entry
 from stoneware.autotune.table_entry import MODELLED_RUN
-from stoneware.autotune.time_model import Correction, TimeModel, corrections_of, estimates
+from stoneware.autotune.time_model import Corrections, TimeModel, corrections_of, estimates
 from stoneware.report import measures, regret
 
 BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
@@ -152,10 +154,19 @@ def test_table_gives_the_models_and_corrections_back(baked):
     fitted = time_fit.models(baked.devices[0].entries(), small.manifest(), 132)[block.family]
     assert block.models == fitted
     assert len(fitted) == 4
-    there = [(4096, 4096, 16), (2048, 8192, 512)]
-    read = block.corrections(there, {})
-    assert read == Block.corrections(block, there, {})
-    assert [dtype for dtype, _ in read] == ["bf16", "bf16"]
+    read, made = (
+        corrections((4096, 4096), (16, 512)) for corrections in (
+            block.corrections, functools.partial(Block.corrections, block))
+    )
+    for one, other in zip(read, made, strict=True):
+        assert one.measured_out_dtype == other.measured_out_dtype == "bf16"
+        assert list(map(by_config(one), one.corrections)) == list(
+            map(by_config(other), other.corrections))
+
+
+def by_config(said):
+    """A correction with its candidate in place of the position."""
+    return lambda correction: (said.candidates[correction[0]], *correction[1:])
 
 
 def test_corrections_leave_out_what_was_slow():
@@ -163,13 +174,13 @@ def test_corrections_leave_out_what_was_slow():
         Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_drifted=us > 14)
         for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
     ))
-    found = corrections_of(entry, {TINY: TRUTH[TINY]})
-    assert [one.config for one in found] == [BIG, TINY, SMALL]
-    assert [one.is_drifted for one in found] == [False, False, True]
-    assert [one.model for one in found] == [None, TRUTH[TINY], None]
+    said = corrections_of(entry, {TINY: TRUTH[TINY]}, {TINY: TRUTH[BIG]})
+    found = list(map(by_config(said), said.corrections))
+    assert [one[0] for one in found] == [(BIG, None), (TINY, TRUTH[TINY]), (SMALL, None)]
+    assert [one[1] for one in found] == [False, False, True]
     us, fullness = TRUTH[TINY].at(16, 4096, 4096)
-    assert found[1].ratio == pytest.approx(10.0 / us, rel=1e-3)
-    assert found[1].fullness == pytest.approx(fullness, abs=1e-3)
+    assert found[1][2] == pytest.approx(10.0 / us, rel=1e-3)
+    assert found[1][3] == pytest.approx(fullness, abs=1e-3)
 
 
 def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
@@ -178,8 +189,10 @@ def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
     }
     assert families["bf16"]["offset"] == families["fp16"]["offset"]
     assert families["bf16"]["configs"] != families["fp16"]["configs"]
-    models = baked.devices[0].block(small.key().family)._heads[1]
-    assert baked.devices[0]._content.body.count(models) == 1
+    [slots] = {model.slots for config, model in baked.devices[0].block(
+        small.key().family).models.items() if config == TINY}
+    tiny = struct.pack("<8I", 16, 64, 256, 1, 1, 1, 1, slots)
+    assert baked.devices[0]._content.body.count(tiny) == 1
     found = find(baked, m=24, n=5120, k=7168, out_dtype="fp16")
     assert found.choice.config.kernel.replace("fp16", "bf16") == find(
         baked, m=24, n=5120, k=7168).choice.config.kernel
@@ -229,8 +242,10 @@ def test_nearer_and_equally_full_measurements_count_for_more():
     _, full = model.at(16, 4096, 4096)
 
     def us(*corrections):
-        near = [(apart, [Correction(SMALL, model, ratio, fullness, False)])
-                for apart, ratio, fullness in corrections]
+        near = [
+            (apart, Corrections("bf16", {0: (SMALL, model)}, [(0, 0, ratio, fullness)]))
+            for apart, ratio, fullness in corrections
+        ]
         [found] = estimates(16, 4096, 4096, near)
         return found.us / model.at(16, 4096, 4096)[0]
 

@@ -46,7 +46,7 @@ from stoneware.autotune import layers, table, tuning
 from stoneware.autotune.key import AnyKey, Key
 from stoneware.autotune.samples import Run, Sample
 from stoneware.autotune.store import user_store
-from stoneware.autotune.table import Block, DeviceEntries, DeviceTable, Entry
+from stoneware.autotune.table import Block, DeviceEntries, DeviceBlocks, Entry
 from stoneware.ops import OPS
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
 from stoneware.runtime import cutlass_kernels, manifest, native, package_files
@@ -147,7 +147,7 @@ def measured_ops() -> list[str]:
     ]
 
 
-def measured_device(op: str) -> DeviceTable:
+def measured_device(op: str) -> DeviceBlocks:
     """The device with the most measurements."""
     return max(
         (device for device in table.packaged(op).devices if not device.is_predicted),

@@ -7,6 +7,7 @@ that costs.
 from __future__ import annotations
 
 import os
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ def verify(path: str | os.PathLike[str], remedy: str = table.REMEDY) -> list[str
                     pass
         except TableError as error:
             return [str(error)]
-        except (LookupError, *sample_format.PARSE_ERRORS) as error:
+        except (LookupError, struct.error, *sample_format.PARSE_ERRORS) as error:
             return [f"{path}: not a table: {type(error).__name__}: {error}; {remedy}"]
         return []
     source = merge.read_source(path)

@@ -35,6 +35,7 @@ asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a de
 from __future__ import annotations
 
 import bisect
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from typing import Any
 from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey, Key, unchecked
 from stoneware.autotune.layers import OVERLAY, Source
-from stoneware.autotune.table import Block, Choice, DeviceTable, Entry, size_log
+from stoneware.autotune.table import Block, Choice, DeviceBlocks, Entry, size_log
 from stoneware.autotune.table_entry import MODELLED_RUN
 from stoneware.autotune.time_model import estimates
 from stoneware.errors import UnsupportedError
@@ -79,7 +80,7 @@ class Found:
     source: str
     layer: str
     grade: str
-    device: DeviceTable
+    device: DeviceBlocks
     runs: Mapping[str, Mapping[str, Any]]
     num_modelled_from: int = 0
     modelled_from: Key | None = None
@@ -123,7 +124,7 @@ class _Place:
 
     source: Source
     position: int
-    device: DeviceTable
+    device: DeviceBlocks
     block: Block
     distance: float
 
@@ -190,54 +191,39 @@ def _modelled(key: Key, places: Sequence[_Place], level: str) -> Iterator[Found]
     least = min(place.distance for place in places)
     places = [place for place in places if level == _SAME or place.distance == least]
     # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
-    modelled = max(
-        (place for place in places if place.block.has_models),
-        key=lambda place: len(place.block.first_sizes), default=None,
-    )
+    # Whether a store has models is asked last, since it takes a fit to tell.
+    most_first = sorted(places, key=lambda place: len(place.block.first_sizes), reverse=True)
+    modelled = next((place for place in most_first if place.block.has_models), None)
     if modelled is None:
         return
     n, k, m = key.sizes
-    weights = list(dict.fromkeys(first for place in places for first in place.block.first_sizes))
-    # The distance of two sizes is about the square of the logarithm of their ratio, without libm.
-    aparts = [
-        (n - near_n) * (n - near_n) / (n * near_n) + (k - near_k) * (k - near_k) / (k * near_k)
-        for near_n, near_k in weights
-    ]
-    # Numbers are sorted in a third of the time of tuples.
-    most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
-    near_weights = sorted(
-        (apart, weight) for apart, weight in zip(aparts, weights) if apart <= most
-    )[:_NEAR_WEIGHTS]
-    near = sorted(
-        (apart + (m - near_m) * (m - near_m) / (m * near_m), place.position,
-         (*weight, near_m), place)
-        for apart, weight in near_weights for place in places
-        for near_m in _m_around(place.block.last_sizes(weight), m)
-    )
-    said = {}
-    for place in places:
-        there = [sizes for _, _, sizes, one in near if one is place]
-        if not there:
-            continue
-        others = {} if place is modelled else modelled.block.models
-        for sizes, corrections in zip(there, place.block.corrections(there, others)):
-            said[place.position, sizes] = corrections
-    choices = tuple(
+    near = []
+    for apart, weight in _near_weights(n, k, places):
+        for place in places:
+            around = _m_around(place.block.last_sizes(weight), m)
+            if around:
+                models = None if place is modelled else modelled.block.models
+                for near_m, corrections in zip(
+                    around, place.block.corrections(weight, around, models)
+                ):
+                    there = (*weight, near_m), place, corrections
+                    distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
+                    near.append((distance, place.position, *there))
+    near.sort(key=_NEAREST)
+    choices = tuple([
         unchecked(Choice, {
             "config": estimate.config, "median_us": float(f"{estimate.us:.4g}"), "spread_us": 0.0,
             "run": MODELLED_RUN, "is_drifted": estimate.is_drifted, "kernel_sha256": "",
         })
-        for estimate in estimates(m, n, k, [
-            (apart, said[position, sizes][1]) for apart, position, sizes, _ in near
-        ])
-    )
+        for estimate in estimates(m, n, k, [(one[0], one[-1]) for one in near])
+    ])
     if not choices:
         return
     entry = Entry(
         key=key, choices=choices, rule=f"the fastest of {len(choices)} as modelled",
-        measured_out_dtype=said[near[0][1:3]][0],
+        measured_out_dtype=near[0][-1].measured_out_dtype,
     )
-    _, _, sizes, place = near[0]
+    _, _, sizes, place, _ = near[0]
     layer = "nearest m" if sizes[:2] == (n, k) else "nearest shape"
     yield Found(
         entry=entry, choice=choices[0], source=place.source.name, layer=layer,
@@ -247,10 +233,33 @@ def _modelled(key: Key, places: Sequence[_Place], level: str) -> Iterator[Found]
     )
 
 
+_NEAREST = operator.itemgetter(0, 1, 2)
+"""The distance of what is near, then its source, then its sizes."""
+
+
+def _near_weights(
+    n: int, k: int, places: Sequence[_Place]
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The nearest n and k that were measured, each with its distance, nearest first."""
+    weights = places[0].block.first_sizes
+    if len(places) > 1:
+        weights = list(dict.fromkeys(
+            itertools.chain.from_iterable(place.block.first_sizes for place in places)))
+    # The distance of two sizes is about the square of the logarithm of their ratio, without libm.
+    aparts = [
+        (n - near_n) * (n - near_n) / (n * near_n) + (k - near_k) * (k - near_k) / (k * near_k)
+        for near_n, near_k in weights
+    ]
+    # Numbers are sorted in a third of the time of tuples.
+    most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
+    near = [(apart, weight) for apart, weight in zip(aparts, weights) if apart <= most]
+    return sorted(near)[:_NEAR_WEIGHTS]
+
+
 def _m_around(values: Sequence[int], m: int) -> Sequence[int]:
     """Of ascending values m itself, else the ones next to it."""
     position = bisect.bisect_left(values, m)
-    if values[position:position + 1] == [m]:
+    if position < len(values) and values[position] == m:
         return [m]
     return values[max(position - 1, 0):position + 1]
 

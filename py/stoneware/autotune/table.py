@@ -1,24 +1,29 @@
 """The tuning table: what the bake distilled from the samples, as the wheel carries it.
 
-One file per op, lines of canonical JSON, so that a look-up parses what it needs and nothing else:
+One file per op, of which a look-up reads what it needs and nothing else: a header, one line of
+canonical JSON, then for each family of each device a block of little-endian columns:
 
-    header   schema, op, digest, configs, runs, rules; each device with, for each of its families,
-             the key, its configs (positions among all), where its block is (offset from the end of
-             the header) and how many entries it has
-    block    a line with the groups of the family's entries: for each, the sizes that its entries
-             share, which are all but the last (m), and how many bytes it has; a line with the
-             models of its configs, [config, the fields of its TimeModel]; then the groups
-    group    a line with the last sizes of its entries, ascending; then a line for each of these:
-             its variants, each [rule, choices, measured out dtype, kernel digest] with choices
-             [config, median_us, spread_us, run, is_drifted], or, predicted, [rule, choices] with
-             choices [config, us]; then, if there are models, another line for each: [measured out
-             dtype, corrections], each [config, ratio, fullness, is_drifted]; runs and rules are
-             positions in the header, configs among those of the family, so that the block of the
-             other 16-bit output, which says the same of other kernels, is the same one
+    header   schema, op, digest, configs, runs, rules, out dtypes; each device with, for each of its
+             families, the key, its configs (positions among all), where its block begins (offset from
+             the end of the header), and how many groups, entries and corrections it has
 
-A look-up reads the groups of its family, one group, and one entry of it: of 30 weights with 26 m each
-it parses 30 + 26 items in place of 780. One at a shape that was not measured reads the models and
-the corrections of some entries.
+    block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
+             ends of groups  u32, 0 and then how many entries there are up to the end of each group
+             last sizes      i64, of each entry; ascending in a group
+             ends of texts   u32, 0 and then bytes of the texts up to the end of each entry's
+    only if there are corrections, which a block has that has models:
+             ends of these   u32, 0 and then how many there are up to the end of each entry's
+             out dtypes      u8, what was measured at each entry, a position in the header
+             models          of each config the fields of its TimeModel; slots is 0 where there is none
+             corrections     config, whether it is drifted, ratio, fullness
+    always
+             texts           JSON, of each entry its variants, each [rule, choices, measured out
+                             dtype, kernel digest] with choices [config, median_us, spread_us, run,
+                             is_drifted], or, predicted, [rule, choices] with choices [config, us]
+
+Runs and rules are positions in the header, configs among those of the family, so that the block of
+the other 16-bit output, which says the same of other kernels, is the same one. Numbers that a look-up
+takes by the dozen are columns because `struct` reads them in a tenth of the time that JSON takes.
 
 `digest` is the sha256 of the file with an empty digest, so that two ranks compare 64 characters,
 and a damaged or edited table is refused whole instead of half believed. Past that check the content
@@ -27,28 +32,33 @@ is trusted.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stoneware.autotune import regular_file
 from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.config import AnyConfig, Config, config_from_json
 from stoneware.autotune.key import AnyKey, Key, is_kernel, key_from_json, unchecked
 from stoneware.autotune.table_entry import PREDICTED_RUN, Choice, DeviceEntries, Entry
-from stoneware.autotune.time_model import Correction, TimeModel, corrections_of
+from stoneware.autotune.time_model import Candidate, Corrections, TimeModel, corrections_of
 from stoneware.errors import TableError
 from stoneware.runtime import package_files
 from stoneware.runtime.device import DeviceFingerprint, names_match
 
-SCHEMA = 4
+SCHEMA = 5
+
+_MODEL = struct.Struct("<11I6d")
+_CORRECTION = struct.Struct("<IBdd")
 
 RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 """What a table keeps of a run."""
@@ -57,10 +67,11 @@ RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 class _Content:
     """What the blocks of all devices share: the bytes after the header, and the header's lists."""
 
-    def __init__(self, header: Mapping[str, Any], body: str) -> None:
+    def __init__(self, header: Mapping[str, Any], body: bytes) -> None:
         self.op = header["op"]
         self.is_kernel = is_kernel(self.op)
         self.rules = header["rules"]
+        self.out_dtypes = header["out_dtypes"]
         self.runs = [run["id"] for run in header["runs"]]
         self.body = body
         self._configs: list[Any] = header["configs"]
@@ -76,7 +87,9 @@ class _Content:
         return config
 
     def family(self, data: Mapping[str, Any]) -> AnyKey:
-        return key_from_json(data, is_family=True) if self.is_kernel else Key(**data)
+        if self.is_kernel:
+            return key_from_json(data, is_family=True)
+        return unchecked(Key, {"accumulation": "fast", "num_groups": 0, **data})
 
 
 def size_log(size: int) -> float:
@@ -84,16 +97,12 @@ def size_log(size: int) -> float:
     return math.log(size) if size > 0 else size - 1.0
 
 
-Corrections = tuple[str, list[Correction]]
-"""The output dtype that was measured at an entry, and what its choices say at other sizes."""
-
-
 class Block:
     """The entries of one family on one device, as a look-up asks for them.
 
     Attributes:
       family: their key without sizes.
-      sizes: those of each entry, sorted.
+      sizes: those of each entry, ascending.
       models: of the configs that were measured often enough.
       has_models: whether there are any.
     """
@@ -107,29 +116,28 @@ class Block:
         return bool(self.models)
 
     @functools.cached_property
+    def first_logs(self) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        """Each of `first_sizes` with the logarithms by which shapes are compared."""
+        return [(first, tuple(map(size_log, first))) for first in self.first_sizes]
+
+    @functools.cached_property
     def _by_first(self) -> dict[tuple[int, ...], list[int]]:
         by_first: dict[tuple[int, ...], list[int]] = {}
         for sizes in self.sizes:
             by_first.setdefault(sizes[:-1], []).extend(sizes[-1:])
         return by_first
 
-    @property
-    def first_sizes(self) -> Collection[tuple[int, ...]]:
-        """All sizes but the last, of each group of entries that share them."""
-        return self._by_first.keys()
-
     @functools.cached_property
-    def first_logs(self) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-        """Each of `first_sizes` with the logarithms by which shapes are compared."""
-        return [(first, tuple(map(size_log, first))) for first in self.first_sizes]
+    def first_sizes(self) -> Sequence[tuple[int, ...]]:
+        """All sizes but the last (m), of each group of entries that share them; ascending."""
+        return list(self._by_first)
 
     def last_sizes(self, first: tuple[int, ...]) -> Sequence[int]:
         """Every last size (m) that has an entry with these first ones, ascending."""
         return self._by_first.get(first, ())
 
     def __contains__(self, sizes: tuple[int, ...]) -> bool:
-        first, last = sizes[:-1], sizes[-1:]
-        return last[0] in self.last_sizes(first) if last else first in self.first_sizes
+        return sizes[-1] in self.last_sizes(sizes[:-1]) if sizes else bool(self.first_sizes)
 
     def entry(
         self, sizes: tuple[int, ...], kernel_sha256: str = "", key: AnyKey | None = None
@@ -145,106 +153,103 @@ class Block:
         raise NotImplementedError
 
     def corrections(
-        self, all_sizes: Sequence[tuple[int, ...]], models: Mapping[AnyConfig, TimeModel]
+        self, first: tuple[int, ...], last_sizes: Sequence[int],
+        models: Mapping[AnyConfig, TimeModel] | None = None,
     ) -> list[Corrections]:
         """What entries of an op of ours say at other sizes.
 
         Args:
-          all_sizes: of each entry.
-          models: of another table, which come before `self.models`.
+          first: the sizes that they share.
+          last_sizes: that of each entry.
+          models: of another block, which come before `self.models`.
         """
-        entries = map(self.entry, all_sizes)
-        return [
-            (entry.measured_out_dtype, corrections_of(entry, {**self.models, **models}))
-            for entry in entries
-        ]
+        made = self._made
+        if made is None or made[0] is not models:
+            made = self._made = models, {}
+        found = []
+        for last in last_sizes:
+            sizes = *first, last
+            if sizes not in made[1]:
+                made[1][sizes] = corrections_of(
+                    self.entry(sizes), *(() if models is None else (models,)), self.models)
+            found.append(made[1][sizes])
+        return found
+
+    _made: tuple[
+        Mapping[AnyConfig, TimeModel] | None, dict[tuple[int, ...], Corrections]] | None = None
+    """The models that `corrections` was given, and what it gave at which sizes."""
 
 
-class _ParsedBlock(Block):
-    """A block of a table's bytes, of which each part is parsed when it is asked for."""
+class _StoredBlock(Block):
+    """A block of a table's bytes, of which each part is read when it is asked for."""
 
     def __init__(self, family: AnyKey, content: _Content, header: Mapping[str, Any]) -> None:
         self.family = family
         self._content = content
         self._configs = header["configs"]
-        self._offset = header["offset"]
-        self._last_sizes: dict[tuple[int, ...], list[int]] = {}
-        self._corrections: dict[tuple[int, ...], list[str]] = {}
-        self._candidates = _Candidates(self._candidate)
-
-    @functools.cached_property
-    def _places(self) -> dict[tuple[int, ...], tuple[int, int]]:
-        """First sizes -> where their group begins and ends."""
-        groups, _, start = self._heads
-        rows = _parsed(groups)
-        ends = list(itertools.accumulate((row.pop() for row in rows), initial=start))
-        return dict(zip(map(tuple, rows), itertools.pairwise(ends)))
-
-    @functools.cached_property
-    def _heads(self) -> tuple[str, str, int]:
-        """The line of the groups, the line of the models, and where the first group begins."""
-        body = self._content.body
-        models = body.index("\n", self._offset) + 1
-        start = body.index("\n", models) + 1
-        return body[self._offset:models], body[models:start], start
-
-    def _config(self, position: int) -> AnyConfig:
-        return self._content.config(self._configs[position])
-
-    def _candidate(self, position: int) -> tuple[AnyConfig, TimeModel | None]:
-        line = self._heads[1]
-        start = line.find(f"[{position},")  # no other list within the line begins with it
-        model = None if start < 0 else TimeModel._make(_parsed(line, start)[1:])
-        return self._config(position), model
-
-    @functools.cached_property
-    def models(self) -> dict[AnyConfig, TimeModel]:
-        return dict(self._candidates[model[0]] for model in _parsed(self._heads[1]))
-
-    @property
-    def has_models(self) -> bool:
-        return self._heads[1] != "[]\n"
-
-    def _correction_lines(self, first: tuple[int, ...]) -> list[str]:
-        """Of a block with models what each entry of a group says at other sizes."""
-        lines = self._corrections.get(first)
-        if lines is None:
-            start, end = self._places[first]
-            lines = self._corrections[first] = self._content.body[start:end].rsplit(
-                "\n", len(self.last_sizes(first)) + 1)[1:]
-        return lines
+        self._num_groups, entries = header["groups"], header["entries"]
+        self._num_sizes = num_sizes = len(family.sizes)
+        self._last_sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._candidates: dict[int, Candidate] = _Candidates(self)
+        # Where each column begins.
+        self._first_sizes_at = at = header["offset"]
+        self._group_ends_at = at = at + 8 * max(num_sizes - 1, 0) * self._num_groups
+        self._last_sizes_at = at = at + 4 * (self._num_groups + 1)
+        self._text_ends_at = at = at + 8 * min(num_sizes, 1) * entries
+        at += 4 * (entries + 1)
+        self._has_models = header["corrections"] > 0
+        if self._has_models:
+            self._correction_ends_at = at
+            self._out_dtypes_at = at = at + 4 * (entries + 1)
+            self._models_at = at = at + entries
+            self._corrections_at = at = at + _MODEL.size * len(self._configs)
+            at += _CORRECTION.size * header["corrections"]
+        self._texts_at = at
 
     @functools.cached_property
     def sizes(self) -> list[tuple[int, ...]]:
         return [
-            (*first, *last) for first in self._places
+            (*first, *last) for first in self.first_sizes
             for last in ([[size] for size in self.last_sizes(first)] or [[]])
         ]
 
-    @property
-    def first_sizes(self) -> Collection[tuple[int, ...]]:
-        return self._places.keys()
+    @functools.cached_property
+    def first_sizes(self) -> list[tuple[int, ...]]:
+        if self._num_sizes < 2:
+            return [()]
+        columns = self._content.body[self._first_sizes_at:self._group_ends_at]
+        return list(struct.iter_unpack(f"<{self._num_sizes - 1}q", columns))
+
+    @functools.cached_property
+    def _group_ends(self) -> tuple[int, ...]:
+        return struct.unpack_from(
+            f"<{self._num_groups + 1}I", self._content.body, self._group_ends_at)
+
+    def _start(self, first: tuple[int, ...]) -> int:
+        """The position of the first entry of a group that there is."""
+        return self._group_ends[bisect.bisect_left(self.first_sizes, first)]
 
     def last_sizes(self, first: tuple[int, ...]) -> Sequence[int]:
-        last = self._last_sizes.get(first)
-        if last is None:
-            place = self._places.get(first)
-            if place is None:
+        found = self._last_sizes.get(first)
+        if found is None:
+            group = bisect.bisect_left(self.first_sizes, first)
+            if self.first_sizes[group:group + 1] != [first] or not self._num_sizes:
                 return ()
-            last = self._last_sizes[first] = _parsed(self._content.body, place[0])
-        return last
+            start, end = self._group_ends[group:group + 2]
+            found = self._last_sizes[first] = struct.unpack_from(
+                f"<{end - start}q", self._content.body, self._last_sizes_at + 8 * start)
+        return found
 
     def entry(
         self, sizes: tuple[int, ...], kernel_sha256: str = "", key: AnyKey | None = None
     ) -> Entry:
         content = self._content
-        first = sizes[:-1]
-        position = self.last_sizes(first).index(sizes[-1]) if sizes else 0
-        body = self._content.body
-        start = body.index("\n", self._places[first][0])
-        for _ in range(position):
-            start = body.index("\n", start + 1)
-        variants = _parsed(body, start + 1)
+        position = 0
+        if sizes:
+            first = sizes[:-1]
+            position = self._start(first) + self.last_sizes(first).index(sizes[-1])
+        start, end = _ENDS.unpack_from(content.body, self._text_ends_at + 4 * position)
+        variants = _parsed(content.body[self._texts_at + start:self._texts_at + end])
         variant = variants[0]
         if len(variants) > 1:
             variant = next((one for one in variants if one[3] == kernel_sha256), variant)
@@ -263,50 +268,74 @@ class _ParsedBlock(Block):
                 config=self._config(row[0]), median_us=row[1], spread_us=0.0, run=PREDICTED_RUN
             )
         position, median_us, spread_us, run, is_drifted = row
-        return Choice(
-            config=self._config(position), median_us=median_us, spread_us=spread_us,
-            run=self._content.runs[run], is_drifted=is_other or bool(is_drifted),
-            kernel_sha256=sha256,
-        )
+        return unchecked(Choice, {
+            "config": self._config(position), "median_us": median_us, "spread_us": spread_us,
+            "run": self._content.runs[run], "is_drifted": is_other or bool(is_drifted),
+            "kernel_sha256": sha256,
+        })
+
+    def _config(self, position: int) -> AnyConfig:
+        return self._content.config(self._configs[position])
+
+    @property
+    def has_models(self) -> bool:
+        return self._has_models
+
+    @functools.cached_property
+    def models(self) -> dict[AnyConfig, TimeModel]:
+        if not self._has_models:
+            return {}
+        candidates = map(self.candidate, range(len(self._configs)))
+        return {config: model for config, model in candidates if model is not None}
+
+    def candidate(self, position: int) -> Candidate:
+        """A config of a block with models, and its model."""
+        model = TimeModel._make(_MODEL.unpack_from(
+            self._content.body, self._models_at + _MODEL.size * position))
+        return self._config(position), model if model.slots else None
 
     def corrections(
-        self, all_sizes: Sequence[tuple[int, ...]], models: Mapping[AnyConfig, TimeModel]
+        self, first: tuple[int, ...], last_sizes: Sequence[int],
+        models: Mapping[AnyConfig, TimeModel] | None = None,
     ) -> list[Corrections]:
-        if models or not self.has_models:
-            return super().corrections(all_sizes, models)
-        candidates = self._candidates
+        if models is not None or not self._has_models:
+            return super().corrections(first, last_sizes, models)
+        body, columns, out_dtypes = self._content.body, self._corrections_at, self._content.out_dtypes
+        of_group, start = self.last_sizes(first), self._start(first)
         found = []
-        for sizes in all_sizes:
-            first = sizes[:-1]
-            position = self.last_sizes(first).index(sizes[-1])
-            found.append(self._correction_lines(first)[position])
-        return [
-            (measured_out_dtype, [
-                (*candidates[position], ratio, fullness, is_drifted)
-                for position, ratio, fullness, is_drifted in rows
-            ])
-            for measured_out_dtype, rows in _parsed(f"[{','.join(found)}]")
-        ]
+        for last in last_sizes:
+            position = start + of_group.index(last)
+            begin, end = _ENDS.unpack_from(body, self._correction_ends_at + 4 * position)
+            rows = body[columns + _CORRECTION.size * begin:columns + _CORRECTION.size * end]
+            found.append(Corrections(
+                out_dtypes[body[self._out_dtypes_at + position]], self._candidates,
+                list(_CORRECTION.iter_unpack(rows)),
+            ))
+        return found
 
 
-class _Candidates(dict[int, tuple[AnyConfig, "TimeModel | None"]]):
+_ENDS = struct.Struct("<2I")
+"""Two neighbours of a column of ends: where what is asked for begins and ends."""
+
+
+class _Candidates(dict[int, Candidate]):
     """Position of a config -> it and its model, made once: the same objects each time."""
 
-    def __init__(self, make: Callable[[int], tuple[AnyConfig, TimeModel | None]]) -> None:
+    def __init__(self, block: _StoredBlock) -> None:
         super().__init__()
-        self._make = make
+        self._block = block
 
-    def __missing__(self, position: int) -> tuple[AnyConfig, TimeModel | None]:
-        found = self[position] = self._make(position)
+    def __missing__(self, position: int) -> Candidate:
+        found = self[position] = self._block.candidate(position)
         return found
 
 
 _DECODER = json.JSONDecoder()
 
 
-def _parsed(text: str, start: int = 0) -> Any:
-    """The JSON that begins at `start`, whatever follows it."""
-    return _DECODER.raw_decode(text, start)[0]
+def _parsed(text: bytes) -> Any:
+    """What JSON of this module's own says."""
+    return _DECODER.raw_decode(text.decode("ascii"))[0]
 
 
 class DeviceBlocks:
@@ -315,54 +344,32 @@ class DeviceBlocks:
     Attributes:
       fingerprint: the device.
       is_predicted: whether nothing was measured there.
+      aliases: further names of the device.
     """
 
-    def __init__(self, fingerprint: DeviceFingerprint, is_predicted: bool) -> None:
+    def __init__(
+        self, fingerprint: DeviceFingerprint, is_predicted: bool, aliases: Iterable[str] = ()
+    ) -> None:
         self.fingerprint = fingerprint
         self.is_predicted = is_predicted
-
-    def block(self, family: AnyKey) -> Block | None:
-        """The entries of a family; None if there are none."""
-        raise NotImplementedError
-
-
-class DeviceTable(DeviceBlocks):
-    """The entries of one device in a table.
-
-    Attributes:
-      aliases: further names of the device.
-      num_entries: how many there are.
-    """
-
-    def __init__(self, header: Mapping[str, Any], content: _Content) -> None:
-        super().__init__(
-            DeviceFingerprint.from_json(header["fingerprint"]), header["is_predicted"]
-        )
-        self.aliases = tuple(header["aliases"])
-        self.num_entries = sum(family["entries"] for family in header["families"])
-        self._header = header
-        self._content = content
-        self._blocks: dict[AnyKey, Block] = {}
+        self.aliases = tuple(aliases)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.fingerprint.name, *self.aliases)
 
-    @functools.cached_property
-    def _families(self) -> dict[AnyKey, Mapping[str, Any]]:
-        return {
-            self._content.family(family["key"]): family for family in self._header["families"]
-        }
-
     @property
     def families(self) -> tuple[AnyKey, ...]:
-        return tuple(self._families)
+        """Those that have entries, sorted."""
+        raise NotImplementedError
 
     def block(self, family: AnyKey) -> Block | None:
-        block = self._blocks.get(family)
-        if block is None and (header := self._families.get(family)) is not None:
-            block = self._blocks[family] = _ParsedBlock(family, self._content, header)
-        return block
+        """The entries of a family; None if there are none."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def num_entries(self) -> int:
+        return sum(len(self.block(family).sizes) for family in self.families)
 
     def entry(self, key: AnyKey, kernel_sha256: str = "") -> Entry | None:
         """The entry at exactly this key; `kernel_sha256` as for `Block.entry`."""
@@ -378,7 +385,40 @@ class DeviceTable(DeviceBlocks):
             yield from (block.entry(sizes) for sizes in block.sizes)
 
 
-NearDevices = tuple[tuple[float, DeviceTable], ...]
+class StoredDevice(DeviceBlocks):
+    """The entries of one device in a table's bytes."""
+
+    def __init__(self, header: Mapping[str, Any], content: _Content) -> None:
+        super().__init__(
+            DeviceFingerprint.from_json(header["fingerprint"]), header["is_predicted"],
+            header["aliases"],
+        )
+        self._header = header
+        self._content = content
+        self._blocks: dict[AnyKey, Block] = {}
+
+    @functools.cached_property
+    def num_entries(self) -> int:
+        return sum(family["entries"] for family in self._header["families"])
+
+    @functools.cached_property
+    def _families(self) -> dict[AnyKey, Mapping[str, Any]]:
+        return {
+            self._content.family(family["key"]): family for family in self._header["families"]
+        }
+
+    @property
+    def families(self) -> tuple[AnyKey, ...]:
+        return tuple(self._families)
+
+    def block(self, family: AnyKey) -> Block | None:
+        block = self._blocks.get(family)
+        if block is None and (header := self._families.get(family)) is not None:
+            block = self._blocks[family] = _StoredBlock(family, self._content, header)
+        return block
+
+
+NearDevices = tuple[tuple[float, DeviceBlocks], ...]
 """(distance, device), nearest first."""
 
 
@@ -389,14 +429,13 @@ class Table:
     Attributes:
       op: whose table.
       digest: sha256 of the content.
-      devices: those that were measured by fingerprint, then those that were predicted; the look-up
-        asks of them what a DeviceBlocks has.
+      devices: those that were measured by fingerprint, then those that were predicted.
       runs: id of each run -> its versions, date and commit.
     """
 
     op: str
     digest: str
-    devices: tuple[DeviceTable, ...]
+    devices: tuple[DeviceBlocks, ...]
     runs: Mapping[str, Mapping[str, Any]]
 
     def near(self, device: DeviceFingerprint) -> tuple[NearDevices, NearDevices, NearDevices]:
@@ -423,7 +462,7 @@ class Table:
     def _near(self) -> dict[DeviceFingerprint, tuple[NearDevices, NearDevices, NearDevices]]:
         return {}
 
-    def device_named(self, name: str) -> DeviceTable | None:
+    def device_named(self, name: str) -> DeviceBlocks | None:
         """The device with this name or alias."""
         return next((device for device in self.devices if names_match(name, device.names)), None)
 
@@ -444,10 +483,10 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
     used = {choice.run for choice in choices}
     kept_runs = sorted((run for run in runs if run["id"] in used), key=lambda run: run["id"])
     rules = sorted({entry.rule for entry in all_entries})
+    out_dtypes = sorted({entry.measured_out_dtype for entry in all_entries})
     places = _Places(
-        configs={config: position for position, config in enumerate(configs)},
-        runs={run["id"]: position for position, run in enumerate(kept_runs)},
-        rules={rule: position for position, rule in enumerate(rules)},
+        configs=_positions(configs), runs=_positions([run["id"] for run in kept_runs]),
+        rules=_positions(rules), out_dtypes=_positions(out_dtypes),
     )
     body = bytearray()
     blocks: dict[bytes, int] = {}
@@ -457,6 +496,7 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
         "configs": [config.to_json() for config in configs],
         "runs": kept_runs,
         "rules": rules,
+        "out_dtypes": out_dtypes,
         "devices": [
             {
                 "fingerprint": device.fingerprint.to_json(), "aliases": sorted(device.aliases),
@@ -471,25 +511,28 @@ def encode(op: str, devices: Iterable[DeviceEntries], runs: Iterable[Mapping[str
     return (canonical_json({**header, "digest": digest}) + "\n").encode("ascii") + bytes(body)
 
 
+T = TypeVar("T")
+
+
+def _positions(items: Iterable[T]) -> dict[T, int]:
+    return {item: position for position, item in enumerate(items)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where runs and rules stand in the header, and configs, there or among those of a family."""
+    """Where runs, rules and out dtypes stand in the header, and configs, there or among those of a
+    family."""
 
     configs: Mapping[AnyConfig, int]
     runs: Mapping[str, int]
     rules: Mapping[str, int]
+    out_dtypes: Mapping[str, int]
 
     def variant(self, entry: Entry) -> list[Any]:
         variant = [self.rules[entry.rule], [self._row(choice) for choice in entry.choices]]
         if entry.choices[0].run != PREDICTED_RUN:
             variant += [entry.measured_out_dtype, entry.kernel_sha256]
         return variant
-
-    def corrections(self, entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[Any]:
-        return [entry.measured_out_dtype, [
-            [self.configs[config], ratio, fullness, int(is_drifted)]
-            for config, _, ratio, fullness, is_drifted in corrections_of(entry, models)
-        ]]
 
     def _row(self, choice: Choice) -> list[Any]:
         if choice.run == PREDICTED_RUN:
@@ -511,41 +554,71 @@ def _write_families(
         family.setdefault(entry.key.sizes, []).append(entry)
     headers = []
     for family in sorted(families):
+        entries = families[family]
         configs = sorted({
-            choice.config for entries in families[family].values() for entry in entries
-            for choice in entry.choices
+            choice.config for same in entries.values() for entry in same for choice in entry.choices
         })
-        local = replace(places, configs={
-            config: position for position, config in enumerate(configs)
-        })
-        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for sizes in sorted(families[family]):
-            groups.setdefault(sizes[:-1], []).append(sizes)
-        models = device.models.get(family, {})
-        texts = [
-            _lines([
-                [sizes[-1] for sizes in members if sizes],
-                *(list(map(local.variant, families[family][sizes])) for sizes in members),
-                *(local.corrections(families[family][sizes][0], models)
-                  for sizes in members if models),
-            ])
-            for members in groups.values()
-        ]
-        block = _lines([
-            [[*first, len(text)] for first, text in zip(groups, texts)],
-            [[local.configs[config], *models[config]] for config in sorted(models)],
-        ]) + b"".join(texts)
+        local = replace(places, configs=_positions(configs))
+        block, numbers = _write_block(entries, device.models.get(family, {}), configs, local)
         headers.append({
             "key": family.to_json(), "configs": [places.configs[config] for config in configs],
-            "offset": blocks.setdefault(block, len(body)), "entries": len(families[family]),
+            "offset": blocks.setdefault(block, len(body)), **numbers,
         })
         if blocks[block] == len(body):
             body += block
     return headers
 
 
-def _lines(items: Iterable[Any]) -> bytes:
-    return "".join(canonical_json(item) + "\n" for item in items).encode("ascii")
+def _write_block(
+    entries: Mapping[tuple[int, ...], Sequence[Entry]], models: Mapping[AnyConfig, TimeModel],
+    configs: Sequence[AnyConfig], places: _Places,
+) -> tuple[bytes, dict[str, int]]:
+    """The block of a family, and what the header says of its length.
+
+    Args:
+      entries: by sizes.
+      models: of some of the configs.
+      configs: of the family, as they stand in the header.
+      places: where they and all else stand.
+    """
+    ordered = sorted(entries)
+    groups = [list(members) for _, members in itertools.groupby(ordered, lambda sizes: sizes[:-1])]
+    texts = [
+        canonical_json(list(map(places.variant, entries[sizes]))).encode("ascii")
+        for sizes in ordered
+    ]
+    columns = [
+        _column("q", [size for members in groups for size in members[0][:-1]]),
+        _column("I", _ends(groups)),
+        _column("q", [size for sizes in ordered for size in sizes[-1:]]),
+        _column("I", _ends(texts)),
+    ]
+    corrections = []
+    if models:
+        of_entries = [corrections_of(entries[sizes][0], models) for sizes in ordered]
+        columns += [
+            _column("I", _ends([one.corrections for one in of_entries])),
+            _column("B", [places.out_dtypes[one.measured_out_dtype] for one in of_entries]),
+        ]
+        no_model = TimeModel(*[0] * len(TimeModel._fields))
+        columns += [_MODEL.pack(*models.get(config, no_model)) for config in configs]
+        corrections = [
+            _CORRECTION.pack(places.configs[one.candidates[position][0]], is_drifted, *factors)
+            for one in of_entries for position, is_drifted, *factors in one.corrections
+        ]
+    numbers = {
+        "groups": len(groups), "entries": len(ordered), "corrections": len(corrections),
+    }
+    return b"".join([*columns, *corrections, *texts]), numbers
+
+
+def _column(kind: str, numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}{kind}", *numbers)
+
+
+def _ends(items: Iterable[Sequence[Any]]) -> list[int]:
+    """0, and then the lengths up to the end of each item."""
+    return list(itertools.accumulate(map(len, items), initial=0))
 
 
 REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
@@ -586,11 +659,11 @@ def decode(
         )
     if op is not None and header["op"] != op:
         raise _error(path, f"the table of {op}", f"that of {header['op']!r}", remedy)
-    content = _Content(header, body.decode("ascii"))
+    content = _Content(header, body)
     return Table(
         op=header["op"],
         digest=digest,
-        devices=tuple(DeviceTable(device, content) for device in header["devices"]),
+        devices=tuple(StoredDevice(device, content) for device in header["devices"]),
         runs={run["id"]: run for run in header["runs"]},
     )
 

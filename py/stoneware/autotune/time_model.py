@@ -19,7 +19,7 @@ The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from stoneware.autotune.config import AnyConfig
@@ -109,45 +109,50 @@ class TimeModel(NamedTuple):
 NUM_TIMES = 6
 
 
-class Correction(NamedTuple):
-    """What a measurement of a config says at other problems.
+Candidate = tuple[AnyConfig, TimeModel | None]
+"""A config that was measured, and its model, if it has one."""
+
+
+class Corrections(NamedTuple):
+    """What the measurements at a problem say at other ones.
 
     Attributes:
-      config: what was measured.
-      model: its model; None if it has none.
-      ratio: its measured time over the modelled one; 0 without a model.
-      fullness: of the waves, as `TimeModel.at` gives it.
-      is_drifted: whether the kernel has other bytes now.
+      measured_out_dtype: the output that was measured.
+      candidates: of which each correction names one; the same object for many problems.
+      corrections: of each candidate in the order of the entry, without slow ones: which, whether
+        its kernel has other bytes now, its measured time over the modelled one, and the fullness of
+        its waves, as `TimeModel.at` gives it; both 0 without a model.
     """
 
-    config: AnyConfig
-    model: TimeModel | None
-    ratio: float
-    fullness: float
-    is_drifted: bool
+    measured_out_dtype: str
+    candidates: Mapping[int, Candidate]
+    corrections: Sequence[tuple[int, int, float, float]]
 
 
-def corrections_of(entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[Correction]:
-    """What the choices of an op's entry say at other problems, in their order, without slow ones.
+def corrections_of(entry: Entry, *models: Mapping[AnyConfig, TimeModel]) -> Corrections:
+    """What the choices of an op's entry say at other problems.
 
     Args:
       entry: where they were measured.
-      models: config -> model.
+      models: config -> model; the first that has one counts.
     """
     slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
     n, k, m = entry.key.sizes
-    found = []
-    for choice in entry.choices:
+    candidates: dict[int, Candidate] = {}
+    corrections = []
+    for position, choice in enumerate(entry.choices):
         if choice.median_us > slow_us:
             continue
-        model, ratio, fullness = models.get(choice.config), 0.0, 0.0
+        config, ratio, fullness = choice.config, 0.0, 0.0
+        model = next((some[config] for some in models if config in some), None)
         if model is not None:
             modelled_us, fullness = model.at(m, n, k)
-            # Few digits, since a table holds many.
+            # Few digits, since no measurement has more.
             ratio = float(f"{choice.median_us / modelled_us:.4g}")
             fullness = float(f"{fullness:.3g}")
-        found.append(Correction(choice.config, model, ratio, fullness, choice.is_drifted))
-    return found
+        candidates[position] = config, model
+        corrections.append((position, int(choice.is_drifted), ratio, fullness))
+    return Corrections(entry.measured_out_dtype, candidates, corrections)
 
 
 class Estimate:
@@ -172,13 +177,13 @@ class Estimate:
 
 
 def estimates(
-    m: int, n: int, k: int, near: Iterable[tuple[float, Iterable[Correction]]]
+    m: int, n: int, k: int, near: Iterable[tuple[float, Corrections]]
 ) -> list[Estimate]:
     """The estimate of every config that was measured at a near problem, the fastest first.
 
     Args:
       m, n, k: the problem.
-      near: of each measured problem how far its sizes are, squared, and the corrections, its choice
+      near: of each measured problem how far its sizes are, squared, and what it says, its choice
         first; the nearest problem first.
 
     Returns:
@@ -186,23 +191,29 @@ def estimates(
       then, than a comparison without it.
     """
     found: dict[AnyConfig, Estimate] = {}
-    here: dict[int, tuple[float, float, Estimate]] = {}
+    at_model: dict[int, tuple[float, float, Estimate]] = {}
+    # By the object: each source has positions of its own.
+    at_candidates: dict[int, dict[int, tuple[float, float, Estimate] | None]] = {}
     is_nearest_choice = True
     fullness_price = _FULLNESS
-    for apart, corrections in near:
+    for apart, (_, candidates, corrections) in near:
         nearest = apart + _NEAR
-        for config, model, ratio, fullness, is_drifted in corrections:
-            if model is None:
+        here = at_candidates.setdefault(id(candidates), {})
+        for position, is_drifted, ratio, fullness in corrections:
+            if position in here:
+                at = here[position]
+            else:
+                config, model = candidates[position]
+                at = at_model.get(id(model))
+                if at is None and model is not None:
+                    estimate = found.setdefault(config, Estimate(config))
+                    at = at_model[id(model)] = *model.at(m, n, k), estimate
+                here[position] = at
+            if at is None:
                 if is_nearest_choice:
                     return []
                 continue
             is_nearest_choice = False
-            at = here.get(id(model))
-            if at is None:
-                estimate = found.get(config)
-                if estimate is None:
-                    estimate = found[config] = Estimate(config)
-                at = here[id(model)] = *model.at(m, n, k), estimate
             us, full, estimate = at
             off = fullness - full
             distance = nearest + fullness_price * off * off
