@@ -274,10 +274,10 @@ def splitk_config(
             "it is {} bytes".format(tile_k * element_bytes),
             "change it",
         )
-    # Beside the stages: vectors, barriers, alignment, and the block scales of each stage
+    # Beside the stages: vectors of two tiles, barriers, alignment, and the block scales of each stage
     # (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
     shared_bytes = (
-        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 4 * (2 * tile_m + tile_n) + 1024 +
+        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 * (2 * tile_m + tile_n) + 1024 +
         (stages * (tile_k // _SCALE_BLOCK) * (tile_n + 4) * 4 if block_scales else 0)
     )
     if stages < _MIN_STAGES or shared_bytes > _MAX_SHARED_BYTES:

@@ -88,10 +88,9 @@ using cutlass::arch::NamedBarrier;
 // Barriers of the consumers, alone or with one warp more.
 constexpr unsigned kAmongConsumers = 1;
 constexpr unsigned kVectorsWritten = 2;
-constexpr unsigned kVectorsRead = 3;
-constexpr unsigned kBarriersReady = 4;
+constexpr unsigned kBarriersReady = 3;
 // Of the warps that load and that read scales.
-constexpr unsigned kBarriersReadyForScales = 5;
+constexpr unsigned kBarriersReadyForScales = 4;
 
 // This block's part of the work.
 struct Share {
@@ -128,9 +127,7 @@ struct Shared {
   Operand* rows;
   Operand* columns;
   float* partial;
-  float* row_scales;
-  float* biases;
-  float* column_scales;
+  float* vectors;
   float* block_scales;  // [stage][chunk]: one for each column, then that of the rows
   Full* full;
   Empty* empty;
@@ -139,12 +136,15 @@ struct Shared {
       : rows(reinterpret_cast<Operand*>(base)),
         columns(reinterpret_cast<Operand*>(base + SharedLayout::kColumnsAt)),
         partial(reinterpret_cast<float*>(base + SharedLayout::kPartialAt)),
-        row_scales(reinterpret_cast<float*>(base + SharedLayout::kVectorsAt)),
-        biases(row_scales + kRows),
-        column_scales(biases + kRows),
+        vectors(reinterpret_cast<float*>(base + SharedLayout::kVectorsAt)),
         block_scales(reinterpret_cast<float*>(base + SharedLayout::kBlockScalesAt)),
         full(reinterpret_cast<Full*>(base + SharedLayout::kBarriersAt)),
         empty(reinterpret_cast<Empty*>(full + kStages)) {}
+
+  // Of a tile by how many the block had before it.
+  __device__ float* RowScales(int tile_idx) const { return vectors + tile_idx % 2 * kVectors; }
+  __device__ float* Biases(int tile_idx) const { return RowScales(tile_idx) + kRows; }
+  __device__ float* ColumnScales(int tile_idx) const { return Biases(tile_idx) + kRows; }
 
   __device__ float* BlockScales(int stage, int chunk) const {
     return block_scales + (stage * kChunks + chunk) * (kColumns + 4);
@@ -228,8 +228,8 @@ __device__ void ReadScales(const Params& params, const Shared& shared, const Sha
   if constexpr (kBlockScales) NamedBarrier::sync(64, kBarriersReadyForScales);
   const auto* const bias = static_cast<const Out*>(params.bias);
   int num_read = 0;
-  bool is_first = true;
-  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
+  int tile_idx = 0;
+  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride, ++tile_idx) {
     const auto [first_n, first_m] = Place(params, tile);
     if constexpr (kBlockScales) {
       const float* const row_scale =
@@ -258,47 +258,40 @@ __device__ void ReadScales(const Params& params, const Shared& shared, const Sha
         ArriveWhenCopied(reinterpret_cast<std::uint64_t*>(&shared.full[stage]));
       }
     }
-    float row_values[kRows / 32];
-    float bias_values[kRows / 32];
-    float column_values[(kColumns + 31) / 32];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRows / 32; ++i) {
-      const int n = first_n + i * 32 + lane;
+    for (int i = lane; i < kRows; i += 32) {
+      const int n = first_n + i;
       const bool is_inside = n < params.n;
-      row_values[i] = !kBlockScales && is_inside && params.row_scale != nullptr
-                          ? params.row_scale[n * params.row_scale_stride]
-                          : 1.0f;
-      bias_values[i] = is_inside && bias != nullptr ? static_cast<float>(bias[n]) : 0.0f;
+      shared.RowScales(tile_idx)[i] = !kBlockScales && is_inside && params.row_scale != nullptr
+                                          ? params.row_scale[n * params.row_scale_stride]
+                                          : 1.0f;
+      shared.Biases(tile_idx)[i] =
+          is_inside && bias != nullptr ? static_cast<float>(bias[n]) : 0.0f;
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < (kColumns + 31) / 32; ++i) {
-      const int m = first_m + i * 32 + lane;
-      column_values[i] = !kBlockScales && m < params.m && params.column_scale != nullptr
-                             ? params.column_scale[m * params.column_scale_stride]
-                             : 1.0f;
+    for (int i = lane; i < kColumns; i += 32) {
+      const int m = first_m + i;
+      shared.ColumnScales(tile_idx)[i] =
+          !kBlockScales && m < params.m && params.column_scale != nullptr
+              ? params.column_scale[m * params.column_scale_stride]
+              : 1.0f;
     }
-    if (!is_first) NamedBarrier::sync(kConsumerThreads + 32, kVectorsRead);
-    is_first = false;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRows / 32; ++i) {
-      shared.row_scales[i * 32 + lane] = row_values[i];
-      shared.biases[i * 32 + lane] = bias_values[i];
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < (kColumns + 31) / 32; ++i) {
-      if (i * 32 + lane < kColumns) shared.column_scales[i * 32 + lane] = column_values[i];
-    }
-    NamedBarrier::arrive(kConsumerThreads + 32, kVectorsWritten);
+    // Who multiplies has read the vectors of the tile before, whose place those of the next take.
+    NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
   }
   Finish(share);
 }
 
 // Scales, rounds and stores a tile. A thread holds, of each 64 x 8 block, columns 2 * (lane % 4)
 // and the next of row 16 * warp + lane / 4 and of the row 8 later (PTX ISA, "wgmma: Register
-// Fragments and Shared Memory Matrix Layouts", accumulator D); it stores 8 neighbours in n at a time.
+// Fragments and Shared Memory Matrix Layouts", accumulator D); it stores 8 neighbours in n at a
+// time.
 template <class Sums>
 __device__ void StoreRegisters(const Params& params, const Shared& shared, const Sums& sums,
-                               int first_n, int first_m) {
+                               int tile_idx, int first_n, int first_m) {
+  const float* const row_scales = shared.RowScales(tile_idx);
+  const float* const biases = shared.Biases(tile_idx);
+  const float* const column_scales = shared.ColumnScales(tile_idx);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int quad_lane = lane % 4;
@@ -311,16 +304,16 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
     float bias[2];
     CUTLASS_PRAGMA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      row_scale[half] = shared.row_scales[row + lane / 4 + 8 * half];
-      bias[half] = shared.biases[row + lane / 4 + 8 * half];
+      row_scale[half] = row_scales[row + lane / 4 + 8 * half];
+      bias[half] = biases[row + lane / 4 + 8 * half];
     }
     CUTLASS_PRAGMA_UNROLL
     for (int block = 0; block < kColumns / 8; block += 2) {
       unsigned words[4];
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const float2 column_scale = *reinterpret_cast<const float2*>(
-            shared.column_scales + (block + i) * 8 + 2 * quad_lane);
+        const float2 column_scale =
+            *reinterpret_cast<const float2*>(column_scales + (block + i) * 8 + 2 * quad_lane);
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
           const auto sum = [&](int column) {
@@ -376,7 +369,8 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
   const std::uint32_t partial_address = cute::cast_smem_ptr_to_uint(shared.partial);
 
   int step = 0;
-  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
+  int tile_idx = 0;
+  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride, ++tile_idx) {
     const auto [first_n, first_m] = Place(params, tile);
     const int num_columns = min(kColumns, params.m - first_m);
 
@@ -440,12 +434,10 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
       release(step - 1);
     }
 
-    const bool is_last = tile + share.stride >= params.num_tiles;
     if constexpr (kStoresRegisters) {
       if (share.splits == 1) {
         NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
-        StoreRegisters(params, shared, sums, first_n, first_m);
-        if (!is_last) NamedBarrier::arrive(kConsumerThreads + 32, kVectorsRead);
+        StoreRegisters(params, shared, sums, tile_idx, first_n, first_m);
         continue;
       }
     }
@@ -461,6 +453,9 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
     NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
     if (share.splits > 1) ClusterSync();
 
+    const float* const row_scales = shared.RowScales(tile_idx);
+    const float* const biases = shared.Biases(tile_idx);
+    const float* const column_scales = shared.ColumnScales(tile_idx);
     constexpr int kRunsPerColumn = kRows / kRun;
     for (int run = share.rank * kConsumerThreads + thread; run < num_columns * kRunsPerColumn;
          run += share.splits * kConsumerThreads) {
@@ -486,19 +481,18 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
         }
       }
 
-      const float column_scale = shared.column_scales[column];
+      const float column_scale = column_scales[column];
       OutRun result;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kRun; ++i) {
         result.values[i] = static_cast<Out>(
-            column_scale * values[i] * shared.row_scales[row + i] + shared.biases[row + i]);
+            column_scale * values[i] * row_scales[row + i] + biases[row + i]);
       }
       *reinterpret_cast<OutRun*>(static_cast<Out*>(params.d) +
                                  std::int64_t{first_m + column} * params.ldd + n) = result;
     }
-    if (!is_last) {
-      NamedBarrier::arrive(kConsumerThreads + 32, kVectorsRead);
-      NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
+    if (tile + share.stride < params.num_tiles) {
+      NamedBarrier::sync(kConsumerThreads, kAmongConsumers);  // partial sums have been read
     }
   }
   if (share.splits > 1) ClusterMeet();  // no block leaves while another reads its partial sums

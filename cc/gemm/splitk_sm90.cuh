@@ -124,7 +124,9 @@ inline constexpr int kAlignment = 1024;  // of the stages: a swizzle atom of 8 r
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 inline constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
-inline constexpr int kVectorBytes = (2 * kRows + kColumns) * 4;
+// Scales and bias of a tile, and of the next one.
+inline constexpr int kVectors = 2 * kRows + kColumns;
+inline constexpr int kVectorBytes = 2 * kVectors * 4;
 inline constexpr int kBlockScaleBytes =
     kBlockScales ? kStages * kChunks * (kColumns + 4) * 4 : 0;
 inline constexpr int kBarrierBytes = 2 * kStages * 8;

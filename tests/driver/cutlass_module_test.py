@@ -9,6 +9,7 @@ import pytest
 _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
 _SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
 _SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
+_MATMUL_NN = "matmul_sm90_bf16_bf16_nn_64x64x128_1x1x1_warpspecialized_swap"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_192x176x128_1x1x1_splitk3x4_swap"
 
@@ -262,7 +263,6 @@ report(fake.call_names())
     assert names.count("cuLaunchKernelEx") == 3
 
 
-_MATMUL_NN = "matmul_sm90_bf16_bf16_nn_64x64x128_1x1x1_warpspecialized_swap"
 _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
 
 
