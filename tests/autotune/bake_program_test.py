@@ -36,38 +36,38 @@ def run(manifest: Path, out: Path, *files: Path) -> subprocess.CompletedProcess[
 
 def test_program_writes_what_bake_returns(tmp_path, manifest):
     files = small.write_device(tmp_path / "h200", [small.sample(small.VENDOR, 1.0)])
-    done = run(manifest, tmp_path / "out.json", *files)
+    done = run(manifest, tmp_path / "out.table", *files)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out.json").read_bytes() == bake("scaled_mm", files, small.manifest())
+    assert (tmp_path / "out.table").read_bytes() == bake("scaled_mm", files, small.manifest())
 
 
 def test_program_fails_with_the_reason_and_writes_nothing(tmp_path, manifest):
     files = small.write_device(tmp_path / "h200", [small.sample(small.cutlass("gone"), 1.0)])
-    done = run(manifest, tmp_path / "out.json", *files)
+    done = run(manifest, tmp_path / "out.table", *files)
     assert done.returncode == 1
     assert f"{files[0]}:1: kernel " in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out.table").exists()
 
 
 def test_program_names_an_out_that_cannot_be_written(tmp_path, manifest):
-    done = run(manifest, tmp_path / "missing" / "out.json")
+    done = run(manifest, tmp_path / "missing" / "out.table")
     assert done.returncode == 1
-    assert f"--out={tmp_path}/missing/out.json must be" in done.stderr
+    assert f"--out={tmp_path}/missing/out.table must be" in done.stderr
     assert "make the folder" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_program_refuses_a_damaged_manifest(tmp_path, manifest):
     manifest.write_text(manifest.read_text()[:-40])
-    done = run(manifest, tmp_path / "out.json")
+    done = run(manifest, tmp_path / "out.table")
     assert done.returncode == 1
     assert "not a kernel manifest" in done.stderr
 
 
 def test_program_bakes_a_decorated_kernel_that_is_named(tmp_path):
     files = write_kernel(tmp_path / "h200", [kernel_sample(64, 1.0)])
-    out = tmp_path / "out.json"
+    out = tmp_path / "out.table"
 
     def bake_kernels(*kernels: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -246,7 +246,7 @@ def test_every_single_changed_byte_is_noticed(tmp_path):
         damaged = bytearray(data)
         damaged[position] ^= 1
         with pytest.raises(TableError):
-            table.decode(bytes(damaged), "scaled_mm.json", "scaled_mm")
+            table.decode(bytes(damaged), "scaled_mm.table", "scaled_mm")
 
 
 @pytest.mark.parametrize("damage", [
@@ -266,8 +266,8 @@ def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
         "other op": table.encode("matmul", [], []),
     }[damage]
     with pytest.raises(TableError) as caught:
-        table.decode(bad, "tables/scaled_mm.json", "scaled_mm")
+        table.decode(bad, "tables/scaled_mm.table", "scaled_mm")
     message = str(caught.value)
-    assert message.startswith("tables/scaled_mm.json: expected ")
+    assert message.startswith("tables/scaled_mm.table: expected ")
     assert "found " in message
     assert "bake it anew" in message

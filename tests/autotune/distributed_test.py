@@ -126,7 +126,7 @@ def test_ranks_with_different_wheels_are_an_error_that_names_them(ranks, package
     for path in (package / "tables").iterdir():
         (other / "tables" / path.name).write_bytes(path.read_bytes())
     files = small.write_device(tmp_path / "x", [small.sample(small.VENDOR, 1.0)])
-    (other / "tables" / "scaled_mm.json").write_bytes(
+    (other / "tables" / "scaled_mm.table").write_bytes(
         small.bake("scaled_mm", files, small.manifest()))
     for seen in ranks(roots=(package, other)):
         for part in (

@@ -282,8 +282,8 @@ def test_triton_grid_past_32_bits_is_refused_before_the_launch(gpu):
 
 
 def test_damaged_table_stops_the_call_with_its_name(gpu, package):
-    path = package / "tables" / "scaled_mm.json"
+    path = package / "tables" / "scaled_mm.table"
     path.write_bytes(path.read_bytes()[:100])
     small.forget()
-    with pytest.raises(TableError, match="scaled_mm.json: expected"):
+    with pytest.raises(TableError, match="scaled_mm.table: expected"):
         sw.scaled_mm(*operands(16, 64, 128))

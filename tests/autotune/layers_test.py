@@ -118,7 +118,7 @@ def test_drifted_entry_of_the_store_yields_to_one_of_the_wheel(package):
 def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
     install = small.cutlass(small.BIG, "fp16")
     data = packaged_bytes(tmp_path, small.sample(install, 1.0, out_dtype="fp16"))
-    (package / "tables" / "scaled_mm.json").write_bytes(data)
+    (package / "tables" / "scaled_mm.table").write_bytes(data)
     small.forget()
     store_samples(small.sample(TINY, 1.0))
     assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("wheel", "exact")
@@ -215,7 +215,7 @@ def test_damaged_table_of_a_package_is_skipped_and_reported_once(package, tmp_pa
     for _ in range(2):
         assert decide(m=8).source == "package zeta"
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert str(damaged / "scaled_mm.json") in record.getMessage()
+    assert str(damaged / "scaled_mm.table") in record.getMessage()
     assert "package acme is skipped" in record.getMessage()
 
 
@@ -247,12 +247,12 @@ def test_overlay_may_be_samples_a_store_or_a_table(package, tmp_path, kind):
     sample = small.sample(BIG, 9.0)
     files = small.write_device(tmp_path / "all" / "h200", [sample])
     data = bake("scaled_mm", files, small.manifest())
-    (tmp_path / "t.json").write_bytes(data)
+    (tmp_path / "t.table").write_bytes(data)
     Store(tmp_path / "other.sqlite3").add(small.run(), [sample])
     overlay = {
         "folder": tmp_path / "all" / "h200",
         "folder of folders": str(tmp_path / "all"),
-        "table": tmp_path / "t.json",
+        "table": tmp_path / "t.table",
         "store": tmp_path / "other.sqlite3",
         "Table": table.decode(data, "t", "scaled_mm"),
     }[kind]

@@ -83,8 +83,8 @@ def test_backend_that_was_asked_for_is_named_with_its_reason_alone(package):
 
 
 def test_deeply_nested_table_is_a_damaged_one():
-    with pytest.raises(TableError, match="t.json: expected a header in JSON"):
-        table.decode(b"[" * 200_000, "t.json", "scaled_mm")
+    with pytest.raises(TableError, match="t.table: expected a header in JSON"):
+        table.decode(b"[" * 200_000, "t.table", "scaled_mm")
 
 
 def test_exact_shape_is_answered_by_its_entry(package):
@@ -162,7 +162,7 @@ def test_drifted_kernel_lowers_the_grade(tmp_path, monkeypatch):
 def test_cpu_needs_no_table(tmp_path, monkeypatch):
     small.install(tmp_path, {}, monkeypatch)
     assert decide(CPU).config.backend == "reference"
-    with pytest.raises(TableError, match="scaled_mm.json: expected the tuning table"):
+    with pytest.raises(TableError, match="scaled_mm.table: expected the tuning table"):
         decide(H200)
 
 
@@ -269,7 +269,7 @@ def test_info_tells_kernels_and_tables(package):
 
 
 def test_info_reports_a_damaged_table_in_its_place(package):
-    path = package / "tables" / "scaled_mm.json"
+    path = package / "tables" / "scaled_mm.table"
     path.write_bytes(path.read_bytes().replace(b"10.0", b"11.0"))
     small.forget()
     assert "reinstall the stoneware wheel" in sw.info().tables["scaled_mm"]

@@ -381,7 +381,7 @@ def a_table(folder: Path, median_us: float = 10.0) -> Path:
     )
     entry = table.Entry(key=sample.key, choices=(choice,), rule="fastest")
     device = table.DeviceEntries(fingerprint=data.H200, entries=[entry])
-    path = folder / "scaled_mm.json"
+    path = folder / "scaled_mm.table"
     path.write_bytes(table.encode("scaled_mm", [device], [{"id": RUN.id}]))
     return path
 
@@ -421,8 +421,8 @@ def test_verify_finds_a_damaged_table_a_bad_row_and_a_run_of_another_device(tmp_
     path.write_bytes(path.read_bytes().replace(b"10.0", b"11.0"))
     (problem,) = differences.verify(path)
     assert str(path) in problem
-    (problem,) = differences.verify(tmp_path / "missing.json")
-    assert "missing.json" in problem
+    (problem,) = differences.verify(tmp_path / "missing.table")
+    assert "missing.table" in problem
     folder = write_folder(tmp_path / "a", [data.sample()], device=data.H100)
     (problem,) = differences.verify(folder)
     assert RUN.id in problem and str(folder) in problem

@@ -151,7 +151,7 @@ def write_device(
 def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> table.Table:
     """The table of some samples."""
     data = bake("scaled_mm", write_device(folder, samples, **device), manifest())
-    return table.decode(data, "scaled_mm.json", "scaled_mm")
+    return table.decode(data, "scaled_mm.table", "scaled_mm")
 
 
 def entry_at(
@@ -165,7 +165,7 @@ def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:
     """Makes `root` the package's folder, with these tables and the manifest of this module."""
     (root / "tables").mkdir(parents=True, exist_ok=True)
     for op, data in tables.items():
-        (root / "tables" / f"{op}.json").write_bytes(data)
+        (root / "tables" / f"{op}.table").write_bytes(data)
     (root / "kernel_manifest.json").write_text(manifest_text())
     monkeypatch.setattr(package_files, "ROOT", root)
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(root / "user"))

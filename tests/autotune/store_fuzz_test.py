@@ -344,7 +344,7 @@ def test_a_damaged_document_of_a_folder_is_a_problem_and_no_crash(tmp_path, name
 
 @pytest.mark.parametrize("seed", range(NUM_MUTATIONS))
 def test_a_damaged_table_is_refused_whole_and_no_crash(tmp_path, seed):
-    path = tmp_path / "scaled_mm.json"
+    path = tmp_path / "scaled_mm.table"
     choice = table.Choice(config=data.sample().config, median_us=9.0, spread_us=1.0, run=RUN.id)
     entries = [
         table.Entry(key=data.sample(m=m).key, choices=(choice,), rule="fastest")
@@ -357,7 +357,7 @@ def test_a_damaged_table_is_refused_whole_and_no_crash(tmp_path, seed):
     if changed == content:
         assert differences.verify(path) == []
         return
-    with pytest.raises(TableError, match="scaled_mm.json"):
+    with pytest.raises(TableError, match="scaled_mm.table"):
         table.decode(changed, path, "scaled_mm")
     (problem,) = differences.verify(path)
     assert str(path) in problem

@@ -57,7 +57,7 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
         kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(256, 5.0, status="hung"),
     ])
     assert files[0].name == "acme.kernels.softmax.jsonl"
-    assert table.file_name(OP) == "acme.kernels.softmax.json"
+    assert table.file_name(OP) == "acme.kernels.softmax.table"
     baked = table.decode(bake(OP, files, kernels=[OP]), "x", OP)
     entry = baked.devices[0].entry(kernel_sample(64, 1.0).key)
     assert [choice.config for choice in entry.choices] == [kernel_config(128), kernel_config(64)]

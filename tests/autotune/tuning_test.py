@@ -64,16 +64,16 @@ def test_unknown_mode_and_overlay_are_refused(package, tmp_path):
     with pytest.raises(ValueError, match="mode='always' must be one of off, on_miss, error_on_m"):
         with sw.tuning("always"):
             pass
-    for overlay in (tmp_path / "gone", package, str(tmp_path / "gone.json")):
+    for overlay in (tmp_path / "gone", package, str(tmp_path / "gone.table")):
         with pytest.raises(ValueError, match="overlay=.* must be a folder of samples"):
             with sw.tuning("off", overlay=overlay):
                 pass
     with pytest.raises(TypeError, match="overlay=7 must be a Table or a path, not int"):
         with sw.tuning("off", overlay=7):
             pass
-    (tmp_path / "t.json").write_text("{}")
-    with pytest.raises(TableError, match="t.json: expected"):
-        with sw.tuning("off", overlay=tmp_path / "t.json"):
+    (tmp_path / "t.table").write_text("{}")
+    with pytest.raises(TableError, match="t.table: expected"):
+        with sw.tuning("off", overlay=tmp_path / "t.table"):
             pass
     assert tuning.current_mode() == "off"
 

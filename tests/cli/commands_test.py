@@ -46,7 +46,7 @@ def h200(tmp_path):
 
 
 def test_bake_writes_what_the_function_returns(h200, package, tmp_path, capsys):
-    out = tmp_path / "table.json"
+    out = tmp_path / "table.table"
     code, document = as_json(capsys, "bake", "--op", "scaled_mm", "--out", out, h200)
     assert code == exit_codes.OK
     assert out.read_bytes() == bake("scaled_mm", h200.iterdir(), manifest.packaged())
@@ -61,7 +61,7 @@ def test_bake_writes_what_the_function_returns(h200, package, tmp_path, capsys):
 def test_bake_takes_files_and_a_manifest_too(h200, tmp_path, capsys):
     given = tmp_path / "kernel_manifest.json"
     given.write_text(small.manifest_text())
-    out = tmp_path / "table.json"
+    out = tmp_path / "table.table"
     code, said, _ = stoneware(
         capsys, "bake", "--op", "scaled_mm", "--manifest", given, "--out", out, *h200.iterdir()
     )
@@ -71,7 +71,7 @@ def test_bake_takes_files_and_a_manifest_too(h200, tmp_path, capsys):
 
 def test_bake_of_a_kernel_that_the_manifest_lacks_fails_with_its_place(package, tmp_path, capsys):
     folder = small.write_folder(tmp_path / "h200", [sample(ours("1x1x1"), 10.0)])
-    out = tmp_path / "table.json"
+    out = tmp_path / "table.table"
     code, _, err = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, folder)
     assert code == exit_codes.USAGE
     assert f"{folder}/scaled_mm.jsonl:1: kernel" in err
@@ -79,7 +79,7 @@ def test_bake_of_a_kernel_that_the_manifest_lacks_fails_with_its_place(package, 
 
 
 def test_bake_into_a_missing_folder_names_it(package, h200, tmp_path, capsys):
-    out = tmp_path / "missing" / "table.json"
+    out = tmp_path / "missing" / "table.table"
     code, _, err = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, h200)
     assert code == exit_codes.USAGE and f"{out}: No such file or directory" in err
 
@@ -134,7 +134,7 @@ def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
 
 
 def test_diff_takes_tables(package, capsys):
-    path = package / "tables" / "scaled_mm.json"
+    path = package / "tables" / "scaled_mm.table"
     assert stoneware(capsys, "diff", path, path)[0] == exit_codes.OK
 
 
@@ -169,7 +169,7 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     (package / "kernels" / f"{small.TRITON_ID}.cubin").write_bytes(b"other bytes")
     (package / "kernels" / f"{small.TRITON_ID}.json").unlink()
     native_module.cubin = lambda kernel_id: b"other bytes"
-    table = package / "tables" / "matmul.json"
+    table = package / "tables" / "matmul.table"
     table.write_bytes(table.read_bytes().replace(b"matmul", b"matmuL", 1))
     forget()
     code, document = as_json(capsys, "verify")
@@ -211,11 +211,11 @@ def test_a_store_that_cannot_be_read_at_all_is_no_good_store(
     assert "cannot be read" in as_json(capsys, "info")[1]["store"]
 
 
-@pytest.mark.parametrize("name", ["scaled_mm.jsonl", "runs.json", "table.json"])
+@pytest.mark.parametrize("name", ["scaled_mm.jsonl", "runs.json", "table.table"])
 def test_a_pipe_in_the_place_of_a_file_is_found_and_not_waited_for(h200, capsys, name):
     (h200 / name).unlink(missing_ok=True)
     os.mkfifo(h200 / name)
-    place = h200 / name if name == "table.json" else h200
+    place = h200 / name if name == "table.table" else h200
     code, document = as_json(capsys, "verify", place)
     assert code == exit_codes.FOUND
     assert any("must be a regular file, and is a pipe" in item["problem"]
@@ -223,8 +223,8 @@ def test_a_pipe_in_the_place_of_a_file_is_found_and_not_waited_for(h200, capsys,
 
 
 def test_a_table_of_the_users_own_is_baked_anew_and_not_reinstalled(tmp_path, package, capsys):
-    table = tmp_path / "scaled_mm.json"
-    table.write_bytes((package / "tables" / "scaled_mm.json").read_bytes()[:-9])
+    table = tmp_path / "scaled_mm.table"
+    table.write_bytes((package / "tables" / "scaled_mm.table").read_bytes()[:-9])
     for command in (["verify", table], ["diff", table, table], ["report", table]):
         _, out, err = stoneware(capsys, *command, *["--json"] * (command[0] == "report"))
         assert "stoneware bake" in out + err and "reinstall" not in out + err
@@ -257,7 +257,7 @@ def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, sai
 
 def test_bake_of_a_misspelt_kernel_lists_those_that_were_measured(tmp_path, capsys):
     folder = small.write_folder(tmp_path / "h200", [kernel_sample(16, 1.0)])
-    out, wrong = tmp_path / "table.json", KERNEL_OP.replace("softmax", "sofmax")
+    out, wrong = tmp_path / "table.table", KERNEL_OP.replace("softmax", "sofmax")
     code, _, err = stoneware(
         capsys, "bake", "--op", wrong, "--kernels", wrong, "--out", out, folder)
     assert code == exit_codes.USAGE and KERNEL_OP in err and not out.exists()
@@ -277,7 +277,7 @@ def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(
     assert field in text
     file.write_text(text.replace(field, field.replace("16", "1" + "0" * 400)))
     code, _, err = stoneware(
-        capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.json", folder)
+        capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.table", folder)
     assert code == exit_codes.USAGE and f"{file}:1: not a sample" in err
     assert stoneware(capsys, "report", "--json", folder)[0] == exit_codes.USAGE
     assert f"{file}:1: skipped" in as_json(capsys, "verify", folder)[1]["problems"][0]["problem"]
@@ -305,7 +305,7 @@ def test_verify_finds_damage_in_the_table_of_another_package(
     site = tmp_path / "site"
     (site / "acme" / "tables").mkdir(parents=True)
     (site / "acme" / "__init__.py").write_text("raise AssertionError('it must not be imported')")
-    table = site / "acme" / "tables" / "scaled_mm.json"
+    table = site / "acme" / "tables" / "scaled_mm.table"
     table.write_text("{}")
     (site / "acme-1.0.dist-info").mkdir()
     (site / "acme-1.0.dist-info" / "METADATA").write_text("Name: acme\nVersion: 1.0\n")
@@ -324,7 +324,7 @@ def test_verify_finds_damage_in_the_table_of_another_package(
 def test_verify_finds_a_table_entry_of_an_unknown_kernel(native_module, package, h200, capsys):
     gone = small.write_folder(package / "gone", [sample(SMALL, 10.0)])
     data = bake("scaled_mm", gone.iterdir(), manifest.packaged())
-    (package / "tables" / "scaled_mm.json").write_bytes(data)
+    (package / "tables" / "scaled_mm.table").write_bytes(data)
     kept = [SMALL.kernel]
     text = json.loads(small.manifest_text())
     document = {"schema": 1, "kernels": [k for k in text["kernels"] if k["id"] not in kept]}
@@ -337,16 +337,28 @@ def test_verify_finds_a_table_entry_of_an_unknown_kernel(native_module, package,
 
 
 def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):
-    good = [h200, package / "kernel_manifest.json", package / "tables" / "scaled_mm.json"]
+    good = [h200, package / "kernel_manifest.json", package / "tables" / "scaled_mm.table"]
     code, document = as_json(capsys, "verify", *good)
     assert code == exit_codes.OK and set(document["parts"]) == set(map(str, good))
     with (h200 / "scaled_mm.jsonl").open("a") as file:
         file.write("{garbage\n")
     bad = tmp_path / "kernel_manifest.json"
     bad.write_text(small.manifest_text().replace("sm_90a", "sm_80"))
-    code, out, _ = stoneware(capsys, "verify", h200, bad)
+    cut = tmp_path / "cut.json"
+    cut.write_text(small.manifest_text()[:-9])
+    code, out, _ = stoneware(capsys, "verify", h200, bad, cut)
     assert code == exit_codes.FOUND
     assert f"{h200}/scaled_mm.jsonl:5" in out and f"{bad}: expected content" in out
+    assert f"{cut}: not a kernel manifest" in out and "if it is a table, name it *.table" in out
+
+
+@pytest.mark.parametrize("command", ["verify", "diff", "report"])
+def test_a_path_that_is_no_source_is_told_how_a_table_is_named(tmp_path, package, capsys, command):
+    table = tmp_path / "scaled_mm"
+    table.write_bytes((package / "tables" / "scaled_mm.table").read_bytes())
+    paths = [table, table] if command == "diff" else [table]
+    _, out, err = stoneware(capsys, command, *paths, *["--json"] * (command == "report"))
+    assert f"{table}: no samples" in out + err and "a file *.table" in out + err
 
 
 def test_explain_prints_the_layer_and_the_source(package, capsys):
@@ -367,7 +379,7 @@ def grouped_table(package, tmp_path, capsys):
         grouped_sample(GROUPED_VENDOR, 20.0, m=64), grouped_sample(GROUPED, 20.1, m=64),
         grouped_sample(GROUPED_VENDOR, 99.0, num_groups=32),
     ])
-    table = package / "tables" / "grouped_mm.json"
+    table = package / "tables" / "grouped_mm.table"
     assert stoneware(
         capsys, "bake", "--op", "grouped_mm", "--out", table, folder)[0] == exit_codes.OK
     forget()
@@ -492,5 +504,5 @@ def test_samples_written_by_merge_are_found_by_bake_and_verify(tmp_path, package
     assert sample_format.read_device(written / "device.json").fingerprint == UNKNOWN_GPU
     assert as_json(capsys, "verify", written)[0] == exit_codes.OK
     assert as_json(
-        capsys, "bake", "--op", "scaled_mm", "--out", tmp_path / "t.json", written
+        capsys, "bake", "--op", "scaled_mm", "--out", tmp_path / "t.table", written
     )[0] == exit_codes.OK

@@ -45,7 +45,7 @@ def package(tmp_path, monkeypatch) -> Path:
     ])
     for op in OPS:
         data = bake(op, samples.iterdir(), manifest.packaged())
-        (root / "tables" / f"{op}.json").write_bytes(data)
+        (root / "tables" / f"{op}.table").write_bytes(data)
     forget()
     yield root
     monkeypatch.undo()

@@ -120,7 +120,7 @@ def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
 @pytest.mark.parametrize("op", _OPS)
 def test_table_loads_has_what_was_measured_and_names_kernels_of_the_manifest(wheel, op):
     ids = {kernel["id"] for kernel in wheel.manifest if kernel["op"] == op}
-    loaded = table.decode(wheel.members[f"stoneware/tables/{op}.json"], wheel.path, op)
+    loaded = table.decode(wheel.members[f"stoneware/tables/{op}.table"], wheel.path, op)
     is_measured = (_SAMPLES / f"{op}.jsonl").exists()
     assert ("NVIDIA H200" in [device.fingerprint.name for device in loaded.devices]) == is_measured
     configs = {

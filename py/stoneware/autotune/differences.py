@@ -108,7 +108,7 @@ class Differences:
 
 
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
-    """Compares what two paths choose: tables (.json), sample folders or stores, in any combination.
+    """Compares what two paths choose: tables (.table), sample folders or stores, mixed at will.
 
     Of samples the newest of each candidate counts, and the rule of `choose.py` picks, without the
     op's rule of thumb.
@@ -142,7 +142,7 @@ def compare(a: Chosen, b: Chosen) -> Differences:
 
 
 def verify(path: str | os.PathLike[str], remedy: str = table.REMEDY) -> list[str]:
-    """What is wrong with a table (.json), sample folders or a store, each with its place.
+    """What is wrong with a table (.table), sample folders or a store, each with its place.
 
     Args:
       path: which.
@@ -199,7 +199,7 @@ def _problems_of_file(file: Path) -> list[str]:
 
 
 def _is_table(path: Path) -> bool:
-    return path.suffix == ".json" and not path.is_dir()
+    return path.suffix == table.SUFFIX and not path.is_dir()
 
 
 def _chosen(path: Path) -> Chosen:

@@ -256,7 +256,7 @@ def _overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
         ]
         if folders:
             return _tables_of_folders(folders)
-    elif path.suffix == ".json" and path.is_file():
+    elif path.suffix == table.SUFFIX and path.is_file():
         found = table.read(path, None)
         return {found.op: found}
     elif path.suffix == ".sqlite3" and path.is_file():
@@ -266,7 +266,7 @@ def _overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
         return {op: table_of_store(store, op) for op in store.ops()}
     raise ValueError(
         f"overlay={str(path)!r} must be a folder of samples (with device.json), a store (.sqlite3) "
-        "or a baked table (.json), and is none that exists; pass one of those"
+        f"or a baked table ({table.SUFFIX}), and is none that exists; pass one of those"
     )
 
 
@@ -313,7 +313,7 @@ def package_digests() -> dict[str, str]:
     return {
         f"{name}, {path.name}": hashlib.sha256(regular_file.read(path)).hexdigest()
         for name, value in _entry_points() for folder in _folders(name, value)
-        for path in sorted(folder.glob("*.json"))
+        for path in sorted(folder.glob(f"*{table.SUFFIX}"))
     }
 
 

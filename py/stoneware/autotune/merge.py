@@ -99,8 +99,8 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         if not source.files:
             raise TableError(
                 f"{path}: no samples: a source is a folder with <op>.jsonl, runs.json and "
-                f"device.json, a folder of such folders, or a store ({store.FILE_NAME}); give the "
-                "path of one"
+                f"device.json, a folder of such folders, or a store ({store.FILE_NAME}), and a "
+                "baked table, where one will do, a file *.table; give the path of one"
             )
     return source
 

@@ -56,6 +56,7 @@ from stoneware.runtime import package_files
 from stoneware.runtime.device import DeviceFingerprint, names_match
 
 SCHEMA = 5
+SUFFIX = ".table"
 
 _MODEL = struct.Struct("<11I6d")
 _CORRECTION = struct.Struct("<IBdd")
@@ -670,7 +671,7 @@ def decode(
 
 def file_name(op: str) -> str:
     """The name of the table's file: a colon stands in no file name on Windows."""
-    return f"{op.replace(':', '.')}.json"
+    return f"{op.replace(':', '.')}{SUFFIX}"
 
 
 def packaged_path(op: str) -> Path:

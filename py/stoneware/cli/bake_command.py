@@ -17,9 +17,9 @@ HELP = help.text(
     "<op>.jsonl, runs.json and device.json of any number of devices, each in its own folder, or "
     "such folders. A sample of a kernel that the manifest lacks is refused.",
     examples=[
-        "stoneware bake --op scaled_mm --out scaled_mm.json samples/nvidia_h200",
+        "stoneware bake --op scaled_mm --out scaled_mm.table samples/nvidia_h200",
         "stoneware bake --op acme.kernels:softmax --kernels acme.kernels:softmax \\\n"
-        "      --out acme.kernels.softmax.json samples/*/*",
+        "      --out acme.kernels.softmax.table samples/*/*",
     ],
     json_keys="op, out, digest, num_bytes, num_files, devices [{name, num_entries, is_predicted}]",
 )

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from stoneware.autotune.differences import Difference
 
 HELP = help.text(
-    "Compare what A and B choose: tables (.json), sample folders or stores.\n\n"
+    "Compare what A and B choose: tables (.table), sample folders or stores.\n\n"
     "Timings differ from tune to tune; what counts is whether another config is chosen, and what "
     "that costs. Shown is each problem at which the choice differs, with the time that each side "
     "measured of its own choice, and the part of the common problems that these are.",
     examples=[
-        "stoneware diff old/scaled_mm.json new/scaled_mm.json",
+        "stoneware diff old/scaled_mm.table new/scaled_mm.table",
         "stoneware diff samples/nvidia_h200 store.sqlite3 --json",
     ],
     found="they differ",

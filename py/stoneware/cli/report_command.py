@@ -15,8 +15,8 @@ HELP = help.text(
     "Draw what was measured as one HTML page that needs no network.\n\n"
     "For each device and family of problems: speed against the vendor library by shape, roofline, "
     "which kernel is chosen where, and regret: what the look-up loses at a shape that was not "
-    "measured. SOURCES are sample folders, stores (.sqlite3) and tables (.json); without any, this "
-    "installation's tables and the user's store are drawn. The page needs plotly: "
+    "measured. SOURCES are sample folders, stores (.sqlite3) and tables (.table); without any, "
+    "this installation's tables and the user's store are drawn. The page needs plotly: "
     'pip install "stoneware[report]".',
     examples=[
         "stoneware report --out report.html",

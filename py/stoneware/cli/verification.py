@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,20 +39,16 @@ def path(place: Path, remedy: str = table.REMEDY) -> list[str]:
     Raises:
       TableError: there is nothing of the kind.
     """
-    if place.suffix == ".json" and place.is_file() and _is_manifest(place.read_bytes()):
+    if place.suffix == ".json" and not place.is_dir():
+        manifest_remedy = (
+            "build it anew with the kernel_manifest rule, or, if it is a table, name it *.table"
+        )
         try:
-            manifest.read_manifest(place, remedy="build it anew with the kernel_manifest rule")
+            manifest.read_manifest(place, manifest_remedy)
         except TableError as error:
             return [str(error)]
         return []
     return differences.verify(place, remedy)
-
-
-def _is_manifest(data: bytes) -> bool:
-    try:
-        return "kernels" in json.loads(data)
-    except (ValueError, TypeError, RecursionError):
-        return False  # a table has more than one line of JSON
 
 
 def _manifest() -> Iterator[str]:
@@ -141,9 +136,9 @@ def _packages() -> Iterator[str]:
     with _warnings() as said:
         for name, value in layers._entry_points():
             for folder in layers._folders(name, value):
-                files = sorted(folder.glob("*.json"))
+                files = sorted(folder.glob(f"*{table.SUFFIX}"))
                 if not files:
-                    yield f"package {name}: {folder} has no table (<op>.json)"
+                    yield f"package {name}: {folder} has no table (<op>{table.SUFFIX})"
                 for file in files:
                     for problem in path(file, layers.package_remedy(name)):
                         yield f"package {name}: {problem}"

@@ -16,8 +16,8 @@ HELP = help.text(
     "Without PATHS this installation is checked: the kernel manifest, the native modules, the "
     "bytes of every kernel, the tables of the wheel and of other packages, the user's store, and "
     "STONEWARE_TUNING. "
-    "PATHS are sample folders, stores (.sqlite3), tables and manifests (.json). Nothing is "
-    "changed.",
+    "PATHS are sample folders, stores (.sqlite3), tables (.table) and manifests (.json). Nothing "
+    "is changed.",
     examples=["stoneware verify", "stoneware verify samples/nvidia_h200 store.sqlite3 --json"],
     found="something is damaged or missing",
     json_keys="parts {part or path: number of problems}, problems [{part, problem}]",

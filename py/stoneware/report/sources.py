@@ -220,7 +220,7 @@ def load(
     """Reads the measurements of a report.
 
     Args:
-      paths: sample folders (of one device or of several), stores (.sqlite3) and tables (.json);
+      paths: sample folders (of one device or of several), stores (.sqlite3) and tables (.table);
         empty for this installation's: its tables, the user's store and installed packages' tables.
       device: name or alias of the one device to keep.
       ops: the ops to keep; empty for all.
@@ -252,13 +252,13 @@ def _manifest() -> Manifest | None:
 
 
 def _add_path(collection: Collection, path: Path) -> None:
-    if path.suffix == ".json" and path.is_file():
+    if path.suffix == table.SUFFIX and path.is_file():
         collection.add_table(table.read(path, None), str(path))
         return
     if not path.exists():
         raise ValueError(
-            f"{path} must be a sample folder, a store (.sqlite3) or a table (.json), and is none "
-            "that exists; pass one of those, or nothing for this installation's own"
+            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table.SUFFIX}), and "
+            "is none that exists; pass one of those, or nothing for this installation's own"
         )
     _add_source(collection, path)
 

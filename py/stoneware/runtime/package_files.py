@@ -12,5 +12,5 @@ REMEDY = "reinstall the stoneware wheel (pip install --force-reinstall)"
 
 
 def path(*parts: str) -> Path:
-    """A file of the package: `path("tables", "scaled_mm.json")`."""
+    """A file of the package: `path("tables", "scaled_mm.table")`."""
     return ROOT.joinpath(*parts)

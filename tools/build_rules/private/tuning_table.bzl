@@ -1,7 +1,7 @@
 """tuning_table: the bake, from committed measurements to the table in the wheel."""
 
 def _tuning_table_impl(ctx):
-    out = ctx.actions.declare_file(ctx.label.name + ".json")
+    out = ctx.actions.declare_file(ctx.label.name + ".table")
     args = ctx.actions.args()
     args.add("--op", ctx.attr.op)
     if ctx.file.manifest:
