@@ -1,25 +1,32 @@
 """What a look-up takes, without a GPU: warm, cold, and the loading of a table.
 
-    lookup --package DIR --commit COMMIT --json_out lookup.json
+    python tools/bench/lookup.py --commit COMMIT --json_out lookup.json
 
-DIR holds tables/ and kernel_manifest.json, as the folder of an installed stoneware does.
+with an installed stoneware, or an unpacked wheel on PYTHONPATH. --package DIR asks another folder
+that holds tables/ and kernel_manifest.json.
 
 - warm: what a call of a known kind takes but for its plan, which does nothing, `out` given; by the
   native module, and in Python, as without it;
-- load: reading, checking and opening a table; and, where a user has a store of measurements, reading
-  that and making a table of it, once in a process;
-- cold: from a problem to its decision, once these are loaded: the first of its family, whose groups
-  are then parsed; a later one; and the first of all, right after the load, which pushed everything
-  else out of the processor's caches; exact, at another m of a weight that was measured, and at
-  another shape, which are both modelled. No problem is asked twice in a row, so that what is kept
-  of one does not answer for the next; the device is a GPU as the driver describes it.
+- load: reading, checking and opening a table; and, where a user has a store of measurements,
+  reading that and making a table of it, once in a process, and again after one more sample, up to
+  a decision;
+- cold: from a problem to its decision, once these are loaded: the first of its family, of which
+  nothing was read before; a later one; and the first of all, right after the load, which pushed
+  everything else out of the processor's caches; exact, at another m of a weight that was measured,
+  and at another shape, which are both modelled. No problem is asked twice in a row, so that what is
+  kept of one does not answer for the next; the device is a GPU as the driver describes it.
 
 Each is done with the table of the installation and the family that has the most entries there, and,
 where that lacks some, with a table of all the shapes that are tuned (ops/scaled_mm/shapes.py); cold
 ones also with a user's store that has measurements at some of the shapes.
 
-Each figure is the median of --repeats timings, with the interquartile range, and the 10th
-percentile, which other work on the machine moves less, in us.
+Most are taken in this process ("how": "objects"): tables, stores and all that was read of them are
+made anew for each timing of a first look-up, by code that ran before. The load and the first
+look-ups are also taken once in each of --processes new processes ("how": "processes"), whose code
+never ran.
+
+Each figure is the median of as many timings as it says, with the interquartile range, and the least
+and the 10th percentile, which other work on the machine moves less, in us.
 """
 
 from __future__ import annotations
@@ -32,6 +39,8 @@ import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +65,10 @@ _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Timings per figure.", lower_bound=5)
+_PROCESSES = flags.DEFINE_integer(
+    "processes", 10, "New processes per op and layer.", lower_bound=2)
+_OF_PROCESS = flags.DEFINE_list(
+    "of_process", None, "Internal: op, layer and number of the problem that this process asks.")
 
 CALLS_PER_TIMING = 2000
 """Of what takes less than a microsecond."""
@@ -63,18 +76,23 @@ CALLS_PER_TIMING = 2000
 TUNED_SHAPES = [(n, k, m) for n, k in sorted(set(WEIGHTS.values())) for m in M_VALUES]
 
 STORE_LOADS = 20
-"""Timings of, or after, the reading of a user's store, which takes up to 0.2 s."""
+"""Timings of, or after, the reading of a user's store, which takes up to 0.3 s."""
+
+WHOLE_STORE_LOADS = 5
+"""The same, of a store with every problem of the table, which takes up to 5 s."""
 
 STORE_PROBLEMS = 150
 """How many problems the user's store has: a tune of some models."""
+
+NUM_OTHERS = 20
+"""Look-ups of another family before the first of the one that is timed."""
 
 
 def timed(
     run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, calls: int = 1,
     repeats: int | None = None,
 ) -> dict[str, float]:
-    """Median, 10th percentile, interquartile range and count of timings of `calls` runs, in us per
-    run, `prepare` not timed."""
+    """The figures of timings of `calls` runs, in us per run, `prepare` not timed."""
     timings_us = []
     for _ in range(repeats or _REPEATS.value):
         prepare()
@@ -82,15 +100,23 @@ def timed(
         for _ in range(calls):
             run()
         timings_us.append((time.perf_counter_ns() - start_ns) / 1000 / calls)
+    return in_short(timings_us)
+
+
+def in_short(timings_us: Sequence[float]) -> dict[str, float]:
+    """Median, interquartile range, least, 10th percentile and count."""
     low, median, high = statistics.quantiles(timings_us, n=4)
     return {
         "median_us": round(median, 3), "spread_us": round(high - low, 3),
-        "p10_us": round(statistics.quantiles(timings_us, n=10)[0], 3), "count": len(timings_us),
+        "min_us": round(min(timings_us), 3),
+        "p10_us": round(statistics.quantiles(timings_us, n=10, method="inclusive")[0], 3),
+        "count": len(timings_us),
     }
 
 
 def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
-    """Calls of the op whose plan does nothing: by the native module, if there is one, and without."""
+    """Calls of the op whose plan does nothing: by the native module, if there is one, and
+    without."""
     api = importlib.import_module(f"stoneware.ops.{op}.api")
     plans = api._PLANS
     a = torch.zeros(16, 64, dtype=torch.bfloat16)
@@ -190,8 +216,8 @@ def problem_keys(op: str) -> dict[str, list[Key]]:
 
 
 def gpu(op: str) -> Device:
-    """The device with the most measurements as the driver describes it; where the installation lacks
-    the native modules, as `explain` describes it."""
+    """The device with the most measurements as the driver describes it; where the installation
+    lacks the native modules, as `explain` describes it."""
     fingerprint = measured_device(op).fingerprint
     if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_kernels.MODULE)):
         return Device(kind="cuda", fingerprint=fingerprint)
@@ -201,19 +227,36 @@ def gpu(op: str) -> Device:
     )
 
 
-def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
+def problems_of(op: str, layer: str) -> tuple[list[Any], list[Any]]:
+    """Problems that a layer answers, in an order by chance that is always the same, and a few of
+    another family."""
     api = importlib.import_module(f"stoneware.ops.{op}.api")
+    keys = problem_keys(op)[layer]
+    options = {"scales": keys[0].scales} if op == "scaled_mm" else {}
+    problems = [
+        api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype,
+                          **options)
+        for key in keys
+    ]
+    other = {"out_dtype": "fp16"} if op == "scaled_mm" else {
+        "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}
+    return problems, [replace(problem, **other) for problem in problems[-NUM_OTHERS:]]
+
+
+def decides(op: str, device: Device) -> Callable[[Any], Any]:
+    operation = importlib.import_module(f"stoneware.ops.{op}.api").OPERATION
+    return lambda problem: operation.decide(problem, device, lists_refusals=False)
+
+
+def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
     device = gpu(op)
-    for layer, keys in problem_keys(op).items():
-        options = {"scales": keys[0].scales} if op == "scaled_mm" else {}
-        problems = itertools.cycle([
-            api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype,
-                              out_dtype=key.out_dtype, **options)
-            for key in keys
-        ])
+    decide_for = decides(op, device)
+    for layer in problem_keys(op):
+        all_problems, others = problems_of(op, layer)
+        problems = itertools.cycle(all_problems)
 
         def decide() -> Any:
-            return api.OPERATION.decide(problem, device, lists_refusals=False)
+            return decide_for(problem)
 
         def take() -> None:
             nonlocal problem
@@ -228,38 +271,80 @@ def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]
         def load_and_ask_others() -> None:
             load()
             for other in others:
-                api.OPERATION.decide(other, device, lists_refusals=False)
+                decide_for(other)
 
-        others = [
-            replace(next(problems), **({"out_dtype": "fp16"} if op == "scaled_mm" else {
-                "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}))
-            for _ in range(20)
-        ]
         answers = set()
-        for _ in keys:
-            problem = next(problems)
+        for problem in all_problems:
             decision = decide()  # and packages are asked, once per process
             answers.add(decision.layer)
         if answers != {layer}:
             raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
         row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
-        yield {"what": "cold, first of all", **row, **timed(decide, load, repeats=num_loads)}
         yield {
-            "what": "cold, first of its family", **row,
+            "what": "cold, first of all", "how": "objects", **row,
+            **timed(decide, load, repeats=num_loads),
+        }
+        yield {
+            "what": "cold, first of its family", "how": "objects", **row,
             **timed(decide, load_and_ask_others, repeats=num_loads),
         }
-        yield {"what": "cold, later", **row, **timed(decide, take)}
+        yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
+
+
+def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
+    """What takes how many us when it is done for the first time in a process, where what a look-up
+    needs is imported, the manifest is read, and packages were asked."""
+    manifest.packaged()
+    layers.packages(op)
+    timings_us = {}
+
+    def take(what: str, run: Callable[[], Any]) -> None:
+        start_ns = time.perf_counter_ns()
+        run()
+        timings_us[what] = (time.perf_counter_ns() - start_ns) / 1000
+
+    take("load table", lambda: table.packaged(op))
+    problems, others = problems_of(op, layer)
+    decide = decides(op, gpu(op))
+    # A table that is loaded and of which nothing was read yet, as the choice of problems did.
+    table.packaged.cache_clear()
+    layers.sources(op, has_packages=False)
+    take("cold, first of all", lambda: decide(others[0]))
+    for other in others[1:]:
+        decide(other)
+    take("cold, first of its family", lambda: decide(problems[number % len(problems)]))
+    return timings_us
+
+
+def process_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
+    paths = os.pathsep.join(filter(None, sys.path))  # a launcher's, which a new process lacks
+    for layer in problem_keys(op):
+        timings: dict[str, list[float]] = {}
+        for number in range(_PROCESSES.value):
+            done = subprocess.run(
+                [sys.executable, __file__, f"--of_process={op},{layer},{number}",
+                 *([f"--package={_PACKAGE.value}"] if _PACKAGE.value else [])],
+                check=True, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+            for what, timing_us in json.loads(done.stdout).items():
+                timings.setdefault(what, []).append(timing_us)
+        for what, timings_us in timings.items():
+            yield {
+                "what": what, "how": "processes", "op": op, "layer": layer, **row,
+                **in_short(timings_us),
+            }
 
 
 def load_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
     num_bytes = table.packaged_path(op).stat().st_size
     yield {
-        "what": "load table", "op": op, **row, "num_bytes": num_bytes,
+        "what": "load table", "how": "objects", "op": op, **row, "num_bytes": num_bytes,
         **timed(lambda: table.packaged(op), table.packaged.cache_clear),
     }
 
 
-def fill_store(op: str) -> int:
+def fill_store(op: str, num_problems: int) -> list[Sample]:
     """Stores samples at shapes of the table, evenly spread, as a user's tuning would."""
     found = measured_device(op)
     run = Run(**{
@@ -271,7 +356,7 @@ def fill_store(op: str) -> int:
     kernels = manifest.packaged().kernels
     samples = []
     entries = list(found.entries())
-    for entry in entries[::max(len(entries) // STORE_PROBLEMS, 2)]:
+    for entry in entries[::max(len(entries) // num_problems, 1)]:
         for choice in entry.choices:
             kernel = kernels.get(choice.config.kernel)
             samples.append(Sample(
@@ -279,9 +364,33 @@ def fill_store(op: str) -> int:
                 spread_us=choice.spread_us, count=1, status="ok", run=run.id,
                 kernel_sha256=kernel.sha256 if kernel is not None else "",
             ))
-    store = user_store()
-    store.add(run, samples)
-    return len(samples)
+    user_store().add(run, samples)
+    return samples
+
+
+def store_figures(
+    op: str, samples: Sequence[Sample], num_loads: int, **row: Any
+) -> Iterator[dict[str, Any]]:
+    """Reading a store: for the first time, and after one more sample, as at a miss."""
+    row = {"op": op, "how": "objects", "num_store_samples": len(samples), **row}
+    yield {
+        "what": "load store", **row,
+        **timed(lambda: layers.sources(op, has_packages=False), layers.forget_stores,
+                repeats=num_loads),
+    }
+    store, decide = user_store(), decides(op, gpu(op))
+    [(run, _), *_] = store.samples(op)
+    problems = itertools.cycle(problems_of(op, "nearest shape")[0])
+    changed = itertools.cycle(samples)
+
+    def add() -> None:
+        sample = next(changed)
+        store.add(run, [replace(sample, median_us=sample.median_us * random.uniform(1, 1.001))])
+
+    yield {
+        "what": "look-up after one more sample", **row,
+        **timed(lambda: decide(next(problems)), add, repeats=num_loads),
+    }
 
 
 def write_full_table(op: str, folder: Path) -> None:
@@ -315,14 +424,15 @@ def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[
         row = {"table": name, "family_entries": len(largest_block(op).sizes)}
         yield from load_figures(op, **row)
         yield from cold_figures(op, _REPEATS.value, **row, store="absent")
-        num_samples = fill_store(op)
-        row["num_store_samples"] = num_samples
-        yield {
-            "what": "load store", "op": op, **row,
-            **timed(lambda: layers.sources(op, has_packages=False), layers.forget_stores,
-                    repeats=STORE_LOADS),
-        }
-        yield from cold_figures(op, STORE_LOADS, **row, store="present")
+        if name == "installed":
+            yield from process_figures(op, **row)
+        samples = fill_store(op, STORE_PROBLEMS)
+        yield from store_figures(op, samples, STORE_LOADS, **row)
+        yield from cold_figures(
+            op, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
+        if name == "installed":
+            samples = fill_store(op, measured_device(op).num_entries)
+            yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
 
 
 def figures() -> Iterator[dict[str, Any]]:
@@ -357,21 +467,27 @@ def processor() -> str:
 def main(argv: Sequence[str]) -> int:
     if _PACKAGE.value:
         package_files.ROOT = Path(_PACKAGE.value)
+    if _OF_PROCESS.value:
+        op, layer, number = _OF_PROCESS.value
+        print(json.dumps(time_in_this_process(op, layer, int(number))))
+        return 0
     rows = []
     for row in figures():
         rows.append(row)
         name = ", ".join(
-            f"{row[part]}" for part in ("what", "op", "layer") if part in row)
+            f"{row[part]}" for part in ("what", "how", "op", "layer") if part in row)
         if "table" in row:
             name += f"; {row['table']} table, {row['family_entries']} entries in the family"
         if "store" in row:
             name += f", store {row['store']}"
+        if "num_store_samples" in row:
+            name += f", {row['num_store_samples']} samples in it"
         print(f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  "
               f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  "
               f"{name}", flush=True)
     if _JSON_OUT.value:
         document = {
-            "command": f"lookup --repeats {_REPEATS.value}",
+            "command": f"lookup --repeats {_REPEATS.value} --processes {_PROCESSES.value}",
             "commit": _COMMIT.value, "processor": processor(), "num_cpus": os.cpu_count(),
             "python": platform.python_version(), "torch": torch.__version__, "figures": rows,
         }
