@@ -39,9 +39,10 @@ def embedded(text: str) -> dict:
 
 
 def place(names: dict, sizes: list[int]) -> tuple:
-    """What tells a problem from others: the names in its key, or its family, and its sizes."""
+    """What tells a problem from others: the names and groups of its key or family, and its sizes."""
     return (
-        *sorted((name, value) for name, value in names.items() if isinstance(value, str)), *sizes)
+        *sorted((name, value) for name, value in names.items() if isinstance(value, str)),
+        names.get("num_groups", 0), *sizes)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
 _SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
 _SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
-_MATMUL_NN = "matmul_sm90_bf16_bf16_nn_64x64x128_1x1x1_warpspecialized_swap"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_192x176x128_1x1x1_splitk3x4_swap"
 
@@ -89,8 +88,7 @@ report(fake.calls("cuTensorMapEncodeTiled"))
     ("kernel", "grid", "cluster", "threads"),
     [
         (_WIDE, "8,1,1", "2,1,1", 384),  # m is rounded up to whole clusters of two tiles
-        (_SWAPPED, "8,1,1", "1,1,1", 384),
-        (_MATMUL_NN, "8,2,1", "0,0,0", 256),
+        (_SWAPPED, "1,8,1", "0,0,0", 384),
     ],
 )
 def test_the_launch_is_the_kernels(
@@ -263,6 +261,7 @@ report(fake.call_names())
     assert names.count("cuLaunchKernelEx") == 3
 
 
+_MATMUL_NN = "matmul_sm90_bf16_bf16_nn_64x64x128_1x1x1_warpspecialized_swap"
 _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
 
 
