@@ -251,6 +251,7 @@ def test_every_single_changed_byte_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("damage", [
     "truncated", "header only", "longer", "empty", "future", "past", "edited", "array", "other op",
+    "digest of no character",
 ])
 def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
     data = _table_bytes(tmp_path)
@@ -264,6 +265,7 @@ def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
         "edited": data.replace(b"1.5", b"0.5"),
         "array": b"[]",
         "other op": table.encode("matmul", [], []),
+        "digest of no character": b'{"digest":"\\ud800","schema":5}\n',
     }[damage]
     with pytest.raises(TableError) as caught:
         table.decode(bad, "tables/scaled_mm.table", "scaled_mm")
@@ -271,3 +273,4 @@ def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
     assert message.startswith("tables/scaled_mm.table: expected ")
     assert "found " in message
     assert "bake it anew" in message
+    assert message.isascii(), "so that every console prints it"

@@ -149,6 +149,26 @@ def test_a_kernel_that_cannot_be_launched_is_named_and_the_others_are():
     }
 
 
+def test_a_copy_that_fails_is_named_and_the_other_kernels_are_tried(monkeypatch):
+    """As after a fault that took the context with it."""
+    kernels = some_kernels()
+    copied, num_copies = launch_every_kernel.copied, 0
+
+    def copied_but_the_first(tensors, device):
+        nonlocal num_copies
+        num_copies += 1
+        if num_copies == 1:
+            raise RuntimeError("an illegal memory access")
+        return copied(tensors, device)
+
+    monkeypatch.setattr(launch_every_kernel, "copied", copied_but_the_first)
+    report = launch_every_kernel.run_all(kernels, H200, "cpu", right)
+    assert [(failure["kernel"], failure["message"]) for failure in report["failures"]] == [
+        (kernels[0].id, "RuntimeError: an illegal memory access")
+    ]
+    assert report["not_launched"] == [] and report["kernels"] == len(kernels)
+
+
 def all_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """What its memory holds, between the elements too."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

@@ -55,7 +55,7 @@ from stoneware.autotune import layers, table, tuning
 from stoneware.autotune.key import AnyKey, Key
 from stoneware.autotune.samples import Run, Sample
 from stoneware.autotune.store import user_store
-from stoneware.autotune.table import Block, DeviceEntries, DeviceBlocks, Entry
+from stoneware.autotune.table import Block, DeviceBlocks, DeviceEntries, Entry
 from stoneware.ops import OPS
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
 from stoneware.runtime import cutlass_kernels, manifest, native, package_files

@@ -272,9 +272,10 @@ def run_all(
     for idx, kernel in enumerate(kernels, start=1):
         print(f"[{idx}/{len(kernels)}] {kernel.id}", flush=True)
         for launch in launches_of(kernel):
-            tensors = make(launch)
-            on_device = copied(tensors, torch_device)
             try:
+                tensors = make(launch)
+                # After a fault without memcheck the context is lost, and with it every copy to it.
+                on_device = copied(tensors, torch_device)
                 run(launch, kernel, on_device, device)
                 launched.add(kernel.id)
                 num_launches += 1

@@ -650,7 +650,8 @@ def decode(
         raise _error(path, "a table with the key 'schema'", "none", remedy)
     if header["schema"] != SCHEMA:
         raise _error(path, f"schema {SCHEMA}", f"schema {header['schema']!r}", remedy)
-    digest = header.get("digest")
+    # A damaged one may be any text, also such as no encoding takes.
+    digest = str(header.get("digest")).encode("ascii", "backslashreplace").decode("ascii")
     hashed = hashlib.sha256(line.replace(f'"digest":"{digest}"'.encode(), b'"digest":""', 1))
     hashed.update(newline)
     hashed.update(body)
