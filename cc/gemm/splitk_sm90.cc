@@ -52,7 +52,12 @@ bool CanImplement(const GemmProblem& problem) {
   const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
   const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, kColumns)} *
                                  CeilDiv(problem.n, kRows);
-  return problem.batch == 1 && problem.num_groups == 0 && HasScales(problem) && is_power_of_two &&
+  // Of a last tile what reaches over the end is counted too, in an int.
+  const auto fits = [](int extent, int tile) {
+    return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
+  };
+  return fits(problem.m, kColumns) && fits(problem.n, kRows) && fits(problem.k, kTileK) &&
+         problem.batch == 1 && problem.num_groups == 0 && HasScales(problem) && is_power_of_two &&
          problem.splits <= kMaxCluster && problem.splits <= CeilDiv(problem.k, kTileK) &&
          // Blocks along x are counted in an int.
          num_tiles * problem.splits <= std::numeric_limits<int>::max();
@@ -98,7 +103,7 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   params.num_k_tiles = CeilDiv(problem.k, kTileK);
   params.num_m_tiles = CeilDiv(problem.m, kColumns);
   params.num_tiles = params.num_m_tiles * CeilDiv(problem.n, kRows);
-  params.band = std::max(kBandM / kColumns, 1);
+  params.band = std::min(std::max(kBandM / kColumns, 1), params.num_m_tiles);
 
   // So many blocks that each has as many tiles, or one less.
   int num_clusters = params.num_tiles;

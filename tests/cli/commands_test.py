@@ -349,7 +349,7 @@ def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):
     code, out, _ = stoneware(capsys, "verify", h200, bad, cut)
     assert code == exit_codes.FOUND
     assert f"{h200}/scaled_mm.jsonl:5" in out and f"{bad}: expected content" in out
-    assert f"{cut}: not a kernel manifest" in out and "if it is a table, name it *.table" in out
+    assert f"{cut}: not a kernel manifest" in out and "a table is named *.table" in out
 
 
 @pytest.mark.parametrize("command", ["verify", "diff", "report"])

@@ -172,6 +172,19 @@ report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
     assert f"kernel {kernel} cannot compute" in error["message"]
 
 
+@pytest.mark.parametrize("size", ["m", "n", "k"])
+def test_a_last_tile_whose_end_an_int_does_not_hold_is_refused(
+    size: str, run_with_fake: Any
+) -> None:
+    error = run_with_fake(f"""{_PRELUDE}
+problem = dict({_PROBLEM})
+problem.update({size}=2**31 - 16, lda=2**31, ldb=2**31, ldd=2**31)
+report(error_of(module.Plan, "{_SPLIT_K}", **problem))
+    """)
+    assert error["type"] == "ValueError"
+    assert f"kernel {_SPLIT_K} cannot compute" in error["message"]
+
+
 def test_a_warm_call_on_the_same_tensors_only_launches(run_with_fake: Any) -> None:
     names = run_with_fake(f"""{_PRELUDE}
 fake.push_new_context(0)

@@ -22,8 +22,8 @@ ones also with a user's store that has measurements at some of the shapes.
 
 Most are taken in this process ("how": "objects"): tables, stores and all that was read of them are
 made anew for each timing of a first look-up, by code that ran before. The load and the first
-look-ups are also taken once in each of --processes new processes ("how": "processes"), whose code
-never ran.
+look-ups are also taken once in each of --processes new processes ("how": "processes"), in which no
+look-up ran before.
 
 Each figure is the median of as many timings as it says, with the interquartile range, and the least
 and the 10th percentile, which other work on the machine moves less, in us.

@@ -373,7 +373,8 @@ def _tools(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in compute_sanitizer.TOOLS]:
         raise argparse.ArgumentTypeError(
-            f"{','.join(unknown)} must be of {','.join(compute_sanitizer.TOOLS)}"
+            f"{','.join(unknown)!r} must be of {','.join(compute_sanitizer.TOOLS)}; leave --tools "
+            "out for all of them"
         )
     return list(dict.fromkeys(names))
 

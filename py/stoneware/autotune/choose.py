@@ -21,10 +21,10 @@ from stoneware.ops import VENDOR
 BAND = 0.03
 """Two tunes of 901 scaled_mm problems on one H200, some minutes apart: a candidate's median moved by
 0.8 % (standard deviation) beside the others of its shape, by more than its spread tells. 1.1 % of
-the problems got another config, 4.8 % with the plain fastest, and 8.8 % where overlapping spreads tied
-and the order began with our kernels. What the first tune chose took 0.1 % longer than the fastest of
-the second (geometric mean). With the kernels of today 7 of 272 problems, and 18 with the plain fastest.
-tools/bench/table_quality.py."""
+the problems got another config, 4.8 % with the plain fastest, and 8.8 % where overlapping spreads
+tied and the order began with our kernels. What the first tune chose took 0.1 % longer than the fastest
+of the second (geometric mean). With the kernels of today 7 of 272 problems got another, and 18 with
+the plain fastest. tools/bench/table_quality.py."""
 
 
 class Timed(Protocol):

@@ -99,15 +99,15 @@ def by_tile_m(
 
 
 _LARGEST_SPLIT_M = 128
-"""Up to here a split-k kernel may be the first without a measurement. At the 445 problems of scaled_mm
-up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by this rule
-took 1.09 times as long as the fastest of ours, and 1.23 times with other kernels first among equal
-tiles; at 225 of matmul 1.11 and 1.15 times (geometric means). At the 781 of scaled_mm above it, 1.18
-times, and 1.23 with split-k kernels in their place by tile."""
+"""Up to here a split-k kernel may be the first without a measurement. At the 445 problems of
+scaled_mm up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by
+this rule took 1.09 times as long as the fastest of ours, and 1.23 times with other kernels first
+among equal tiles; at 225 of matmul 1.11 and 1.15 times (geometric means). At the 781 of scaled_mm
+above it, 1.18 times, and 1.23 with split-k kernels in their place by tile."""
 
 _SMALL_TILE_M = 16
-"""A tile this narrow is timed for every m below it too: which one streams the weights best is not told
-by m."""
+"""A tile this narrow is timed for every m below it too: which one streams the weights best is not
+told by m."""
 
 _LARGE_M = 1024
 """From here on every m has the tiles of this one: with those of 128 and more rows the math is the

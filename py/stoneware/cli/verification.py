@@ -36,12 +36,15 @@ def path(place: Path, remedy: str = table.REMEDY) -> list[str]:
     """What is wrong with a sample folder, a store, a table or a manifest; and, of a table, the
     remedy.
 
+    A .json file is taken for a manifest, and one that is none has that said of it.
+
     Raises:
       TableError: there is nothing of the kind.
     """
     if place.suffix == ".json" and not place.is_dir():
         manifest_remedy = (
-            "build it anew with the kernel_manifest rule, or, if it is a table, name it *.table"
+            "build it anew with the kernel_manifest rule; a table is named *.table, and of samples "
+            "the folder is verified"
         )
         try:
             manifest.read_manifest(place, manifest_remedy)
