@@ -166,10 +166,12 @@ def warm_figures(op: str) -> Iterator[dict[str, Any]]:
 
 
 def measured_ops() -> list[str]:
-    """Those with a table that has measurements."""
+    """Those with a table that has measurements, but for grouped_mm: each number of groups is a family
+    of a few entries there, and none is modelled."""
     return [
         op for op in OPS
-        if any(not device.is_predicted for device in table.packaged(op).devices)
+        if op != "grouped_mm"
+        and any(not device.is_predicted for device in table.packaged(op).devices)
     ]
 
 
