@@ -190,9 +190,10 @@ def _modelled(key: Key, places: Sequence[_Place], level: str) -> Iterator[Found]
     least = min(place.distance for place in places)
     places = [place for place in places if level == _SAME or place.distance == least]
     # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
-    # Whether a store has models is asked last, since it takes a fit to tell.
-    most_first = sorted(places, key=lambda place: len(place.block.first_sizes), reverse=True)
-    modelled = next((place for place in most_first if place.block.has_models), None)
+    modelled = max(
+        (place for place in places if place.block.has_models),
+        key=lambda place: len(place.block.first_sizes), default=None,
+    )
     if modelled is None:
         return
     n, k, m = key.sizes
