@@ -22,7 +22,7 @@ from stoneware.autotune.choose import choose
 from stoneware.autotune.config import AnyConfig, Config
 from stoneware.autotune.key import AnyKey, Key, KernelKey, is_kernel
 from stoneware.autotune.samples import Run, Sample
-from stoneware.autotune.table import Choice, DeviceEntries, Entry
+from stoneware.autotune.table import Choice, DeviceBlocks, DeviceEntries, Entry
 from stoneware.ops import BACKENDS_WITHOUT_KERNELS
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import KernelRecord, Manifest
@@ -59,6 +59,7 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
 def device_entries(
     op: str, fingerprint: DeviceFingerprint, aliases: tuple[str, ...],
     samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None,
+    known: DeviceBlocks | None = None,
 ) -> DeviceEntries:
     """What a table holds of one op on one device: the entries of its samples, and their models.
 
@@ -67,12 +68,26 @@ def device_entries(
       fingerprint, aliases: the device.
       samples: with the run that took each; in any order.
       manifest: the kernels as they are now; None for a decorated kernel.
+      known: what another table holds of the device; its models are taken for the families of which
+        it has as many weights, so that a look-up finds the measurements of both told in them.
     """
     preferred = rule_of_thumb(op, fingerprint.compute_capability, manifest)
     found = entries(samples, manifest, preferred)
+    weights: dict[AnyKey, set[tuple[int, ...]]] = {}
+    for entry in found:
+        weights.setdefault(entry.key.family, set()).add(entry.key.sizes[:-1])
+    blocks = {
+        family: block for family in weights
+        if known is not None and (block := known.block(family)) is not None and block.has_models
+        and len(block.first_sizes) >= len(weights[family])
+    }
     return DeviceEntries(
         fingerprint=fingerprint, aliases=aliases, entries=found,
-        models=time_fit.models(found, manifest, fingerprint.num_sms),
+        models=time_fit.models(
+            found, manifest, fingerprint.num_sms,
+            {family: block.models for family, block in blocks.items()},
+        ),
+        fitted_by={family: block.fitted_by for family, block in blocks.items()},
     )
 
 

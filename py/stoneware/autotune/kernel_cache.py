@@ -109,7 +109,7 @@ def digest(compiled_from: Mapping[str, Any]) -> str:
 def folder() -> Path | None:
     """Where compiled kernels are kept; None where there is no home."""
     parent = environment.tuning_folder()
-    return None if parent is None else parent / "kernels"
+    return None if parent is None else Path(parent, "kernels")
 
 
 def read(name: str) -> tuple[LaunchDescription, bytes] | None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from stoneware.autotune import regular_file, table, tuning
 from stoneware.autotune.key import is_kernel
-from stoneware.autotune.table import Table
+from stoneware.autotune.table import DeviceBlocks, Table
 from stoneware.errors import TableError
 from stoneware.runtime import environment, manifest
 from stoneware.runtime.device import DeviceFingerprint
@@ -97,11 +97,11 @@ def _store() -> Store | None:
     """The user's store, which may be empty yet. Where its folder is not there either, this is one
     stat and nothing is imported."""
     folder = environment.tuning_folder()
-    if folder is None or not os.path.isdir(name := str(folder)):
+    if folder is None or not os.path.isdir(folder):
         return None
     from stoneware.autotune.store import store_in
 
-    return store_in(name)
+    return store_in(folder)
 
 
 def with_power_limit(
@@ -141,7 +141,8 @@ def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
     return cached[1]
 
 
-_tables_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], Table]] = {}
+_tables_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], Table | None, Table]] = {}
+"""Path and op -> the store's stamp, the wheel's table, and the table that was made with these."""
 
 
 def table_of_store(store: Store, op: str) -> Table:
@@ -151,20 +152,29 @@ def table_of_store(store: Store, op: str) -> Table:
     they are drifted.
     """
     stamp = store.stamp()
+    wheel = None if is_kernel(op) else table.packaged(op)
     place = str(store.path), op
     cached = _tables_of_stores.get(place)
-    if cached is None or cached[0] != stamp:
+    if cached is None or cached[0] != stamp or cached[1] is not wheel:
         # Those of a decorated kernel are asked for by themselves, too (kernel_sources.py).
         samples = samples_of_store(store, op) if is_kernel(op) else store.samples(op)
-        cached = stamp, table_of_samples(op, samples if stamp else ())
+        cached = stamp, wheel, table_of_samples(op, samples if stamp else (), known=wheel)
         _tables_of_stores[place] = cached
-    return cached[1]
+    return cached[2]
 
 
 def table_of_samples(
-    op: str, samples: Iterable[tuple[Run, Sample]], aliases: Iterable[DeviceRecord] = ()
+    op: str, samples: Iterable[tuple[Run, Sample]], aliases: Iterable[DeviceRecord] = (),
+    known: Table | None = None,
 ) -> Table:
-    """Bakes samples in memory, of any number of devices; `aliases` gives names to some of these."""
+    """Bakes samples in memory, of any number of devices.
+
+    Args:
+      op: an op of ours, or a decorated kernel.
+      samples: with the run that took each.
+      aliases: names of some of the devices.
+      known: a table whose models are taken where it has more of a device (entries.py).
+    """
     from stoneware.autotune import entries as entry_rules
 
     kernels = None if is_kernel(op) else manifest.packaged()
@@ -189,7 +199,7 @@ def table_of_samples(
                 alias for record in aliases if record.fingerprint.same_hardware(fingerprint)
                 for alias in record.aliases
             ),
-            members, kernels,
+            members, kernels, _same_device(known, fingerprint),
         )
         for fingerprint, members in by_device
     ]
@@ -200,13 +210,20 @@ def table_of_samples(
     return table.decode(data, "memory", op)
 
 
+def _same_device(known: Table | None, fingerprint: DeviceFingerprint) -> DeviceBlocks | None:
+    """What a table measured on a device."""
+    same = () if known is None else known.near(fingerprint)[0]
+    return same[0][1] if same else None
+
+
 def _table_of_memory(op: str) -> Table | None:
     return _memory_at(op, tuning.memory_size())
 
 
 @functools.lru_cache(maxsize=64)
 def _memory_at(op: str, num_samples: int) -> Table | None:
-    found = table_of_samples(op, tuning.memory(op))
+    known = None if is_kernel(op) else table.packaged(op)
+    found = table_of_samples(op, tuning.memory(op), known=known)
     return found if found.devices else None
 
 

@@ -252,7 +252,7 @@ def user_store() -> Store | None:
       ValueError: STONEWARE_CACHE_DIR is not absolute.
     """
     folder = environment.tuning_folder()
-    return None if folder is None else store_in(str(folder))
+    return None if folder is None else store_in(folder)
 
 
 @functools.cache

@@ -4,8 +4,9 @@ One file per op, of which a look-up reads what it needs and nothing else: a head
 canonical JSON, then for each family of each device a block of little-endian columns:
 
     header   schema, op, digest, configs, runs, rules, out dtypes; each device with, for each of its
-             families, the key, its configs (positions among all), where its block begins (offset from
-             the end of the header), and how many groups, entries and corrections it has
+             families, the key, its configs (positions among all), where its block begins (offset
+             from the end of the header), how many groups, entries and corrections it has, and, if
+             its models are those of another table, the digest of that one
 
     block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
              ends of groups  u32, 0 and then how many entries there are up to the end of each group
@@ -70,6 +71,7 @@ class _Content:
 
     def __init__(self, header: Mapping[str, Any], body: bytes) -> None:
         self.op = header["op"]
+        self.digest = header["digest"]
         self.is_kernel = is_kernel(self.op)
         self.rules = header["rules"]
         self.out_dtypes = header["out_dtypes"]
@@ -106,11 +108,14 @@ class Block:
       sizes: those of each entry, ascending.
       models: of the configs that were measured often enough.
       has_models: whether there are any.
+      fitted_by: digest of the table with the measurements that the models were fitted to, its own
+        or another; empty if nobody else has them.
     """
 
     family: AnyKey
     sizes: Sequence[tuple[int, ...]]
     models: Mapping[AnyConfig, TimeModel] = {}
+    fitted_by: str = ""
 
     @property
     def has_models(self) -> bool:
@@ -188,6 +193,7 @@ class _StoredBlock(Block):
         self.family = family
         self._content = content
         self._configs = header["configs"]
+        self.fitted_by = header.get("fitted_by", content.digest)
         self._num_groups, entries = header["groups"], header["entries"]
         self._num_sizes = num_sizes = len(family.sizes)
         self._last_sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -561,6 +567,8 @@ def _write_families(
         })
         local = replace(places, configs=_positions(configs))
         block, numbers = _write_block(entries, device.models.get(family, {}), configs, local)
+        if family in device.fitted_by:
+            numbers["fitted_by"] = device.fitted_by[family]
         headers.append({
             "key": family.to_json(), "configs": [places.configs[config] for config in configs],
             "offset": blocks.setdefault(block, len(body)), **numbers,
@@ -573,7 +581,7 @@ def _write_families(
 def _write_block(
     entries: Mapping[tuple[int, ...], Sequence[Entry]], models: Mapping[AnyConfig, TimeModel],
     configs: Sequence[AnyConfig], places: _Places,
-) -> tuple[bytes, dict[str, int]]:
+) -> tuple[bytes, dict[str, Any]]:
     """The block of a family, and what the header says of its length.
 
     Args:

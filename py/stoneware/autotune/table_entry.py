@@ -67,6 +67,7 @@ class DeviceEntries:
       entries: in any order; of several with one key (a kernel measured with several sources) the
         first is the one that a look-up falls back on.
       models: family -> config -> model; those that were measured too seldom have none.
+      fitted_by: of families whose models are those of another table, its digest.
     """
 
     fingerprint: DeviceFingerprint
@@ -74,3 +75,4 @@ class DeviceEntries:
     is_predicted: bool = False
     entries: Sequence[Entry] = ()
     models: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] = field(default_factory=dict)
+    fitted_by: Mapping[AnyKey, str] = field(default_factory=dict)

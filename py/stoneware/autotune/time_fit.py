@@ -10,7 +10,7 @@ rounds once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,8 @@ _Row = tuple[int, int, int, float]
 
 
 def models(
-    entries: Iterable[Entry], manifest: Manifest | None, num_sms: int
+    entries: Iterable[Entry], manifest: Manifest | None, num_sms: int,
+    known: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] | None = None,
 ) -> dict[AnyKey, dict[AnyConfig, TimeModel]]:
     """Family -> config -> model, for those that were measured often enough.
 
@@ -58,6 +59,7 @@ def models(
       manifest: the kernels as they are now, whose tiles it tells; None for a decorated kernel, of
         which nothing is known.
       num_sms: of the device.
+      known: models that are taken as they are, of the configs that `entries` has.
     """
     if manifest is None or num_sms < 1:
         return {}
@@ -73,7 +75,11 @@ def models(
     # Both 16-bit outputs have the same measurements (entries.py).
     fitted: dict[tuple[TimeModel, tuple[_Row, ...]], TimeModel] = {}
     for family, by_config in rows.items():
+        fitted_before = (known or {}).get(family, {})
         for config in sorted(by_config):
+            if config in fitted_before:
+                found.setdefault(family, {})[config] = fitted_before[config]
+                continue
             shape = _shape(family, config, manifest)
             timings = tuple(sorted(by_config[config]))
             if (

@@ -19,8 +19,8 @@ The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.autotune.config import AnyConfig
 
@@ -36,6 +36,9 @@ _NEAR = 0.05
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
 is no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples,
 each left out in turn, moved by a tenth of a percent at most (geometric mean)."""
+
+_FASTEST = 6
+"""A config that is not among so many at any of the near problems is not estimated."""
 
 
 class TimeModel(NamedTuple):
@@ -155,31 +158,25 @@ def corrections_of(entry: Entry, *models: Mapping[AnyConfig, TimeModel]) -> Corr
     return Corrections(entry.measured_out_dtype, candidates, corrections)
 
 
-class Estimate:
-    """A config's time at a problem, as near measurements tell: the mean of the modelled times, each
-    corrected by one of them, with the weight 1 / distance^4.
+class Estimate(NamedTuple):
+    """A config's time at a problem, as near measurements tell: the modelled time, times the mean of
+    their ratios, each with the weight 1 / distance^4. Sorts by the time.
 
     Attributes:
+      us: the time.
       config: of what.
       is_drifted: whether a measurement was taken with other bytes of the kernel.
     """
 
-    __slots__ = ("config", "is_drifted", "weighted_us", "weights")
-
-    def __init__(self, config: AnyConfig) -> None:
-        self.config = config
-        self.is_drifted = False
-        self.weighted_us = self.weights = 0.0
-
-    @property
-    def us(self) -> float:
-        return self.weighted_us / self.weights
+    us: float
+    config: AnyConfig
+    is_drifted: bool
 
 
 def estimates(
-    m: int, n: int, k: int, near: Iterable[tuple[float, Corrections]]
+    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]
 ) -> list[Estimate]:
-    """The estimate of every config that was measured at a near problem, the fastest first.
+    """The estimate of every config that was among the fastest at a near problem, the fastest first.
 
     Args:
       m, n, k: the problem.
@@ -190,37 +187,39 @@ def estimates(
       Nothing at all if what is chosen at the nearest problem has no model: better that answer,
       then, than a comparison without it.
     """
-    found: dict[AnyConfig, Estimate] = {}
-    at_model: dict[int, tuple[float, float, Estimate]] = {}
-    # By the object: each source has positions of its own.
-    at_candidates: dict[int, dict[int, tuple[float, float, Estimate] | None]] = {}
-    is_nearest_choice = True
-    fullness_price = _FULLNESS
+    # By the object: each source has positions of its own. A list is config, modelled time,
+    # fullness, sums of ratios and of weights, is_drifted.
+    by_source: dict[int, dict[int, list[Any] | None]] = {}
+    for _, (_, candidates, corrections) in near:
+        found = by_source.setdefault(id(candidates), {})
+        for position, _, _, _ in corrections[:_FASTEST]:
+            if position not in found:
+                config, model = candidates[position]
+                found[position] = None if model is None else [
+                    config, *model.at(m, n, k), 0.0, 0.0, False]
+    if not near or by_source[id(near[0][1].candidates)][near[0][1].corrections[0][0]] is None:
+        return []
     for apart, (_, candidates, corrections) in near:
         nearest = apart + _NEAR
-        here = at_candidates.setdefault(id(candidates), {})
+        of_position = by_source[id(candidates)].get
         for position, is_drifted, ratio, fullness in corrections:
-            if position in here:
-                at = here[position]
-            else:
-                config, model = candidates[position]
-                at = at_model.get(id(model))
-                if at is None and model is not None:
-                    estimate = found.setdefault(config, Estimate(config))
-                    at = at_model[id(model)] = *model.at(m, n, k), estimate
-                here[position] = at
-            if at is None:
-                if is_nearest_choice:
-                    return []
-                continue
-            is_nearest_choice = False
-            us, full, estimate = at
-            off = fullness - full
-            distance = nearest + fullness_price * off * off
-            weight = 1 / (distance * distance)
-            estimate.weights += weight
-            estimate.weighted_us += weight * us * ratio
-            if is_drifted:
-                estimate.is_drifted = True
-    ranked = sorted((estimate.us, config, estimate) for config, estimate in found.items())
-    return [estimate for _, _, estimate in ranked]
+            sums = of_position(position)
+            if sums is not None:
+                off = fullness - sums[2]
+                distance = nearest + _FULLNESS * off * off
+                weight = 1 / (distance * distance)
+                sums[3] += weight * ratio
+                sums[4] += weight
+                if is_drifted:
+                    sums[5] = True
+    of_config: dict[AnyConfig, list[Any]] = {}
+    for found in by_source.values():
+        for sums in found.values():
+            if sums is not None and (same := of_config.setdefault(sums[0], sums)) is not sums:
+                same[3] += sums[3]
+                same[4] += sums[4]
+                same[5] |= sums[5]
+    return sorted(
+        Estimate(us * ratios / weights, config, is_drifted)
+        for config, us, _, ratios, weights, is_drifted in of_config.values()
+    )
