@@ -209,9 +209,10 @@ def splitk_config(
         tile,
         stages,
         warp_groups = 1,
-        block_scales = False):
-    """Describes one kernel for small and middling m whose clusters may share the k of a tile
-    (splitk_sm90.cuh).
+        block_scales = False,
+        swap_ab = True):
+    """Describes one kernel whose clusters may share the k of a tile, for small and middling m, or,
+    without swapped operands, whose blocks go from tile to tile (splitk_sm90.cuh).
 
     Example:
 
@@ -227,10 +228,12 @@ def splitk_config(
       op: "scaled_mm" or "matmul".
       dtype: of both operands: "e4m3", "e5m2", "bf16" or "fp16".
       out: dtype of the result, "bf16", "fp16" or "fp32".
-      tile: (m, n, k) elements of the tile of the swapped problem: its m runs along the user's n.
+      tile: (m, n, k) elements of the tile; with swap_ab that of the swapped problem, whose m runs
+        along the user's n.
       stages: tiles of both operands in flight.
       warp_groups: warp groups that share the accumulators of one tile.
       block_scales: scales 1x128 of a and 128x128 of b, of fp8.
+      swap_ab: whether d^T = b^T a^T is computed; else k cannot be split.
 
     Returns:
       A struct as gemm_config() gives it.
@@ -274,10 +277,19 @@ def splitk_config(
             "it is {} bytes".format(tile_k * element_bytes),
             "change it",
         )
-    # Beside the stages: vectors of two tiles, barriers, alignment, and the block scales of each stage
-    # (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
+    if not swap_ab and (out == "fp32" or tile_n % 16 != 0 or block_scales):
+        _fail(
+            "operands that are not swapped are of a 16-bit result, tile n a multiple of 16 and no " +
+            "block scales",
+            "out is {}, tile n {}, block_scales {}".format(repr(out), tile_n, block_scales),
+            "swap them, or change these",
+        )
+
+    # Beside the stages: vectors of two tiles, barriers, alignment, and the block scales of each
+    # stage (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
+    vectors = 2 * tile_m + tile_n if swap_ab else tile_m + 2 * tile_n
     shared_bytes = (
-        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 * (2 * tile_m + tile_n) + 1024 +
+        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 * vectors + 1024 +
         (stages * (tile_k // _SCALE_BLOCK) * (tile_n + 4) * 4 if block_scales else 0)
     )
     if stages < _MIN_STAGES or shared_bytes > _MAX_SHARED_BYTES:
@@ -290,7 +302,7 @@ def splitk_config(
     # Of the splits' partial sums, columns of tile m and 4 more in fp32.
     partial_bytes = 4 * tile_n * (tile_m + 4)
     stages_bytes = stages * (tile_m + tile_n) * tile_k * element_bytes
-    if partial_bytes > stages_bytes and shared_bytes + partial_bytes > _MAX_SHARED_BYTES:
+    if swap_ab and partial_bytes > stages_bytes and shared_bytes + partial_bytes > _MAX_SHARED_BYTES:
         _fail(
             "partial sums of the tile must fit in place of the stages, or beside them",
             "they take {} bytes and the stages {}".format(partial_bytes, stages_bytes),
@@ -320,14 +332,17 @@ def splitk_config(
             "shrink the tile",
         )
 
-    kernel_id = "{}_sm90_{}_{}_{}_{}_1x1x1_splitk{}x{}_swap".format(
+    schedule = "splitk" if swap_ab else "persistent"
+    kernel_id = "{}_sm90_{}_{}_{}_{}_1x1x1_{}{}x{}{}".format(
         op + ("_block" if block_scales else ""),
         dtype,
         dtype,
         out,
         "x".join([str(x) for x in tile]),
+        schedule,
         warp_groups,
         stages,
+        "_swap" if swap_ab else "",
     )
     return struct(
         id = kernel_id,
@@ -346,6 +361,7 @@ def splitk_config(
             "STONEWARE_STAGES={}".format(stages),
             "STONEWARE_WARP_GROUPS={}".format(warp_groups),
             "STONEWARE_BLOCK_SCALES={}".format(1 if block_scales else 0),
+            "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
         ],
         config_json = json.encode({
             "a": dtype,
@@ -354,9 +370,9 @@ def splitk_config(
             "cluster": (1, 1, 1),
             "layout": "nt",
             "out": out,
-            "schedule": "splitk",
+            "schedule": schedule,
             "stages": stages,
-            "swap_ab": True,
+            "swap_ab": swap_ab,
             "tile": tile,
             "warp_groups": warp_groups,
         } | ({"scales": "block"} if block_scales else {})),
@@ -381,9 +397,9 @@ SCALED_MM_SM90 = [
     ]
 ]
 
-# Small and middling m: of the tile, n is what m needs; stages for one block or, of the first, two blocks
-# an SM. The wide ones are for m above 64, where the problem has as many tiles as there are SMs, or a few
-# times as many.
+# Small and middling m: of the tile, n is what m needs; stages for one block or, of the first, two
+# blocks an SM. Without swapped operands, m above 64 where the problem has as many tiles as there are
+# SMs, or a few times as many, and k is long beside the tile's epilogue.
 SPLITK_SM90 = [
     splitk_config(
         op = "scaled_mm",
@@ -392,22 +408,25 @@ SPLITK_SM90 = [
         tile = tile,
         stages = stages,
         warp_groups = warp_groups,
+        swap_ab = swap_ab,
     )
     for out in ["bf16", "fp16"]
-    for tile, stages, warp_groups in [
-        ((64, 16, 256), 5, 1),
-        ((64, 16, 256), 9, 1),
-        ((64, 32, 256), 8, 1),
-        ((64, 64, 256), 6, 1),
-        ((64, 96, 128), 8, 1),
-        ((64, 128, 128), 8, 1),
-        ((64, 192, 128), 5, 1),
-        ((128, 96, 128), 7, 2),
-        ((128, 128, 128), 6, 2),
-        ((128, 192, 128), 5, 2),
-        ((192, 128, 128), 5, 3),
-        ((192, 176, 128), 4, 3),
-        ((256, 128, 128), 4, 2),
+    for tile, stages, warp_groups, swap_ab in [
+        ((64, 16, 256), 5, 1, True),
+        ((64, 16, 256), 9, 1, True),
+        ((64, 32, 256), 8, 1, True),
+        ((64, 64, 256), 6, 1, True),
+        ((64, 96, 128), 8, 1, True),
+        ((64, 128, 128), 8, 1, True),
+        ((64, 192, 128), 5, 1, True),
+        ((128, 96, 128), 7, 2, True),
+        ((128, 192, 128), 5, 2, True),
+        ((192, 176, 128), 4, 3, True),
+        ((128, 128, 128), 6, 2, False),
+        ((128, 192, 128), 5, 2, False),
+        ((128, 224, 128), 5, 2, False),
+        ((128, 256, 128), 4, 2, False),
+        ((192, 176, 128), 4, 3, False),
     ]
 ] + [
     splitk_config(
@@ -432,16 +451,16 @@ SPLITK_SM90 = [
         tile = tile,
         stages = stages,
         warp_groups = warp_groups,
+        swap_ab = swap_ab,
     )
     for dtype in ["bf16", "fp16"]
-    for tile, stages, warp_groups in [
-        ((64, 16, 128), 5, 1),
-        ((64, 16, 128), 9, 1),
-        ((64, 32, 128), 8, 1),
-        ((64, 64, 128), 6, 1),
-        ((64, 128, 64), 8, 1),
-        ((128, 128, 64), 6, 2),
-        ((192, 176, 64), 4, 3),
+    for tile, stages, warp_groups, swap_ab in [
+        ((64, 16, 128), 5, 1, True),
+        ((64, 16, 128), 9, 1, True),
+        ((64, 32, 128), 8, 1, True),
+        ((64, 64, 128), 6, 1, True),
+        ((64, 128, 64), 8, 1, True),
+        ((192, 176, 64), 4, 3, False),
     ]
 ]
 

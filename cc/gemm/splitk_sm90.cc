@@ -50,15 +50,15 @@ bool HasScales(const GemmProblem& problem) {
 
 bool CanImplement(const GemmProblem& problem) {
   const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
-  const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, kColumns)} *
-                                 CeilDiv(problem.n, kRows);
+  const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, kTileM)} *
+                                 CeilDiv(problem.n, kTileN);
   // Of a last tile what reaches over the end is counted too, in an int.
   const auto fits = [](int extent, int tile) {
     return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
   };
-  return fits(problem.m, kColumns) && fits(problem.n, kRows) && fits(problem.k, kTileK) &&
+  return fits(problem.m, kTileM) && fits(problem.n, kTileN) && fits(problem.k, kTileK) &&
          problem.batch == 1 && problem.num_groups == 0 && HasScales(problem) && is_power_of_two &&
-         problem.splits <= kMaxCluster && problem.splits <= CeilDiv(problem.k, kTileK) &&
+         problem.splits <= (kSwapAb ? kMaxCluster : 1) && problem.splits <= CeilDiv(problem.k, kTileK) &&
          // Blocks along x are counted in an int.
          num_tiles * problem.splits <= std::numeric_limits<int>::max();
 }
@@ -80,30 +80,30 @@ void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std
 void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
             CUstream stream) {
   Params params;
-  EncodeOperand(&params.row_map, tensors.b, problem.n, problem.k, problem.ldb, kRows);
-  EncodeOperand(&params.column_map, tensors.a, problem.m, problem.k, problem.lda, kColumns);
+  EncodeOperand(&params.b_map, tensors.b, problem.n, problem.k, problem.ldb, kTileN);
+  EncodeOperand(&params.a_map, tensors.a, problem.m, problem.k, problem.lda, kTileM);
   params.d = tensors.d;
-  params.row_scale = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;
-  params.column_scale = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
+  params.scale_a = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
+  params.scale_b = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;
   params.bias = tensors.bias;
   params.ldd = problem.ldd;
   if constexpr (kBlockScales) {
-    params.row_scale_stride = problem.scale_b_stride_n;
-    params.column_scale_stride = problem.scale_a_stride_m;
-    params.ld_row_scale = problem.ld_scale_b;
-    params.ld_column_scale = problem.ld_scale_a;
+    params.scale_a_stride = problem.scale_a_stride_m;
+    params.scale_b_stride = problem.scale_b_stride_n;
+    params.ld_scale_a = problem.ld_scale_a;
+    params.ld_scale_b = problem.ld_scale_b;
   } else {
-    params.row_scale_stride = problem.scale_b == Scale::kRow;
-    params.column_scale_stride = problem.scale_a == Scale::kRow;
-    params.ld_row_scale = params.ld_column_scale = 0;
+    params.scale_a_stride = problem.scale_a == Scale::kRow;
+    params.scale_b_stride = problem.scale_b == Scale::kRow;
+    params.ld_scale_a = params.ld_scale_b = 0;
   }
   params.m = problem.m;
   params.n = problem.n;
   params.k = problem.k;
   params.num_k_tiles = CeilDiv(problem.k, kTileK);
-  params.num_m_tiles = CeilDiv(problem.m, kColumns);
-  params.num_tiles = params.num_m_tiles * CeilDiv(problem.n, kRows);
-  params.band = std::min(std::max(kBandM / kColumns, 1), params.num_m_tiles);
+  params.num_m_tiles = CeilDiv(problem.m, kTileM);
+  params.num_tiles = params.num_m_tiles * CeilDiv(problem.n, kTileN);
+  params.band = std::min(std::max(kBandM / kTileM, 1), params.num_m_tiles);
 
   // So many blocks that each has as many tiles, or one less.
   int num_clusters = params.num_tiles;
@@ -135,7 +135,7 @@ extern "C" const stoneware::gemm::KernelEntry STONEWARE_CONCATENATE(STONEWARE_KE
     sizeof(stoneware::gemm::sm90::Params),
     stoneware::gemm::sm90::SharedLayout::kBytes,
     stoneware::gemm::sm90::kThreads,
-    /*swap_ab=*/true,
+    /*swap_ab=*/stoneware::gemm::sm90::kSwapAb,
     /*a_is_m_major=*/false,
     /*b_is_n_major=*/false,
     stoneware::gemm::sm90::kOperandBytes,

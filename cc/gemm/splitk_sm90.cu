@@ -2,14 +2,13 @@
 
 #include "cc/gemm/splitk_sm90.cuh"
 
-#include "cc/gemm/transpose_sm90.cuh"
-
 // Without, CuTe has wgmma of a few widths alone, and makes 176 of eleven times 16; with all of them
 // it takes twice as long to compile.
 #if STONEWARE_TILE_N > 32 && STONEWARE_TILE_N != 96 && STONEWARE_TILE_N % 64 != 0
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 #endif
 
+#include "cc/gemm/transpose_sm90.cuh"
 #include "cute/algorithm/gemm.hpp"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_desc.hpp"
@@ -56,7 +55,7 @@ struct alignas(16) OutRun {
   Out values[kRun];
 };
 
-__device__ float4 LoadFromBlock(std::uint32_t shared_address, std::uint32_t rank) {
+[[maybe_unused]] __device__ float4 LoadFromBlock(std::uint32_t shared_address, std::uint32_t rank) {
   const std::uint32_t address = cute::set_block_rank(shared_address, rank);
   float4 value;
   asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -85,12 +84,11 @@ using Full = cutlass::arch::ClusterTransactionBarrier;
 using Empty = cutlass::arch::ClusterBarrier;
 using cutlass::arch::NamedBarrier;
 
-// Barriers of the consumers, alone or with one warp more.
+// Barriers of the consumers, alone or with the warp that loads.
 constexpr unsigned kAmongConsumers = 1;
-constexpr unsigned kVectorsWritten = 2;
-constexpr unsigned kBarriersReady = 3;
-// Of the warps that load and that read scales.
-constexpr unsigned kBarriersReadyForScales = 4;
+constexpr unsigned kBarriersReady = 2;
+// Of the two warps that load.
+constexpr unsigned kBarriersReadyForScales = 3;
 
 // This block's part of the work.
 struct Share {
@@ -118,8 +116,8 @@ struct Place {
     const int first_of_band = tile / (params.band * num_n_tiles) * params.band;
     const int in_band = tile - first_of_band * num_n_tiles;
     const int band = min(params.band, params.num_m_tiles - first_of_band);
-    first_n = in_band / band * kRows;
-    first_m = (first_of_band + in_band % band) * kColumns;
+    first_n = in_band / band * kTileN;
+    first_m = (first_of_band + in_band % band) * kTileM;
   }
 };
 
@@ -142,9 +140,9 @@ struct Shared {
         empty(reinterpret_cast<Empty*>(full + kStages)) {}
 
   // Of a tile by how many the block had before it.
-  __device__ float* RowScales(int tile_idx) const { return vectors + tile_idx % 2 * kVectors; }
-  __device__ float* Biases(int tile_idx) const { return RowScales(tile_idx) + kRows; }
-  __device__ float* ColumnScales(int tile_idx) const { return Biases(tile_idx) + kRows; }
+  __device__ float* ScalesOfB(int tile_idx) const { return vectors + tile_idx % 2 * kVectors; }
+  __device__ float* Biases(int tile_idx) const { return ScalesOfB(tile_idx) + kTileN; }
+  __device__ float* ScalesOfA(int tile_idx) const { return Biases(tile_idx) + kTileN; }
 
   __device__ float* BlockScales(int stage, int chunk) const {
     return block_scales + (stage * kChunks + chunk) * (kColumns + 4);
@@ -152,7 +150,7 @@ struct Shared {
 };
 
 // Everything that the cluster wrote before is visible after.
-__device__ void ClusterSync() {
+[[maybe_unused]] __device__ void ClusterSync() {
   cute::cluster_arrive();
   cute::cluster_wait();
 }
@@ -173,9 +171,11 @@ __device__ void Finish(const Share& share) {
 __device__ void LoadTiles(const Params& params, const Shared& shared, const Share& share) {
   const bool is_loader = threadIdx.x % 32 == 0;
   if (is_loader) {
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.b_map));
+    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.a_map));
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(kBlockScales ? 1 + 32 : 1);
-      shared.empty[stage].init(kConsumerThreads / 32);
+      shared.empty[stage].init(kBlockScales ? kConsumerThreads : kConsumerThreads / 32);
     }
     cutlass::arch::fence_barrier_init();
   }
@@ -187,10 +187,10 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
     // With one tile along m, b is read once, and a by all blocks.
     using Hint = cute::TMA::CacheHintSm90;
     const bool is_once = params.num_m_tiles == 1;
-    const auto row_hint =
-        static_cast<std::uint64_t>(is_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
-    const auto column_hint =
+    const auto a_hint =
         static_cast<std::uint64_t>(is_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL);
+    const auto b_hint =
+        static_cast<std::uint64_t>(is_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
     int loaded = 0;
     for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
       const Place place(params, tile);
@@ -202,12 +202,12 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           const int at_k = (share.first_step + i) * kTileK + chunk * kChunkElements;
           const int position = stage * kChunks + chunk;
-          cute::SM90_TMA_LOAD_2D::copy(&params.row_map, barrier, row_hint,
-                                       shared.rows + position * kRows * kChunkElements, at_k,
-                                       place.first_n);
-          cute::SM90_TMA_LOAD_2D::copy(&params.column_map, barrier, column_hint,
-                                       shared.columns + position * kColumns * kChunkElements, at_k,
-                                       place.first_m);
+          Operand* const rows = shared.rows + position * kRows * kChunkElements;
+          Operand* const columns = shared.columns + position * kColumns * kChunkElements;
+          cute::SM90_TMA_LOAD_2D::copy(&params.b_map, barrier, b_hint, kSwapAb ? rows : columns,
+                                       at_k, place.first_n);
+          cute::SM90_TMA_LOAD_2D::copy(&params.a_map, barrier, a_hint, kSwapAb ? columns : rows,
+                                       at_k, place.first_m);
         }
       }
     }
@@ -216,70 +216,98 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
   Finish(share);
 }
 
-// Of each tile the vectors that its epilogue needs, and of each stage its block scales.
-__device__ void ReadScales(const Params& params, const Shared& shared, const Share& share) {
+// Copies the block scales of each stage.
+__device__ void LoadBlockScales(const Params& params, const Shared& shared, const Share& share) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (lane == 0) {
-    cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.row_map));
-    cute::prefetch_tma_descriptor(
-        reinterpret_cast<const cute::TmaDescriptor*>(&params.column_map));
-  }
-  __syncwarp();
-  if constexpr (kBlockScales) NamedBarrier::sync(64, kBarriersReadyForScales);
-  const auto* const bias = static_cast<const Out*>(params.bias);
-  int num_read = 0;
-  int tile_idx = 0;
-  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride, ++tile_idx) {
+  NamedBarrier::sync(64, kBarriersReadyForScales);
+  int loaded = 0;
+  for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
     const auto [first_n, first_m] = Place(params, tile);
-    if constexpr (kBlockScales) {
-      const float* const row_scale =
-          params.row_scale + first_n / kScaleBlock * params.row_scale_stride;
-      for (int i = 0; i < share.num_steps; ++i, ++num_read) {
-        const int stage = num_read % kStages;
-        shared.empty[stage].wait(1 - num_read / kStages % 2);
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-          const int block = (share.first_step + i) * kChunks + chunk;
-          const bool is_inside = block * kScaleBlock < params.k;
-          float* const scales = shared.BlockScales(stage, chunk);
-          for (int column = lane; column < kColumns; column += 32) {
-            const int m = first_m + column;
-            const bool has_scale = is_inside && m < params.m;
-            CopyAsync(scales + column,
-                      has_scale ? params.column_scale + m * params.column_scale_stride +
-                                      block * params.ld_column_scale
-                                : params.column_scale,
-                      has_scale);
-          }
-          if (lane == 0) {
-            CopyAsync(scales + kColumns,
-                      is_inside ? row_scale + block * params.ld_row_scale : row_scale, is_inside);
-          }
+    const float* const scales_b = params.scale_b + first_n / kScaleBlock * params.scale_b_stride;
+    for (int i = 0; i < share.num_steps; ++i, ++loaded) {
+      const int stage = loaded % kStages;
+      shared.empty[stage].wait(1 - loaded / kStages % 2);
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const int block = (share.first_step + i) * kChunks + chunk;
+        const bool is_inside = block * kScaleBlock < params.k;
+        float* const scales = shared.BlockScales(stage, chunk);
+        for (int column = lane; column < kColumns; column += 32) {
+          const int m = first_m + column;
+          const bool has_scale = is_inside && m < params.m;
+          CopyAsync(scales + column,
+                    has_scale ? params.scale_a + m * params.scale_a_stride +
+                                    block * params.ld_scale_a
+                              : params.scale_a,
+                    has_scale);
         }
-        ArriveWhenCopied(reinterpret_cast<std::uint64_t*>(&shared.full[stage]));
+        if (lane == 0) {
+          CopyAsync(scales + kColumns,
+                    is_inside ? scales_b + block * params.ld_scale_b : scales_b, is_inside);
+        }
+      }
+      ArriveWhenCopied(reinterpret_cast<std::uint64_t*>(&shared.full[stage]));
+    }
+  }
+  Finish(share);
+}
+
+// A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
+// before the tile is multiplied, and shared after it.
+struct TileVectors {
+  static constexpr int kOfN = (kTileN + kConsumerThreads - 1) / kConsumerThreads;
+  static constexpr int kOfM = (kTileM + kConsumerThreads - 1) / kConsumerThreads;
+
+  float scale_a[kOfM];
+  float scale_b[kOfN];
+  float bias[kOfN];
+
+  __device__ TileVectors(const Params& params, int first_n, int first_m) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto* const biases = static_cast<const Out*>(params.bias);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOfN; ++i) {
+      const int n = first_n + thread + i * kConsumerThreads;
+      const bool is_inside = n < params.n;
+      bias[i] = is_inside && biases != nullptr ? static_cast<float>(biases[n]) : 0.0f;
+      scale_b[i] = !kBlockScales && is_inside && params.scale_b != nullptr
+                       ? params.scale_b[n * params.scale_b_stride]
+                       : 1.0f;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOfM; ++i) {
+      const int m = first_m + thread + i * kConsumerThreads;
+      scale_a[i] = !kBlockScales && m < params.m && params.scale_a != nullptr
+                       ? params.scale_a[m * params.scale_a_stride]
+                       : 1.0f;
+    }
+  }
+
+  // They may be read after the next barrier among who multiplies. Their place is that of the tile
+  // before the last, of which the last one's barrier says that it has been read.
+  __device__ void Store(const Shared& shared, int tile_idx) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOfN; ++i) {
+      const int at = thread + i * kConsumerThreads;
+      if (at < kTileN) {
+        shared.ScalesOfB(tile_idx)[at] = scale_b[i];
+        shared.Biases(tile_idx)[at] = bias[i];
       }
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = lane; i < kRows; i += 32) {
-      const int n = first_n + i;
-      const bool is_inside = n < params.n;
-      shared.RowScales(tile_idx)[i] = !kBlockScales && is_inside && params.row_scale != nullptr
-                                          ? params.row_scale[n * params.row_scale_stride]
-                                          : 1.0f;
-      shared.Biases(tile_idx)[i] =
-          is_inside && bias != nullptr ? static_cast<float>(bias[n]) : 0.0f;
+    for (int i = 0; i < kOfM; ++i) {
+      const int at = thread + i * kConsumerThreads;
+      if (at < kTileM) shared.ScalesOfA(tile_idx)[at] = scale_a[i];
     }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = lane; i < kColumns; i += 32) {
-      const int m = first_m + i;
-      shared.ColumnScales(tile_idx)[i] =
-          !kBlockScales && m < params.m && params.column_scale != nullptr
-              ? params.column_scale[m * params.column_scale_stride]
-              : 1.0f;
-    }
-    // Who multiplies has read the vectors of the tile before, whose place those of the next take.
-    NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
   }
-  Finish(share);
+};
+
+// Eight neighbours in n of one row of d.
+__device__ void StoreRun(const Params& params, int m, int n, const unsigned (&words)[4]) {
+  if (m < params.m && n < params.n) {
+    *reinterpret_cast<uint4*>(static_cast<Out*>(params.d) + m * params.ldd + n) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
 }
 
 // Scales, rounds and stores a tile. A thread holds, of each 64 x 8 block, columns 2 * (lane % 4)
@@ -289,56 +317,152 @@ __device__ void ReadScales(const Params& params, const Shared& shared, const Sha
 template <class Sums>
 __device__ void StoreRegisters(const Params& params, const Shared& shared, const Sums& sums,
                                int tile_idx, int first_n, int first_m) {
-  const float* const row_scales = shared.RowScales(tile_idx);
+  const float* const scales_a = shared.ScalesOfA(tile_idx);
+  const float* const scales_b = shared.ScalesOfB(tile_idx);
   const float* const biases = shared.Biases(tile_idx);
-  const float* const column_scales = shared.ColumnScales(tile_idx);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int quad_lane = lane % 4;
   const int warp = thread / 32 % 4;
   const int warp_group = thread / 128;
+  const auto pair = [&](const float* vector, int at) {
+    return *reinterpret_cast<const float2*>(vector + at);
+  };
   CUTLASS_PRAGMA_UNROLL
   for (int step = 0; step < kRows / (64 * STONEWARE_WARP_GROUPS); ++step) {
     const int row = (step * STONEWARE_WARP_GROUPS + warp_group) * 64 + warp * 16;
-    float row_scale[2];
-    float bias[2];
-    CUTLASS_PRAGMA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      row_scale[half] = row_scales[row + lane / 4 + 8 * half];
-      bias[half] = biases[row + lane / 4 + 8 * half];
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int block = 0; block < kColumns / 8; block += 2) {
-      unsigned words[4];
+    const auto sum = [&](int block, int half, int column) {
+      return sums(cute::make_coord(column, half, block), step, 0);
+    };
+    if constexpr (kSwapAb) {
+      float scale_b[2];
+      float bias[2];
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const float2 column_scale =
-            *reinterpret_cast<const float2*>(column_scales + (block + i) * 8 + 2 * quad_lane);
+      for (int half = 0; half < 2; ++half) {
+        scale_b[half] = scales_b[row + lane / 4 + 8 * half];
+        bias[half] = biases[row + lane / 4 + 8 * half];
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < kColumns / 8; block += 2) {
+        unsigned words[4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const float2 scale_a = pair(scales_a, (block + i) * 8 + 2 * quad_lane);
+          CUTLASS_PRAGMA_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            words[2 * i + half] = TransposeInWarp(Pack<Out>(
+                scale_a.x * sum(block + i, half, 0) * scale_b[half] + bias[half],
+                scale_a.y * sum(block + i, half, 1) * scale_b[half] + bias[half]));
+          }
+        }
+        // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets
+        // the eight n of half q % 2 of that row of block + q / 2.
+        TransposeInQuad(words, quad_lane);
+        StoreRun(params, first_m + (block + quad_lane / 2) * 8 + lane / 4,
+                 first_n + row + quad_lane % 2 * 8, words);
+      }
+    } else {
+      const int m = row + lane / 4;
+      const float scale_a[2] = {scales_a[m], scales_a[m + 8]};
+      // Two n of a block of eight, in row m or the one 8 later.
+      const auto word = [&](int block, int half) {
+        const float2 scale_b = pair(scales_b, block * 8 + 2 * quad_lane);
+        const float2 bias = pair(biases, block * 8 + 2 * quad_lane);
+        return Pack<Out>(scale_a[half] * sum(block, half, 0) * scale_b.x + bias.x,
+                         scale_a[half] * sum(block, half, 1) * scale_b.y + bias.y);
+      };
+      constexpr int kBlocks = kColumns / 8;
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block + 4 <= kBlocks; block += 4) {
+        unsigned words[2][4];
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          words[0][i] = word(block + i, 0);
+          words[1][i] = word(block + i, 1);
+        }
+        // Lane q of the quad gets all eight n of block + q.
         CUTLASS_PRAGMA_UNROLL
         for (int half = 0; half < 2; ++half) {
-          const auto sum = [&](int column) {
-            return sums(cute::make_coord(column, half, block + i), step, 0);
-          };
-          words[2 * i + half] = TransposeInWarp(
-              Pack<Out>(column_scale.x * sum(0) * row_scale[half] + bias[half],
-                        column_scale.y * sum(1) * row_scale[half] + bias[half]));
+          TransposeInQuad(words[half], quad_lane);
+          StoreRun(params, first_m + m + 8 * half, first_n + (block + quad_lane) * 8, words[half]);
         }
       }
-      // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
-      // eight n of half q % 2 of that row of block + q / 2.
-      TransposeInQuad(words, quad_lane);
-      const int m = first_m + (block + quad_lane / 2) * 8 + lane / 4;
-      const int n = first_n + row + quad_lane % 2 * 8;
-      if (m < params.m && n < params.n) {
-        *reinterpret_cast<uint4*>(static_cast<Out*>(params.d) + m * params.ldd + n) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+      if constexpr (kBlocks % 4 == 2) {
+        constexpr int kBlock = kBlocks - 2;
+        unsigned words[4] = {word(kBlock, 0), word(kBlock + 1, 0), word(kBlock, 1),
+                             word(kBlock + 1, 1)};
+        // Lane q of the quad gets those of kBlock + q % 2, in the row of half q / 2.
+        TransposeInQuad(words, quad_lane);
+        StoreRun(params, first_m + m + quad_lane / 2 * 8, first_n + (kBlock + quad_lane % 2) * 8,
+                 words);
       }
     }
   }
 }
 
+// Scales, rounds and stores a tile of swapped operands by way of shared memory, where the partial
+// sums of the cluster's blocks meet; each block stores some columns.
+template <class Sums, class Places>
+__device__ void StoreFromShared(const Params& params, const Shared& shared, const Share& share,
+                                const Sums& sums, const Places& places, int tile_idx, int first_n,
+                                int first_m) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::uint32_t partial_address = cute::cast_smem_ptr_to_uint(shared.partial);
+  if constexpr (kReusesStages) {
+    // Every warp has read the last stages: partial sums may take their place.
+    NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
+  }
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < cute::size(sums); ++i) {
+    shared.partial[cute::get<1>(places(i)) * kPartialStride + cute::get<0>(places(i))] = sums(i);
+  }
+  NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
+  if (share.splits > 1) ClusterSync();
+
+  const float* const scales_a = shared.ScalesOfA(tile_idx);
+  const float* const scales_b = shared.ScalesOfB(tile_idx);
+  const float* const biases = shared.Biases(tile_idx);
+  const int num_columns = min(kColumns, params.m - first_m);
+  constexpr int kRunsPerColumn = kRows / kRun;
+  for (int run = share.rank * kConsumerThreads + thread; run < num_columns * kRunsPerColumn;
+       run += share.splits * kConsumerThreads) {
+    const int column = run / kRunsPerColumn;
+    const int row = run % kRunsPerColumn * kRun;
+    const int n = first_n + row;
+    if (n >= params.n) continue;
+
+    float values[kRun] = {};
+    const std::uint32_t address =
+        partial_address + static_cast<std::uint32_t>((column * kPartialStride + row) * 4);
+    const auto add = [&](const float4& low, const float4& high) {
+      values[0] += low.x, values[1] += low.y, values[2] += low.z, values[3] += low.w;
+      values[4] += high.x, values[5] += high.y, values[6] += high.z, values[7] += high.w;
+    };
+    if (share.splits == 1) {
+      const auto* const from =
+          reinterpret_cast<const float4*>(shared.partial + column * kPartialStride + row);
+      add(from[0], from[1]);
+    } else {
+      for (int split = 0; split < share.splits; ++split) {
+        add(LoadFromBlock(address, split), LoadFromBlock(address + sizeof(float4), split));
+      }
+    }
+
+    const float scale_a = scales_a[column];
+    OutRun result;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kRun; ++i) {
+      result.values[i] = static_cast<Out>(
+          scale_a * values[i] * scales_b[row + i] + biases[row + i]);
+    }
+    *reinterpret_cast<OutRun*>(static_cast<Out*>(params.d) +
+                               std::int64_t{first_m + column} * params.ldd + n) = result;
+  }
+}
+
 __device__ void MultiplyTiles(const Params& params, const Shared& shared, const Share& share) {
   const int thread = static_cast<int>(threadIdx.x);
+  // With the loader, which has made the barriers.
   NamedBarrier::sync(kConsumerThreads + 32, kBarriersReady);
 
   auto row_stages = cute::make_tensor(cute::make_smem_ptr(shared.rows), StageLayout<kRows>{});
@@ -352,9 +476,9 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
   auto places = thread_mma.partition_C(cute::make_identity_tensor(tile_shape));
   auto sums = cute::partition_fragment_C(mma, tile_shape);
 
-  // Tells the warp that loads that a stage has been read.
+  // Tells who loads that a stage has been read: block scales by each thread, tiles by wgmma.
   const auto release = [&](int step) {
-    if (thread % 32 == 0) shared.empty[step % kStages].arrive();
+    if (kBlockScales || thread % 32 == 0) shared.empty[step % kStages].arrive();
   };
   const auto multiply = [&](int chunk, int stage, auto& into) {
     const int position = stage * kChunks + chunk;
@@ -366,13 +490,17 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
     }
   };
 
-  const std::uint32_t partial_address = cute::cast_smem_ptr_to_uint(shared.partial);
-
   int step = 0;
   int tile_idx = 0;
   for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride, ++tile_idx) {
     const auto [first_n, first_m] = Place(params, tile);
-    const int num_columns = min(kColumns, params.m - first_m);
+    const TileVectors vectors(params, first_n, first_m);
+    const bool stores_registers = kStoresRegisters && (!kSwapAb || share.splits == 1);
+    const auto share_vectors = [&] {
+      vectors.Store(shared, tile_idx);
+      // From shared memory tiles are stored after more barriers.
+      if (stores_registers) NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
+    };
 
     if constexpr (kBlockScales) {
       cute::clear(sums);
@@ -411,9 +539,9 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
           cute::warpgroup_fence_operand(first);
           add(0, stage, first);
         }
-        __syncwarp();
         release(step);
       }
+      share_vectors();
     } else {
       mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
       for (int i = 0; i < share.num_steps; ++i, ++step) {
@@ -429,70 +557,22 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
         cute::warpgroup_fence_operand(sums);
         if (i > 0) release(step - 1);
       }
+      share_vectors();  // while the last products are summed
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(sums);
       release(step - 1);
     }
 
     if constexpr (kStoresRegisters) {
-      if (share.splits == 1) {
-        NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
-        StoreRegisters(params, shared, sums, tile_idx, first_n, first_m);
-        continue;
-      }
+      if (stores_registers) StoreRegisters(params, shared, sums, tile_idx, first_n, first_m);
     }
-
-    if constexpr (kReusesStages) {
-      // Every warp has read the last stages: partial sums may take their place.
-      NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
-    }
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < cute::size(sums); ++i) {
-      shared.partial[cute::get<1>(places(i)) * kPartialStride + cute::get<0>(places(i))] = sums(i);
-    }
-    NamedBarrier::sync(kConsumerThreads + 32, kVectorsWritten);
-    if (share.splits > 1) ClusterSync();
-
-    const float* const row_scales = shared.RowScales(tile_idx);
-    const float* const biases = shared.Biases(tile_idx);
-    const float* const column_scales = shared.ColumnScales(tile_idx);
-    constexpr int kRunsPerColumn = kRows / kRun;
-    for (int run = share.rank * kConsumerThreads + thread; run < num_columns * kRunsPerColumn;
-         run += share.splits * kConsumerThreads) {
-      const int column = run / kRunsPerColumn;
-      const int row = run % kRunsPerColumn * kRun;
-      const int n = first_n + row;
-      if (n >= params.n) continue;
-
-      float values[kRun] = {};
-      const std::uint32_t address =
-          partial_address + static_cast<std::uint32_t>((column * kPartialStride + row) * 4);
-      const auto add = [&](const float4& low, const float4& high) {
-        values[0] += low.x, values[1] += low.y, values[2] += low.z, values[3] += low.w;
-        values[4] += high.x, values[5] += high.y, values[6] += high.z, values[7] += high.w;
-      };
-      if (share.splits == 1) {
-        const auto* const from =
-            reinterpret_cast<const float4*>(shared.partial + column * kPartialStride + row);
-        add(from[0], from[1]);
-      } else {
-        for (int split = 0; split < share.splits; ++split) {
-          add(LoadFromBlock(address, split), LoadFromBlock(address + sizeof(float4), split));
+    if constexpr (kSwapAb) {
+      if (!stores_registers) {
+        StoreFromShared(params, shared, share, sums, places, tile_idx, first_n, first_m);
+        if (tile + share.stride < params.num_tiles) {
+          NamedBarrier::sync(kConsumerThreads, kAmongConsumers);  // partial sums have been read
         }
       }
-
-      const float column_scale = column_scales[column];
-      OutRun result;
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kRun; ++i) {
-        result.values[i] = static_cast<Out>(
-            column_scale * values[i] * row_scales[row + i] + biases[row + i]);
-      }
-      *reinterpret_cast<OutRun*>(static_cast<Out*>(params.d) +
-                                 std::int64_t{first_m + column} * params.ldd + n) = result;
-    }
-    if (tile + share.stride < params.num_tiles) {
-      NamedBarrier::sync(kConsumerThreads, kAmongConsumers);  // partial sums have been read
     }
   }
   if (share.splits > 1) ClusterMeet();  // no block leaves while another reads its partial sums
@@ -518,8 +598,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<kLoaderRegisters>();
     if (thread < kConsumerThreads + 32) {
       LoadTiles(params, shared, share);
-    } else if (thread < kConsumerThreads + 64) {
-      ReadScales(params, shared, share);
+    } else if (kBlockScales && thread < kConsumerThreads + 64) {
+      LoadBlockScales(params, shared, share);
     } else {
       Finish(share);
     }

@@ -22,10 +22,12 @@
 // accumulation"), with block scales over 128 of k. The partial sums of a tile's blocks are added in
 // the order of the blocks, so the result is the same bit for bit from run to run.
 //
-// Operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64 rows of wgmma and m
-// along its columns, of which there may be as few as 8. A tile has STONEWARE_TILE_M of n and
-// STONEWARE_TILE_N of m; a cluster holds the `splits` shares of its k. A block without splits goes
-// from tile to tile until all are done, any other has one.
+// With STONEWARE_SWAP_AB operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64
+// rows of wgmma and m along its columns, of which there may be as few as 8. A tile has
+// STONEWARE_TILE_M of n and STONEWARE_TILE_N of m; a cluster holds the `splits` shares of its k. A
+// block without splits goes from tile to tile until all are done, any other has one. Without, rows
+// are m and columns n, and k is not split: for tiles wider along n than the 64 rows allow, and
+// because a warp then stores 64 bytes of a row of d where it else has 32.
 //
 // What makes it fast: at small m the bytes of b are all that counts, and they arrive at full speed
 // only if every SM asks for some, from the first microsecond to the last.
@@ -52,7 +54,8 @@
 #if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_OP) || !defined(STONEWARE_A) ||       \
     !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) ||    \
     !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) ||                               \
-    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_BLOCK_SCALES)
+    !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_BLOCK_SCALES) ||                    \
+    !defined(STONEWARE_SWAP_AB)
 #error "compile with the defines of one splitk_config() of gemm_configs.bzl"
 #endif
 
@@ -81,9 +84,13 @@ struct fp32 {
 inline constexpr unsigned kOperandBytes = dtype::STONEWARE_A::kBytes;
 inline constexpr unsigned kOutBytes = dtype::STONEWARE_OUT::kBytes;
 
-// Rows and columns are those of d^T: n and m.
+// Rows and columns are those of what is computed: with swapped operands d^T.
+inline constexpr bool kSwapAb = STONEWARE_SWAP_AB;
 inline constexpr int kRows = STONEWARE_TILE_M;
 inline constexpr int kColumns = STONEWARE_TILE_N;
+// The tile's share of m and of n.
+inline constexpr int kTileM = kSwapAb ? kColumns : kRows;
+inline constexpr int kTileN = kSwapAb ? kRows : kColumns;
 inline constexpr int kTileK = STONEWARE_TILE_K;
 inline constexpr int kStages = STONEWARE_STAGES;
 
@@ -99,14 +106,15 @@ inline constexpr int kColumnStageBytes = kColumns * kTileK * kOperandBytes;
 // Elements of k, and columns of b, that share a block scale.
 inline constexpr int kScaleBlock = 128;
 inline constexpr bool kBlockScales = STONEWARE_BLOCK_SCALES;
-static_assert(!kBlockScales || (kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
+static_assert(!kBlockScales || (kSwapAb && kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
               "a chunk of a tile has one scale of b");
 
 inline constexpr int kConsumerThreads = 128 * STONEWARE_WARP_GROUPS;
-// Then a warp that loads and one that reads scales. Beside several warp groups they are in one of
+// Then a warp that loads, and one for block scales. Beside several warp groups they are in one of
 // their own, which leaves registers to the others.
 inline constexpr bool kMovesRegisters = STONEWARE_WARP_GROUPS > 1;
-inline constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? 128 : 64);
+inline constexpr int kThreads =
+    kConsumerThreads + (kMovesRegisters ? 128 : kBlockScales ? 64 : 32);
 // Registers of a thread. Together at most what the block starts with: of 65536, as many for each
 // thread of whole groups of four warps, a multiple of 8.
 inline constexpr int kLoaderRegisters = 56;
@@ -116,7 +124,7 @@ static_assert(!kMovesRegisters || kConsumerRegisters * kConsumerThreads + kLoade
 
 // Partial sums lie column by column; the padding spreads a warp's stores over all banks.
 inline constexpr int kPartialStride = kRows + 4;
-inline constexpr int kPartialBytes = kColumns * kPartialStride * 4;
+inline constexpr int kPartialBytes = kSwapAb ? kColumns * kPartialStride * 4 : 0;
 
 inline constexpr int kAlignment = 1024;  // of the stages: a swizzle atom of 8 rows
 
@@ -125,7 +133,7 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 
 inline constexpr int kStagesBytes = kStages * (kRowStageBytes + kColumnStageBytes);
 // Scales and bias of a tile, and of the next one.
-inline constexpr int kVectors = 2 * kRows + kColumns;
+inline constexpr int kVectors = 2 * kTileN + kTileM;
 inline constexpr int kVectorBytes = 2 * kVectors * 4;
 inline constexpr int kBlockScaleBytes =
     kBlockScales ? kStages * kChunks * (kColumns + 4) * 4 : 0;
@@ -139,6 +147,7 @@ static_assert(!kReusesStages || kPartialBytes <= kStagesBytes, "partial sums fit
 // A tile without splits goes from registers to d, if d has 16 bits; else through shared memory,
 // where the partial sums of splits are.
 inline constexpr bool kStoresRegisters = kOutBytes == 2 && kColumns % 16 == 0;
+static_assert(kSwapAb || kStoresRegisters, "partial sums are of swapped operands");
 
 // Whether a block without splits may have several tiles: the loads of the next one are under way
 // while it is written, and no partial sums take their place.
@@ -155,17 +164,17 @@ struct SharedLayout {
 };
 
 struct Params {
-  CUtensorMap row_map;     // b^T: [n, k]
-  CUtensorMap column_map;  // a: [m, k]
+  CUtensorMap a_map;  // [m, k]
+  CUtensorMap b_map;  // of b^T: [n, k]
   void* d;
-  const float* row_scale;
-  const float* column_scale;
+  const float* scale_a;
+  const float* scale_b;
   const void* bias;
   std::int64_t ldd;
-  std::int64_t row_scale_stride;     // from one row, or 128 rows, to the next
-  std::int64_t column_scale_stride;
-  std::int64_t ld_row_scale;         // of block scales: from one 128 of k to the next
-  std::int64_t ld_column_scale;
+  std::int64_t scale_a_stride;  // from one row of a to the next
+  std::int64_t scale_b_stride;  // from one column of b, or 128 of them, to the next
+  std::int64_t ld_scale_a;      // of block scales: from one 128 of k to the next
+  std::int64_t ld_scale_b;
   int m;
   int n;
   int k;

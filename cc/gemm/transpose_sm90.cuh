@@ -3,6 +3,9 @@
 
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "cute/numeric/numeric_types.hpp"
 #include "cutlass/numeric_types.h"
 

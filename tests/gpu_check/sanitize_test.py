@@ -58,8 +58,10 @@ def test_races_are_counted_apart_from_warnings():
     report = compute_sanitizer.read_report(RACECHECK.splitlines(), 0)
     assert (report.errors, report.warnings) == (1, 1)
     assert report.findings == {
-        (f"Error: Race reported between Write access at {SPLIT}", SPLIT): 1,
-        ("Warning: Race reported between Read access at  in another", ""): 1,
+        (f"Error: Race reported between Write access at {SPLIT}+0x400 "
+         f"and Read access at {SPLIT}+0x480", SPLIT): 1,
+        ("Warning: Race reported between Read access at 0x170 in another "
+         "and Write access at 0x148 in another", ""): 1,
     }
 
 

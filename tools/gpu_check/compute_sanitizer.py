@@ -54,6 +54,8 @@ _ERRORS = re.compile(rf"{_PREFIX} ERROR SUMMARY: (\d+) errors?$")
 _HAZARDS = re.compile(rf"{_PREFIX} RACECHECK SUMMARY: .*\((\d+) errors?, (\d+) warnings?\)")
 _KERNEL = re.compile(r"\b(?:scaled_mm|matmul|grouped_mm)\w*")
 _ADDRESS = re.compile(r"\+?0x[0-9a-f]+")
+_RACE = "Race reported"  # its addresses are places in the code, the same from run to run
+_OTHER_ACCESS = re.compile(rf"{_PREFIX}     (and .+?)(?: \[\d+ hazards?\])?$")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -77,7 +79,8 @@ class Report:
     Attributes:
       errors: as its summary counts them; None without a summary, when nothing was checked.
       warnings: of racecheck: hazards that may be meant.
-      findings: (what it is, kernel or "") -> how often it was printed; without addresses.
+      findings: (what it is, kernel or "") -> how often it was printed; without addresses, but of a
+        race with both accesses and where they are in the kernel.
       exit_code: the program's, or that of a sanitizer that could not run it.
     """
 
@@ -103,7 +106,9 @@ def read_report(lines: Iterable[str], exit_code: int) -> Report:
             findings[what, kernel] += 1
             what, kernel = "", ""
         if headline and not headline[1].startswith(_NO_FINDINGS):
-            what = _ADDRESS.sub("", headline[1])
+            what = headline[1] if _RACE in headline[1] else _ADDRESS.sub("", headline[1])
+        elif _RACE in what and (other := _OTHER_ACCESS.match(line)):
+            what = f"{what} {other[1]}"
         if what and not kernel and line.startswith(_PREFIX) and (name := _KERNEL.search(line)):
             kernel = name[0]
     return Report(errors=errors, warnings=warnings, findings=findings, exit_code=exit_code)

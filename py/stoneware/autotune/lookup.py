@@ -10,9 +10,10 @@
 In 3 and 4, where configs were measured at enough shapes to be modelled (`time_fit.py`), the answer
 is no entry but the candidates of the nearest ones, in the order of their times at the very shape:
 the model's, corrected by what was measured at the four nearest n and k, at the m below and above or
-the nearer of these (`time_model.py`). Of two sources with the same problem the first counts. Else the entry with the next larger m answers, with the largest where none is
-larger: a tile that is as tall as the m that was measured holds every smaller m too, while one row
-more than it holds costs a second row of tiles.
+the nearer of these (`time_model.py`). Of two sources with the same problem the first counts. Else
+the entry with the next larger m answers, with the largest where none is larger: a tile that is as
+tall as the m that was measured holds every smaller m too, while one row more than it holds costs a
+second row of tiles.
 
 The regret is the measured time of what is chosen over the best one's; here its geometric mean and
 worst. At 168 shapes of layers of other models, with m, n and k that no sample has, drawn before they

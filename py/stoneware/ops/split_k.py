@@ -14,6 +14,9 @@ from stoneware.runtime.manifest import KernelRecord
 
 SCHEDULE = "splitk"
 
+PERSISTENT_SCHEDULE = "persistent"
+"""Of the kernels of the same source that do not split: their operands are not swapped."""
+
 _MAX_CLUSTER = 8
 """Blocks of a cluster: the size that every Hopper GPU takes (CUDA C++ Programming Guide, thread block
 clusters)."""
@@ -29,6 +32,12 @@ without a pause."""
 
 def is_split_k(kernel: KernelRecord) -> bool:
     return kernel.config.get("schedule") == SCHEDULE
+
+
+def takes_batches(kernel: KernelRecord) -> bool:
+    """Whether a CUTLASS kernel computes more than one product at a time: those of splitk_sm90.cuh do
+    not."""
+    return kernel.config.get("schedule") not in (SCHEDULE, PERSISTENT_SCHEDULE)
 
 
 def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
