@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import pytest
 
@@ -28,12 +29,12 @@ KERNELS = [
 ]
 
 
-def order(m: int) -> list[str]:
+def order(m: int, kernels: Sequence[KernelRecord] = KERNELS) -> list[str]:
     key = Key(
         op="scaled_mm", a_dtype="e4m3", b_dtype="e4m3", out_dtype="bf16", scales="row",
         layout="nt", n=4096, k=4096, m=m,
     )
-    return [config.kernel for config in by_tile_m(key, (9, 0), KERNELS)]
+    return [config.kernel for config in by_tile_m(key, (9, 0), kernels)]
 
 
 def test_small_m_has_the_smallest_tile_that_covers_it_and_of_equal_ones_that_made_for_it():
@@ -50,6 +51,13 @@ def test_above_m_128_every_regular_tile_comes_before_one_that_could_split(m, fir
     found = order(m)
     assert found[0] == first
     assert [name.startswith("splitk") for name in found] == [False] * 4 + [True] * 4
+
+
+def test_wide_tiles_of_the_same_source_come_after_the_regular_ones_too():
+    kernels = [kernel(extent, "persistent") for extent in (128, 192)] + KERNELS[4:]
+    for m in (129, 192, 8192):
+        assert [name.startswith("persistent") for name in order(m, kernels)] == [False] * 4 + [
+            True] * 2
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
 
 
 CUTLASS = [kernel for kernel in KERNELS if kernel.backend == "cutlass_sm90"]
-OF_BATCHES = [kernel for kernel in CUTLASS if split_k.takes_batches(kernel)]
+OF_BATCHES = [kernel for kernel in CUTLASS if not split_k.is_splitk_sm90(kernel)]
 
 
 @pytest.mark.parametrize("kernel", OF_BATCHES, ids=fitting_kernels.kernel_id)

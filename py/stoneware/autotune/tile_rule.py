@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
-from stoneware.ops.split_k import is_split_k
+from stoneware.ops.split_k import is_split_k, is_splitk_sm90
 from stoneware.runtime.manifest import KernelRecord
 
 
@@ -78,7 +78,7 @@ def by_tile_m(
 ) -> list[Config]:
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
     ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
-    then by id. Above _LARGEST_SPLIT_M split-k kernels come after all others.
+    then by id. Above _LARGEST_SPLIT_M those of splitk_sm90.cuh come after all others.
 
     A tile taller than m wastes tensor-core rows; one that covers m reads the weights once, and
     their bytes are the floor of small m, for which the split-k kernels are made.
@@ -88,7 +88,7 @@ def by_tile_m(
         extent = tile_m(kernel)
         splits = is_split_k(kernel)
         return (
-            splits and key.m > _LARGEST_SPLIT_M,
+            is_splitk_sm90(kernel) and key.m > _LARGEST_SPLIT_M,
             extent < key.m, extent if extent >= key.m else -extent, not splits, kernel.id,
         )
 

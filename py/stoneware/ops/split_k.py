@@ -34,10 +34,9 @@ def is_split_k(kernel: KernelRecord) -> bool:
     return kernel.config.get("schedule") == SCHEDULE
 
 
-def takes_batches(kernel: KernelRecord) -> bool:
-    """Whether a CUTLASS kernel computes more than one product at a time: those of splitk_sm90.cuh do
-    not."""
-    return kernel.config.get("schedule") not in (SCHEDULE, PERSISTENT_SCHEDULE)
+def is_splitk_sm90(kernel: KernelRecord) -> bool:
+    """Whether a kernel is of splitk_sm90.cuh, split or not: those compute one product at a time."""
+    return kernel.config.get("schedule") in (SCHEDULE, PERSISTENT_SCHEDULE)
 
 
 def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:

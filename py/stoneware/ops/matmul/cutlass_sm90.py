@@ -85,7 +85,7 @@ def _why_none_counts(problem: Problem, kernels: list[KernelRecord]) -> str | Non
                 f"{name}={getattr(problem, name)} must be at most {cutlass_kernels.MAX_EXTENT} for "
                 f"{NAME}, whose tiles count in 32 bits; split the problem"
             )
-    if problem.batch > 1 and not any(map(split_k.takes_batches, kernels)):
+    if problem.batch > 1 and all(map(split_k.is_splitk_sm90, kernels)):
         return (
             f"batch={problem.batch} must be 1 for this build's kernels {problem.a_dtype}*"
             f"{problem.b_dtype}->{problem.out_dtype} of layout {problem.layout}, which take one "
@@ -102,7 +102,7 @@ def _why_none_counts(problem: Problem, kernels: list[KernelRecord]) -> str | Non
 def _fits_grid(problem: Problem, kernel: KernelRecord) -> bool:
     if kernel.config["schedule"] in PERSISTENT_SCHEDULES:
         return True
-    if not split_k.takes_batches(kernel):
+    if split_k.is_splitk_sm90(kernel):
         return problem.batch == 1
     columns = problem.m if kernel.config["swap_ab"] else problem.n
     num_tiles = -(-columns // kernel.config["tile"][1]) + kernel.config["cluster"][1] - 1
