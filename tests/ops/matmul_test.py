@@ -260,11 +260,11 @@ def test_kernels_of_hopper_take_what_the_others_refuse():
     )
 
 
-def test_a_batch_is_refused_for_what_the_kernels_are_where_all_split_k():
+def test_a_batch_is_refused_for_what_the_kernels_are_where_all_take_one_product():
     fp16 = {**DENSE, "dtype": "fp16", "out_dtype": "fp16"}
     assert cutlass_sm90.supports(Problem.dense(**fp16), H200) is None
     reason = cutlass_sm90.supports(Problem.dense(**fp16, batch=2), H200)
-    assert "batch=2 must be 1" in reason and "split k" in reason
+    assert "batch=2 must be 1" in reason and "which take one product" in reason
 
 
 @pytest.mark.parametrize("batch", (1, 2, 70000))
