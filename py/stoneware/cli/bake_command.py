@@ -29,7 +29,7 @@ def bake(
     files: Annotated[list[str] | None, typer.Argument(
         metavar="[FILES]...", show_default=False)] = None,
     op: Annotated[str, typer.Option(
-        help="scaled_mm, matmul, or a decorated kernel as package.module:function.",
+        help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.",
         show_default=False)] = ...,
     out: Annotated[str, typer.Option(help="The table to write.", show_default=False)] = ...,
     manifest: Annotated[str | None, typer.Option(
