@@ -22,15 +22,16 @@ BAND = 0.03
 """Two tunes of 901 scaled_mm problems on one H200, some minutes apart: a candidate's median moved by
 0.8 % (standard deviation) beside the others of its shape, by more than its spread tells. 1.1 % of
 the problems got another config, 4.8 % with the plain fastest, and 8.8 % where overlapping spreads
-tied and the order began with our kernels. What the first tune chose took 0.1 % longer than the fastest
-of the second (geometric mean). With the kernels of today 10 of 272 problems got another, and 33 with
-the plain fastest, in two tunes a quarter of an hour apart, maybe on two H200s. tools/bench/table_quality.py."""
+tied and the order began with our kernels. What the first tune chose took 0.1 % longer than the
+fastest of the second (geometric mean). With the kernels of today 10 of 272 problems got another, and
+33 with the plain fastest, in two tunes a quarter of an hour apart, maybe on two H200s
+(tools/bench/table_quality.py)."""
 
 LONG_US = 400.0
 LONG_BAND = 0.06
-"""A product that long keeps the GPU at its power limit, and its clock depends on the chip and on what
-ran before. At four with bf16 on an H200 a kernel of ours took 3.8 to 5.6 % less than torch.mm in the
-tune, and 5.3 % more to 2.2 % less in the benchmark of another day; torch.mm alone moved by 5 %."""
+"""A product that long keeps the GPU at its power limit, and its clock depends on the chip and on
+what ran before. At four with bf16 on an H200 a kernel of ours took 3.7 to 5.6 % less than torch.mm in
+the tune, and 5.6 % more to 2.1 % less in the benchmark of that table; torch.mm alone moved by 5 %."""
 
 
 class Timed(Protocol):

@@ -152,7 +152,7 @@ def table_of_store(store: Store, op: str) -> Table:
     they are drifted.
     """
     stamp = store.stamp()
-    wheel = None if is_kernel(op) else table.packaged(op)
+    wheel = table.packaged(op)
     place = str(store.path), op
     cached = _tables_of_stores.get(place)
     if cached is None or cached[0] != stamp or cached[1] is not wheel:
@@ -222,8 +222,7 @@ def _table_of_memory(op: str) -> Table | None:
 
 @functools.lru_cache(maxsize=64)
 def _memory_at(op: str, num_samples: int) -> Table | None:
-    known = None if is_kernel(op) else table.packaged(op)
-    found = table_of_samples(op, tuning.memory(op), known=known)
+    found = table_of_samples(op, tuning.memory(op), known=table.packaged(op))
     return found if found.devices else None
 
 

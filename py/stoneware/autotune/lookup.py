@@ -116,8 +116,8 @@ _NEAR_WEIGHTS = 4
 """(n, k) whose measurements correct a model. Six were no better, and take half as long again."""
 
 _NEAREST_WEIGHTS = 2
-"""So many of these with an m below and one above, the others with the nearer one: at the weights of an
-H200's samples, each left out in turn with the m that is asked for, no worse than both of all, and
+"""So many of these with an m below and one above, the others with the nearer one: at the weights of
+an H200's samples, each left out in turn with the m that is asked for, no worse than both of all, and
 for one in place of two a tenth of a percent worse."""
 
 _MOST_CHOICES = 6

@@ -29,11 +29,9 @@ from dataclasses import dataclass
 from stoneware.autotune.config import Config
 from stoneware.autotune.key import Key
 from stoneware.autotune.tile_rule import ELEMENT_BYTES, Tiling, fits, tiling_of
+from stoneware.runtime.cutlass_kernels import TILE_SCHEDULED
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import KernelRecord
-
-PERSISTENT_SCHEDULES = ("pingpong", "cooperative")
-"""CUTLASS schedules whose blocks stay and take one tile after the other."""
 
 LAUNCH_US = 4.0
 """From the launch to the first load and from the last store to the end: an estimate. It is the same
@@ -319,7 +317,7 @@ def _time_us(key: Key, device: PredictedDevice, kernel: KernelRecord) -> float:
 
     stage_bytes = (tiling.m * a_bytes + tiling.n * b_bytes) * tiling.k
     is_cutlass = "schedule" in kernel.config
-    is_persistent = kernel.config.get("schedule") in PERSISTENT_SCHEDULES
+    is_persistent = kernel.config.get("schedule") in TILE_SCHEDULED
     if is_cutlass:
         # CUTLASS gives a block all of an SM's shared memory, in as many stages as fit.
         num_stages, num_resident = max(2, facts.shared_memory_bytes // stage_bytes), 1
@@ -390,7 +388,7 @@ def _passes(
     if "schedule" not in kernel.config:
         rows = max(GROUP_M, concurrent_tiles // tiles_n)
         return 1, _ceil_div(tiles_m, rows)
-    if kernel.config["schedule"] in PERSISTENT_SCHEDULES:
+    if kernel.config["schedule"] in TILE_SCHEDULED:
         # The scheduler walks along the axis with fewer tiles (sm90_tile_scheduler.hpp, raster order
         # "Heuristic").
         is_along_m = tiles_m < tiles_n

@@ -26,8 +26,9 @@ of 12.x, and NVIDIA promises that a driver loads cubins of its own major version
 MAX_EXTENT = 2**31 - 128
 """Of m and n: rounded up to the largest tile they must fit the int32 of a CUTLASS problem shape."""
 
-PERSISTENT_SCHEDULES = ("pingpong", "cooperative")
-"""Those whose blocks walk over tiles, so that the order of the tiles is a choice."""
+TILE_SCHEDULED = ("pingpong", "cooperative")
+"""Schedules whose blocks walk over tiles by CUTLASS's tile scheduler, so that the order of the tiles
+is a choice; a block of splitk_sm90.cuh has an order of its own."""
 
 _LEAST_TILES_OF_SWIZZLE = ((2, 2), (4, 3), (8, 6))
 """(max_swizzle, the fewest tiles along both m and n at which it differs from the one before), from
@@ -57,7 +58,7 @@ def why_unusable(device: Device) -> str | None:
 
 def swizzled(kernel: KernelRecord, m: int, n: int) -> list[Config]:
     """Configs of the kernel with each larger swizzle that changes the order of its tiles."""
-    if kernel.config["schedule"] not in PERSISTENT_SCHEDULES:
+    if kernel.config["schedule"] not in TILE_SCHEDULED:
         return []
     tile_m, tile_n, _ = kernel.config["tile"]
     along_m, along_n = (n, m) if kernel.config.get("swap_ab") else (m, n)

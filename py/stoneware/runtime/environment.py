@@ -19,7 +19,7 @@ MODES = ("off", "on_miss", "error_on_miss")
 
 def tuning_folder() -> str | None:
     """The folder of the user's tuning store; None where there is no home to keep one in. A str: every
-    look-up asks, and a Path takes a tenth of its time.
+    look-up asks, and a Path would take some 6 us more.
 
     Raises:
       ValueError: STONEWARE_CACHE_DIR is not absolute.

@@ -11,7 +11,7 @@ from stoneware.autotune.config import Config
 from stoneware.ops import split_k
 from stoneware.ops.matmul.problem import OP, WIDE_DTYPE, Problem
 from stoneware.runtime import cutlass_kernels, manifest, native
-from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY, PERSISTENT_SCHEDULES
+from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY, TILE_SCHEDULED
 from stoneware.runtime.device import Device
 from stoneware.runtime.manifest import KernelRecord
 
@@ -100,7 +100,7 @@ def _why_none_counts(problem: Problem, kernels: list[KernelRecord]) -> str | Non
 
 
 def _fits_grid(problem: Problem, kernel: KernelRecord) -> bool:
-    if kernel.config["schedule"] in PERSISTENT_SCHEDULES:
+    if kernel.config["schedule"] in TILE_SCHEDULED:
         return True
     if split_k.is_splitk_sm90(kernel):
         return problem.batch == 1

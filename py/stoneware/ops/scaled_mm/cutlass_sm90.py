@@ -56,7 +56,7 @@ def configs(problem: Problem, device: Device) -> list[Config]:
     kernels = [manifest.packaged().kernels[config.kernel] for config in found]
     scheduled = (
         kernel for kernel in kernels
-        if kernel.config["schedule"] in cutlass_kernels.PERSISTENT_SCHEDULES
+        if kernel.config["schedule"] in cutlass_kernels.TILE_SCHEDULED
     )
     return split_k.with_splits(
         found, problem.m, problem.n, problem.k, device.fingerprint.num_sms
