@@ -397,9 +397,10 @@ SCALED_MM_SM90 = [
     ]
 ]
 
-# Small and middling m: of the tile, n is what m needs; stages for one block or, of the first, two
-# blocks an SM. Without swapped operands, m above 64 where the problem has as many tiles as there are
-# SMs, or a few times as many, and k is long beside the tile's epilogue.
+# Small and middling m: of the tile, n is what m needs; stages for one block an SM or, of the first,
+# three and two. Without swapped operands those with 64 rows are for m of 64 and 128, where n / 96 or
+# n / 112 makes better use of the SMs than n / 64; the wide ones for m above 64 where the problem has
+# as many tiles as there are SMs, or a few times as many, and k is long beside the tile's epilogue.
 SPLITK_SM90 = [
     splitk_config(
         op = "scaled_mm",
@@ -412,6 +413,7 @@ SPLITK_SM90 = [
     )
     for out in ["bf16", "fp16"]
     for tile, stages, warp_groups, swap_ab in [
+        ((64, 16, 256), 3, 1, True),
         ((64, 16, 256), 5, 1, True),
         ((64, 16, 256), 9, 1, True),
         ((64, 32, 256), 8, 1, True),
@@ -422,9 +424,11 @@ SPLITK_SM90 = [
         ((128, 96, 128), 7, 2, True),
         ((128, 192, 128), 5, 2, True),
         ((192, 176, 128), 4, 3, True),
+        ((64, 96, 256), 5, 1, False),
+        ((64, 112, 256), 4, 1, False),
         ((128, 128, 128), 6, 2, False),
-        ((128, 192, 128), 5, 2, False),
-        ((128, 224, 128), 5, 2, False),
+        ((128, 192, 128), 4, 2, False),
+        ((128, 224, 128), 4, 2, False),
         ((128, 256, 128), 4, 2, False),
         ((192, 176, 128), 4, 3, False),
     ]
@@ -460,6 +464,9 @@ SPLITK_SM90 = [
         ((64, 32, 128), 8, 1, True),
         ((64, 64, 128), 6, 1, True),
         ((64, 128, 64), 8, 1, True),
+        ((64, 96, 128), 5, 1, False),
+        ((64, 112, 128), 4, 1, False),
+        ((128, 128, 64), 6, 2, False),
         ((192, 176, 64), 4, 3, False),
     ]
 ]

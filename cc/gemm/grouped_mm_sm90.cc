@@ -72,7 +72,7 @@ void EncodeMap(CUtensorMap* map, const void* address, int k, int num_rows,
   host_adapter::EncodeTiledByMemo(
       map, map_type::STONEWARE_OPERAND, rank, const_cast<void*>(address), extents, strides, box,
       element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,

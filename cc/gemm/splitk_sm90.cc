@@ -65,6 +65,17 @@ bool CanImplement(const GemmProblem& problem) {
 
 std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
 
+void EncodeResult(CUtensorMap* map, void* address, int m, int n, std::int64_t ldd) {
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(n), static_cast<cuuint64_t>(m)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(ldd) * kOutBytes};
+  const cuuint32_t box[] = {kBoxColumns, kBoxRows};
+  const cuuint32_t element_strides[] = {1, 1};
+  host_adapter::EncodeTiledByMemo(
+      map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, address, dims, strides, box, element_strides,
+      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
 void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std::int64_t ld,
                    int box_extent) {
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(extent)};
@@ -74,7 +85,7 @@ void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std
   host_adapter::EncodeTiledByMemo(
       map, dtype::STONEWARE_A::kTensorMapType, 2, const_cast<void*>(address), dims, strides, box,
       element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
@@ -82,6 +93,9 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   Params params;
   EncodeOperand(&params.b_map, tensors.b, problem.n, problem.k, problem.ldb, kTileN);
   EncodeOperand(&params.a_map, tensors.a, problem.m, problem.k, problem.lda, kTileM);
+  if constexpr (kStoresBoxes) {
+    EncodeResult(&params.d_map, tensors.d, problem.m, problem.n, problem.ldd);
+  }
   params.d = tensors.d;
   params.scale_a = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
   params.scale_b = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;

@@ -89,6 +89,8 @@ constexpr unsigned kAmongConsumers = 1;
 constexpr unsigned kBarriersReady = 2;
 // Of the two warps that load.
 constexpr unsigned kBarriersReadyForScales = 3;
+// Among a warp group that multiplies; of the next ones those after it.
+constexpr unsigned kAmongWarpGroup = 4;
 
 // This block's part of the work.
 struct Share {
@@ -124,6 +126,7 @@ struct Place {
 struct Shared {
   Operand* rows;
   Operand* columns;
+  char* boxes;
   float* partial;
   float* vectors;
   float* block_scales;  // [stage][chunk]: one for each column, then that of the rows
@@ -133,6 +136,7 @@ struct Shared {
   __device__ explicit Shared(char* base)
       : rows(reinterpret_cast<Operand*>(base)),
         columns(reinterpret_cast<Operand*>(base + SharedLayout::kColumnsAt)),
+        boxes(base + SharedLayout::kBoxesAt),
         partial(reinterpret_cast<float*>(base + SharedLayout::kPartialAt)),
         vectors(reinterpret_cast<float*>(base + SharedLayout::kVectorsAt)),
         block_scales(reinterpret_cast<float*>(base + SharedLayout::kBlockScalesAt)),
@@ -173,6 +177,9 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
   if (is_loader) {
     cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.b_map));
     cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.a_map));
+    if constexpr (kStoresBoxes) {
+      cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.d_map));
+    }
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(kBlockScales ? 1 + 32 : 1);
       shared.empty[stage].init(kBlockScales ? kConsumerThreads : kConsumerThreads / 32);
@@ -310,10 +317,72 @@ __device__ void StoreRun(const Params& params, int m, int n, const unsigned (&wo
   }
 }
 
+// The boxes of a warp group: parts of its tile in shared memory, on their way to d. Each has kBoxRows
+// rows of 128 bytes, whose 16-byte chunks are permuted as CU_TENSOR_MAP_SWIZZLE_128B has them. All
+// threads of the warp group call together.
+class Boxes {
+ public:
+  __device__ Boxes(const Shared& shared, int warp_group)
+      : address_(cute::cast_smem_ptr_to_uint(shared.boxes) + warp_group * kBoxes * kBoxBytes),
+        barrier_(kAmongWarpGroup + warp_group) {}
+
+  // Waits until what they held has been read.
+  __device__ void Begin() const {
+    if (IsSender()) cute::tma_store_wait<0>();
+    NamedBarrier::sync(128, barrier_);
+  }
+
+  // Writes four 8 x 8 matrices of 16 bits, whose words the threads of a warp hold as wgmma leaves
+  // them. Lane l says where row l % 8 of matrix l / 8 goes; with kTransposes column l % 8.
+  template <bool kTransposes>
+  __device__ void Write(const unsigned (&words)[4], int box, int row, int chunk) const {
+    const std::uint32_t address =
+        address_ + box * kBoxBytes + row * (2 * kBoxColumns) + ((chunk ^ (row % 8)) * 16);
+    if constexpr (kTransposes) {
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                   : "memory");
+    } else {
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       address),
+                   "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                   : "memory");
+    }
+  }
+
+  // Stores the first `count`, of neighbours along n, as far as they lie in d; waits for none.
+  __device__ void Send(const Params& params, int count, int first_m, int first_n) const {
+    cute::tma_store_fence();
+    NamedBarrier::sync(128, barrier_);
+    if (IsSender()) {
+      for (int box = 0; box < count; ++box) {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                &params.d_map),
+            "r"(address_ + box * kBoxBytes), "r"(first_n + box * kBoxColumns), "r"(first_m)
+            : "memory");
+      }
+      cute::tma_store_arrive();
+    }
+  }
+
+  // No block leaves before its last boxes have been read.
+  static __device__ void End() {
+    if (IsSender()) cute::tma_store_wait<0>();
+  }
+
+ private:
+  static __device__ bool IsSender() { return threadIdx.x % 128 == 0; }
+
+  std::uint32_t address_;
+  unsigned barrier_;
+};
+
 // Scales, rounds and stores a tile. A thread holds, of each 64 x 8 block, columns 2 * (lane % 4)
 // and the next of row 16 * warp + lane / 4 and of the row 8 later (PTX ISA, "wgmma: Register
-// Fragments and Shared Memory Matrix Layouts", accumulator D); it stores 8 neighbours in n at a
-// time.
+// Fragments and Shared Memory Matrix Layouts", accumulator D). Whole boxes go by way of shared
+// memory; of the rest it stores 8 neighbours in n at a time.
 template <class Sums>
 __device__ void StoreRegisters(const Params& params, const Shared& shared, const Sums& sums,
                                int tile_idx, int first_n, int first_m) {
@@ -328,6 +397,10 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
   const auto pair = [&](const float* vector, int at) {
     return *reinterpret_cast<const float2*>(vector + at);
   };
+  const Boxes boxes(shared, warp_group);
+  // Of the matrices that stmatrix writes, the one and the row whose address this lane gives.
+  const int lane_matrix = lane / 8;
+  const int lane_row = lane % 8;
   CUTLASS_PRAGMA_UNROLL
   for (int step = 0; step < kRows / (64 * STONEWARE_WARP_GROUPS); ++step) {
     const int row = (step * STONEWARE_WARP_GROUPS + warp_group) * 64 + warp * 16;
@@ -342,6 +415,7 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
         scale_b[half] = scales_b[row + lane / 4 + 8 * half];
         bias[half] = biases[row + lane / 4 + 8 * half];
       }
+      if constexpr (kStoresBoxes) boxes.Begin();
       CUTLASS_PRAGMA_UNROLL
       for (int block = 0; block < kColumns / 8; block += 2) {
         unsigned words[4];
@@ -350,17 +424,26 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
           const float2 scale_a = pair(scales_a, (block + i) * 8 + 2 * quad_lane);
           CUTLASS_PRAGMA_UNROLL
           for (int half = 0; half < 2; ++half) {
-            words[2 * i + half] = TransposeInWarp(Pack<Out>(
-                scale_a.x * sum(block + i, half, 0) * scale_b[half] + bias[half],
-                scale_a.y * sum(block + i, half, 1) * scale_b[half] + bias[half]));
+            // Two m of one n.
+            words[2 * i + half] =
+                Pack<Out>(scale_a.x * sum(block + i, half, 0) * scale_b[half] + bias[half],
+                          scale_a.y * sum(block + i, half, 1) * scale_b[half] + bias[half]);
           }
         }
+        if constexpr (kStoresBoxes) {
+          boxes.template Write<true>(words, 0, (block + lane_matrix / 2) * 8 + lane_row,
+                                     warp * 2 + lane_matrix % 2);
+          continue;
+        }
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < 4; ++i) words[i] = TransposeInWarp(words[i]);
         // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets
         // the eight n of half q % 2 of that row of block + q / 2.
         TransposeInQuad(words, quad_lane);
         StoreRun(params, first_m + (block + quad_lane / 2) * 8 + lane / 4,
                  first_n + row + quad_lane % 2 * 8, words);
       }
+      if constexpr (kStoresBoxes) boxes.Send(params, 1, first_m, first_n + row - warp * 16);
     } else {
       const int m = row + lane / 4;
       const float scale_a[2] = {scales_a[m], scales_a[m + 8]};
@@ -372,8 +455,25 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
                          scale_a[half] * sum(block, half, 1) * scale_b.y + bias.y);
       };
       constexpr int kBlocks = kColumns / 8;
+      constexpr int kBoxBlocks = kBoxColumns / 8;
+      constexpr int kBlocksInBoxes = kStoresBoxes ? kBlocks / kBoxBlocks * kBoxBlocks : 0;
       CUTLASS_PRAGMA_UNROLL
-      for (int block = 0; block + 4 <= kBlocks; block += 4) {
+      for (int first = 0; first < kBlocksInBoxes; first += kBoxes * kBoxBlocks) {
+        const int end = min(first + kBoxes * kBoxBlocks, kBlocksInBoxes);
+        boxes.Begin();
+        CUTLASS_PRAGMA_UNROLL
+        for (int block = first; block < end; block += 2) {
+          const unsigned words[4] = {word(block, 0), word(block, 1), word(block + 1, 0),
+                                     word(block + 1, 1)};
+          boxes.template Write<false>(words, (block - first) / kBoxBlocks,
+                                      warp * 16 + lane_matrix % 2 * 8 + lane_row,
+                                      block % kBoxBlocks + lane_matrix / 2);
+        }
+        boxes.Send(params, (end - first) / kBoxBlocks, first_m + row - warp * 16,
+                   first_n + first * 8);
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = kBlocksInBoxes; block + 4 <= kBlocks; block += 4) {
         unsigned words[2][4];
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -575,6 +675,7 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
       }
     }
   }
+  if constexpr (kStoresBoxes) Boxes::End();
   if (share.splits > 1) ClusterMeet();  // no block leaves while another reads its partial sums
 }
 

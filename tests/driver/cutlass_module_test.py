@@ -11,7 +11,7 @@ _SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
 _SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_192x176x128_1x1x1_splitk3x4_swap"
-_PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x5"
+_PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
 _UINT8, _UINT16, _FLOAT16, _FLOAT32, _BFLOAT16 = "0", "1", "6", "7", "9"
@@ -108,18 +108,18 @@ report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
 
 
 @pytest.mark.parametrize(
-    ("kernel", "splits", "tile_n", "tile_m", "grid", "cluster", "threads"),
+    ("kernel", "splits", "tile_n", "tile_m", "stored", "grid", "cluster", "threads"),
     [
-        (_SPLIT_K, 1, 64, 64, "16,1,1", "0,0,0", 160),
-        (_SPLIT_K, 4, 64, 64, "64,1,1", "4,1,1", 160),
-        (_SPLIT_K_WIDE, 1, 192, 176, "3,1,1", "0,0,0", 512),
-        (_SPLIT_K_WIDE, 8, 192, 176, "24,1,1", "8,1,1", 512),
-        (_PERSISTENT, 1, 224, 128, "3,1,1", "0,0,0", 384),
+        (_SPLIT_K, 1, 64, 64, "64,64", "16,1,1", "0,0,0", 160),
+        (_SPLIT_K, 4, 64, 64, "64,64", "64,1,1", "4,1,1", 160),
+        (_SPLIT_K_WIDE, 1, 192, 176, None, "3,1,1", "0,0,0", 512),
+        (_SPLIT_K_WIDE, 8, 192, 176, None, "24,1,1", "8,1,1", 512),
+        (_PERSISTENT, 1, 224, 128, "64,64", "3,1,1", "0,0,0", 384),
     ],
 )
 def test_a_split_k_launch_has_a_block_for_each_share(
-    kernel: str, splits: int, tile_n: int, tile_m: int, grid: str, cluster: str, threads: int,
-    run_with_fake: Any,
+    kernel: str, splits: int, tile_n: int, tile_m: int, stored: str | None, grid: str,
+    cluster: str, threads: int, run_with_fake: Any,
 ) -> None:
     maps, (launch,) = run_with_fake(f"""{_PRELUDE}
 fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
@@ -129,6 +129,8 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
     assert [(one["address"], one["dims"], one["strides"], one["box"]) for one in maps] == [
         (str(_B), "1024,512", "4096", f"128,{tile_n}"),
         (str(_A), "1024,100", "2048", f"128,{tile_m}"),
+        # What the tile's boxes are stored by, in kernels that have room for some.
+        *([(str(_D), "512,100", "1280", stored)] if stored else []),
     ]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
     assert launch["block"] == f"{threads},1,1"

@@ -61,7 +61,7 @@ def make(monkeypatch):
         monkeypatch.setattr(stopwatch.time, "monotonic", lambda: gpu.now_s)
         made = CudaStopwatch.__new__(CudaStopwatch)
         made._device, made._sleep_cycles = torch.device("cuda", 0), {}
-        made._flush_buffer = types.SimpleNamespace(zero_=lambda: gpu.queue(FLUSH_S))
+        made._flush = lambda: gpu.queue(FLUSH_S)
         made._last_said, made.is_careful = gpu.now_s, False
         made.said = []
         made.say_waiting = made.said.append

@@ -202,9 +202,9 @@ def main(argv: Sequence[str]) -> None:
         report = json.loads(bench.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise app.UsageError(f"--bench={_BENCH.value} must be bench.json: {error}") from None
-    if report.get("schema") != 2:
+    if report.get("schema") != 3:
         raise app.UsageError(
-            f"--bench={_BENCH.value} must be of schema 2, it is of {report.get('schema')}; run the "
+            f"--bench={_BENCH.value} must be of schema 3, it is of {report.get('schema')}; run the "
             "benchmark again"
         )
     out_dir = start / _OUT.value if _OUT.value else bench.parent

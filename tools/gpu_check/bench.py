@@ -40,6 +40,7 @@ from absl import app, flags, logging
 import stoneware
 from stoneware.measuring import machine, operands
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
+from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.runtime.device import Device, cuda_device
 from tools.gpu_check import bench_summary
 from tools.gpu_check.bench_cases import FAMILIES, OURS, Case, Family, Run, Workload
@@ -62,6 +63,7 @@ _WORKLOADS = flags.DEFINE_enum("workloads", "bench", ["bench", "all"], "Which de
 _ROUNDS = flags.DEFINE_integer("rounds", 50, "Timings of each call.", lower_bound=1)
 _SECONDS = flags.DEFINE_float("seconds", 220.0, "For the whole run; timing takes what is left.")
 _SECONDS_PER_SHAPE = flags.DEFINE_float("seconds_per_shape", 1.5, "For timing one at most.")
+_L2 = flags.DEFINE_enum("l2", "clean", ["clean", "dirty"], "What a call finds: see stopwatch.py.")
 _PROCESSES = flags.DEFINE_integer("processes", 3, "Fresh processes for each first call.")
 _WHEEL_SHA256 = flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
@@ -375,12 +377,13 @@ def main(argv: Sequence[str]) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     ordinal = _DEVICE_ORDINAL.value
     report: dict[str, Any] = {
-        "schema": 2,
+        "schema": 3,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _COMMAND.value or " ".join(["bench", *sys.argv[1:]]),
         "commit": _COMMIT.value,
         "wheel_sha256": _WHEEL_SHA256.value,
         "rounds": _ROUNDS.value,
+        "l2": _L2.value,
         "families": {name: FAMILIES[name].title for name in _FAMILIES.value},
         "installed": installed(),
         # Before the long part, on an idle GPU: first calls are about the host and the driver.
@@ -422,7 +425,7 @@ def _measure_all(
         (FAMILIES[name], workload) for name, workloads in found.items() for workload in workloads
     ]
     schedule = Schedule(deadline, len(todo), _SECONDS_PER_SHAPE.value)
-    timer = DeviceTimer(device.ordinal)
+    timer = DeviceTimer(device.ordinal, CudaStopwatch(device.ordinal, _L2.value))
     rows: list[dict[str, Any]] = []
     for idx, (family, workload) in enumerate(todo, start=1):
         try:

@@ -21,6 +21,8 @@ FLOOR_MIN_WEIGHT_BYTES = 32e6
 
 FASTEST = "fastest of torch"
 
+_L2_HOLDS = {"clean": "lines that were read", "dirty": "lines that were written"}
+
 Row = Mapping[str, Any]
 
 
@@ -146,7 +148,8 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         "",
         f"Command: `{report['command']}`, {report['seconds']:.0f} s.",
         "",
-        "Times are medians in µs ± the interquartile range: on the device, with a cold L2, ours and "
+        "Times are medians in µs ± the interquartile range: on the device, with an L2 that "
+        f"holds {_L2_HOLDS[report['l2']]} of another buffer, ours and "
         "torch's interleaved in one run. Each product was compared with float64 first, every "
         "element, fresh random inputs over an output of NaN; one that is wrong has no figure. "
         "Ratios are torch's time over ours, so above 1 ours is faster. The m of this summary is, for "

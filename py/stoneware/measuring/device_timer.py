@@ -1,4 +1,4 @@
-"""Times calls on the GPU against each other: cold L2, device time only, interleaved.
+"""Times calls on the GPU against each other: operands from memory, device time only, interleaved.
 
 Rounds: each round times every call once, in an order drawn anew, so that a change of clock or
 temperature meets all of them alike. How one call is timed: see stopwatch.py.
