@@ -317,9 +317,9 @@ __device__ void StoreRun(const Params& params, int m, int n, const unsigned (&wo
   }
 }
 
-// The boxes of a warp group: parts of its tile in shared memory, on their way to d. Each has kBoxRows
-// rows of 128 bytes, whose 16-byte chunks are permuted as CU_TENSOR_MAP_SWIZZLE_128B has them. All
-// threads of the warp group call together.
+// The boxes of a warp group: parts of its tile in shared memory, on their way to d. Each has
+// kBoxRows rows of 128 bytes, whose 16-byte chunks are permuted as CU_TENSOR_MAP_SWIZZLE_128B has
+// them. All threads of the warp group call together.
 class Boxes {
  public:
   __device__ Boxes(const Shared& shared, int warp_group)

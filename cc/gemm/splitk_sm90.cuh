@@ -37,10 +37,10 @@
 //   workspace, no second kernel and no atomic.
 // - The loads of a block start as soon as its barriers are ready. Where there are more tiles than
 //   fit the SMs a block does several, and loads the next while one is written.
-// - What a tile stores goes through shared memory in whole lines, by TMA, while the next is multiplied:
-//   from registers a warp writes 32 or 64 bytes of a row, at 19 bytes a cycle and SM. On an H200 that
-//   was 1 to 6 % of a whole call, of 128x224 at m = 512, n = 7168, k = 2048 15.1 us to 14.4.
-// - Tensor maps promote loads in L2 to 128 bytes, not 256: 4 to 5 % at m = 16, n = 28672, k = 4096.
+// - What a tile stores goes through shared memory in whole lines, by TMA, while the next one is
+//   multiplied: from registers a warp writes 32 or 64 bytes of a row, at 19 bytes a cycle and SM.
+//   On an H200 that was 1 to 6 % of a call: 15.1 us to 14.4 at m = 512, n = 7168, k = 2048.
+// - Tensor maps promote loads in L2 to 128 bytes, not 256: at m = 16 and large n 3 to 4 %.
 // - At larger m every SM has to multiply all the time: tiles of 192x176 are 132 of 2112 x 2048, one
 //   for each SM of an H200, where 128x128 make two waves and a bit.
 //
@@ -148,9 +148,9 @@ inline constexpr int kBarrierBytes = 2 * kStages * 8;
 inline constexpr bool kStoresRegisters = kOutBytes == 2 && kColumns % 16 == 0;
 static_assert(kSwapAb || kStoresRegisters, "partial sums are of swapped operands");
 
-// From m = 64 on most of it goes in boxes of 64 columns of n, 128 bytes: each warp group writes some
-// to shared memory, from where TMA stores them. All of 64 rows if there is room for as many beside
-// the stages, so that the next tile is multiplied while they are stored.
+// From m = 64 on most of it goes in boxes of 64 columns of n, 128 bytes: each warp group writes
+// some to shared memory, from where TMA stores them. All of 64 rows if there is room for as many
+// beside the stages, so that the next tile is multiplied while they are stored.
 inline constexpr int kBoxColumns = 64;
 inline constexpr int kBoxRows = kSwapAb ? kTileM : 64;
 inline constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;

@@ -20,6 +20,7 @@ from stoneware.autotune.entries import device_entries
 from stoneware.autotune.layers import Source
 from stoneware.autotune.table import Block, Choice, Entry
 from stoneware.autotune.table_entry import MODELLED_RUN
+from stoneware.autotune.tile_rule import is_near
 from stoneware.autotune.time_model import Corrections, TimeModel, corrections_of, estimates
 from stoneware.report import measures, regret
 
@@ -55,6 +56,14 @@ BETWEEN = tuple(itertools.product(
     (8, 24, 48, 80, 112, 200, 400, 1000), (2560, 5120, 7168, 14336), (3072, 7168, 10240)
 ))
 """m, n and k that were not measured."""
+
+
+def near_enough(m):
+    """The configs that are raced at m."""
+    return [
+        config for config, model in TRUTH.items()
+        if config == small.VENDOR or is_near(model.tile_m, m)
+    ]
 
 
 def true_us(config, m, n, k):
@@ -203,7 +212,7 @@ def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
 def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another(baked):
     worst, worst_of_nearest = 1.0, 1.0
     for m, n, k in BETWEEN:
-        best_us = min(true_us(config, m, n, k) for config in TRUTH)
+        best_us = min(true_us(config, m, n, k) for config in near_enough(m))
         modelled, nearest = itertools.islice(lookup.answers(
             small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)]), 2)
         assert (modelled.layer, modelled.grade) == ("nearest shape", "nearest shape")
@@ -214,41 +223,52 @@ def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another
     assert worst_of_nearest > 1.2
 
 
+def test_tile_of_which_less_than_half_would_be_filled_is_no_candidate(tmp_path):
+    """It was measured at the next larger m, and never as far down as this one."""
+    fast = [
+        replace(one, median_us=one.median_us / 3) if one.config == SMALL else one
+        for one in samples() if one.config != SMALL or one.key.m >= 32
+    ]
+    table = small.bake_samples(tmp_path, fast)
+    assert find(table, m=32, n=5120, k=5120).choice.config == SMALL
+    assert find(table, m=31, n=5120, k=5120).choice.config in near_enough(31)
+
+
 def test_same_weight_at_another_m_is_modelled_too(baked):
     for m in (8, 48, 72, 200, 1000):
         found = find(baked, m=m, n=4096, k=4096)
         assert (found.layer, found.grade) == ("nearest m", "nearest m")
         assert (found.modelled_from.n, found.modelled_from.k) == (4096, 4096)
-        best = min(TRUTH, key=lambda config: true_us(config, m, 4096, 4096))
+        best = min(near_enough(m), key=lambda config: true_us(config, m, 4096, 4096))
         assert found.choice.config == best
         assert found.choice.median_us == pytest.approx(true_us(best, m, 4096, 4096), rel=0.01)
 
 
 def test_near_measurements_correct_the_model():
-    off = {BIG: 1.3, TINY: 2.0, SMALL: 1.3, small.VENDOR: 0.9}
+    off = {BIG: 1.3, TINY: 0.8, SMALL: 1.2, small.VENDOR: 0.9}
     near = [
-        (apart, corrections_of(Entry(key=small.key(m=16, n=n), rule="", choices=tuple(
-            Choice(config=config, median_us=true_us(config, 16, n, 4096) * times, spread_us=0.0,
+        (apart, corrections_of(Entry(key=small.key(m=64, n=n), rule="", choices=tuple(
+            Choice(config=config, median_us=true_us(config, 64, n, 4096) * times, spread_us=0.0,
                    run="run-1") for config, times in off.items())), TRUTH))
         for apart, n in ((0.01, 4096), (0.04, 4608))
     ]
-    found = {one.config: one.us for one in estimates(16, 4352, 4096, near)}
+    found = {one.config: one.us for one in estimates(64, 4352, 4096, near)}
     assert found.keys() == off.keys()
     for config, us in found.items():
-        assert us == pytest.approx(off[config] * true_us(config, 16, 4352, 4096), rel=1e-3)
+        assert us == pytest.approx(off[config] * true_us(config, 64, 4352, 4096), rel=1e-3)
 
 
 def test_nearer_and_equally_full_measurements_count_for_more():
     model = TRUTH[SMALL]
-    _, full = model.at(16, 4096, 4096)
+    _, full = model.at(64, 4096, 4096)
 
     def us(*corrections):
         near = [
             (apart, Corrections("bf16", {0: (SMALL, model)}, [(0, 0, ratio, fullness)]))
             for apart, ratio, fullness in corrections
         ]
-        [found] = estimates(16, 4096, 4096, near)
-        return found.us / model.at(16, 4096, 4096)[0]
+        [found] = estimates(64, 4096, 4096, near)
+        return found.us / model.at(64, 4096, 4096)[0]
 
     assert us((0.1, 1.0, full), (0.1, 1.2, full)) == pytest.approx(1.1)
     assert us((0.1, 1.0, full), (0.5, 1.2, full)) < 1.02
@@ -266,14 +286,14 @@ def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
 
 
 def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked, tmp_path):
-    m, n, k = 24, 5120, 5120
+    m, n, k = 40, 5120, 5120
     first = find(baked, m=m, n=n, k=k).choice.config
     # On this machine another one is the fastest there.
     other = next(config for config in (TINY, SMALL) if config != first)
     own = small.bake_samples(tmp_path, [
         small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0),
                      m=at, n=n, k=k)
-        for at in (16, 32) for config in TRUTH
+        for at in (32, 48) for config in TRUTH
     ])
     found = find(own, baked, m=m, n=n, k=k)
     assert (found.choice.config, found.source) == (other, "source 0")
@@ -340,11 +360,11 @@ def test_config_that_is_fast_nowhere_near_is_not_estimated():
         return Corrections("bf16", candidates, [(at, 0, 1.0 + rank / 100, 1.0)
                                                 for rank, at in enumerate(order)])
 
-    found = estimates(16, 4096, 4096, [(0.1, near(*range(8)))])
+    found = estimates(64, 4096, 4096, [(0.1, near(*range(8)))])
     assert [one.config for one in found] == configs[:6]
-    found = estimates(16, 4096, 4096, [(0.1, near(*range(8))), (0.2, near(7, 0))])
+    found = estimates(64, 4096, 4096, [(0.1, near(*range(8))), (0.2, near(7, 0))])
     assert {one.config for one in found} == {*configs[:6], configs[7]}
-    us, _ = TRUTH[BIG].at(16, 4096, 4096)
+    us, _ = TRUTH[BIG].at(64, 4096, 4096)
     [last] = [one.us for one in found if one.config == configs[7]]
     assert us * 1.0 < last < us * 1.07, "what every near problem says of it"
 
@@ -377,7 +397,7 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     files = small.write_device(tmp_path / "samples", samples())
     small.install(
         tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
-    explanation = sw.explain("scaled_mm", m=24, n=5120, k=7168, device="H200")
+    explanation = sw.explain("scaled_mm", m=48, n=5120, k=7168, device="H200")
     assert (explanation.layer, explanation.grade) == ("nearest shape", "nearest shape")
     reason = explanation.decision.reason
     assert " us modelled for NVIDIA H200; from 6 measured problems, the nearest m=" in reason

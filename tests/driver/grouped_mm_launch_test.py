@@ -14,7 +14,7 @@ _A, _B, _D, _SCALE_A, _SCALE_B, _STREAM, _OFFSETS = (i << 20 for i in range(1, 8
 # Values of the enums in cuda.h.
 _UINT8, _BFLOAT16 = "0", "9"
 _SWIZZLE_128B = "3"
-_L2_256B = "3"
+_L2_128B = "2"
 
 _SCALES = {_WIDE: "row", _SWAPPED: "none"}
 
@@ -38,7 +38,7 @@ def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box
     return {
         "type": kind, "rank": str(rank), "address": str(address), "dims": dims,
         "strides": strides, "box": box, "element_strides": ",".join("1" * rank),
-        "interleave": "0", "swizzle": _SWIZZLE_128B, "l2_promotion": _L2_256B, "fill": "0",
+        "interleave": "0", "swizzle": _SWIZZLE_128B, "l2_promotion": _L2_128B, "fill": "0",
         "context": "1",
     }
 

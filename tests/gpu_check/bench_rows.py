@@ -38,7 +38,8 @@ def report(**changes) -> dict:
     }  # fmt: skip
     timing = {"median_us": 5.0, "spread_us": 0.2}
     return {
-        "schema": 3, "l2": "clean", "date": "2026-01-01", "command": "bench", "commit": "c0ffee", "seconds": 200.0,
+        "schema": 3, "l2": "clean", "date": "2026-01-01", "command": "bench",
+        "commit": "c0ffee", "seconds": 200.0,
         "wheel_sha256": "0" * 64, "families": {name: FAMILIES[name].title for name in FAMILIES},
         "machine": {
             "gpu": "a GPU", "driver": "1", "torch": "2", "cuda_of_torch": "13", "python": "3.12",

@@ -23,8 +23,8 @@ BAND = 0.03
 0.8 % (standard deviation) beside the others of its shape, by more than its spread tells. 1.1 % of
 the problems got another config, 4.8 % with the plain fastest, and 8.8 % where overlapping spreads
 tied and the order began with our kernels. What the first tune chose took 0.1 % longer than the
-fastest of the second (geometric mean). With the kernels of today 10 of 272 problems got another, and
-33 with the plain fastest, in two tunes a quarter of an hour apart, maybe on two H200s
+fastest of the second (geometric mean). With the kernels of today 12 of 280 problems got another, and
+30 with the plain fastest, in two tunes 20 minutes apart, maybe on two H200s
 (tools/bench/table_quality.py)."""
 
 LONG_US = 400.0

@@ -22,7 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stoneware.autotune.choose import is_vendor
 from stoneware.autotune.config import AnyConfig
+from stoneware.autotune.tile_rule import is_near
 
 if TYPE_CHECKING:
     from stoneware.autotune.table_entry import Entry
@@ -176,7 +178,8 @@ class Estimate(NamedTuple):
 def estimates(
     m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]
 ) -> list[Estimate]:
-    """The estimate of every config that was among the fastest at a near problem, the fastest first.
+    """The estimate of every config that was among the fastest at a near problem and would be raced
+    at this one, the fastest first.
 
     Args:
       m, n, k: the problem.
@@ -195,9 +198,10 @@ def estimates(
         for position, _, _, _ in corrections[:_FASTEST]:
             if position not in found:
                 config, model = candidates[position]
-                found[position] = None if model is None else [
-                    config, *model.at(m, n, k), 0.0, 0.0, False]
-    if not near or by_source[id(near[0][1].candidates)][near[0][1].corrections[0][0]] is None:
+                is_candidate = model is not None and (is_vendor(config) or is_near(model.tile_m, m))
+                found[position] = [
+                    config, *model.at(m, n, k), 0.0, 0.0, False] if is_candidate else None
+    if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
     for apart, (_, candidates, corrections) in near:
         nearest = apart + _NEAR
