@@ -1,4 +1,4 @@
-"""In which order the kernels come where nothing was measured."""
+"""In which order the kernels come where nothing was measured, and which are near enough to m."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from stoneware.autotune.key import Key
-from stoneware.autotune.tile_rule import by_tile_m
+from stoneware.autotune.tile_rule import by_tile_m, is_near
 from stoneware.runtime.manifest import KernelRecord
 
 
@@ -62,3 +62,15 @@ def test_wide_tiles_of_the_same_source_come_after_the_regular_ones_too():
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
+
+
+@pytest.mark.parametrize(
+    ("extent", "least", "most"),
+    [(16, 1, 128), (32, 16, 256), (64, 32, 512), (128, 64, 1 << 20), (192, 96, 1 << 20)],
+)
+def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(
+    extent: int, least: int, most: int
+) -> None:
+    assert is_near(extent, least) and is_near(extent, most)
+    assert least == 1 or not is_near(extent, least - 1)
+    assert most == 1 << 20 or not is_near(extent, most + 1)

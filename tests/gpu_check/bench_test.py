@@ -60,6 +60,8 @@ def test_first_calls_are_medians_of_the_processes_that_ended_well():
 
 def test_the_page_has_every_family_and_every_shape():
     text = bench_summary.to_markdown(report(missing={"matmul": "AttributeError: no matmul"}))
+    assert "an L2 that holds lines that were read of another buffer" in text
+    assert "lines that were written" in bench_summary.to_markdown(report(l2="dirty"))
     assert "| scaled_mm, fp8 with row scales | torch_row | up to 128 | 4.000 | 2.000 | o, m=1 | 2 |" in text
     assert "- Not in this installation: matmul: AttributeError: no matmul" in text
     assert "| scaled_mm, fp8 with row scales | stoneware | - | - | 9.0 | 5.00 | 0.040 | 3 |" in text

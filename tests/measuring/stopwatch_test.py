@@ -70,6 +70,16 @@ def make(monkeypatch):
     return make
 
 
+@pytest.mark.parametrize("is_dirty", (False, True))
+def test_a_flush_reads_all_of_its_buffer_or_writes_all_of_it(is_dirty):
+    made = CudaStopwatch.__new__(CudaStopwatch)
+    made._is_dirty = is_dirty
+    made._flush_rows, made._flush_sums = torch.ones(4, 8), torch.zeros(4)
+    made._flush()
+    assert made._flush_rows.eq(0 if is_dirty else 1).all()
+    assert made._flush_sums.eq(0 if is_dirty else 8).all()
+
+
 def test_a_host_that_keeps_up_costs_no_sleep(make):
     gpu = Gpu(host_s=20e-6)
     assert make(gpu).time_call("a", gpu.call) == pytest.approx(10.0, abs=0.01)

@@ -17,8 +17,8 @@ a few microseconds, the same for each call.
 
 In a graph: several pairs of flush and call, less a graph of as many flushes alone, divided by their
 number (tritonbench's _do_bench_cudagraph_with_cache_clear). What is left is what one more call
-costs a stream that is busy: no event stands between flush and call, and the lines of the L2 that
-the flush leaves to be written back count for the flush in both graphs. triton's do_bench_cudagraph
+costs a stream that is busy: no event stands between flush and call, and lines that a flush that
+writes leaves to be written back count for it in both graphs. triton's do_bench_cudagraph
 and rotating inputs are not used: without a flush small operands stay in the L2.
 """
 
