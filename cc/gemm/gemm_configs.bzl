@@ -200,7 +200,7 @@ _SPLITK_OPERAND_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2}
 # (splitk_sm90.cuh, kConsumerRegisters). Of four warp groups a thread has too few for any.
 _SPLITK_MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
-_SPLITK_OUT_DTYPES = ["bf16", "fp16", "fp32"]
+_SPLITK_OUT_DTYPES = ["bf16", "fp16"]
 
 def splitk_config(
         op,
@@ -210,7 +210,8 @@ def splitk_config(
         stages,
         warp_groups = 1,
         block_scales = False,
-        swap_ab = True):
+        swap_ab = True,
+        b_dtype = None):
     """Describes one kernel whose clusters may share the k of a tile, for small and middling m, or,
     without swapped operands, whose blocks go from tile to tile (splitk_sm90.cuh).
 
@@ -226,32 +227,35 @@ def splitk_config(
 
     Args:
       op: "scaled_mm" or "matmul".
-      dtype: of both operands: "e4m3", "e5m2", "bf16" or "fp16".
-      out: dtype of the result, "bf16", "fp16" or "fp32".
+      dtype: of the left operand: "e4m3", "e5m2", "bf16" or "fp16".
+      out: dtype of the result, "bf16" or "fp16".
       tile: (m, n, k) elements of the tile; with swap_ab that of the swapped problem, whose m runs
         along the user's n.
       stages: tiles of both operands in flight.
       warp_groups: warp groups that share the accumulators of one tile.
       block_scales: scales 1x128 of a and 128x128 of b, of fp8.
-      swap_ab: whether d^T = b^T a^T is computed; else k cannot be split.
+      swap_ab: whether d^T = b^T a^T is computed; else, or with three warp groups, k is not split.
+      b_dtype: of the right operand, with as many bytes; None is the left one's.
 
     Returns:
       A struct as gemm_config() gives it.
     """
     _check_one_of("op", op, ["matmul", "scaled_mm"])
+    b_dtype = b_dtype or dtype
     _check_one_of("dtype", dtype, sorted(_SPLITK_OPERAND_BYTES))
+    element_bytes = _SPLITK_OPERAND_BYTES[dtype]
+    _check_one_of("b_dtype", b_dtype, [dtype] if element_bytes > 1 else _OPERAND_DTYPES)
     _check_one_of("out", out, _SPLITK_OUT_DTYPES)
     _check_triple("tile", tile)
     tile_m, tile_n, tile_k = tile
-    element_bytes = _SPLITK_OPERAND_BYTES[dtype]
     if tile_m % 64 != 0 or tile_m > 256:
         _fail(
             "tile m must be a multiple of 64 up to 256, the largest box of TMA",
             "it is {}".format(tile_m),
             "change it",
         )
-    if tile_n % 8 != 0 or tile_n > 256:
-        _fail("tile n must be a multiple of 8 up to 256", "it is {}".format(tile_n), "change it")
+    if tile_n % 16 != 0 or tile_n > 256:
+        _fail("tile n must be a multiple of 16 up to 256", "it is {}".format(tile_n), "change it")
     if warp_groups not in _SPLITK_MAX_ACCUMULATORS:
         _fail("warp_groups must be 1, 2 or 3", "it is {}".format(warp_groups), "choose one of them")
     if tile_m % (64 * warp_groups) != 0:
@@ -277,19 +281,18 @@ def splitk_config(
             "it is {} bytes".format(tile_k * element_bytes),
             "change it",
         )
-    if not swap_ab and (out == "fp32" or tile_n % 16 != 0 or block_scales):
+    if not swap_ab and block_scales:
         _fail(
-            "operands that are not swapped are of a 16-bit result, tile n a multiple of 16 and no " +
-            "block scales",
-            "out is {}, tile n {}, block_scales {}".format(repr(out), tile_n, block_scales),
-            "swap them, or change these",
+            "operands with block scales must be swapped",
+            "swap_ab is False",
+            "swap them, or leave block_scales away",
         )
 
-    # Beside the stages: vectors of two tiles, barriers, alignment, and the block scales of each
-    # stage (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
+    # Beside the stages: vectors of two tiles, barriers, and the block scales of each stage
+    # (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
     vectors = 2 * tile_m + tile_n if swap_ab else tile_m + 2 * tile_n
     shared_bytes = (
-        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 * vectors + 1024 +
+        stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 + 8 * vectors +
         (stages * (tile_k // _SCALE_BLOCK) * (tile_n + 4) * 4 if block_scales else 0)
     )
     if stages < _MIN_STAGES or shared_bytes > _MAX_SHARED_BYTES:
@@ -297,16 +300,6 @@ def splitk_config(
             "at least {} stages must fit {} bytes of shared memory".format(_MIN_STAGES, _MAX_SHARED_BYTES),
             "{} stages take {}".format(stages, shared_bytes),
             "change tile or stages",
-        )
-
-    # Of the splits' partial sums, columns of tile m and 4 more in fp32.
-    partial_bytes = 4 * tile_n * (tile_m + 4)
-    stages_bytes = stages * (tile_m + tile_n) * tile_k * element_bytes
-    if swap_ab and partial_bytes > stages_bytes and shared_bytes + partial_bytes > _MAX_SHARED_BYTES:
-        _fail(
-            "partial sums of the tile must fit in place of the stages, or beside them",
-            "they take {} bytes and the stages {}".format(partial_bytes, stages_bytes),
-            "shrink the tile",
         )
 
     if block_scales and (element_bytes != 1 or tile_m > _SCALE_BLOCK):
@@ -332,11 +325,12 @@ def splitk_config(
             "shrink the tile",
         )
 
-    schedule = "splitk" if swap_ab else "persistent"
+    # Where a block stores whole warps of a tile, three warp groups cannot be shared by two.
+    schedule = "splitk" if swap_ab and warp_groups < 3 else "persistent"
     kernel_id = "{}_sm90_{}_{}_{}_{}_1x1x1_{}{}x{}{}".format(
         op + ("_block" if block_scales else ""),
         dtype,
-        dtype,
+        b_dtype,
         out,
         "x".join([str(x) for x in tile]),
         schedule,
@@ -348,12 +342,13 @@ def splitk_config(
         id = kernel_id,
         op = op,
         source = "splitk_sm90",
-        device_hdrs = ["transpose_sm90.cuh"],
+        device_hdrs = ["ring_position_sm90.cuh", "transpose_sm90.cuh"],
         arch = "sm_90a",
         defines = [
             "STONEWARE_KERNEL_ID=" + kernel_id,
             "STONEWARE_OP=" + op,
             "STONEWARE_A=" + dtype,
+            "STONEWARE_B=" + b_dtype,
             "STONEWARE_OUT=" + out,
             "STONEWARE_TILE_M={}".format(tile_m),
             "STONEWARE_TILE_N={}".format(tile_n),
@@ -366,7 +361,7 @@ def splitk_config(
         config_json = json.encode({
             "a": dtype,
             "accumulation": "fast",
-            "b": dtype,
+            "b": b_dtype,
             "cluster": (1, 1, 1),
             "layout": "nt",
             "out": out,
@@ -421,15 +416,36 @@ SPLITK_SM90 = [
         ((64, 96, 128), 8, 1, True),
         ((64, 128, 128), 8, 1, True),
         ((64, 192, 128), 5, 1, True),
+        ((128, 64, 128), 8, 2, True),
         ((128, 96, 128), 7, 2, True),
         ((128, 192, 128), 5, 2, True),
         ((192, 176, 128), 4, 3, True),
         ((64, 96, 256), 5, 1, False),
         ((64, 112, 256), 4, 1, False),
+        ((128, 96, 128), 7, 2, False),
+        ((128, 112, 128), 6, 2, False),
         ((128, 192, 128), 4, 2, False),
         ((128, 224, 128), 4, 2, False),
         ((128, 256, 128), 4, 2, False),
         ((192, 176, 128), 4, 3, False),
+    ]
+] + [
+    # The gradient of a layer's output, by its weight or its input.
+    splitk_config(
+        op = "scaled_mm",
+        dtype = "e5m2",
+        b_dtype = "e4m3",
+        out = "bf16",
+        tile = tile,
+        stages = stages,
+        warp_groups = warp_groups,
+        swap_ab = swap_ab,
+    )
+    for tile, stages, warp_groups, swap_ab in [
+        ((64, 64, 256), 6, 1, True),
+        ((64, 128, 128), 8, 1, True),
+        ((128, 192, 128), 4, 2, False),
+        ((128, 256, 128), 4, 2, False),
     ]
 ] + [
     splitk_config(
@@ -461,6 +477,7 @@ SPLITK_SM90 = [
         ((64, 16, 128), 9, 1, True),
         ((64, 32, 128), 8, 1, True),
         ((64, 64, 128), 6, 1, True),
+        ((128, 64, 64), 8, 2, True),
         ((64, 96, 128), 5, 1, False),
         ((64, 112, 128), 4, 1, False),
         ((128, 128, 64), 6, 2, False),
@@ -588,6 +605,9 @@ SCALED_MM_SLOW_SM90 = [
         ("e4m3", "e4m3", "bf16", (128, 128, 128), "cooperative"),
         ("e4m3", "e4m3", "bf16", (64, 128, 128), "pingpong"),
         ("e4m3", "e4m3", "fp32", (128, 128, 128), "cooperative"),
+        ("e5m2", "e4m3", "bf16", (128, 128, 128), "cooperative"),
+        ("e5m2", "e4m3", "fp32", (128, 128, 128), "cooperative"),
+        ("e4m3", "e5m2", "bf16", (128, 128, 128), "cooperative"),
     ]
 ]
 
@@ -654,7 +674,7 @@ def grouped_mm_config(operand, out, tile, schedule, swap_ab = False):
         id = kernel_id,
         op = "grouped_mm",
         source = "grouped_mm_sm90",
-        device_hdrs = ["transpose_sm90.cuh"],
+        device_hdrs = ["ring_position_sm90.cuh", "transpose_sm90.cuh"],
         arch = "sm_90a",
         defines = [
             "STONEWARE_KERNEL_ID=" + kernel_id,

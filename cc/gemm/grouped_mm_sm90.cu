@@ -8,6 +8,7 @@
 
 #include "cc/gemm/grouped_mm_sm90.cuh"
 
+#include "cc/gemm/ring_position_sm90.cuh"
 #include "cc/gemm/transpose_sm90.cuh"
 
 #include "cute/tensor.hpp"
@@ -78,25 +79,6 @@ struct Shared {
   __device__ int* offsets() const { return m_tile_ends() + kMaxGroups; }
 };
 
-// A place in the ring: the stage, and the parity of how often it has been come to.
-struct RingPosition {
-  int stage = 0;
-  unsigned parity = 0;
-
-  __device__ void Advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-
-  __device__ void Advance(int steps) {
-    stage += steps;
-    parity ^= (stage / kStages) & 1;
-    stage %= kStages;
-  }
-};
-
 // Fills the table: offsets, and the ends of the groups in tiles along m. Called by the whole block.
 __device__ void MakeTable(const Params& params, const Shared& shared) {
   int* const offsets = shared.offsets();
@@ -146,7 +128,7 @@ __device__ Tile FindTile(const Params& params, const Shared& shared, int num_n_t
 __device__ void Load(const Params& params, const Shared& shared, int num_tiles, int num_n_tiles,
                      int num_steps) {
   const auto keep = static_cast<std::uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-  RingPosition ring;
+  RingPosition<kStages> ring;
   for (int tile_idx = blockIdx.x; tile_idx < num_tiles; tile_idx += gridDim.x) {
     const Tile tile = FindTile(params, shared, num_n_tiles, tile_idx);
     for (int step = 0; step < num_steps; ++step) {
@@ -283,7 +265,7 @@ __device__ void Multiply(const Params& params, const Shared& shared, int num_til
   static_assert(size(accumulators) == kTileRows * kTileColumns /
                                           (kConsumersPerTile * kThreadsPerGroup));
 
-  RingPosition ring;
+  RingPosition<kStages> ring;
   int tile_idx = blockIdx.x;
   int stride = gridDim.x;
   if constexpr (kIsPingpong) {

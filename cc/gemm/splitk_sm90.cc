@@ -25,10 +25,6 @@ extern "C" const char STONEWARE_CUBIN_END[];
 namespace stoneware::gemm::sm90 {
 namespace {
 
-// The largest cluster that every Hopper GPU takes (CUDA C++ Programming Guide, thread block
-// clusters).
-constexpr int kMaxCluster = 8;
-
 int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }
 
 // What a block has of an SM's 228 KiB of shared memory, and 1 KiB that the system takes (CUDA C++
@@ -58,34 +54,31 @@ bool CanImplement(const GemmProblem& problem) {
   };
   return fits(problem.m, kTileM) && fits(problem.n, kTileN) && fits(problem.k, kTileK) &&
          problem.batch == 1 && problem.num_groups == 0 && HasScales(problem) && is_power_of_two &&
-         problem.splits <= (kSwapAb ? kMaxCluster : 1) && problem.splits <= CeilDiv(problem.k, kTileK) &&
+         problem.splits <= kMaxSplits && problem.splits <= CeilDiv(problem.k, kTileK) &&
          // Blocks along x are counted in an int.
          num_tiles * problem.splits <= std::numeric_limits<int>::max();
 }
 
 std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
 
-void EncodeResult(CUtensorMap* map, void* address, int m, int n, std::int64_t ldd) {
-  const cuuint64_t dims[] = {static_cast<cuuint64_t>(n), static_cast<cuuint64_t>(m)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(ldd) * kOutBytes};
-  const cuuint32_t box[] = {kBoxColumns, kBoxRows};
+// A row-major matrix [rows, columns], in boxes of so many rows and 128 bytes of a row.
+void Encode(CUtensorMap* map, CUtensorMapDataType type, unsigned element_bytes,
+            const void* address, int rows, int columns, std::int64_t ld, int box_rows,
+            CUtensorMapL2promotion promotion) {
+  const cuuint64_t dims[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * element_bytes};
+  const cuuint32_t box[] = {kChunkBytes / element_bytes, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
-  host_adapter::EncodeTiledByMemo(
-      map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, address, dims, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  host_adapter::EncodeTiledByMemo(map, type, 2, const_cast<void*>(address), dims, strides, box,
+                                  element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                  CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std::int64_t ld,
                    int box_extent) {
-  const cuuint64_t dims[] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(extent)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * kOperandBytes};
-  const cuuint32_t box[] = {kChunkElements, static_cast<cuuint32_t>(box_extent)};
-  const cuuint32_t element_strides[] = {1, 1};
-  host_adapter::EncodeTiledByMemo(
-      map, dtype::STONEWARE_A::kTensorMapType, 2, const_cast<void*>(address), dims, strides, box,
-      element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  Encode(map, dtype::STONEWARE_A::kTensorMapType, kOperandBytes, address, extent, k, ld, box_extent,
+         CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
@@ -93,8 +86,9 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   Params params;
   EncodeOperand(&params.b_map, tensors.b, problem.n, problem.k, problem.ldb, kTileN);
   EncodeOperand(&params.a_map, tensors.a, problem.m, problem.k, problem.lda, kTileM);
-  if constexpr (kStoresBoxes) {
-    EncodeResult(&params.d_map, tensors.d, problem.m, problem.n, problem.ldd);
+  if (kStoresBoxes && (problem.splits == 1 || kSplitsStoreBoxes)) {
+    Encode(&params.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kOutBytes, tensors.d, problem.m,
+           problem.n, problem.ldd, kBoxRows, CU_TENSOR_MAP_L2_PROMOTION_NONE);
   }
   params.d = tensors.d;
   params.scale_a = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
@@ -116,12 +110,17 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   params.k = problem.k;
   params.num_k_tiles = CeilDiv(problem.k, kTileK);
   params.num_m_tiles = CeilDiv(problem.m, kTileM);
-  params.num_tiles = params.num_m_tiles * CeilDiv(problem.n, kTileN);
-  params.band = std::min(std::max(kBandM / kTileM, 1), params.num_m_tiles);
+  const int num_n_tiles = CeilDiv(problem.n, kTileN);
+  params.num_tiles = params.num_m_tiles * num_n_tiles;
+  const int band = std::min(std::max(kBandM / kTileM, 1), params.num_m_tiles);
+  params.last_band = (params.num_m_tiles - 1) / band;
+  params.tiles_of_band = cutlass::FastDivmod(band * num_n_tiles);
+  params.height_of_band = cutlass::FastDivmod(band);
+  params.height_of_last_band = cutlass::FastDivmod(params.num_m_tiles - params.last_band * band);
 
   // So many blocks that each has as many tiles, or one less.
   int num_clusters = params.num_tiles;
-  if (kGoesOn && problem.splits == 1 && problem.num_sms > 0) {
+  if (problem.splits == 1 && problem.num_sms > 0) {
     const int waves = CeilDiv(params.num_tiles, problem.num_sms * kBlocksPerSm);
     num_clusters = CeilDiv(params.num_tiles, waves);
   }

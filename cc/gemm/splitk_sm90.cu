@@ -8,6 +8,7 @@
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 #endif
 
+#include "cc/gemm/ring_position_sm90.cuh"
 #include "cc/gemm/transpose_sm90.cuh"
 #include "cute/algorithm/gemm.hpp"
 #include "cute/arch/cluster_sm90.hpp"
@@ -29,40 +30,32 @@ using e4m3 = cutlass::float_e4m3_t;
 using e5m2 = cutlass::float_e5m2_t;
 using bf16 = cutlass::bfloat16_t;
 using fp16 = cutlass::half_t;
-using fp32 = float;
 }  // namespace element
 
-using Operand = element::STONEWARE_A;
+using RowOperand = cute::conditional_t<kSwapAb, element::STONEWARE_B, element::STONEWARE_A>;
+using ColumnOperand = cute::conditional_t<kSwapAb, element::STONEWARE_A, element::STONEWARE_B>;
 using Out = element::STONEWARE_OUT;
 
-using SwizzleAtom = cute::GMMA::Layout_K_SW128_Atom<Operand>;
-template <int kExtent>
+template <class Operand, int kExtent>
 using StageLayout = decltype(cute::tile_to_shape(
-    SwizzleAtom{},
+    cute::GMMA::Layout_K_SW128_Atom<Operand>{},
     cute::make_shape(cute::Int<kExtent>{}, cute::Int<kChunkElements>{},
                      cute::Int<kStages * kChunks>{})));
 
 using Mma = decltype(cute::make_tiled_mma(
-    cute::GMMA::ss_op_selector<Operand, Operand, float,
+    cute::GMMA::ss_op_selector<RowOperand, ColumnOperand, float,
                                cute::Shape<cute::_64, cute::Int<kColumns>,
                                            cute::Int<kChunkElements>>>(),
     cute::Layout<cute::Shape<cute::Int<STONEWARE_WARP_GROUPS>, cute::_1, cute::_1>>{}));
 
-// What one thread stores at a time: 8 neighbours in n, 16 bytes of a 16-bit output.
-constexpr int kRun = 8;
-
-struct alignas(16) OutRun {
-  Out values[kRun];
-};
-
-[[maybe_unused]] __device__ float4 LoadFromBlock(std::uint32_t shared_address, std::uint32_t rank) {
-  const std::uint32_t address = cute::set_block_rank(shared_address, rank);
-  float4 value;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "r"(address)
-               : "memory");
-  return value;
+// Writes 16 bytes to the shared memory of a block of the cluster, and tells its barrier.
+[[maybe_unused]] __device__ void StoreToBlock(std::uint32_t address, std::uint32_t barrier,
+                                              float x, float y, float z, float w) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+      : "memory");
 }
 
 // Copies 4 bytes to shared memory, or zeros if `is_inside` is false.
@@ -82,6 +75,21 @@ __device__ void ArriveWhenCopied(std::uint64_t* barrier) {
 
 using Full = cutlass::arch::ClusterTransactionBarrier;
 using Empty = cutlass::arch::ClusterBarrier;
+
+// Waits for the barrier's first phase, and sees what other blocks of the cluster wrote before.
+[[maybe_unused]] __device__ void WaitForCluster(Full* barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred is_done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 is_done, [%0], 0;\n"
+      "@is_done bra done;\n"
+      "bra again;\n"
+      "done:\n"
+      "}\n" ::"r"(cute::cast_smem_ptr_to_uint(barrier))
+      : "memory");
+}
+
 using cutlass::arch::NamedBarrier;
 
 // Barriers of the consumers, alone or with the warp that loads.
@@ -92,19 +100,24 @@ constexpr unsigned kBarriersReadyForScales = 3;
 // Among a warp group that multiplies; of the next ones those after it.
 constexpr unsigned kAmongWarpGroup = 4;
 
-// This block's part of the work.
+// This block's part of the work. Nothing is divided: that is a chain of some 20 instructions, for
+// which the first load would wait.
+template <bool kSplitsK>
 struct Share {
-  int splits = static_cast<int>(cute::cluster_shape().x);
-  int rank = static_cast<int>(cute::block_rank_in_cluster());  // which share of k
-  int first_tile = static_cast<int>(blockIdx.x) / splits;
-  int stride = static_cast<int>(gridDim.x) / splits;  // from one tile to the next
-  int first_step;
+  int splits = kSplitsK ? static_cast<int>(cute::cluster_shape().x) : 1;
+  int rank = kSplitsK ? static_cast<int>(cute::block_rank_in_cluster()) : 0;  // which share of k
+  int first_tile = static_cast<int>(kSplitsK ? cute::cluster_id_in_grid().x : blockIdx.x);
+  // From one tile to the next.
+  int stride = static_cast<int>(kSplitsK ? cute::cluster_grid_dims().x : gridDim.x);
+  int first_step = 0;
   int num_steps;  // tiles of k
 
-  __device__ explicit Share(const Params& params) {
-    first_step = static_cast<int>(std::int64_t{params.num_k_tiles} * rank / splits);
-    num_steps = static_cast<int>(std::int64_t{params.num_k_tiles} * (rank + 1) / splits) -
-                first_step;
+  __device__ explicit Share(const Params& params) : num_steps(params.num_k_tiles) {
+    if constexpr (kSplitsK) {
+      const int log_splits = 31 - __clz(splits);  // a power of two
+      first_step = params.num_k_tiles * rank >> log_splits;
+      num_steps = (params.num_k_tiles * (rank + 1) >> log_splits) - first_step;
+    }
   }
 };
 
@@ -114,34 +127,37 @@ struct Place {
   int first_m;
 
   __device__ Place(const Params& params, int tile) {
-    const int num_n_tiles = params.num_tiles / params.num_m_tiles;
-    const int first_of_band = tile / (params.band * num_n_tiles) * params.band;
-    const int in_band = tile - first_of_band * num_n_tiles;
-    const int band = min(params.band, params.num_m_tiles - first_of_band);
-    first_n = in_band / band * kTileN;
-    first_m = (first_of_band + in_band % band) * kTileM;
+    int band, in_band, n_tile, m_tile;
+    params.tiles_of_band(band, in_band, tile);
+    const auto& height =
+        band == params.last_band ? params.height_of_last_band : params.height_of_band;
+    height(n_tile, m_tile, in_band);
+    first_n = n_tile * kTileN;
+    first_m = (band * params.height_of_band.divisor + m_tile) * kTileM;
   }
 };
 
 struct Shared {
-  Operand* rows;
-  Operand* columns;
+  RowOperand* rows;
+  ColumnOperand* columns;
   char* boxes;
   float* partial;
   float* vectors;
   float* block_scales;  // [stage][chunk]: one for each column, then that of the rows
   Full* full;
   Empty* empty;
+  Full* summed;  // partial sums of the other blocks have arrived
 
   __device__ explicit Shared(char* base)
-      : rows(reinterpret_cast<Operand*>(base)),
-        columns(reinterpret_cast<Operand*>(base + SharedLayout::kColumnsAt)),
+      : rows(reinterpret_cast<RowOperand*>(base)),
+        columns(reinterpret_cast<ColumnOperand*>(base + SharedLayout::kColumnsAt)),
         boxes(base + SharedLayout::kBoxesAt),
         partial(reinterpret_cast<float*>(base + SharedLayout::kPartialAt)),
         vectors(reinterpret_cast<float*>(base + SharedLayout::kVectorsAt)),
         block_scales(reinterpret_cast<float*>(base + SharedLayout::kBlockScalesAt)),
         full(reinterpret_cast<Full*>(base + SharedLayout::kBarriersAt)),
-        empty(reinterpret_cast<Empty*>(full + kStages)) {}
+        empty(reinterpret_cast<Empty*>(full + kStages)),
+        summed(full + 2 * kStages) {}
 
   // Of a tile by how many the block had before it.
   __device__ float* ScalesOfB(int tile_idx) const { return vectors + tile_idx % 2 * kVectors; }
@@ -153,40 +169,29 @@ struct Shared {
   }
 };
 
-// Everything that the cluster wrote before is visible after.
-[[maybe_unused]] __device__ void ClusterSync() {
-  cute::cluster_arrive();
-  cute::cluster_wait();
-}
-
-// Orders no memory, and so waits for no store.
-__device__ void ClusterMeet() {
-  cute::cluster_arrive_relaxed();
-  cute::cluster_wait();
-}
-
-// What a warp that does not multiply does last, so that the barriers of the cluster match.
-__device__ void Finish(const Share& share) {
-  if (share.splits == 1) return;
-  ClusterMeet();  // partial sums are written
-  ClusterMeet();  // and read
-}
-
-__device__ void LoadTiles(const Params& params, const Shared& shared, const Share& share) {
+template <bool kSplitsK>
+__device__ void LoadTiles(const Params& params, const Shared& shared,
+                          const Share<kSplitsK>& share) {
   const bool is_loader = threadIdx.x % 32 == 0;
   if (is_loader) {
     cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.b_map));
     cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.a_map));
-    if constexpr (kStoresBoxes) {
+    if constexpr (kStoresBoxes && (!kSplitsK || kSplitsStoreBoxes)) {
       cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.d_map));
     }
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(kBlockScales ? 1 + 32 : 1);
       shared.empty[stage].init(kBlockScales ? kConsumerThreads : kConsumerThreads / 32);
     }
+    if constexpr (kSplitsK) {
+      shared.summed->init(1);
+      shared.summed->arrive_and_expect_tx(kRows * kColumns * 4 / share.splits *
+                                          (share.splits - 1));
+    }
     cutlass::arch::fence_barrier_init();
   }
   __syncwarp();
+  if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
   NamedBarrier::arrive(kConsumerThreads + 32, kBarriersReady);
   if constexpr (kBlockScales) NamedBarrier::arrive(64, kBarriersReadyForScales);
 
@@ -198,19 +203,20 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
         static_cast<std::uint64_t>(is_once ? Hint::EVICT_LAST : Hint::EVICT_NORMAL);
     const auto b_hint =
         static_cast<std::uint64_t>(is_once ? Hint::EVICT_FIRST : Hint::EVICT_NORMAL);
-    int loaded = 0;
+    RingPosition<kStages> ring;
     for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
       const Place place(params, tile);
-      for (int i = 0; i < share.num_steps; ++i, ++loaded) {
-        const int stage = loaded % kStages;
+      for (int i = 0; i < share.num_steps; ++i, ring.Advance()) {
+        const int stage = ring.stage;
         auto* const barrier = reinterpret_cast<std::uint64_t*>(&shared.full[stage]);
-        shared.empty[stage].wait(1 - loaded / kStages % 2);
+        // In the first round it is empty: the parity before the first counts as passed.
+        shared.empty[stage].wait(ring.parity ^ 1);
         shared.full[stage].arrive_and_expect_tx(kRowStageBytes + kColumnStageBytes);
         for (int chunk = 0; chunk < kChunks; ++chunk) {
           const int at_k = (share.first_step + i) * kTileK + chunk * kChunkElements;
           const int position = stage * kChunks + chunk;
-          Operand* const rows = shared.rows + position * kRows * kChunkElements;
-          Operand* const columns = shared.columns + position * kColumns * kChunkElements;
+          void* const rows = shared.rows + position * kRows * kChunkElements;
+          void* const columns = shared.columns + position * kColumns * kChunkElements;
           cute::SM90_TMA_LOAD_2D::copy(&params.b_map, barrier, b_hint, kSwapAb ? rows : columns,
                                        at_k, place.first_n);
           cute::SM90_TMA_LOAD_2D::copy(&params.a_map, barrier, a_hint, kSwapAb ? columns : rows,
@@ -219,21 +225,22 @@ __device__ void LoadTiles(const Params& params, const Shared& shared, const Shar
       }
     }
   }
-  __syncwarp();
-  Finish(share);
 }
 
 // Copies the block scales of each stage.
-__device__ void LoadBlockScales(const Params& params, const Shared& shared, const Share& share) {
+template <bool kSplitsK>
+__device__ void LoadBlockScales(const Params& params, const Shared& shared,
+                                const Share<kSplitsK>& share) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
   NamedBarrier::sync(64, kBarriersReadyForScales);
-  int loaded = 0;
+  RingPosition<kStages> ring;
   for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
     const auto [first_n, first_m] = Place(params, tile);
     const float* const scales_b = params.scale_b + first_n / kScaleBlock * params.scale_b_stride;
-    for (int i = 0; i < share.num_steps; ++i, ++loaded) {
-      const int stage = loaded % kStages;
-      shared.empty[stage].wait(1 - loaded / kStages % 2);
+    for (int i = 0; i < share.num_steps; ++i, ring.Advance()) {
+      const int stage = ring.stage;
+      shared.empty[stage].wait(ring.parity ^ 1);
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         const int block = (share.first_step + i) * kChunks + chunk;
         const bool is_inside = block * kScaleBlock < params.k;
@@ -255,7 +262,6 @@ __device__ void LoadBlockScales(const Params& params, const Shared& shared, cons
       ArriveWhenCopied(reinterpret_cast<std::uint64_t*>(&shared.full[stage]));
     }
   }
-  Finish(share);
 }
 
 // A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
@@ -383,7 +389,7 @@ class Boxes {
 // and the next of row 16 * warp + lane / 4 and of the row 8 later (PTX ISA, "wgmma: Register
 // Fragments and Shared Memory Matrix Layouts", accumulator D). Whole boxes go by way of shared
 // memory; of the rest it stores 8 neighbours in n at a time.
-template <class Sums>
+template <bool kUsesBoxes, class Sums>
 __device__ void StoreRegisters(const Params& params, const Shared& shared, const Sums& sums,
                                int tile_idx, int first_n, int first_m) {
   const float* const scales_a = shared.ScalesOfA(tile_idx);
@@ -415,7 +421,7 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
         scale_b[half] = scales_b[row + lane / 4 + 8 * half];
         bias[half] = biases[row + lane / 4 + 8 * half];
       }
-      if constexpr (kStoresBoxes) boxes.Begin();
+      if constexpr (kUsesBoxes) boxes.Begin();
       CUTLASS_PRAGMA_UNROLL
       for (int block = 0; block < kColumns / 8; block += 2) {
         unsigned words[4];
@@ -430,7 +436,7 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
                           scale_a.y * sum(block + i, half, 1) * scale_b[half] + bias[half]);
           }
         }
-        if constexpr (kStoresBoxes) {
+        if constexpr (kUsesBoxes) {
           boxes.template Write<true>(words, 0, (block + lane_matrix / 2) * 8 + lane_row,
                                      warp * 2 + lane_matrix % 2);
           continue;
@@ -443,7 +449,7 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
         StoreRun(params, first_m + (block + quad_lane / 2) * 8 + lane / 4,
                  first_n + row + quad_lane % 2 * 8, words);
       }
-      if constexpr (kStoresBoxes) boxes.Send(params, 1, first_m, first_n + row - warp * 16);
+      if constexpr (kUsesBoxes) boxes.Send(params, 1, first_m, first_n + row - warp * 16);
     } else {
       const int m = row + lane / 4;
       const float scale_a[2] = {scales_a[m], scales_a[m + 8]};
@@ -456,7 +462,7 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
       };
       constexpr int kBlocks = kColumns / 8;
       constexpr int kBoxBlocks = kBoxColumns / 8;
-      constexpr int kBlocksInBoxes = kStoresBoxes ? kBlocks / kBoxBlocks * kBoxBlocks : 0;
+      constexpr int kBlocksInBoxes = kUsesBoxes ? kBlocks / kBoxBlocks * kBoxBlocks : 0;
       CUTLASS_PRAGMA_UNROLL
       for (int first = 0; first < kBlocksInBoxes; first += kBoxes * kBoxBlocks) {
         const int end = min(first + kBoxes * kBoxBlocks, kBlocksInBoxes);
@@ -500,74 +506,63 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
   }
 }
 
-// Scales, rounds and stores a tile of swapped operands by way of shared memory, where the partial
-// sums of the cluster's blocks meet; each block stores some columns.
-template <class Sums, class Places>
-__device__ void StoreFromShared(const Params& params, const Shared& shared, const Share& share,
-                                const Sums& sums, const Places& places, int tile_idx, int first_n,
-                                int first_m) {
+// Adds to this block's share of a tile what the other blocks of the cluster have summed of it, and
+// sends them theirs. Returns whether this warp has some to store. All threads that multiply call.
+template <class Share, class Sums>
+__device__ bool AddPartialSums(const Shared& shared, const Share& share, Sums& sums) {
+  constexpr int kWords = cute::size(Sums{}) / 4;  // of four sums
   const int thread = static_cast<int>(threadIdx.x);
-  const std::uint32_t partial_address = cute::cast_smem_ptr_to_uint(shared.partial);
-  if constexpr (kReusesStages) {
-    // Every warp has read the last stages: partial sums may take their place.
-    NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
-  }
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < cute::size(sums); ++i) {
-    shared.partial[cute::get<1>(places(i)) * kPartialStride + cute::get<0>(places(i))] = sums(i);
-  }
-  NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
-  if (share.splits > 1) ClusterSync();
-
-  const float* const scales_a = shared.ScalesOfA(tile_idx);
-  const float* const scales_b = shared.ScalesOfB(tile_idx);
-  const float* const biases = shared.Biases(tile_idx);
-  const int num_columns = min(kColumns, params.m - first_m);
-  constexpr int kRunsPerColumn = kRows / kRun;
-  for (int run = share.rank * kConsumerThreads + thread; run < num_columns * kRunsPerColumn;
-       run += share.splits * kConsumerThreads) {
-    const int column = run / kRunsPerColumn;
-    const int row = run % kRunsPerColumn * kRun;
-    const int n = first_n + row;
-    if (n >= params.n) continue;
-
-    float values[kRun] = {};
-    const std::uint32_t address =
-        partial_address + static_cast<std::uint32_t>((column * kPartialStride + row) * 4);
-    const auto add = [&](const float4& low, const float4& high) {
-      values[0] += low.x, values[1] += low.y, values[2] += low.z, values[3] += low.w;
-      values[4] += high.x, values[5] += high.y, values[6] += high.z, values[7] += high.w;
-    };
-    if (share.splits == 1) {
-      const auto* const from =
-          reinterpret_cast<const float4*>(shared.partial + column * kPartialStride + row);
-      add(from[0], from[1]);
-    } else {
-      for (int split = 0; split < share.splits; ++split) {
-        add(LoadFromBlock(address, split), LoadFromBlock(address + sizeof(float4), split));
-      }
-    }
-
-    const float scale_a = scales_a[column];
-    OutRun result;
+  const int num_warps = kConsumerThreads / 32 / share.splits;  // that store, of a block
+  const int warp = thread / 32 % num_warps;
+  const int rank = thread / 32 / num_warps;  // of the block that stores what this warp has
+  // Of each sender the words of each warp, lane by lane.
+  const int sender_bytes = num_warps * kWords * 32 * 16;
+  const std::uint32_t partial = cute::cast_smem_ptr_to_uint(shared.partial) +
+                                static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
+  if constexpr (kReusesStages) cute::cluster_arrive();
+  cute::cluster_wait();
+  if (rank != share.rank) {
+    const int slot = share.rank - (share.rank > rank);
+    const std::uint32_t address = cute::set_block_rank(partial + slot * sender_bytes, rank);
+    const std::uint32_t barrier =
+        cute::set_block_rank(cute::cast_smem_ptr_to_uint(shared.summed), rank);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kRun; ++i) {
-      result.values[i] = static_cast<Out>(
-          scale_a * values[i] * scales_b[row + i] + biases[row + i]);
+    for (int i = 0; i < kWords; ++i) {
+      StoreToBlock(address + i * 32 * 16, barrier, sums(4 * i), sums(4 * i + 1), sums(4 * i + 2),
+                   sums(4 * i + 3));
     }
-    *reinterpret_cast<OutRun*>(static_cast<Out*>(params.d) +
-                               std::int64_t{first_m + column} * params.ldd + n) = result;
+    return false;
   }
+  WaitForCluster(shared.summed);
+  for (int slot = 0; slot + 1 < share.splits; ++slot) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kWords; ++i) {
+      float4 word;
+      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(word.x), "=f"(word.y), "=f"(word.z), "=f"(word.w)
+                   : "r"(partial + slot * sender_bytes + i * 32 * 16)
+                   : "memory");
+      sums(4 * i) += word.x;
+      sums(4 * i + 1) += word.y;
+      sums(4 * i + 2) += word.z;
+      sums(4 * i + 3) += word.w;
+    }
+  }
+  return true;
 }
 
-__device__ void MultiplyTiles(const Params& params, const Shared& shared, const Share& share) {
+template <bool kSplitsK>
+__device__ void MultiplyTiles(const Params& params, const Shared& shared,
+                              const Share<kSplitsK>& share) {
   const int thread = static_cast<int>(threadIdx.x);
   // With the loader, which has made the barriers.
   NamedBarrier::sync(kConsumerThreads + 32, kBarriersReady);
+  if constexpr (kSplitsK && !kReusesStages) cute::cluster_arrive_relaxed();
 
-  auto row_stages = cute::make_tensor(cute::make_smem_ptr(shared.rows), StageLayout<kRows>{});
-  auto column_stages =
-      cute::make_tensor(cute::make_smem_ptr(shared.columns), StageLayout<kColumns>{});
+  auto row_stages =
+      cute::make_tensor(cute::make_smem_ptr(shared.rows), StageLayout<RowOperand, kRows>{});
+  auto column_stages = cute::make_tensor(cute::make_smem_ptr(shared.columns),
+                                         StageLayout<ColumnOperand, kColumns>{});
   Mma mma;
   auto thread_mma = mma.get_thread_slice(thread);
   auto row_fragments = thread_mma.make_fragment_A(thread_mma.partition_A(row_stages));
@@ -577,8 +572,8 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
   auto sums = cute::partition_fragment_C(mma, tile_shape);
 
   // Tells who loads that a stage has been read: block scales by each thread, tiles by wgmma.
-  const auto release = [&](int step) {
-    if (kBlockScales || thread % 32 == 0) shared.empty[step % kStages].arrive();
+  const auto release = [&](int stage) {
+    if (kBlockScales || thread % 32 == 0) shared.empty[stage].arrive();
   };
   const auto multiply = [&](int chunk, int stage, auto& into) {
     const int position = stage * kChunks + chunk;
@@ -590,16 +585,14 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
     }
   };
 
-  int step = 0;
+  RingPosition<kStages> ring;
   int tile_idx = 0;
   for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride, ++tile_idx) {
     const auto [first_n, first_m] = Place(params, tile);
     const TileVectors vectors(params, first_n, first_m);
-    const bool stores_registers = kStoresRegisters && (!kSwapAb || share.splits == 1);
     const auto share_vectors = [&] {
       vectors.Store(shared, tile_idx);
-      // From shared memory tiles are stored after more barriers.
-      if (stores_registers) NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
+      NamedBarrier::sync(kConsumerThreads, kAmongConsumers);
     };
 
     if constexpr (kBlockScales) {
@@ -615,9 +608,9 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
           sums(i) += of_block(i) * (scales[cute::get<1>(places(i))] * row_scale);
         }
       };
-      for (int i = 0; i < share.num_steps; ++i, ++step) {
-        const int stage = step % kStages;
-        shared.full[stage].wait(step / kStages % 2);
+      for (int i = 0; i < share.num_steps; ++i, ring.Advance()) {
+        const int stage = ring.stage;
+        shared.full[stage].wait(ring.parity);
         cute::warpgroup_fence_operand(first);
         cute::warpgroup_fence_operand(second);
         cute::warpgroup_arrive();
@@ -639,14 +632,15 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
           cute::warpgroup_fence_operand(first);
           add(0, stage, first);
         }
-        release(step);
+        release(stage);
       }
       share_vectors();
     } else {
       mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
-      for (int i = 0; i < share.num_steps; ++i, ++step) {
-        const int stage = step % kStages;
-        shared.full[stage].wait(step / kStages % 2);
+      int last_stage = 0;
+      for (int i = 0; i < share.num_steps; ++i, ring.Advance()) {
+        const int stage = ring.stage;
+        shared.full[stage].wait(ring.parity);
         cute::warpgroup_fence_operand(sums);
         cute::warpgroup_arrive();
         CUTLASS_PRAGMA_UNROLL
@@ -655,42 +649,27 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared, const 
         // The stage before this one has been read.
         cute::warpgroup_wait<1>();
         cute::warpgroup_fence_operand(sums);
-        if (i > 0) release(step - 1);
+        if (i > 0) release(last_stage);
+        last_stage = stage;
       }
       share_vectors();  // while the last products are summed
       cute::warpgroup_wait<0>();
       cute::warpgroup_fence_operand(sums);
-      release(step - 1);
+      release(last_stage);
     }
 
-    if constexpr (kStoresRegisters) {
-      if (stores_registers) StoreRegisters(params, shared, sums, tile_idx, first_n, first_m);
-    }
-    if constexpr (kSwapAb) {
-      if (!stores_registers) {
-        StoreFromShared(params, shared, share, sums, places, tile_idx, first_n, first_m);
-        if (tile + share.stride < params.num_tiles) {
-          NamedBarrier::sync(kConsumerThreads, kAmongConsumers);  // partial sums have been read
-        }
-      }
+    if constexpr (!kSplitsK) {
+      StoreRegisters<kStoresBoxes>(params, shared, sums, tile_idx, first_n, first_m);
+    } else if (AddPartialSums(shared, share, sums)) {
+      StoreRegisters<kSplitsStoreBoxes>(params, shared, sums, tile_idx, first_n, first_m);
     }
   }
   if constexpr (kStoresBoxes) Boxes::End();
-  if (share.splits > 1) ClusterMeet();  // no block leaves while another reads its partial sums
 }
 
-}  // namespace
-}  // namespace stoneware::gemm::sm90
-
-using namespace stoneware::gemm::sm90;
-
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    STONEWARE_KERNEL_ID(__grid_constant__ const Params params) {
-  extern __shared__ char unaligned_shared[];
-  const std::uint32_t unaligned = cute::cast_smem_ptr_to_uint(unaligned_shared);
-  // The same offset in every block of a cluster, whose launches are alike.
-  const Shared shared(unaligned_shared + (kAlignment - unaligned % kAlignment) % kAlignment);
-  const Share share(params);
+template <bool kSplitsK>
+__device__ void Run(const Params& params, const Shared& shared) {
+  const Share<kSplitsK> share(params);
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kConsumerThreads) {
     if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
@@ -702,7 +681,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
     } else if (kBlockScales && thread < kConsumerThreads + 64) {
       LoadBlockScales(params, shared, share);
     } else {
-      Finish(share);
+      if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
     }
+    // Who leaves before the cluster's barrier is complete would be counted again.
+    if constexpr (kSplitsK) {
+      __syncwarp();
+      cute::cluster_wait();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace stoneware::gemm::sm90
+
+using namespace stoneware::gemm::sm90;
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    STONEWARE_KERNEL_ID(__grid_constant__ const Params params) {
+  // A swizzle atom begins at a multiple of 1024 bytes.
+  extern __shared__ __align__(1024) char shared_storage[];
+  const Shared shared(shared_storage);
+  if (kMaxSplits > 1 && cute::cluster_shape().x > 1) {
+    Run<(kMaxSplits > 1)>(params, shared);
+  } else {
+    Run<false>(params, shared);
   }
 }

@@ -5,8 +5,8 @@
 //
 //   tensor    shape           stride                 dtype
 //   a         [m, k]          [lda, 1]               STONEWARE_A (fp8, bf16 or fp16)
-//   b         [k, n]          [1, ldb]               the same
-//   d         [m, n]          [ldd, 1]               STONEWARE_OUT (bf16, fp16 or fp32)
+//   b         [k, n]          [1, ldb]               STONEWARE_B, of as many bytes
+//   d         [m, n]          [ldd, 1]               STONEWARE_OUT (bf16 or fp16)
 //   scale_a   [m] or scalar   [1] or [0]             fp32, or null for 1
 //   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1
 //   bias      [n] or null     [1]                    STONEWARE_OUT
@@ -20,10 +20,10 @@
 //
 // The accumulator is fp32; of fp8, summed by the tensor core over all of a block's k ("fast
 // accumulation"), with block scales over 128 of k. The partial sums of a tile's blocks are added in
-// the order of the blocks, so the result is the same bit for bit from run to run.
+// an order that is fixed for each element, so the result is the same bit for bit from run to run.
 //
 // With STONEWARE_SWAP_AB operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64
-// rows of wgmma and m along its columns, of which there may be as few as 8. A tile has
+// rows of wgmma and m along its columns, of which there may be as few as 16. A tile has
 // STONEWARE_TILE_M of n and STONEWARE_TILE_N of m; a cluster holds the `splits` shares of its k. A
 // block without splits goes from tile to tile until all are done, any other has one. Without, rows
 // are m and columns n, and k is not split: for tiles wider along n than the 64 rows allow, and for
@@ -33,10 +33,14 @@
 // only if every SM asks for some, from the first microsecond to the last.
 //
 // - n = 2112 has 33 tiles of 64, a quarter of an H200's SMs; two or four blocks a tile fill them.
-//   They read each other's partial sums through distributed shared memory, so there is no
-//   workspace, no second kernel and no atomic.
-// - The loads of a block start as soon as its barriers are ready. Where there are more tiles than
-//   fit the SMs a block does several, and loads the next while one is written.
+//   Each stores what some warps hold and sends the rest to the shared memory of the others, from
+//   registers to registers, so there is no workspace, no second kernel and no atomic.
+// - The loads of a block start as soon as its barriers are ready, and nothing before them divides:
+//   where a tile begins was a chain of five integer divisions. Without these, and with code that
+//   knows whether k is split, an H200 took 7.0 us for 7.5 (fp8, m = 16, n = k = 4096), 10.3 for
+//   11.2 (m = 128, n = 6144, k = 4096) and 8.5 for 10.7 (m = 128, n = 2112, k = 7168).
+// - Where there are more tiles than fit the SMs a block does several, and loads the next while one
+//   is written.
 // - What a tile stores goes through shared memory in whole lines, by TMA, while the next one is
 //   multiplied: from registers a warp writes 32 or 64 bytes of a row, at 19 bytes a cycle and SM.
 //   On an H200 that was 1 to 6 % of a call: 15.1 us to 14.4 at m = 512, n = 7168, k = 2048.
@@ -55,9 +59,11 @@
 
 #include <cstdint>
 
+#include "cutlass/fast_math.h"
+
 #if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_OP) || !defined(STONEWARE_A) ||       \
-    !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) ||    \
-    !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) ||                               \
+    !defined(STONEWARE_B) || !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) ||         \
+    !defined(STONEWARE_TILE_N) || !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) || \
     !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_BLOCK_SCALES) ||                    \
     !defined(STONEWARE_SWAP_AB)
 #error "compile with the defines of one splitk_config() of gemm_configs.bzl"
@@ -80,12 +86,10 @@ struct fp16 {
   static constexpr unsigned kBytes = 2;
   static constexpr CUtensorMapDataType kTensorMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 };
-struct fp32 {
-  static constexpr unsigned kBytes = 4;
-};
 }  // namespace dtype
 
 inline constexpr unsigned kOperandBytes = dtype::STONEWARE_A::kBytes;
+static_assert(kOperandBytes == dtype::STONEWARE_B::kBytes);
 inline constexpr unsigned kOutBytes = dtype::STONEWARE_OUT::kBytes;
 
 // Rows and columns are those of what is computed: with swapped operands d^T.
@@ -126,12 +130,6 @@ inline constexpr int kConsumerRegisters = STONEWARE_WARP_GROUPS == 2 ? 224 : 152
 static_assert(!kMovesRegisters || kConsumerRegisters * kConsumerThreads + kLoaderRegisters * 128 <=
                                       65536 / kThreads / 8 * 8 * kThreads);
 
-// Partial sums lie column by column; the padding spreads a warp's stores over all banks.
-inline constexpr int kPartialStride = kRows + 4;
-inline constexpr int kPartialBytes = kSwapAb ? kColumns * kPartialStride * 4 : 0;
-
-inline constexpr int kAlignment = 1024;  // of the stages: a swizzle atom of 8 rows
-
 // What a block may have (CUDA C++ Programming Guide, compute capability 9.0).
 inline constexpr int kMaxSharedBytes = 227 * 1024;
 
@@ -141,12 +139,10 @@ inline constexpr int kVectors = 2 * kTileN + kTileM;
 inline constexpr int kVectorBytes = 2 * kVectors * 4;
 inline constexpr int kBlockScaleBytes =
     kBlockScales ? kStages * kChunks * (kColumns + 4) * 4 : 0;
-inline constexpr int kBarrierBytes = 2 * kStages * 8;
+// Of the stages, and one for partial sums.
+inline constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
 
-// A tile without splits goes from registers to d, if d has 16 bits; else through shared memory,
-// where the partial sums of splits are.
-inline constexpr bool kStoresRegisters = kOutBytes == 2 && kColumns % 16 == 0;
-static_assert(kSwapAb || kStoresRegisters, "partial sums are of swapped operands");
+static_assert(kOutBytes == 2 && kColumns % 16 == 0, "gemm_configs.bzl refuses such a config");
 
 // From m = 64 on most of it goes in boxes of 64 columns of n, 128 bytes: each warp group writes
 // some to shared memory, from where TMA stores them. All of 64 rows if there is room for as many
@@ -155,43 +151,47 @@ inline constexpr int kBoxColumns = 64;
 inline constexpr int kBoxRows = kSwapAb ? kTileM : 64;
 inline constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;
 inline constexpr int kWithoutPartialBytes =
-    kStagesBytes + kVectorBytes + kBlockScaleBytes + kBarrierBytes + kAlignment;
+    kStagesBytes + kVectorBytes + kBlockScaleBytes + kBarrierBytes;
 inline constexpr int kBoxesWanted = kSwapAb ? 1 : kColumns / kBoxColumns;
 inline constexpr int kBoxesThatFit =
     (kMaxSharedBytes - kWithoutPartialBytes) / (STONEWARE_WARP_GROUPS * kBoxBytes);
 // Of a warp group.
-inline constexpr int kBoxes = !kStoresRegisters || kTileM < 64 ? 0
-                              : kBoxesThatFit < kBoxesWanted   ? kBoxesThatFit
-                                                               : kBoxesWanted;
+inline constexpr int kBoxes = kTileM < 64                    ? 0
+                              : kBoxesThatFit < kBoxesWanted ? kBoxesThatFit
+                                                             : kBoxesWanted;
 inline constexpr bool kStoresBoxes = kBoxes > 0;
 inline constexpr int kBoxesBytes = kBoxes * STONEWARE_WARP_GROUPS * kBoxBytes;
 
-// Wide tiles have no room for partial sums beside the stages: they take the place of these.
-inline constexpr bool kReusesStages =
-    kWithoutPartialBytes + kBoxesBytes + kPartialBytes > kMaxSharedBytes;
-static_assert(!kReusesStages || kPartialBytes <= kStagesBytes, "partial sums fit the stages");
+// The blocks of a cluster share the warps of a tile: what a warp has summed goes to the block that
+// stores it. Of several warp groups a whole one stores, so that boxes stay whole.
+inline constexpr int kMaxSplits = !kSwapAb || STONEWARE_WARP_GROUPS == 3 ? 1
+                                  : STONEWARE_WARP_GROUPS == 2           ? 2
+                                                                         : 4;
+inline constexpr bool kSplitsStoreBoxes = kStoresBoxes && kMaxSplits <= STONEWARE_WARP_GROUPS;
+inline constexpr int kPartialBytes = kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
 
-// Whether a block without splits may have several tiles: the loads of the next one are under way
-// while it is written, and no partial sums take their place.
-inline constexpr bool kGoesOn = kStoresRegisters || !kReusesStages;
+// They arrive where the boxes are before there are any, or, if there is no room for that beside the
+// stages, in place of these: then no block sends before all have read their last stage.
+inline constexpr bool kReusesStages = kWithoutPartialBytes + kPartialBytes > kMaxSharedBytes;
+static_assert(!kReusesStages || kPartialBytes <= kStagesBytes, "partial sums fit the stages");
 
 struct SharedLayout {
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
   static constexpr int kBoxesAt = kStagesBytes;
-  static_assert(kBoxesAt % kAlignment == 0);
-  static constexpr int kAfterBoxes = kBoxesAt + kBoxesBytes;
-  static constexpr int kPartialAt = kReusesStages ? 0 : kAfterBoxes;
-  static constexpr int kVectorsAt = kAfterBoxes + (kReusesStages ? 0 : kPartialBytes);
+  static_assert(kBoxesAt % 1024 == 0, "a swizzle atom of 8 rows");
+  static constexpr int kPartialAt = kReusesStages ? 0 : kBoxesAt;
+  static constexpr int kVectorsAt =
+      kBoxesAt + (kReusesStages || kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
-  static constexpr int kBytes = kBarriersAt + kBarrierBytes + kAlignment;
+  static constexpr int kBytes = kBarriersAt + kBarrierBytes;
   static_assert(kBytes <= kMaxSharedBytes, "gemm_configs.bzl refuses such a config");
 };
 
 struct Params {
   CUtensorMap a_map;  // [m, k]
   CUtensorMap b_map;  // of b^T: [n, k]
-  CUtensorMap d_map;  // [m, n], if kStoresBoxes
+  CUtensorMap d_map;  // [m, n], of boxes
   void* d;
   const float* scale_a;
   const float* scale_b;
@@ -207,7 +207,11 @@ struct Params {
   int num_k_tiles;
   int num_m_tiles;
   int num_tiles;  // of d
-  int band;       // tiles in m that are gone through together, for all n
+  // Tiles go band by band, each of some tiles in m and all in n, and in it by m first.
+  int last_band;
+  cutlass::FastDivmod tiles_of_band;
+  cutlass::FastDivmod height_of_band;  // tiles in m
+  cutlass::FastDivmod height_of_last_band;
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -10,7 +10,8 @@ _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
 _SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
 _SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
-_SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_192x176x128_1x1x1_splitk3x4_swap"
+_SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
+_SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_splitk2x5_swap"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
@@ -111,9 +112,11 @@ report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
     ("kernel", "splits", "tile_n", "tile_m", "stored", "grid", "cluster", "threads"),
     [
         (_SPLIT_K, 1, 64, 64, "64,64", "16,1,1", "0,0,0", 160),
-        (_SPLIT_K, 4, 64, 64, "64,64", "64,1,1", "4,1,1", 160),
-        (_SPLIT_K_WIDE, 1, 192, 176, None, "3,1,1", "0,0,0", 512),
-        (_SPLIT_K_WIDE, 8, 192, 176, None, "24,1,1", "8,1,1", 512),
+        (_SPLIT_K, 4, 64, 64, None, "64,1,1", "4,1,1", 160),
+        (_SPLIT_K_TWO_GROUPS, 1, 128, 64, "64,64", "8,1,1", "0,0,0", 384),
+        (_SPLIT_K_TWO_GROUPS, 2, 128, 64, "64,64", "16,1,1", "2,1,1", 384),
+        (_SPLIT_K_WIDE, 1, 128, 192, None, "4,1,1", "0,0,0", 384),
+        (_SPLIT_K_WIDE, 2, 128, 192, None, "8,1,1", "2,1,1", 384),
         (_PERSISTENT, 1, 224, 128, "64,64", "3,1,1", "0,0,0", 384),
     ],
 )
@@ -129,7 +132,8 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
     assert [(one["address"], one["dims"], one["strides"], one["box"]) for one in maps] == [
         (str(_B), "1024,512", "4096", f"128,{tile_n}"),
         (str(_A), "1024,100", "2048", f"128,{tile_m}"),
-        # What the tile's boxes are stored by, in kernels that have room for some.
+        # What the tile's boxes are stored by, where there is room for some and whole warp groups
+        # store them.
         *([(str(_D), "512,100", "1280", stored)] if stored else []),
     ]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
@@ -164,12 +168,12 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuTensorMapReplaceAddr
 
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_WIDE, 16), (_PERSISTENT, 2), (_WIDE, 2)],
+    [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_WIDE, 4), (_PERSISTENT, 2), (_WIDE, 2)],
 )
 def test_splits_that_a_kernel_cannot_have_are_refused(
     kernel: str, splits: int, run_with_fake: Any
 ) -> None:
-    # Four tiles of k of the first, eight of the second; a cluster has at most eight blocks.
+    # The warps of a tile are shared by up to four blocks, of two warp groups by two.
     error = run_with_fake(f"""{_PRELUDE}
 report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
     """)

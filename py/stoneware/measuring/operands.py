@@ -117,13 +117,16 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
     Raises:
       ValueError: `guarded` and ldd leaves no room for guard columns.
     """
-    dtype = TORCH_DTYPES[problem.a_dtype]
     out_dtype = TORCH_DTYPES[problem.out_dtype]
     if isinstance(problem, GroupedMmProblem):
         return _make_grouped(problem, device, guarded)
     layout = getattr(problem, "layout", "nt")
-    a = _matrix(problem.m, problem.k, problem.lda, layout[0] == "n", dtype, device)
-    b = _matrix(problem.k, problem.n, problem.ldb, layout[1] == "n", dtype, device)
+    a = _matrix(
+        problem.m, problem.k, problem.lda, layout[0] == "n", TORCH_DTYPES[problem.a_dtype], device
+    )
+    b = _matrix(
+        problem.k, problem.n, problem.ldb, layout[1] == "n", TORCH_DTYPES[problem.b_dtype], device
+    )
     out_base, out = _poisoned_output(problem, out_dtype, device, guarded)
     scales: tuple[torch.Tensor, ...] = ()
     if isinstance(problem, ScaledMmProblem):

@@ -17,9 +17,9 @@ SCHEDULE = "splitk"
 PERSISTENT_SCHEDULE = "persistent"
 """Of the kernels of the same source that do not split: their operands are not swapped."""
 
-_MAX_CLUSTER = 8
-"""Blocks of a cluster: the size that every Hopper GPU takes (CUDA C++ Programming Guide, thread block
-clusters)."""
+_MOST_SPLITS = {1: 4, 2: 2, 3: 1}
+"""By the warp groups of a kernel: the blocks of a cluster share the warps of a tile
+(cc/gemm/splitk_sm90.cuh, kMaxSplits)."""
 
 _LEAST_STEPS = 2
 """Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
@@ -52,7 +52,8 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
 
 
 def _most_splits(kernel: KernelRecord, k: int) -> int:
-    return min(_MAX_CLUSTER, -(-k // kernel.config["tile"][2]))
+    most = _MOST_SPLITS[kernel.config["warp_groups"]]
+    return min(most, -(-k // kernel.config["tile"][2]))
 
 
 def with_splits(

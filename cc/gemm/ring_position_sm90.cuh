@@ -1,0 +1,27 @@
+// Where a warp is in the ring of a kernel's stages.
+
+#pragma once
+
+namespace stoneware::gemm::sm90 {
+
+// The stage, and the parity of how often it has been come to.
+template <int kStages>
+struct RingPosition {
+  int stage = 0;
+  unsigned parity = 0;
+
+  __device__ void Advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+
+  __device__ void Advance(int steps) {
+    stage += steps;
+    parity ^= (stage / kStages) & 1;
+    stage %= kStages;
+  }
+};
+
+}  // namespace stoneware::gemm::sm90
