@@ -191,7 +191,6 @@ __device__ void LoadTiles(const Params& params, const Shared& shared,
     cutlass::arch::fence_barrier_init();
   }
   __syncwarp();
-  if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
   NamedBarrier::arrive(kConsumerThreads + 32, kBarriersReady);
   if constexpr (kBlockScales) NamedBarrier::arrive(64, kBarriersReadyForScales);
 
@@ -232,7 +231,6 @@ template <bool kSplitsK>
 __device__ void LoadBlockScales(const Params& params, const Shared& shared,
                                 const Share<kSplitsK>& share) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
   NamedBarrier::sync(64, kBarriersReadyForScales);
   RingPosition<kStages> ring;
   for (int tile = share.first_tile; tile < params.num_tiles; tile += share.stride) {
@@ -680,12 +678,11 @@ __device__ void Run(const Params& params, const Shared& shared) {
       LoadTiles(params, shared, share);
     } else if (kBlockScales && thread < kConsumerThreads + 64) {
       LoadBlockScales(params, shared, share);
-    } else {
-      if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
     }
-    // Who leaves before the cluster's barrier is complete would be counted again.
+    // Who has arrived at the cluster's barrier must not leave before it is complete.
     if constexpr (kSplitsK) {
       __syncwarp();
+      cute::cluster_arrive_relaxed();
       cute::cluster_wait();
     }
   }

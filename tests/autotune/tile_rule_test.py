@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from stoneware.autotune.key import Key
 from stoneware.autotune.tile_rule import by_tile_m, is_near
-from stoneware.runtime.manifest import KernelRecord
+from stoneware.ops.scaled_mm.heuristic import VENDOR, preferred
+from stoneware.ops.split_k import why_not
+from stoneware.runtime.manifest import KernelRecord, Manifest
 
 
 def kernel(extent: int, schedule: str) -> KernelRecord:
@@ -29,12 +32,15 @@ KERNELS = [
 ]
 
 
-def order(m: int, kernels: Sequence[KernelRecord] = KERNELS) -> list[str]:
-    key = Key(
+def key_of(m: int) -> Key:
+    return Key(
         op="scaled_mm", a_dtype="e4m3", b_dtype="e4m3", out_dtype="bf16", scales="row",
         layout="nt", n=4096, k=4096, m=m,
     )
-    return [config.kernel for config in by_tile_m(key, (9, 0), kernels)]
+
+
+def order(m: int, kernels: Sequence[KernelRecord] = KERNELS) -> list[str]:
+    return [config.kernel for config in by_tile_m(key_of(m), (9, 0), kernels)]
 
 
 def test_small_m_has_the_smallest_tile_that_covers_it_and_of_equal_ones_that_made_for_it():
@@ -74,3 +80,28 @@ def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(
     assert is_near(extent, least) and is_near(extent, most)
     assert least == 1 or not is_near(extent, least - 1)
     assert most == 1 << 20 or not is_near(extent, most + 1)
+
+
+@pytest.mark.parametrize(
+    ("m", "accumulation", "is_ours_first"),
+    [(1, "fast", True), (128, "fast", True), (129, "fast", False), (1, "slow", False)],
+)
+def test_of_scaled_mm_the_vendor_library_comes_first_above_m_128_and_with_slow_accumulation(
+    m: int, accumulation: str, is_ours_first: bool
+) -> None:
+    kernels = [
+        replace(one, config=one.config | {"accumulation": accumulation}) for one in KERNELS
+    ]
+    manifest = Manifest(kernels={one.id: one for one in kernels})
+    found = preferred(replace(key_of(m), accumulation=accumulation), (9, 0), manifest)
+    assert found[0 if not is_ours_first else len(KERNELS)] == VENDOR
+    assert len(found) == len(KERNELS) + 1
+
+
+@pytest.mark.parametrize(("warp_groups", "most"), [(1, 4), (2, 2)])
+def test_the_blocks_of_a_cluster_share_the_warps_of_a_tile(warp_groups: int, most: int) -> None:
+    record = kernel(64, "splitk")
+    record = replace(record, config=record.config | {"warp_groups": warp_groups})
+    assert why_not(record, 4096, most) is None
+    assert f"must be at most {most}" in why_not(record, 4096, 2 * most)
+    assert "must be at most 1" in why_not(record, 128, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -22,6 +23,7 @@ from stoneware.ops.matmul import reference as matmul_reference
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm import reference
 from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.ops.tensor_checks import TORCH_DTYPES
 from stoneware.runtime.device import CPU
 from stoneware.runtime.manifest import KernelRecord, Manifest
 
@@ -152,6 +154,13 @@ def test_a_grouped_result_may_have_a_guard_and_its_weights_strides(dtype):
     assert tensors.is_guard_unharmed()
     tensors.out_base[0, 0] = 1
     assert not tensors.is_guard_unharmed()
+
+
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), [("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def test_each_operand_has_a_dtype_of_its_own(a_dtype, b_dtype):
+    problem = dataclasses.replace(PROBLEM, a_dtype=a_dtype, b_dtype=b_dtype)
+    tensors = operands.make(problem, "cpu")
+    assert (tensors.a.dtype, tensors.b.dtype) == (TORCH_DTYPES[a_dtype], TORCH_DTYPES[b_dtype])
 
 
 def test_groups_are_ragged_and_the_same_everywhere():

@@ -78,7 +78,7 @@ def by_tile_m(
 ) -> list[Config]:
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
     ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
-    then by id. Above _LARGEST_SPLIT_M those of splitk_sm90.cuh come after all others, and of them
+    then by id. Above LARGEST_SPLIT_M those of splitk_sm90.cuh come after all others, and of them
     last the ones that split k, which at equal tiles take some 3 % longer there: what ties is chosen
     by this order, and a difference as wide as the band of a tie would be chosen by noise.
 
@@ -89,7 +89,7 @@ def by_tile_m(
     def order(kernel: KernelRecord) -> tuple[bool, bool, bool, int, bool, str]:
         extent = tile_m(kernel)
         splits = is_split_k(kernel)
-        is_late = is_splitk_sm90(kernel) and key.m > _LARGEST_SPLIT_M
+        is_late = is_splitk_sm90(kernel) and key.m > LARGEST_SPLIT_M
         return (
             is_late, is_late and splits, extent < key.m,
             extent if extent >= key.m else -extent, not splits, kernel.id,
@@ -101,7 +101,7 @@ def by_tile_m(
     return [Config.of_kernel(kernel.backend, kernel.id) for kernel in fitting]
 
 
-_LARGEST_SPLIT_M = 128
+LARGEST_SPLIT_M = 128
 """Up to here a split-k kernel may be the first without a measurement. At the 445 problems of
 scaled_mm up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by
 this rule took 1.06 times as long as the fastest of ours, and 1.19 times with other kernels first
