@@ -234,7 +234,8 @@ def splitk_config(
       stages: tiles of both operands in flight.
       warp_groups: warp groups that share the accumulators of one tile.
       block_scales: scales 1x128 of a and 128x128 of b, of fp8.
-      swap_ab: whether d^T = b^T a^T is computed; else, or with three warp groups, k is not split.
+      swap_ab: whether d^T = b^T a^T is computed; else k is not split, nor where there is no room
+        for the partial sums, nor with three warp groups.
       b_dtype: of the right operand, with as many bytes; None is the left one's.
 
     Returns:
@@ -289,7 +290,7 @@ def splitk_config(
         )
 
     # Beside the stages: vectors of two tiles, barriers, and the block scales of each stage
-    # (splitk_sm90.cuh, SharedLayout). Partial sums may take the place of the stages.
+    # (splitk_sm90.cuh, SharedLayout).
     vectors = 2 * tile_m + tile_n if swap_ab else tile_m + 2 * tile_n
     shared_bytes = (
         stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 + 8 * vectors +
@@ -325,8 +326,13 @@ def splitk_config(
             "shrink the tile",
         )
 
-    # Where a block stores whole warps of a tile, three warp groups cannot be shared by two.
-    schedule = "splitk" if swap_ab and warp_groups < 3 else "persistent"
+    # Of a split tile each block stores the sums of whole warps, or of a warp group where there are
+    # two. What the others send of them arrives beside the stages.
+    max_splits = {1: 4, 2: 2, 3: 1}[warp_groups] if swap_ab else 1
+    partial_bytes = 4 * tile_m * tile_n // max_splits * (max_splits - 1)
+    if shared_bytes + partial_bytes > _MAX_SHARED_BYTES:
+        max_splits = 1
+    schedule = "splitk" if max_splits > 1 else "persistent"
     kernel_id = "{}_sm90_{}_{}_{}_{}_1x1x1_{}{}x{}{}".format(
         op + ("_block" if block_scales else ""),
         dtype,
@@ -357,6 +363,7 @@ def splitk_config(
             "STONEWARE_WARP_GROUPS={}".format(warp_groups),
             "STONEWARE_BLOCK_SCALES={}".format(1 if block_scales else 0),
             "STONEWARE_SWAP_AB={}".format(1 if swap_ab else 0),
+            "STONEWARE_MAX_SPLITS={}".format(max_splits),
         ],
         config_json = json.encode({
             "a": dtype,

@@ -90,6 +90,12 @@ using Empty = cutlass::arch::ClusterBarrier;
       : "memory");
 }
 
+// Who has arrived at the cluster's barrier must not leave before it is complete, or is counted as
+// one more that arrives. Unlike cute::cluster_wait, for threads of a warp that are apart.
+[[maybe_unused]] __device__ void WaitForClusterToArrive() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 using cutlass::arch::NamedBarrier;
 
 // Barriers of the consumers, alone or with the warp that loads.
@@ -152,7 +158,7 @@ struct Shared {
       : rows(reinterpret_cast<RowOperand*>(base)),
         columns(reinterpret_cast<ColumnOperand*>(base + SharedLayout::kColumnsAt)),
         boxes(base + SharedLayout::kBoxesAt),
-        partial(reinterpret_cast<float*>(base + SharedLayout::kPartialAt)),
+        partial(reinterpret_cast<float*>(base + SharedLayout::kBoxesAt)),
         vectors(reinterpret_cast<float*>(base + SharedLayout::kVectorsAt)),
         block_scales(reinterpret_cast<float*>(base + SharedLayout::kBlockScalesAt)),
         full(reinterpret_cast<Full*>(base + SharedLayout::kBarriersAt)),
@@ -191,6 +197,7 @@ __device__ void LoadTiles(const Params& params, const Shared& shared,
     cutlass::arch::fence_barrier_init();
   }
   __syncwarp();
+  if constexpr (kSplitsK) cute::cluster_arrive_relaxed();
   NamedBarrier::arrive(kConsumerThreads + 32, kBarriersReady);
   if constexpr (kBlockScales) NamedBarrier::arrive(64, kBarriersReadyForScales);
 
@@ -517,7 +524,6 @@ __device__ bool AddPartialSums(const Shared& shared, const Share& share, Sums& s
   const int sender_bytes = num_warps * kWords * 32 * 16;
   const std::uint32_t partial = cute::cast_smem_ptr_to_uint(shared.partial) +
                                 static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
-  if constexpr (kReusesStages) cute::cluster_arrive();
   cute::cluster_wait();
   if (rank != share.rank) {
     const int slot = share.rank - (share.rank > rank);
@@ -555,7 +561,6 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared,
   const int thread = static_cast<int>(threadIdx.x);
   // With the loader, which has made the barriers.
   NamedBarrier::sync(kConsumerThreads + 32, kBarriersReady);
-  if constexpr (kSplitsK && !kReusesStages) cute::cluster_arrive_relaxed();
 
   auto row_stages =
       cute::make_tensor(cute::make_smem_ptr(shared.rows), StageLayout<RowOperand, kRows>{});
@@ -669,6 +674,10 @@ template <bool kSplitsK>
 __device__ void Run(const Params& params, const Shared& shared) {
   const Share<kSplitsK> share(params);
   const int thread = static_cast<int>(threadIdx.x);
+  // Every warp arrives at the cluster's barrier before its loads and products, and so waits for
+  // nothing there: who loads when its barriers are made.
+  const bool is_loader = thread / 32 == kConsumerThreads / 32;
+  if (kSplitsK && !is_loader) cute::cluster_arrive_relaxed();
   if (thread < kConsumerThreads) {
     if constexpr (kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     MultiplyTiles(params, shared, share);
@@ -679,12 +688,7 @@ __device__ void Run(const Params& params, const Shared& shared) {
     } else if (kBlockScales && thread < kConsumerThreads + 64) {
       LoadBlockScales(params, shared, share);
     }
-    // Who has arrived at the cluster's barrier must not leave before it is complete.
-    if constexpr (kSplitsK) {
-      __syncwarp();
-      cute::cluster_arrive_relaxed();
-      cute::cluster_wait();
-    }
+    if constexpr (kSplitsK) WaitForClusterToArrive();
   }
 }
 

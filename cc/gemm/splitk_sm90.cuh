@@ -65,7 +65,7 @@
     !defined(STONEWARE_B) || !defined(STONEWARE_OUT) || !defined(STONEWARE_TILE_M) ||         \
     !defined(STONEWARE_TILE_N) || !defined(STONEWARE_TILE_K) || !defined(STONEWARE_STAGES) || \
     !defined(STONEWARE_WARP_GROUPS) || !defined(STONEWARE_BLOCK_SCALES) ||                    \
-    !defined(STONEWARE_SWAP_AB)
+    !defined(STONEWARE_SWAP_AB) || !defined(STONEWARE_MAX_SPLITS)
 #error "compile with the defines of one splitk_config() of gemm_configs.bzl"
 #endif
 
@@ -164,24 +164,18 @@ inline constexpr int kBoxesBytes = kBoxes * STONEWARE_WARP_GROUPS * kBoxBytes;
 
 // The blocks of a cluster share the warps of a tile: what a warp has summed goes to the block that
 // stores it. Of several warp groups a whole one stores, so that boxes stay whole.
-inline constexpr int kMaxSplits = !kSwapAb || STONEWARE_WARP_GROUPS == 3 ? 1
-                                  : STONEWARE_WARP_GROUPS == 2           ? 2
-                                                                         : 4;
+inline constexpr int kMaxSplits = STONEWARE_MAX_SPLITS;
+static_assert(kMaxSplits == 1 || kMaxSplits == (STONEWARE_WARP_GROUPS == 1 ? 4 : 2));
 inline constexpr bool kSplitsStoreBoxes = kStoresBoxes && kMaxSplits <= STONEWARE_WARP_GROUPS;
 inline constexpr int kPartialBytes = kRows * kColumns * 4 / kMaxSplits * (kMaxSplits - 1);
-
-// They arrive where the boxes are before there are any, or, if there is no room for that beside the
-// stages, in place of these: then no block sends before all have read their last stage.
-inline constexpr bool kReusesStages = kWithoutPartialBytes + kPartialBytes > kMaxSharedBytes;
-static_assert(!kReusesStages || kPartialBytes <= kStagesBytes, "partial sums fit the stages");
 
 struct SharedLayout {
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
   static constexpr int kBoxesAt = kStagesBytes;
   static_assert(kBoxesAt % 1024 == 0, "a swizzle atom of 8 rows");
-  static constexpr int kPartialAt = kReusesStages ? 0 : kBoxesAt;
+  // Partial sums arrive where the boxes are, before there are any.
   static constexpr int kVectorsAt =
-      kBoxesAt + (kReusesStages || kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
+      kBoxesAt + (kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
   static constexpr int kBarriersAt = kBlockScalesAt + kBlockScaleBytes;
   static constexpr int kBytes = kBarriersAt + kBarrierBytes;

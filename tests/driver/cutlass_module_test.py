@@ -11,7 +11,7 @@ _SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
 _SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
-_SPLIT_K_WIDE = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_splitk2x5_swap"
+_NO_ROOM = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
 _PERSISTENT = "scaled_mm_sm90_e4m3_e4m3_bf16_128x224x128_1x1x1_persistent2x4"
 
 # Values of the enums in cuda.h.
@@ -115,8 +115,7 @@ report([fake.calls("cuLaunchKernelEx"), entries["{kernel}"]])
         (_SPLIT_K, 4, 64, 64, None, "64,1,1", "4,1,1", 160),
         (_SPLIT_K_TWO_GROUPS, 1, 128, 64, "64,64", "8,1,1", "0,0,0", 384),
         (_SPLIT_K_TWO_GROUPS, 2, 128, 64, "64,64", "16,1,1", "2,1,1", 384),
-        (_SPLIT_K_WIDE, 1, 128, 192, None, "4,1,1", "0,0,0", 384),
-        (_SPLIT_K_WIDE, 2, 128, 192, None, "8,1,1", "2,1,1", 384),
+        (_NO_ROOM, 1, 128, 192, None, "4,1,1", "0,0,0", 384),
         (_PERSISTENT, 1, 224, 128, "64,64", "3,1,1", "0,0,0", 384),
     ],
 )
@@ -168,7 +167,10 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuTensorMapReplaceAddr
 
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_WIDE, 4), (_PERSISTENT, 2), (_WIDE, 2)],
+    [
+        (_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_TWO_GROUPS, 4), (_NO_ROOM, 2), (_PERSISTENT, 2),
+        (_WIDE, 2),
+    ],
 )
 def test_splits_that_a_kernel_cannot_have_are_refused(
     kernel: str, splits: int, run_with_fake: Any
