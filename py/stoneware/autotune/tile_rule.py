@@ -104,9 +104,9 @@ def by_tile_m(
 LARGEST_SPLIT_M = 128
 """Up to here a split-k kernel may be the first without a measurement. At the 445 problems of
 scaled_mm up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by
-this rule took 1.06 times as long as the fastest of ours, and 1.19 times with other kernels first
-among equal tiles; at 225 of matmul 1.08 and 1.11 times (geometric means). At the 781 of scaled_mm
-above it, 1.22 times, and 1.28 with split-k kernels in their place by tile."""
+this rule took 1.06 times as long as the fastest of ours, and 1.14 times with other kernels first
+among equal tiles; at 225 of matmul 1.07 and 1.10 times (geometric means). At the 781 of scaled_mm
+above it, 1.24 times, and 1.48 with split-k kernels in their place by tile."""
 
 _SMALL_TILE_M = 16
 """A tile this narrow is timed for every m below it too: which one streams the weights best is not
