@@ -134,9 +134,13 @@ def test_device_of_another_capability_gets_the_rule_of_thumb(package):
 
 def test_scales_without_measurement_get_the_rule_of_thumb(package):
     # The package has row scales only.
-    for m, config in ((1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (4096, BIG)):
+    for m, config in (
+        (1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR),
+    ):
         decision = decide(m=m, scale_a="tensor", scale_b="tensor")
         assert (decision.config, decision.layer) == (config, "heuristic")
+    slow = decide(m=1, scale_a="tensor", scale_b="tensor", use_fast_accum=False)
+    assert (slow.config, slow.layer) == (small.VENDOR, "heuristic")
 
 
 def test_refused_choice_is_kept_and_the_next_one_runs(package):
