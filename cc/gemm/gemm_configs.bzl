@@ -200,6 +200,10 @@ _SPLITK_OPERAND_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2}
 # (splitk_sm90.cuh, kConsumerRegisters). Of four warp groups a thread has too few for any.
 _SPLITK_MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
+# Warp groups of a block -> blocks that may share the k of a tile: each stores the sums of whole warps,
+# or of a warp group where there are two.
+_SPLITK_MAX_SPLITS = {1: 4, 2: 2, 3: 1}
+
 _SPLITK_OUT_DTYPES = ["bf16", "fp16"]
 
 def splitk_config(
@@ -212,8 +216,8 @@ def splitk_config(
         block_scales = False,
         swap_ab = True,
         b_dtype = None):
-    """Describes one kernel whose clusters may share the k of a tile, for small and middling m, or,
-    without swapped operands, whose blocks go from tile to tile (splitk_sm90.cuh).
+    """Describes one kernel whose clusters may share the k of a tile, for small and middling m, or
+    whose blocks only go from tile to tile (splitk_sm90.cuh).
 
     Example:
 
@@ -326,9 +330,8 @@ def splitk_config(
             "shrink the tile",
         )
 
-    # Of a split tile each block stores the sums of whole warps, or of a warp group where there are
-    # two. What the others send of them arrives beside the stages.
-    max_splits = {1: 4, 2: 2, 3: 1}[warp_groups] if swap_ab else 1
+    # What the other blocks send of a tile's sums arrives beside the stages.
+    max_splits = _SPLITK_MAX_SPLITS[warp_groups] if swap_ab else 1
     partial_bytes = 4 * tile_m * tile_n // max_splits * (max_splits - 1)
     if shared_bytes + partial_bytes > _MAX_SHARED_BYTES:
         max_splits = 1
@@ -371,6 +374,7 @@ def splitk_config(
             "b": b_dtype,
             "cluster": (1, 1, 1),
             "layout": "nt",
+            "max_splits": max_splits,
             "out": out,
             "schedule": schedule,
             "stages": stages,

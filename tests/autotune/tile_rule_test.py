@@ -66,10 +66,6 @@ def test_wide_tiles_of_the_same_source_come_after_the_regular_ones_too():
             ["warpspecialized"] * 4 + ["persistent"] * 2 + ["splitk"] * 4)
 
 
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-q"]))
-
-
 @pytest.mark.parametrize(
     ("extent", "least", "most"),
     [(16, 1, 128), (32, 16, 256), (64, 32, 512), (128, 64, 1 << 20), (192, 96, 1 << 20)],
@@ -98,10 +94,14 @@ def test_of_scaled_mm_the_vendor_library_comes_first_above_m_128_and_with_slow_a
     assert len(found) == len(KERNELS) + 1
 
 
-@pytest.mark.parametrize(("warp_groups", "most"), [(1, 4), (2, 2)])
-def test_the_blocks_of_a_cluster_share_the_warps_of_a_tile(warp_groups: int, most: int) -> None:
+@pytest.mark.parametrize("most", [2, 4])
+def test_a_kernel_splits_k_as_often_as_its_config_says_and_there_are_tiles(most: int) -> None:
     record = kernel(64, "splitk")
-    record = replace(record, config=record.config | {"warp_groups": warp_groups})
+    record = replace(record, config=record.config | {"max_splits": most})
     assert why_not(record, 4096, most) is None
     assert f"must be at most {most}" in why_not(record, 4096, 2 * most)
     assert "must be at most 1" in why_not(record, 128, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

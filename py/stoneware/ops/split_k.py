@@ -15,11 +15,7 @@ from stoneware.runtime.manifest import KernelRecord
 SCHEDULE = "splitk"
 
 PERSISTENT_SCHEDULE = "persistent"
-"""Of the kernels of the same source that do not split: their operands are not swapped."""
-
-_MOST_SPLITS = {1: 4, 2: 2, 3: 1}
-"""By the warp groups of a kernel: the blocks of a cluster share the warps of a tile
-(cc/gemm/splitk_sm90.cuh, kMaxSplits)."""
+"""Of the kernels of the same source that do not split."""
 
 _LEAST_STEPS = 2
 """Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
@@ -52,8 +48,7 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
 
 
 def _most_splits(kernel: KernelRecord, k: int) -> int:
-    most = _MOST_SPLITS[kernel.config["warp_groups"]]
-    return min(most, -(-k // kernel.config["tile"][2]))
+    return min(kernel.config["max_splits"], -(-k // kernel.config["tile"][2]))
 
 
 def with_splits(
