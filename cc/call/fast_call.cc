@@ -52,7 +52,8 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       slow_(std::move(slow)),
       state_(std::move(state)),
       workspace_(std::move(workspace)),
-      requires_grad_(Reference::Stolen(PyUnicode_InternFromString("requires_grad"))),
+      get_requires_grad_(reinterpret_cast<descrgetfunc>(
+          PyType_GetSlot(Py_TYPE(torch_.requires_grad.get()), Py_tp_descr_get))),
       current_level_(Reference::Stolen(PyUnicode_InternFromString("_current_level"))),
       max_plans_(max_plans),
       objects_(Reference::Stolen(PyDict_New())) {}
@@ -147,7 +148,11 @@ bool FastCall::NeedsGradient(PyObject* const* arguments) const {
   if (is_enabled <= 0) return is_enabled < 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     if (arguments[i] == Py_None) continue;
-    if (IsTrue(Reference::Stolen(PyObject_GetAttr(arguments[i], requires_grad_.get()))) != 0) {
+    // Past the look-up of the attribute, which only a subclass could have changed; Read() let none.
+    PyObject* tensor = arguments[i];
+    if (IsTrue(Reference::Stolen(get_requires_grad_(
+            torch_.requires_grad.get(), tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor))))) !=
+        0) {
       return true;
     }
   }
@@ -355,8 +360,8 @@ PyObject* FastCall::Slow(PyObject* const* arguments, Py_ssize_t num_arguments) {
 
 int FastCall::Traverse(visitproc visit, void* argument) const {
   for (const Reference* reference :
-       {&torch_.tensor, &torch_.parameter, &torch_.is_grad_enabled, &torch_.is_neg,
-        &torch_.num_dispatch_modes, &torch_.num_function_modes, &torch_.empty,
+       {&torch_.tensor, &torch_.parameter, &torch_.is_grad_enabled, &torch_.requires_grad,
+        &torch_.is_neg, &torch_.num_dispatch_modes, &torch_.num_function_modes, &torch_.empty,
         &torch_.empty_strided_cpu, &torch_.empty_strided_cuda,
         &torch_.current_cuda_device, &torch_.forward_ad, &make_, &slow_, &state_, &workspace_,
         &objects_}) {

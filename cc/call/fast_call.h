@@ -81,6 +81,7 @@ struct TorchFunctions {
   Reference tensor;     // the type torch.Tensor
   Reference parameter;  // the type torch.nn.Parameter
   Reference is_grad_enabled;
+  Reference requires_grad;  // the descriptor of torch.Tensor's attribute
   Reference is_neg;
   Reference num_dispatch_modes;
   Reference num_function_modes;
@@ -186,8 +187,8 @@ class FastCall {
   const Reference slow_;
   const Reference state_;
   const Reference workspace_;
-  const Reference requires_grad_;  // the attribute's name
-  const Reference current_level_;  // that of the number of the dual level
+  const descrgetfunc get_requires_grad_;  // of the descriptor's type
+  const Reference current_level_;  // the name of the number of the dual level
   const std::size_t max_plans_;
 
   std::unordered_multimap<std::uint64_t, Entry> entries_;  // by hash

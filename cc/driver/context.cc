@@ -30,11 +30,9 @@ CUcontext RetainedPrimaryContext(const DriverApi& api, int device) {
 
 }  // namespace
 
-CUcontext ContextGuard::PushPrimaryContext() {
-  const CUcontext context = RetainedPrimaryContext(api_, device_);
-  Check("cuCtxPushCurrent", api_.cuCtxPushCurrent(context));
+void ContextGuard::PushPrimaryContext() {
+  Check("cuCtxPushCurrent", api_.cuCtxPushCurrent(RetainedPrimaryContext(api_, device_)));
   pushed_ = true;
-  return context;
 }
 
 }  // namespace stoneware::driver

@@ -19,36 +19,24 @@ class ContextGuard {
     CUdevice context_device = -1;
     if (context != nullptr) Check("cuCtxGetDevice", api.cuCtxGetDevice(&context_device));
     // A CUdevice is the device's ordinal.
-    if (context == nullptr || context_device != device) context = PushPrimaryContext();
-    const CUresult result = api.cuCtxGetId(context, &id_);
-    if (result != CUDA_SUCCESS) {
-      Pop();
-      ThrowDriverError("cuCtxGetId", result);
-    }
+    if (context == nullptr || context_device != device) PushPrimaryContext();
   }
-  ~ContextGuard() { Pop(); }
+  ~ContextGuard() {
+    // A failed pop leaves nothing to mend, and a destructor must not throw.
+    CUcontext popped = nullptr;
+    if (pushed_) api_.cuCtxPopCurrent(&popped);
+  }
 
   ContextGuard(const ContextGuard&) = delete;
   ContextGuard& operator=(const ContextGuard&) = delete;
 
   int device() const { return device_; }
 
-  // The id that the driver gives a context once and never again, unlike its address.
-  unsigned long long id() const { return id_; }
-
  private:
-  CUcontext PushPrimaryContext();
-
-  // A failed pop leaves nothing to mend, and a destructor must not throw.
-  void Pop() noexcept {
-    CUcontext popped = nullptr;
-    if (pushed_) api_.cuCtxPopCurrent(&popped);
-    pushed_ = false;
-  }
+  void PushPrimaryContext();
 
   const DriverApi& api_;
   const int device_;
-  unsigned long long id_ = 0;
   bool pushed_ = false;
 };
 

@@ -70,20 +70,10 @@ std::string CubinArch(std::string_view cubin) {
 
 CubinKernel::CubinKernel(CubinSpec spec) : spec_(std::move(spec)) { ElfHeader(spec_.cubin); }
 
-CubinKernel::~CubinKernel() {
-  for (const Function* function = functions_.load(); function != nullptr;) {
-    const Function* next = function->next;
-    delete function;
-    function = next;
-  }
-}
-
-CUfunction CubinKernel::LoadInto(const DriverApi& api, const ContextGuard& context) {
+void CubinKernel::Prepare(const DriverApi& api, const ContextGuard& context) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const Function* head = functions_.load(std::memory_order_relaxed);
-  for (const Function* function = head; function != nullptr; function = function->next) {
-    if (function->context_id == context.id()) return function->handle;
-  }
+  const std::uint64_t ready = ready_devices_.load(std::memory_order_relaxed);
+  if ((ready & Bit(context.device())) != 0) return;  // another thread was faster
 
   const auto loading = [&] {
     return "loading kernel " + spec_.name + " (a cubin for " + CubinArch(spec_.cubin) + ") on " +
@@ -102,8 +92,7 @@ CUfunction CubinKernel::LoadInto(const DriverApi& api, const ContextGuard& conte
     CheckParameters(api, kernel);
     kernel_ = kernel;
   }
-  if (spec_.shared_bytes > kSharedBytesWithoutOptIn &&
-      prepared_devices_.count(context.device()) == 0) {
+  if (spec_.shared_bytes > kSharedBytesWithoutOptIn) {
     CheckWhile("cuKernelSetAttribute",
                api.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                         static_cast<int>(spec_.shared_bytes), kernel_,
@@ -112,12 +101,11 @@ CUfunction CubinKernel::LoadInto(const DriverApi& api, const ContextGuard& conte
                  return "allowing " + std::to_string(spec_.shared_bytes) +
                         " bytes of shared memory, " + loading();
                });
-    prepared_devices_.insert(context.device());
   }
-  CUfunction handle = nullptr;
-  CheckWhile("cuKernelGetFunction", api.cuKernelGetFunction(&handle, kernel_), loading);
-  functions_.store(new Function{context.id(), handle, head}, std::memory_order_release);
-  return handle;
+  // The driver would load the kernel at its first launch, where an error says less.
+  CUfunction function = nullptr;
+  CheckWhile("cuKernelGetFunction", api.cuKernelGetFunction(&function, kernel_), loading);
+  ready_devices_.store(ready | Bit(context.device()), std::memory_order_release);
 }
 
 // A kernel reads its parameters at the offsets that its own compiler chose. Where host and device

@@ -1,11 +1,11 @@
-// From the bytes of a cubin to a function that can be launched.
+// From the bytes of a cubin to a kernel that can be launched.
 
 #pragma once
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,52 +24,45 @@ struct CubinSpec {
   unsigned shared_bytes = 0;                 // dynamic shared memory of a launch
 };
 
-// One kernel, loaded at first use. The library is loaded once per process, the shared memory
-// attribute set once per device, the function fetched once per context. Thread-safe; a failed
-// attempt throws and the next call tries again.
+// One kernel, loaded at first use: the library once per process, the shared memory attribute once
+// per device. Thread-safe; a failed attempt throws and the next call tries again.
 class CubinKernel {
  public:
   // No CUDA call. Throws std::invalid_argument if the bytes are not a whole cubin.
   explicit CubinKernel(CubinSpec spec);
-
-  // The library stays loaded: a launch may still be running.
-  ~CubinKernel();
 
   CubinKernel(const CubinKernel&) = delete;
   CubinKernel& operator=(const CubinKernel&) = delete;
 
   const CubinSpec& spec() const { return spec_; }
 
-  // The function in the current context, which is `context`'s; no lock once it is known there.
+  // What cuLaunchKernelEx takes, on the device of `context`; no lock once the kernel is ready there.
+  // It is a CUkernel, of which the driver knows the function in each context, also in one that took
+  // the place of another after a reset.
   // Throws DriverError: the cubin does not fit the GPU, or its kernel is not the one that this
   // module was built with.
-  CUfunction FunctionIn(const DriverApi& api, const ContextGuard& context) {
-    for (const Function* function = functions_.load(std::memory_order_acquire);
-         function != nullptr; function = function->next) {
-      if (function->context_id == context.id()) return function->handle;
+  CUfunction FunctionOn(const DriverApi& api, const ContextGuard& context) {
+    if ((ready_devices_.load(std::memory_order_acquire) & Bit(context.device())) == 0) {
+      Prepare(api, context);
     }
-    return LoadInto(api, context);
+    return reinterpret_cast<CUfunction>(kernel_);
   }
 
  private:
-  // A list that only grows, so that readers need no lock. A process has few contexts; a destroyed
-  // context leaves its entry behind, which no later context matches.
-  struct Function {
-    unsigned long long context_id;
-    CUfunction handle;
-    const Function* next;
-  };
+  // 0 for a device beyond the 64th, which is prepared anew for each launch.
+  static std::uint64_t Bit(int device) {
+    return device < 64 ? std::uint64_t{1} << device : 0;
+  }
 
-  CUfunction LoadInto(const DriverApi& api, const ContextGuard& context);
+  void Prepare(const DriverApi& api, const ContextGuard& context);
   void CheckParameters(const DriverApi& api, CUkernel kernel) const;
 
   const CubinSpec spec_;
-  std::atomic<const Function*> functions_{nullptr};
+  std::atomic<std::uint64_t> ready_devices_{0};
 
-  std::mutex mutex_;  // guards what follows, and writes to functions_
-  CUlibrary library_ = nullptr;
-  CUkernel kernel_ = nullptr;
-  std::set<int> prepared_devices_;
+  std::mutex mutex_;  // guards writes to ready_devices_ and to what follows
+  CUlibrary library_ = nullptr;  // stays loaded: a launch may still be running
+  CUkernel kernel_ = nullptr;    // set before the first bit of ready_devices_
 };
 
 // The architecture that a cubin was built for, such as "sm_90", from its ELF header. Throws

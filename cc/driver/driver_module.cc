@@ -120,7 +120,7 @@ class Kernel {
     const nb::gil_scoped_release release;
     const DriverApi& api = DriverApi::Get();
     const ContextGuard context(api, device);
-    driver::Launch(api, kernel_.FunctionIn(api, context), shape,
+    driver::Launch(api, kernel_.FunctionOn(api, context), shape,
                    reinterpret_cast<CUstream>(stream), pointers.data());
   }
 

@@ -172,7 +172,7 @@ void Plan::Launch(const GemmTensors& tensors, CUstream stream) const {
   CheckTensors(tensors);
   const driver::DriverApi& api = driver::DriverApi::Get();
   const driver::ContextGuard context(api, problem_.device);
-  const CUfunction function = kernel_.cubin.FunctionIn(api, context);
+  const CUfunction function = kernel_.cubin.FunctionOn(api, context);
   // A thread that finds another one launching encodes for itself rather than wait: the driver may
   // hold the other one up until the stream's queue has room.
   const std::unique_lock<std::mutex> lock(memo_mutex_, std::try_to_lock);

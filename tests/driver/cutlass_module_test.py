@@ -208,7 +208,6 @@ report(fake.call_names())
     assert names == [
         "cuCtxGetCurrent",
         "cuCtxGetDevice",
-        "cuCtxGetId",
         "cuLaunchKernelEx",
     ]
 

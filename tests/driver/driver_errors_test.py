@@ -150,7 +150,6 @@ _CALLS_ON_THE_WAY = [
     "cuDeviceGet",
     "cuDevicePrimaryCtxRetain",
     "cuCtxPushCurrent",
-    "cuCtxGetId",
     "cuLibraryLoadData",
     "cuLibraryGetKernel",
     "cuKernelGetParamInfo",

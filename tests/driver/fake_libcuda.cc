@@ -242,12 +242,6 @@ FAKE_EXPORT CUresult cuCtxGetDevice(CUdevice* device) {
   return CUDA_SUCCESS;
 }
 
-FAKE_EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long* id) {
-  FAKE_CALL(Call("cuCtxGetId"));
-  *id = context->id;
-  return CUDA_SUCCESS;
-}
-
 FAKE_EXPORT CUresult cuCtxPushCurrent(CUcontext context) {
   FAKE_CALL(Call("cuCtxPushCurrent").With("device", context->device));
   Stack().push_back(context);
@@ -432,7 +426,6 @@ FAKE_EXPORT CUresult cuGetProcAddress(const char* symbol, void** function, int v
       FAKE_ENTRY(cuDevicePrimaryCtxRetain),
       FAKE_ENTRY(cuCtxGetCurrent),
       FAKE_ENTRY(cuCtxGetDevice),
-      FAKE_ENTRY(cuCtxGetId),
       FAKE_ENTRY(cuCtxPushCurrent),
       FAKE_ENTRY(cuCtxPopCurrent),
       FAKE_ENTRY(cuLibraryLoadData),

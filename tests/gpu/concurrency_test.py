@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import torch
 
 import stoneware
 from stoneware.measuring import operands
+from stoneware.ops import _cutlass_sm90
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
 
@@ -141,6 +143,47 @@ def test_a_thread_that_has_no_context(kernel, device):
     assert not failures, "\n".join(failures)
     torch.cuda.synchronize()
     assert_right(tensors, tensors.out)
+
+
+def test_a_context_that_takes_the_place_of_another(device):
+    """Contexts of the thread's own, made and destroyed in turn, at the same address or not."""
+    kernels = [kernel.id for kernel in KERNELS if kernel.backend == "cutlass_sm90"]
+    if not kernels:
+        pytest.skip("no CUTLASS kernel fits this GPU")
+    m, n, k = 48, 512, 1024
+    tensors = operands.make(Problem.dense(m=m, n=n, k=k), "cpu")
+    plan = _cutlass_sm90.Plan(
+        kernels[0], m=m, n=n, k=k, lda=k, ldb=k, ldd=n, device=0,
+        num_sms=device.fingerprint.num_sms, scale_a="row", scale_b="row",
+    )
+    libcuda = ctypes.CDLL("libcuda.so.1")
+
+    def check(result: int) -> None:
+        assert result == 0, f"the driver returned {result}"
+
+    def on_the_gpu(tensor: torch.Tensor) -> ctypes.c_uint64:
+        address = ctypes.c_uint64()
+        num_bytes = ctypes.c_size_t(tensor.numel() * tensor.element_size())
+        check(libcuda.cuMemAlloc_v2(ctypes.byref(address), num_bytes))
+        check(libcuda.cuMemcpyHtoD_v2(address, ctypes.c_void_p(tensor.data_ptr()), num_bytes))
+        return address
+
+    def in_a_new_context() -> None:
+        context = ctypes.c_void_p()
+        check(libcuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+        result = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
+        a, b, d, *scales = map(
+            on_the_gpu, (tensors.a, tensors.b.t(), result, *tensors.scales)
+        )
+        plan(a.value, b.value, d.value, *[scale.value for scale in scales], bias=0, stream=0)
+        check(libcuda.cuMemcpyDtoH_v2(
+            ctypes.c_void_p(result.data_ptr()), d, ctypes.c_size_t(m * n * 2)
+        ))
+        check(libcuda.cuCtxDestroy_v2(context))
+        assert_right(tensors, result)
+
+    failures = run_in_threads([lambda: [in_a_new_context() for _ in range(3)]])
+    assert not failures, "\n".join(failures)
 
 
 @second_gpu
