@@ -384,23 +384,17 @@ def splitk_config(
         } | ({"scales": "block"} if block_scales else {})),
     )
 
-# fp8 with tensor or row scales, m above 64: the wide tile for m that fills it, the swapped ones for m
-# that leaves SMs idle with it.
+# fp8 with tensor or row scales, for large m; the rest is SPLITK_SM90's.
 SCALED_MM_SM90 = [
     gemm_config(
         a = "e4m3",
         b = "e4m3",
         out = out,
-        tile = tile,
-        cluster = cluster,
-        schedule = schedule,
-        swap_ab = swap_ab,
+        tile = (128, 128, 128),
+        cluster = (2, 1, 1),
+        schedule = "pingpong",
     )
     for out in ["bf16", "fp16"]
-    for tile, cluster, schedule, swap_ab in [
-        ((128, 128, 128), (2, 1, 1), "pingpong", False),
-        ((128, 64, 128), (1, 1, 1), "pingpong", True),
-    ]
 ]
 
 # Small and middling m: of the tile, n is what m needs; stages for one block an SM or, of the first,
@@ -426,7 +420,6 @@ SPLITK_SM90 = [
         ((64, 64, 256), 6, 1, True),
         ((64, 96, 128), 8, 1, True),
         ((64, 128, 128), 8, 1, True),
-        ((64, 192, 128), 5, 1, True),
         ((128, 64, 128), 8, 2, True),
         ((128, 96, 128), 7, 2, True),
         ((128, 192, 128), 5, 2, True),
@@ -853,7 +846,6 @@ _LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
 _MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
 _SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
-_SMALL_M_PINGPONG = ((128, 64, 64), (1, 1, 1), "pingpong", True)
 
 # bf16 so far: nt, a linear layer's product; nn, the gradient of its input; tn, that of its weight,
 # which is often wanted in fp32. Layout tt has no kernel, and fp16 those of SPLITK_SM90 alone; the rest
@@ -869,13 +861,7 @@ MATMUL_SM90 = [
         swap_ab = swap_ab,
     )
     for operand, out, layout, kernels in [
-        ("bf16", "bf16", "nt", [
-            _LARGE,
-            _MIDDLE,
-            _SMALL_M,
-            _SMALL_M_16,
-            _SMALL_M_PINGPONG,
-        ]),
+        ("bf16", "bf16", "nt", [_MIDDLE, _SMALL_M, _SMALL_M_16]),
         ("bf16", "bf16", "nn", [_MIDDLE, _SMALL_M]),
         ("bf16", "bf16", "tn", [_MIDDLE]),
         ("bf16", "fp32", "tn", [_LARGE]),

@@ -244,6 +244,7 @@ def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatc
     ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
     ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),
+    (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--batch", 2], "--batch must be left out"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
      "--bias must be left out: for other ops; grouped_mm has no bias"),

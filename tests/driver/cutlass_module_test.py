@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 _WIDE = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
-_SWAPPED = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_pingpong_swap"
-_SWAPPED_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x64x128_1x1x1_pingpong_swap"
+_WIDE_FP16 = "scaled_mm_sm90_e4m3_e4m3_fp16_128x128x128_2x1x1_pingpong"
 _SPLIT_K = "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap"
 _SPLIT_K_TWO_GROUPS = "scaled_mm_sm90_e4m3_e4m3_bf16_128x64x128_1x1x1_splitk2x8_swap"
 _NO_ROOM = "scaled_mm_sm90_e4m3_e4m3_fp16_128x192x128_1x1x1_persistent2x5_swap"
@@ -54,7 +53,7 @@ def _tensor_map(kind: str, address: int, dims: str, strides: str, box: str, swiz
 
 
 # Tensor maps have the innermost extent first, strides in bytes, and a batch of one whose stride is
-# 0. With swapped operands CUTLASS's left operand is the user's b, and its tile m runs along n.
+# 0.
 _TENSOR_MAPS = {
     _WIDE: [
         # Two blocks of the cluster share b's tile: each loads half of its 128 columns.
@@ -62,15 +61,10 @@ _TENSOR_MAPS = {
         _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
         _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
     ],
-    _SWAPPED: [
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,128,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,64,1", _SWIZZLE_128B),
-        _tensor_map(_BFLOAT16, _D, "512,100,1", "1280,0", "64,32,1", _SWIZZLE_128B),
-    ],
-    _SWAPPED_FP16: [
-        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,128,1", _SWIZZLE_128B),
-        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,64,1", _SWIZZLE_128B),
-        _tensor_map(_FLOAT16, _D, "512,100,1", "1280,0", "64,32,1", _SWIZZLE_128B),
+    _WIDE_FP16: [
+        _tensor_map(_UINT8, _A, "1024,100,1", "2048,0", "128,128,1", _SWIZZLE_128B),
+        _tensor_map(_UINT8, _B, "1024,512,1", "4096,0", "128,64,1", _SWIZZLE_128B),
+        _tensor_map(_FLOAT16, _D, "512,100,1", "1280,0", "32,64,1", _SWIZZLE_64B),
     ],
 }
 
@@ -90,7 +84,6 @@ report(fake.calls("cuTensorMapEncodeTiled"))
     ("kernel", "grid", "cluster", "threads"),
     [
         (_WIDE, "8,1,1", "2,1,1", 384),  # m is rounded up to whole clusters of two tiles
-        (_SWAPPED, "1,8,1", "0,0,0", 384),
     ],
 )
 def test_the_launch_is_the_kernels(
@@ -403,7 +396,7 @@ def test_kernels_describe_themselves_without_the_driver(run_with_fake: Any) -> N
 report([module.kernels(), fake.call_names()])
     """)
     assert names == []
-    assert {_WIDE, _SWAPPED, _SWAPPED_FP16, _SPLIT_K} <= {kernel["id"] for kernel in kernels}
+    assert {_WIDE, _WIDE_FP16, _SPLIT_K} <= {kernel["id"] for kernel in kernels}
     for kernel in kernels:
         assert kernel["arch"] == "sm_90a"
         assert kernel["swap_ab"] == kernel["id"].endswith("_swap")

@@ -69,11 +69,11 @@ def make_plan(problem, config, device):
             rest = (ends.to(torch.int32), *rest[1:])
         right(a, b, out, *rest)
         if kind == "wrong":
-            out[3, 5] += 10 * out.float().std()
+            out[..., 3, 5] += 10 * out.float().std()
         elif kind == "biasless" and rest[-1] is not None:
             right(a, b, out, *rest[:-1], None)
         elif kind == "hole":
-            out[-1, -1] = math.nan
+            out[..., -1, -1] = math.nan
 
     return plan
 
@@ -103,6 +103,7 @@ def measure(kernels, problem=PROBLEM, **options):
     Problem(m=24, n=64, k=128, lda=144, ldb=160, ldd=72),
     MatmulProblem.dense(m=24, n=64, k=128, layout="tn"),
     MatmulProblem.dense(m=24, n=64, k=128, dtype="fp16", out_dtype="fp16"),
+    MatmulProblem.dense(m=24, n=64, k=128, batch=3),
 ], ids=str)
 def test_only_what_is_right_is_timed(problem):
     # idle_1 after a right one, whose result it would be given credit for.
@@ -154,6 +155,39 @@ def test_a_grouped_result_may_have_a_guard_and_its_weights_strides(dtype):
     assert tensors.is_guard_unharmed()
     tensors.out_base[0, 0] = 1
     assert not tensors.is_guard_unharmed()
+
+
+@pytest.mark.parametrize(
+    "strides",
+    [
+        {"batch_stride_a": 24 * 72, "lda": 72},
+        {"batch_stride_a": 0, "batch_stride_b": 0},
+        {"batch_stride_a": 64, "lda": 5 * 64, "batch_stride_d": 32, "ldd": 5 * 32},  # interleaved
+    ],
+    ids=lambda strides: "_".join(strides),
+)
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+def test_a_batch_has_its_strides_and_each_product_is_compared(strides, layout):
+    problem = MatmulProblem.dense(m=24, n=32, k=64, layout=layout, batch=5)
+    problem = dataclasses.replace(problem, **strides)
+    tensors = operands.make(problem, "cpu")
+    assert tensors.a.shape == (5, 24, 64) and tensors.b.shape == (5, 64, 32)
+    assert tensors.a.stride()[:2] == (problem.batch_stride_a, problem.lda)
+    assert tensors.out.stride() == (problem.batch_stride_d, problem.ldd, 1)
+    matmul_reference.plan(problem, config("right_1"), CPU)(*tensors.arguments)
+    expected = operands.reference(tensors)
+    assert torch.allclose(expected, torch.bmm(tensors.a.float(), tensors.b.float()), atol=1e-3)
+    assert operands.compare(tensors.out, expected, problem).is_right
+    assert tensors.is_guard_unharmed()
+    tensors.out[4].copy_(tensors.out[3])
+    assert not operands.compare(tensors.out, expected, problem).is_right or not any(
+        strides.get(name, 1) for name in ("batch_stride_a", "batch_stride_b")
+    )
+
+
+def test_a_batch_has_no_guard():
+    with pytest.raises(ValueError, match="guarded must be False for a batch"):
+        operands.make(MatmulProblem.dense(m=8, n=16, k=16, batch=2), "cpu", guarded=True)
 
 
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), [("e5m2", "e4m3"), ("e4m3", "e5m2")])
@@ -295,6 +329,12 @@ def test_grouped_problems_are_all_layers_as_far_as_their_rows_go():
     assert {(p.a_dtype, p.out_dtype) for p in halves} == {("e4m3", "fp16")}
 
 
+def test_a_shape_of_four_sizes_is_a_batch_of_matmul():
+    [problem] = workloads.problems(ops=["matmul"], shapes=["8x16x64x32"])
+    assert problem == MatmulProblem.dense(m=16, n=64, k=32, batch=8)
+    assert workloads.problem_from_json(workloads.problem_to_json(problem)) == problem
+
+
 def test_all_layers_are_taken_unless_shapes_are_given():
     assert len(workloads.problems(shapes=["16x4096x4096"])) == 3
     assert len(workloads.problems(ops=["matmul"])) > 500
@@ -315,7 +355,7 @@ def test_all_layers_are_taken_unless_shapes_are_given():
         ({"ops": ["grouped_mm"], "weights": ["llama3_8b_o"]}, "weights=llama3_8b_o must be among"),
         ({"ops": ["grouped_mm"], "shapes": ["16x4096x4096"]},
          "shapes='16x4096x4096' must be of the form that grouped_mm takes: GxMxNxK"),
-        ({"ops": ["matmul"], "shapes": ["8x16x64x64"]}, "that matmul takes: MxNxK, such as"),
+        ({"ops": ["scaled_mm"], "shapes": ["8x16x64x64"]}, "that scaled_mm takes: MxNxK, such"),
         ({"ops": ["grouped_mm"], "dtypes": ["bf16"], "out_dtypes": ["fp16"]},
          "out_dtypes=fp16 must be among those that grouped_mm has for dtypes=bf16 .bf16 has bf16"),
         ({"shapes": ["8x16x4096x100"]}, "k=100 must be at least 1 and a multiple of 16"),

@@ -276,11 +276,15 @@ def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
     assert {kernel.id for kernel in kernels if cutlass_sm90.runs(problem, kernel)} == listed
 
 
-def test_a_batch_is_looked_up_and_measured_as_one_product():
-    batch = Problem.dense(**DENSE, batch=3)
-    assert batch.key == Problem.dense(**DENSE).key
-    assert OPERATION.measured(batch) == Problem.dense(**DENSE)
-    assert "batch=3" in str(batch)
+def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
+    shape = {"m": 16, "n": 4096, "k": 4096}
+    one, batch = Problem.dense(**shape), Problem.dense(**shape, batch=3)
+    assert OPERATION.decide(one, H200).layer == "exact"
+    assert OPERATION.decide(one, H200).config.backend == "cutlass_sm90"
+    assert OPERATION.decide(batch, H200).layer == "heuristic"
+    assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
+    assert OPERATION.measured(batch) == batch
+    assert "batch=3" in str(batch) and "batch=3" in batch.key.shape
 
 
 @pytest.mark.parametrize(

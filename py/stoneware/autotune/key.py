@@ -48,7 +48,8 @@ class Key:
       accumulation: one of ACCUMULATIONS; "slow" where sums of fp8 products must be kept in full
         fp32, "fast" where they need not or there is no choice. JSON leaves "fast" out, so that
         keys read and write as they did before there was "slow".
-      num_groups: matrices b, each with its own rows, of which m is the mean; 0 for an op without.
+      num_groups: of a grouped product the matrices b, each with its own rows, of which m is the
+        mean; of a batch its products, each of m rows; 0 for one product.
     """
 
     op: str
@@ -78,7 +79,8 @@ class Key:
 
     @property
     def shape(self) -> str:
-        groups = f" groups={self.num_groups}" if self.num_groups else ""
+        name = "groups" if self.op == "grouped_mm" else "batch"
+        groups = f" {name}={self.num_groups}" if self.num_groups else ""
         return f"m={self.m} n={self.n} k={self.k}{groups}"
 
     def to_json(self) -> dict[str, Any]:

@@ -38,6 +38,9 @@ def explain(
     k: Annotated[int | None, typer.Option("-k", help="Inner size.", show_default=False)] = None,
     num_groups: Annotated[int | None, typer.Option(
         help="Of grouped_mm: how many matrices b.", show_default=False)] = None,
+    batch: Annotated[int | None, typer.Option(
+        help="Of matmul: how many products of this shape, each with a b of its own.",
+        show_default=False)] = None,
     dtype: Annotated[str | None, typer.Option(
         help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
         show_default=False)] = None,
@@ -60,7 +63,7 @@ def explain(
     if ":" in op:
         _refuse(
             "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, num_groups=num_groups,
-            dtype=dtype, out_dtype=out_dtype, scales=scales, bias=bias or None,
+            batch=batch, dtype=dtype, out_dtype=out_dtype, scales=scales, bias=bias or None,
         )
         from stoneware.cli import kernel_explanation
 
@@ -91,11 +94,13 @@ def explain(
             )
     else:
         _refuse(f"grouped_mm; {op} has no groups", num_groups=num_groups)
+    if op != "matmul":
+        _refuse(f"matmul; {op} has no batch", batch=batch)
     from stoneware.explanation import explain as find
 
     found = find(
         op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales or "row", has_bias=bias,
-        num_groups=num_groups or 0, device=device,
+        num_groups=num_groups or 0, batch=1 if batch is None else batch, device=device,
     )
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)

@@ -58,7 +58,8 @@ def tune(
         help="Rows of a for --weights, as 1,16,64; of grouped_mm the mean of a group.",
         show_default=False)] = None,
     shapes: Annotated[str | None, typer.Option(
-        help="Further shapes as MxNxK, as 16x4096x14336; of grouped_mm as GxMxNxK, of G groups "
+        help="Further shapes as MxNxK, as 16x4096x14336; a batch of matmul as BxMxNxK, as "
+        "128x16x512x128; of grouped_mm as GxMxNxK, of G groups "
         "with M rows on average.", show_default=False)] = None,
     scales: Annotated[str, typer.Option(help="Kinds of scales, for scaled_mm.")] = "row,tensor",
     out_dtypes: Annotated[str, typer.Option(

@@ -30,9 +30,9 @@ class Operands:
 
     Attributes:
       problem: what they are operands of.
-      a, b: [m, k] and [k, n], of grouped_mm [groups, k, n], with the problem's strides; what a view
-        skips is NaN.
-      out: [m, n] view of `out_base`; both all NaN until something is written.
+      a, b: [m, k] and [k, n], of grouped_mm [groups, k, n], of a batch [batch, m, k] and
+        [batch, k, n], with the problem's strides; what a view skips is NaN.
+      out: [m, n] or [batch, m, n] view of `out_base`; both all NaN until something is written.
       out_base: the memory around out: guard rows and columns that must stay NaN.
       scales: (scale_a, scale_b) of fp8 operands, else empty.
       bias: [n] or None.
@@ -112,22 +112,36 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
     Args:
       problem: sizes, dtypes and leading dimensions.
       device: where.
-      guarded: surround out with a guard of NaN, at the cost of two rows and of ldd >= n + 16.
+      guarded: surround out with a guard of NaN, at the cost of two rows and of ldd >= n + 16; not
+        of a batch.
 
     Raises:
-      ValueError: `guarded` and ldd leaves no room for guard columns.
+      ValueError: `guarded` and ldd leaves no room for guard columns, or the problem is a batch.
     """
     out_dtype = TORCH_DTYPES[problem.out_dtype]
     if isinstance(problem, GroupedMmProblem):
         return _make_grouped(problem, device, guarded)
     layout = getattr(problem, "layout", "nt")
-    a = _matrix(
-        problem.m, problem.k, problem.lda, layout[0] == "n", TORCH_DTYPES[problem.a_dtype], device
-    )
-    b = _matrix(
-        problem.k, problem.n, problem.ldb, layout[1] == "n", TORCH_DTYPES[problem.b_dtype], device
-    )
-    out_base, out = _poisoned_output(problem, out_dtype, device, guarded)
+    a_dtype, b_dtype = TORCH_DTYPES[problem.a_dtype], TORCH_DTYPES[problem.b_dtype]
+    if getattr(problem, "batch", 1) > 1:
+        if guarded:
+            raise ValueError("guarded must be False for a batch; check one product with a guard")
+        a = _matrices(
+            problem.batch, problem.m, problem.k, problem.batch_stride_a, problem.lda,
+            layout[0] == "n", a_dtype, device,
+        )
+        b = _matrices(
+            problem.batch, problem.k, problem.n, problem.batch_stride_b, problem.ldb,
+            layout[1] == "n", b_dtype, device,
+        )
+        out_base, out = _poisoned_batch(
+            (problem.batch, problem.m, problem.n), (problem.batch_stride_d, problem.ldd, 1),
+            out_dtype, device,
+        )
+    else:
+        a = _matrix(problem.m, problem.k, problem.lda, layout[0] == "n", a_dtype, device)
+        b = _matrix(problem.k, problem.n, problem.ldb, layout[1] == "n", b_dtype, device)
+        out_base, out = _poisoned_output(problem, out_dtype, device, guarded)
     scales: tuple[torch.Tensor, ...] = ()
     if isinstance(problem, ScaledMmProblem):
         scales = _block_scales(problem, device) if problem.scales == "block" else (
@@ -143,6 +157,10 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
 def reference(operands: Operands) -> torch.Tensor:
     """The result in float64 arithmetic, kept as float32 (an error of 6e-8) to halve its memory."""
     result = torch.empty(operands.out.shape, dtype=torch.float32, device=operands.a.device)
+    if result.dim() == 3:
+        for product, a, b in zip(result, operands.a, operands.b):
+            _multiply(product, a, b, operands.scales, operands.bias, False)
+        return result
     if operands.offs is None:
         is_block = getattr(operands.problem, "scales", None) == "block"
         _multiply(result, operands.a, operands.b, operands.scales, operands.bias, is_block)
@@ -191,6 +209,7 @@ def compare(out: torch.Tensor, expected: torch.Tensor, problem: Problem) -> Comp
     """Compares every element of a result of `problem` with `reference`'s."""
     limit = tolerance.on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
     squared_error = squared_norm = element_error = 0.0
+    out, expected = out.flatten(0, -2), expected.flatten(0, -2)
     rows_at_once = max(1, _CHUNK_BYTES // (8 * out.shape[1]))
     for start in range(0, out.shape[0], rows_at_once):
         want = expected[start : start + rows_at_once].double()
@@ -223,6 +242,35 @@ def _matrix(
         base[:, :inner] = values
         values = base[:, :inner]
     return values if is_row_major else values.t()
+
+
+def _matrices(
+    batch: int,
+    rows: int,
+    columns: int,
+    batch_stride: int,
+    stride: int,
+    is_row_major: bool,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> torch.Tensor:
+    """A [batch, rows, columns] view of normal values; of a batch stride of 0 all are the same."""
+    outer, inner = (rows, columns) if is_row_major else (columns, rows)
+    shape, strides = (batch, outer, inner), (batch_stride, stride, 1)
+    _, values = _poisoned_batch(shape, strides, dtype, device)
+    for matrix in values if batch_stride else values[:1]:
+        matrix.copy_(torch.randn(outer, inner, device=device))
+    return values if is_row_major else values.mT
+
+
+def _poisoned_batch(
+    shape: tuple[int, int, int], strides: tuple[int, int, int], dtype: torch.dtype,
+    device: torch.device | str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory of NaN that ends with the last element, and a view of it."""
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
+    base = torch.full((size,), math.nan, dtype=dtype, device=device)
+    return base, base.as_strided(shape, strides)
 
 
 def _make_grouped(

@@ -58,7 +58,7 @@ def problems(
       m_values: rows of a, for grouped_mm the mean of a group, for `weights`; None takes those of
         the same files, for grouped_mm as far as all groups together have MAX_ROWS.
       shapes: further shapes, as "MxNxK", for grouped_mm as "GxMxNxK" with G groups of M rows on
-        average; an op takes those of its form.
+        average, for a batch of matmul as "BxMxNxK"; an op takes those of its forms.
       scales: kinds of scales, for scaled_mm.
       out_dtypes: output dtypes; for matmul all dtypes. grouped_mm takes those that it has for the
         operands.
@@ -82,17 +82,18 @@ def problems(
             raise ValueError(f"{what}={','.join(unknown)} must be among {', '.join(known)}")
     further = [(shape, _sizes(shape)) for shape in shapes]
     for shape, sizes in further:
-        if not any(len(sizes) == _num_sizes(op) for op in ops):
+        if not any(len(sizes) in _NUM_SIZES[op] for op in ops):
             raise ValueError(
                 f"shapes={shape!r} must be of the form that {' or '.join(ops)} takes: "
-                f"{' or '.join(dict.fromkeys(map(_form, ops)))}; write it so, or name another op"
+                f"{' or '.join(dict.fromkeys(_FORMS[op] for op in ops))}; write it so, or name "
+                "another op"
             )
     made: Iterator[Problem] = (
         problem
         for op in ops
         for sizes in (
             *_of_layers(op, weights, m_values),
-            *(sizes for _, sizes in further if len(sizes) == _num_sizes(op)),
+            *(sizes for _, sizes in further if len(sizes) in _NUM_SIZES[op]),
         )
         for problem in _of_sizes(op, sizes, scales, out_dtypes, layouts, dtypes)
     )
@@ -112,13 +113,13 @@ def _layers(op: str) -> Mapping[str, tuple[int, ...]]:
     return EXPERTS if op == "grouped_mm" else WEIGHTS
 
 
-def _num_sizes(op: str) -> int:
-    return 4 if op == "grouped_mm" else 3
+_NUM_SIZES = {"scaled_mm": (3,), "matmul": (3, 4), "grouped_mm": (4,)}
 
-
-def _form(op: str) -> str:
-    return "GxMxNxK, such as 8x16x4096x14336" if op == "grouped_mm" else (
-        "MxNxK, such as 16x4096x14336")
+_FORMS = {
+    "scaled_mm": "MxNxK, such as 16x4096x14336",
+    "matmul": "MxNxK, such as 16x4096x14336, or BxMxNxK, such as 128x16x512x128",
+    "grouped_mm": "GxMxNxK, such as 8x16x4096x14336",
+}
 
 
 def _of_layers(
@@ -141,8 +142,8 @@ def _m_values(num_groups: int | None = None) -> Sequence[int]:
 def _sizes(shape: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[0-9]+(x[0-9]+){2,3}", shape):
         raise ValueError(
-            f"shapes={shape!r} must be of the form {_form('scaled_mm')}, or for grouped_mm "
-            f"{_form('grouped_mm')}"
+            f"shapes={shape!r} must be of the form {_FORMS['scaled_mm']}, for a batch of matmul "
+            f"BxMxNxK, or for grouped_mm {_FORMS['grouped_mm']}"
         )
     return tuple(map(int, shape.split("x")))
 
@@ -159,7 +160,8 @@ def _of_sizes(
         elif op == "matmul":
             for layout in layouts:
                 yield MatmulProblem.dense(
-                    m=m, n=n, k=k, dtype=out_dtype, out_dtype=out_dtype, layout=layout
+                    m=m, n=n, k=k, dtype=out_dtype, out_dtype=out_dtype, layout=layout,
+                    batch=groups[0] if groups else 1,
                 )
         else:
             [num_groups] = groups
@@ -173,7 +175,7 @@ def _of_sizes(
 
 def cost(problem: Problem) -> float:
     """A problem's time in arbitrary units, for the time left: a fixed part, and the arithmetic."""
-    return 1.0 + problem.m * problem.n * problem.k / 1e12
+    return 1.0 + getattr(problem, "batch", 1) * problem.m * problem.n * problem.k / 1e12
 
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:

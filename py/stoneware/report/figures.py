@@ -40,10 +40,11 @@ def family_title(family: AnyKey) -> str:
     """A family in words."""
     if isinstance(family, Key):
         scales = "" if family.scales == "none" else f", {family.scales} scales"
-        groups = f", {family.num_groups} groups" if family.num_groups else ""
+        groups = "groups" if family.op == "grouped_mm" else "products"
+        of = f", {family.num_groups} {groups}" if family.num_groups else ""
         return (
             f"{family.op} {family.a_dtype} × {family.b_dtype} → {family.out_dtype}{scales}, "
-            f"layout {family.layout}{groups}"
+            f"layout {family.layout}{of}"
         )
     fixed = [
         f"{name}={value}" for name, value in zip(family.names, family.values)
@@ -57,7 +58,7 @@ def row_label(key: AnyKey) -> str:
     if not isinstance(key, Key):
         return " ".join(f"{name}={size}" for name, size in _named_sizes(key)[:-1]) or "all"
     sizes = " × ".join(map(str, key.sizes[:-1]))
-    if key.num_groups:
+    if key.op == "grouped_mm":
         names = [name for name, sizes in EXPERTS.items() if sizes == (key.num_groups, key.n, key.k)]
     else:
         names = [name for name, weight in WEIGHTS.items() if weight == key.sizes[:2]]
@@ -72,7 +73,7 @@ def column_label(key: AnyKey) -> str:
 def column_title(family: AnyKey) -> str:
     """What varies along a row."""
     if isinstance(family, Key):
-        return "m, the mean rows of a group" if family.num_groups else "m"
+        return "m, the mean rows of a group" if family.op == "grouped_mm" else "m"
     return next((name for name, _ in reversed(_named_sizes(family))), "")
 
 
