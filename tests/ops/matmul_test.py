@@ -284,6 +284,12 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     assert OPERATION.decide(batch, H200).layer == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
     assert OPERATION.measured(batch) == batch
+    # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
+    experts = {"n": 14336, "k": 4096, "batch": 8}
+    for m, layer in ((64, "exact"), (48, "nearest m"), (8192, "heuristic")):
+        assert OPERATION.decide(Problem.dense(m=m, **experts), H200).layer == layer
+    other = Problem.dense(m=64, n=4096, k=4096, batch=8)
+    assert OPERATION.decide(other, H200).layer == "heuristic"
     assert "batch=3" in str(batch) and "batch=3" in batch.key.shape
 
 
