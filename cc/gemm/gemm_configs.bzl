@@ -390,11 +390,12 @@ SCALED_MM_SM90 = [
         a = "e4m3",
         b = "e4m3",
         out = out,
-        tile = (128, 128, 128),
+        tile = tile,
         cluster = (2, 1, 1),
         schedule = "pingpong",
     )
     for out in ["bf16", "fp16"]
+    for tile in [(128, 128, 128), (128, 160, 128), (128, 192, 128)]
 ]
 
 # Small and middling m: of the tile, n is what m needs; stages for one block an SM or, of the first,
@@ -844,6 +845,8 @@ def matmul_config(operand, layout, tile, cluster, schedule, out = None, swap_ab 
 
 _LARGE = ((128, 256, 64), (2, 1, 1), "cooperative", False)
 _MIDDLE = ((128, 128, 64), (2, 1, 1), "pingpong", False)
+_WIDE_160 = ((128, 160, 64), (2, 1, 1), "pingpong", False)
+_WIDE_192 = ((128, 192, 64), (2, 1, 1), "pingpong", False)
 _SMALL_M = ((64, 64, 128), (1, 1, 1), "warpspecialized", True)
 _SMALL_M_16 = ((64, 16, 128), (1, 1, 1), "warpspecialized", True)
 
@@ -861,9 +864,9 @@ MATMUL_SM90 = [
         swap_ab = swap_ab,
     )
     for operand, out, layout, kernels in [
-        ("bf16", "bf16", "nt", [_MIDDLE, _SMALL_M, _SMALL_M_16]),
-        ("bf16", "bf16", "nn", [_MIDDLE, _SMALL_M]),
-        ("bf16", "bf16", "tn", [_MIDDLE]),
+        ("bf16", "bf16", "nt", [_MIDDLE, _WIDE_160, _WIDE_192, _SMALL_M, _SMALL_M_16]),
+        ("bf16", "bf16", "nn", [_MIDDLE, _WIDE_192, _SMALL_M]),
+        ("bf16", "bf16", "tn", [_MIDDLE, _WIDE_192]),
         ("bf16", "fp32", "tn", [_LARGE]),
     ]
     for tile, cluster, schedule, swap_ab in kernels

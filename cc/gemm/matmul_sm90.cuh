@@ -27,6 +27,9 @@
 
 #pragma once
 
+// All widths of wgmma; else a tile of 160 columns is computed by five of 32.
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
+
 #include "cute/tensor.hpp"
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
