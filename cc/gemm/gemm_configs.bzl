@@ -865,7 +865,7 @@ MATMUL_SM90 = [
     )
     for operand, out, layout, kernels in [
         ("bf16", "bf16", "nt", [_MIDDLE, _WIDE_160, _WIDE_192, _SMALL_M, _SMALL_M_16]),
-        ("bf16", "bf16", "nn", [_MIDDLE, _WIDE_192, _SMALL_M]),
+        ("bf16", "bf16", "nn", [_MIDDLE, _SMALL_M]),
         ("bf16", "bf16", "tn", [_MIDDLE, _WIDE_192]),
         ("bf16", "fp32", "tn", [_LARGE]),
     ]
