@@ -121,6 +121,7 @@ def explain(
     has_bias: bool = False,
     num_groups: int = 0,
     batch: int = 1,
+    layout: str = "nt",
     device: str | torch.device | None = None,
 ) -> Explanation:
     """Says which config would run a problem, and why; nothing is compiled, timed or launched.
@@ -135,6 +136,8 @@ def explain(
       has_bias: whether a bias is added; grouped_mm has none and ignores it.
       num_groups: of grouped_mm, whose m is the rows of all groups together; others ignore it.
       batch: of matmul, products of this shape, each with its own b; others ignore it.
+      layout: of matmul, that of a and of b, "n" for row-major and "t" for column-major; "nt" is
+        a @ weight.t(), "nn" the gradient of its input, "tn" that of the weight; others ignore it.
       device: the name or alias of a device in the tuning tables, such as "NVIDIA H200", which need
         not be in this machine; "cpu"; "cuda" or "cuda:1"; a torch.device; None for the current GPU,
         else the CPU.
@@ -174,7 +177,7 @@ def explain(
         dtype = "bf16" if dtype is None else dtype
         problem = api.Problem.dense(
             m=m, n=n, k=k, dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype,
-            has_bias=has_bias, batch=batch,
+            has_bias=has_bias, batch=batch, layout=layout,
         )
     where = _device(op, device)
     decision = api.OPERATION.decide(problem, where)

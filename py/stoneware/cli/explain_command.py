@@ -18,6 +18,7 @@ HELP = help.text(
     examples=[
         "stoneware explain scaled_mm -m 16 -n 4096 -k 14336",
         "stoneware explain matmul -m 1 -n 4096 -k 4096 --device 'NVIDIA H200'",
+        "stoneware explain matmul -m 4096 -n 4096 -k 8192 --layout tn",
         "stoneware explain grouped_mm -m 128 -n 4096 -k 14336 --num-groups 8",
         "stoneware explain mypackage.kernels:softmax ROWS=4096 COLS=1024",
     ],
@@ -41,6 +42,9 @@ def explain(
     batch: Annotated[int | None, typer.Option(
         help="Of matmul: how many products of this shape, each with a b of its own.",
         show_default=False)] = None,
+    layout: Annotated[str | None, typer.Option(
+        help="Of matmul, of a and b: nt (default, a @ weight.t()), nn, tn or tt.",
+        show_default=False)] = None,
     dtype: Annotated[str | None, typer.Option(
         help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
         show_default=False)] = None,
@@ -63,7 +67,7 @@ def explain(
     if ":" in op:
         _refuse(
             "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, num_groups=num_groups,
-            batch=batch, dtype=dtype, out_dtype=out_dtype, scales=scales, bias=bias or None,
+            batch=batch, layout=layout, dtype=dtype, out_dtype=out_dtype, scales=scales, bias=bias or None,
         )
         from stoneware.cli import kernel_explanation
 
@@ -96,11 +100,13 @@ def explain(
         _refuse(f"grouped_mm; {op} has no groups", num_groups=num_groups)
     if op != "matmul":
         _refuse(f"matmul; {op} has no batch", batch=batch)
+        _refuse(f"matmul; {op} has one layout", layout=layout)
     from stoneware.explanation import explain as find
 
     found = find(
         op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales or "row", has_bias=bias,
-        num_groups=num_groups or 0, batch=1 if batch is None else batch, device=device,
+        num_groups=num_groups or 0, batch=1 if batch is None else batch,
+        layout="nt" if layout is None else layout, device=device,
     )
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)
