@@ -79,7 +79,8 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.is_grad_enabled = Of(torch.attr("is_grad_enabled"));
   functions.requires_grad = Of(tensor.attr("requires_grad"));
   if (PyType_GetSlot(Py_TYPE(functions.requires_grad.get()), Py_tp_descr_get) == nullptr) {
-    throw nb::attribute_error("torch.Tensor.requires_grad is no descriptor");
+    throw nb::attribute_error("torch.Tensor.requires_grad must be a descriptor, as that of torch "
+                              "2.10 and later is, but has no __get__; install another torch");
   }
   functions.is_neg = Of(tensor.attr("is_neg"));
   functions.num_dispatch_modes = Of(native.attr("_len_torch_dispatch_stack"));

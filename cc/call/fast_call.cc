@@ -148,7 +148,8 @@ bool FastCall::NeedsGradient(PyObject* const* arguments) const {
   if (is_enabled <= 0) return is_enabled < 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     if (arguments[i] == Py_None) continue;
-    // Past the look-up of the attribute, which only a subclass could have changed; Read() let none.
+    // Past the look-up of the attribute: Parameter has torch.Tensor's, and Read() lets no other
+    // subclass through.
     PyObject* tensor = arguments[i];
     if (IsTrue(Reference::Stolen(get_requires_grad_(
             torch_.requires_grad.get(), tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor))))) !=

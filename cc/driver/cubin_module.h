@@ -36,9 +36,9 @@ class CubinKernel {
 
   const CubinSpec& spec() const { return spec_; }
 
-  // What cuLaunchKernelEx takes, on the device of `context`; no lock once the kernel is ready there.
-  // It is a CUkernel, of which the driver knows the function in each context, also in one that took
-  // the place of another after a reset.
+  // What cuLaunchKernelEx takes, on the device of `context`; no lock once the kernel is ready
+  // there. It is a CUkernel, of which the driver knows the function in each context, also in one
+  // that took the place of another after a reset.
   // Throws DriverError: the cubin does not fit the GPU, or its kernel is not the one that this
   // module was built with.
   CUfunction FunctionOn(const DriverApi& api, const ContextGuard& context) {

@@ -16,9 +16,9 @@
 
 namespace stoneware::host_adapter {
 
-// Stateless but for its kernels: CUfunctions of the current context, at most three. Cheap enough to
-// make for each launch. A failed launch throws driver::DriverError, which says more than
-// cutlass::Status can; the tensor map calls return the driver's result, as their signature asks.
+// Stateless but for its kernels: what cuLaunchKernelEx takes, at most three. Cheap enough to make
+// for each launch. A failed launch throws driver::DriverError, which says more than cutlass::Status
+// can; the tensor map calls return the driver's result, as their signature asks.
 class DriverHostAdapter final : public cutlass::CudaHostAdapter {
  public:
   using Status = cutlass::Status;

@@ -271,8 +271,9 @@ FAKE_EXPORT CUresult cuLibraryLoadData(CUlibrary* library, const void* /*code*/,
 
 FAKE_EXPORT CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary /*library*/,
                                         const char* symbol) {
-  FAKE_CALL(Call("cuLibraryGetKernel").With("symbol", symbol));
-  *kernel = new CUkern_st{symbol};
+  auto* const made = new CUkern_st{symbol};
+  FAKE_CALL(Call("cuLibraryGetKernel").With("symbol", symbol).With("kernel", made));
+  *kernel = made;
   return CUDA_SUCCESS;
 }
 

@@ -66,7 +66,7 @@ def test_threads_that_meet_at_first_use_load_once(run_with_fake: Any) -> None:
 
 
 def test_a_kernel_is_loaded_once_for_all_contexts_of_a_device(run_with_fake: Any) -> None:
-    names, launches, attributes = run_with_fake("""
+    names, launches, attributes, [found] = run_with_fake("""
         from stoneware.runtime import _driver
         kernel = _driver.Kernel(fake.cubin(), "k", "", 32, 65536)
         for _ in range(2):
@@ -74,7 +74,7 @@ def test_a_kernel_is_loaded_once_for_all_contexts_of_a_device(run_with_fake: Any
             kernel.launch(0, 0, 1, 1, 1)
             kernel.launch(0, 0, 1, 1, 1)
         report([fake.call_names(), fake.calls("cuLaunchKernelEx"),
-                fake.calls("cuKernelSetAttribute")])
+                fake.calls("cuKernelSetAttribute"), fake.calls("cuLibraryGetKernel")])
     """)
     assert names.count("cuLibraryLoadData") == 1
     assert names.count("cuKernelGetFunction") == 1
@@ -82,6 +82,8 @@ def test_a_kernel_is_loaded_once_for_all_contexts_of_a_device(run_with_fake: Any
     first, again, second, second_again = launches
     assert first["context"] == again["context"] == "1"
     assert second["context"] == second_again["context"] == "2"
+    # The kernel itself: a function would be the first context's.
+    assert {launch["function"] for launch in launches} == {found["kernel"]}
     assert attributes == [
         {"attribute": _MAX_DYNAMIC_SHARED_BYTES, "value": "65536", "symbol": "k", "device": "0"}
     ]

@@ -171,15 +171,17 @@ def test_a_context_that_takes_the_place_of_another(device):
     def in_a_new_context() -> None:
         context = ctypes.c_void_p()
         check(libcuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
-        result = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
-        a, b, d, *scales = map(
-            on_the_gpu, (tensors.a, tensors.b.t(), result, *tensors.scales)
-        )
-        plan(a.value, b.value, d.value, *[scale.value for scale in scales], bias=0, stream=0)
-        check(libcuda.cuMemcpyDtoH_v2(
-            ctypes.c_void_p(result.data_ptr()), d, ctypes.c_size_t(m * n * 2)
-        ))
-        check(libcuda.cuCtxDestroy_v2(context))
+        try:
+            result = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
+            a, b, d, *scales = map(
+                on_the_gpu, (tensors.a, tensors.b.t(), result, *tensors.scales)
+            )
+            plan(a.value, b.value, d.value, *[scale.value for scale in scales], bias=0, stream=0)
+            check(libcuda.cuMemcpyDtoH_v2(
+                ctypes.c_void_p(result.data_ptr()), d, ctypes.c_size_t(m * n * 2)
+            ))
+        finally:
+            check(libcuda.cuCtxDestroy_v2(context))
         assert_right(tensors, result)
 
     failures = run_in_threads([lambda: [in_a_new_context() for _ in range(3)]])

@@ -283,10 +283,14 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     assert OPERATION.decide(one, H200).config.backend == "cutlass_sm90"
     assert OPERATION.decide(batch, H200).layer == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
-    assert OPERATION.measured(batch) == batch
+    strided = replace(batch, batch_stride_a=0, lda=4104)
+    assert OPERATION.measured(batch) == OPERATION.measured(strided) == batch
     # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
     experts = {"n": 14336, "k": 4096, "batch": 8}
-    for m, layer in ((64, "exact"), (48, "nearest m"), (8192, "heuristic")):
+    for m, layer in (
+        (64, "exact"), (48, "nearest m"), (129, "nearest m"), (300, "nearest m"), (8, "nearest m"),
+        (7, "heuristic"), (8192, "heuristic"),
+    ):
         assert OPERATION.decide(Problem.dense(m=m, **experts), H200).layer == layer
     other = Problem.dense(m=64, n=4096, k=4096, batch=8)
     assert OPERATION.decide(other, H200).layer == "heuristic"

@@ -79,9 +79,14 @@ class Key:
 
     @property
     def shape(self) -> str:
-        name = "groups" if self.op == "grouped_mm" else "batch"
+        name = "batch" if self.is_batch else "groups"
         groups = f" {name}={self.num_groups}" if self.num_groups else ""
         return f"m={self.m} n={self.n} k={self.k}{groups}"
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is of several products of one shape."""
+        return self.num_groups > 0 and self.op != "grouped_mm"
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

@@ -23,6 +23,9 @@ the shapes and the table before, where it was 0.7 % and 24 % with them: that tab
 above 256 but multiples of 64, and the worst were a tile filled in part by an m of which no near one
 was measured, and the vendor library, whose own choice of kernels is not modelled.
 
+For a batch of products nothing is modelled, and the vendor library has kernels for small products
+of which we have none: there 3 answers from an m at most twice as far, and 4 never.
+
 2 to 4 are gone through for measurements on this device, then for those on the nearest other device
 of its compute capability. A prediction is no measurement: it decides in which order the rule of
 thumb takes the kernels of one backend, and not whether they come before the vendor library, with
@@ -182,11 +185,13 @@ def _answers(
         near = [
             (_steps_up(near_m, m), place.distance, place.position, near_m, place)
             for place in places
-            if (near_m := _next_m(place.block.last_sizes(others), m)) is not None
+            for near_m in _near_m(key, place.block.last_sizes(others))
         ]
         if near:
             *_, near_m, place = min(near, key=lambda item: item[:3])
             yield found("nearest m", place, (*others, near_m))
+    if _is_batch(key):
+        return
     best = _nearest_shape(sizes, places, has_m)
     if best is not None:
         yield found("nearest shape", *best)
@@ -289,6 +294,26 @@ def _m_around(values: Sequence[int], m: int, takes_both: bool = True) -> Sequenc
         return around
     below, above = around
     return [below if m * m < below * above else above]
+
+
+def _is_batch(key: AnyKey) -> bool:
+    return isinstance(key, Key) and key.is_batch
+
+
+_MOST_APART_M = 2
+"""How far the m of a batch may lie from the one that was measured, as a factor."""
+
+
+def _near_m(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
+    """Of ascending values the m that may answer for the key's."""
+    m = key.sizes[-1]
+    if _is_batch(key):
+        return [
+            near for near in _m_around(values, m)
+            if near != m and max(near, m) <= _MOST_APART_M * min(near, m)
+        ]
+    near = _next_m(values, m)
+    return () if near is None else (near,)
 
 
 def _next_m(values: Sequence[int], m: int) -> int | None:

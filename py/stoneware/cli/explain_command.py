@@ -67,7 +67,8 @@ def explain(
     if ":" in op:
         _refuse(
             "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, num_groups=num_groups,
-            batch=batch, layout=layout, dtype=dtype, out_dtype=out_dtype, scales=scales, bias=bias or None,
+            batch=batch, layout=layout, dtype=dtype, out_dtype=out_dtype, scales=scales,
+            bias=bias or None,
         )
         from stoneware.cli import kernel_explanation
 

@@ -34,6 +34,7 @@ HELP = help.text(
         "stoneware tune --weights llama3_8b_qkv,llama3_8b_o --m-values 1,16,64",
         "stoneware tune --ops scaled_mm --shapes 16x4096x14336 --scales row",
         "stoneware tune --ops grouped_mm --weights mixtral_8x7b_down --dtypes e4m3",
+        "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
         "stoneware tune --ops grouped_mm --shapes 8x16x4096x14336",
         "stoneware tune --out samples --alias H200 --commit 1a2b3c4",
         "torchrun --nproc-per-node 8 -m stoneware tune",
@@ -58,9 +59,9 @@ def tune(
         help="Rows of a for --weights, as 1,16,64; of grouped_mm the mean of a group.",
         show_default=False)] = None,
     shapes: Annotated[str | None, typer.Option(
-        help="Further shapes as MxNxK, as 16x4096x14336; a batch of matmul as BxMxNxK, as "
-        "128x16x512x128; of grouped_mm as GxMxNxK, of G groups "
-        "with M rows on average.", show_default=False)] = None,
+        help="Further shapes as MxNxK, as 16x4096x14336; of matmul also BxMxNxK, a batch of B "
+        "products; of grouped_mm GxMxNxK, G groups of M rows on average. Four sizes are taken by "
+        "both unless --ops names one.", show_default=False)] = None,
     scales: Annotated[str, typer.Option(help="Kinds of scales, for scaled_mm.")] = "row,tensor",
     out_dtypes: Annotated[str, typer.Option(
         help="Output dtypes, bf16 or fp16; for matmul all dtypes.")] = "bf16",

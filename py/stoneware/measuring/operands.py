@@ -125,7 +125,10 @@ def make(problem: Problem, device: torch.device | str, *, guarded: bool = False)
     a_dtype, b_dtype = TORCH_DTYPES[problem.a_dtype], TORCH_DTYPES[problem.b_dtype]
     if getattr(problem, "batch", 1) > 1:
         if guarded:
-            raise ValueError("guarded must be False for a batch; check one product with a guard")
+            raise ValueError(
+                f"guarded={guarded} must be False for batch={problem.batch}; check one product "
+                "with a guard"
+            )
         a = _matrices(
             problem.batch, problem.m, problem.k, problem.batch_stride_a, problem.lda,
             layout[0] == "n", a_dtype, device,

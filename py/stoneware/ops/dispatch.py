@@ -36,8 +36,6 @@ class Operation:
       preferred_reason: that rule as a sentence.
       measured: the problem that is timed for one that is missed: that of its key, where several
         problems have one.
-      may_answer: may_answer(key, measured) tells whether what is the fastest at the key `measured`
-        says something of `key`.
     """
 
     name: str
@@ -45,7 +43,6 @@ class Operation:
     preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
     preferred_reason: str
     measured: Callable[[Any], Any] = lambda problem: problem
-    may_answer: Callable[[Key, Key], bool] = lambda key, measured: True
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
         """The configs that are raced: of those that can run the problem, all but the ones whose tile
@@ -88,10 +85,7 @@ class Operation:
             key,
             device,
             argument=config,
-            found=lambda: (
-                found for found in (_answers(key, device) if has_kernels else ())
-                if self.may_answer(key, found.entry.key)
-            ),
+            found=lambda: _answers(key, device) if has_kernels else (),
             heuristic=lambda: (
                 self.preferred(key, device.compute_capability, manifest.packaged())
                 if has_kernels else ()

@@ -40,11 +40,11 @@ def family_title(family: AnyKey) -> str:
     """A family in words."""
     if isinstance(family, Key):
         scales = "" if family.scales == "none" else f", {family.scales} scales"
-        groups = "groups" if family.op == "grouped_mm" else "products"
-        of = f", {family.num_groups} {groups}" if family.num_groups else ""
+        groups = f", {family.num_groups} groups" if family.num_groups else ""
+        batch = f", batch of {family.num_groups}" if family.is_batch else ""
         return (
             f"{family.op} {family.a_dtype} × {family.b_dtype} → {family.out_dtype}{scales}, "
-            f"layout {family.layout}{of}"
+            f"layout {family.layout}{batch or groups}"
         )
     fixed = [
         f"{name}={value}" for name, value in zip(family.names, family.values)

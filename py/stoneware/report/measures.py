@@ -190,12 +190,12 @@ class RooflinePoint:
 
 
 def num_operations(key: Key) -> int:
-    """Floating-point operations of the product, 2 m n k; or of those of all groups."""
+    """Floating-point operations of the product, 2 m n k; or of those of all groups or a batch."""
     return 2 * key.m * key.n * key.k * max(1, key.num_groups)
 
 
 def least_bytes(key: Key) -> int:
-    """Bytes of a, b and the result of every group, each once; scales and bias are left out.
+    """Bytes of a, b and the result of every group or product, each once; no scales, no bias.
 
     A few more than are read where a group has no rows, as at a mean of one.
     """

@@ -11,22 +11,6 @@ REASON = "no measurement applies; the vendor library, which has kernels for ever
 
 VENDOR = Config(backend="vendor", kernel="torch.mm")
 
-_MOST_APART_M = 2
-"""How far the m of a batch may lie from the one that was measured, as a factor."""
-
-
-def may_answer(key: Key, measured: Key) -> bool:
-    """Whether what was measured there says something of this key.
-
-    Batches are not modelled, and the vendor library has kernels for small products of which we have
-    none: only the same n and k count for them, at an m nearby.
-    """
-    if not key.num_groups:
-        return True
-    return (measured.n, measured.k) == (key.n, key.k) and (
-        max(key.m, measured.m) <= _MOST_APART_M * min(key.m, measured.m)
-    )
-
 
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
     """Configs by the rule of REASON, best first; the first is the canonical config."""

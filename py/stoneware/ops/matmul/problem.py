@@ -80,7 +80,9 @@ class Problem:
                 f"must be the same, or out_dtype {WIDE_DTYPE}; cast one with .to(...)"
             )
         if self.layout not in LAYOUTS:
-            raise ValueError(f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}")
+            raise ValueError(
+                f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
+            )
         least = {
             "lda": self.k if self.layout[0] == "n" else self.m,
             "ldb": self.n if self.layout[1] == "n" else self.k,
@@ -123,12 +125,35 @@ class Problem:
         cls, *, m: int, n: int, k: int, dtype: str = "bf16", out_dtype: str = "bf16",
         layout: str = "nt", has_bias: bool = False, batch: int = 1,
     ) -> Problem:
-        """The problem whose tensors are not views."""
+        """The problem whose tensors are not views.
+
+        Raises:
+          TypeError, ValueError: as of the class.
+        """
+        if layout not in LAYOUTS:
+            raise ValueError(
+                f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
+            )
+        if type(batch) is not int:
+            raise TypeError(
+                f"batch={batch!r} must be an int, not {type(batch).__name__}; pass int(batch)"
+            )
         return cls(
             m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout,
             has_bias=has_bias, lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k,
             ldd=n, batch=batch, batch_stride_a=m * k if batch > 1 else 0,
             batch_stride_b=k * n if batch > 1 else 0, batch_stride_d=m * n if batch > 1 else 0,
+        )
+
+    @property
+    def as_filed(self) -> Problem:
+        """The problem that is measured for the key: a batch of dense tensors, whatever strides the
+        call that missed has. One product is measured as it is."""
+        if self.batch == 1:
+            return self
+        return Problem.dense(
+            m=self.m, n=self.n, k=self.k, dtype=self.a_dtype, out_dtype=self.out_dtype,
+            layout=self.layout, has_bias=self.has_bias, batch=self.batch,
         )
 
     @functools.cached_property
