@@ -251,6 +251,7 @@ def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatc
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "n"], "layout='n' must be one of nt"),
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", ""], "layout='' must be one of nt"),
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--batch", 0], "batch=0 must be at least 1"),
+    (["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4], "m=0 must be at least 1"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
      "--bias must be left out: for other ops; grouped_mm has no bias"),

@@ -302,16 +302,42 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     [
         ({"batch": 0}, ValueError, "batch=0 must be at least 1"),
         ({"batch": True}, TypeError, "batch=True must be an int"),
-        ({"batch": 2**31}, ValueError, "batch=2147483648 must not be negative and at most"),
+        ({"batch": -3}, ValueError, "batch=-3 must be at least 1"),
+        ({"batch": 2**31}, ValueError, "batch=2147483648 must be at least 1 and at most"),
         ({"batch_stride_a": -8}, ValueError, "batch_stride_a=-8 must not be negative"),
         ({"batch": 1}, ValueError, "must be 0 with batch=1"),
-        ({"batch_stride_d": 127}, ValueError, "batch_stride_d=127 must be at least n=128"),
+        ({"batch_stride_d": 127}, ValueError, "batch_stride_d=127 and ldd=128 must keep 2 products"),
+        ({"batch_stride_d": 128}, ValueError, "batch_stride_d=128 and ldd=128 must keep 2 products"),
         ({"out_dtype": "fp16"}, ValueError, "or out_dtype fp32"),
     ],
 )
 def test_a_problem_states_its_rule(change, error, part):
     with pytest.raises(error, match=re.escape(part)):
         replace(Problem.dense(**DENSE, batch=2), **change)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((4, 3, 8), (8, 8, 1)), ((4, 3, 8), (9, 8, 1)), ((4, 3, 8), (8, 24, 1)),
+        ((4, 3, 8), (0, 8, 1)), ((2, 2, 3, 8), (24, 24, 8, 1)), ((2, 2, 3, 8), (24, 0, 8, 1)),
+        ((3, 8), (0, 1)),
+    ],
+)
+def test_an_out_whose_elements_share_memory_is_refused(shape, strides):
+    a = torch.randn(*shape[:-1], 16, dtype=torch.bfloat16)
+    b = torch.randn(*shape[:-2], 16, 8, dtype=torch.bfloat16)
+    out = torch.zeros(1000, dtype=torch.bfloat16).as_strided(shape, strides)
+    with pytest.raises(ValueError, match="must keep all elements of shape .* apart"):
+        sw.matmul(a, b, out=out)
+
+
+@pytest.mark.parametrize("strides", [(24, 8, 1), (8, 32, 1), (100, 9, 1), (10, 48, 1)])
+def test_an_out_of_any_strides_without_overlap_is_written(strides):
+    a, b = (torch.randn(4, *shape, dtype=torch.bfloat16) for shape in ((3, 16), (16, 8)))
+    out = torch.full((1000,), math.nan, dtype=torch.bfloat16).as_strided((4, 3, 8), strides)
+    sw.matmul(a, b, out=out)
+    assert relative_error(out, a.double() @ b.double()) <= tolerance("bf16", 16)
 
 
 BAD = {

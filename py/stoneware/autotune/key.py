@@ -208,8 +208,8 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
                 f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}"
             )
     num_groups = data.get("num_groups", 0)
-    if type(num_groups) is not int or num_groups < 0:
-        raise ValueError(f"num_groups={num_groups!r} must be an int >= 0")
+    if type(num_groups) is not int or not 0 <= num_groups <= MAX_SIZE:
+        raise ValueError(f"num_groups={num_groups!r:.40} must be an int from 0 to {MAX_SIZE}")
     key = Key(**data)
     for name, known in (
         ("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)

@@ -16,7 +16,7 @@ import torch
 from stoneware.autotune.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul.problem import DTYPES, OP, WIDE_DTYPE, Problem
+from stoneware.ops.matmul.problem import DTYPES, OP, WIDE_DTYPE, Problem, is_free_of_overlap
 
 
 def named(
@@ -159,6 +159,11 @@ def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) ->
         raise ValueError(
             f"out.stride()={out.stride()} must end in 1, rows that are contiguous; pass a "
             "row-major out"
+        )
+    if out.numel() and not is_free_of_overlap(out.shape, out.stride()):
+        raise ValueError(
+            f"out.stride()={out.stride()} must keep all elements of shape {list(shape)} apart, or "
+            "they would overwrite one another; pass an out that is not expanded"
         )
 
 

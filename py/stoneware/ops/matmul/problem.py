@@ -9,6 +9,7 @@ use it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoneware.autotune.key import Key
@@ -19,6 +20,18 @@ DTYPES = ("bf16", "fp16")
 WIDE_DTYPE = "fp32"
 """What d may be instead of the operands' dtype."""
 LAYOUTS = ("nt", "nn", "tn", "tt")
+
+
+def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each dimension steps over all that lies within it of the ones with smaller strides, so
+    that no two elements share memory."""
+    end = 1
+    for stride, size in sorted(zip(strides, shape)):
+        if size > 1:
+            if stride < end:
+                return False
+            end += (size - 1) * stride
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +77,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         check_sizes(self)
-        self._check_batch()
-        for name in ("m", "n", "k", "batch"):
+        for name in ("m", "n", "k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1; "
                                  "nothing is computed for an empty matrix")
+        self._check_batch()
         for name in ("a_dtype", "b_dtype", "out_dtype"):
             allowed = (*DTYPES, WIDE_DTYPE) if name == "out_dtype" else DTYPES
             if getattr(self, name) not in allowed:
@@ -103,21 +116,25 @@ class Problem:
                 raise TypeError(
                     f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})"
                 )
-            if value < 0 or name == "batch" and value > MAX_SIZE:
-                raise ValueError(
-                    f"{name}={value} must not be negative"
-                    + (f" and at most 2**31-1={MAX_SIZE}" if name == "batch" else "")
-                    + "; split the problem"
-                )
+            if name != "batch" and value < 0:
+                raise ValueError(f"{name}={value} must not be negative; copy the view")
+        if not 1 <= self.batch <= MAX_SIZE:
+            raise ValueError(
+                f"batch={self.batch} must be at least 1 and at most 2**31-1={MAX_SIZE}; "
+                + ("split the problem" if self.batch > MAX_SIZE else "leave it out for one product")
+            )
         for name in names:
             if self.batch == 1 and getattr(self, name):
                 raise ValueError(
                     f"{name}={getattr(self, name)} must be 0 with batch=1; leave it out"
                 )
-        if self.batch > 1 and self.batch_stride_d < self.n:
+        if self.batch > 1 and not is_free_of_overlap(
+            (self.batch, self.m, self.n), (self.batch_stride_d, self.ldd, 1)
+        ):
             raise ValueError(
-                f"batch_stride_d={self.batch_stride_d} must be at least n={self.n}, or products "
-                "would overwrite one another; pass an out that is not expanded"
+                f"batch_stride_d={self.batch_stride_d} and ldd={self.ldd} must keep {self.batch} "
+                f"products of m={self.m}, n={self.n} apart, or they would overwrite one another; "
+                "pass an out that is not expanded"
             )
 
     @classmethod
@@ -134,10 +151,11 @@ class Problem:
             raise ValueError(
                 f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
             )
-        if type(batch) is not int:
-            raise TypeError(
-                f"batch={batch!r} must be an int, not {type(batch).__name__}; pass int(batch)"
-            )
+        for name, value in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+            if type(value) is not int:
+                raise TypeError(
+                    f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})"
+                )
         return cls(
             m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout,
             has_bias=has_bias, lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k,
