@@ -273,26 +273,31 @@ _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
 
 
 @pytest.mark.parametrize(
-    ("kernel", "problem", "tensor_maps"),
+    ("kernel", "problem", "grid", "cluster", "tensor_maps"),
     [
-        # A batch of three that shares b; both operands are contiguous along what is not k or,
+        # A block for each tile of n, of m and of the batch. A batch of three that shares b; both operands are contiguous along what is not k or,
         # with swapped operands, b along n.
         (
             _MATMUL_NN,
             "m=100, n=512, k=1024, lda=2048, ldb=640, ldd=576, batch=3, batch_stride_a=4096000, "
             "batch_stride_d=57600",
+            "8,2,3",
+            "0,0,0",
             [
                 _tensor_map(_UINT16, _B, "512,1024,3", "1280,0", "64,128,1", _SWIZZLE_128B),
                 _tensor_map(_UINT16, _A, "1024,100,3", "4096,8192000", "64,64,1", _SWIZZLE_128B),
                 _tensor_map(_BFLOAT16, _D, "512,100,3", "1152,115200", "64,32,1", _SWIZZLE_128B),
             ],
         ),
+        # A cluster along m, which has one tile, for each of n and of the batch: they are few enough.
         # k is no multiple of anything. Two blocks of the cluster share b's tile: each loads half of
         # its 64 rows of k. The cooperative epilogue stores 128 rows at once.
         (
             _MATMUL_TN,
             "m=104, n=512, k=1001, lda=128, ldb=512, ldd=516, batch=2, batch_stride_a=128128, "
             "batch_stride_b=512512, batch_stride_d=53664",
+            "2,4,1",
+            "2,1,1",
             [
                 _tensor_map(_UINT16, _A, "104,1001,2", "256,256256", "64,64,1", _SWIZZLE_128B),
                 _tensor_map(_UINT16, _B, "512,1001,2", "1024,1025024", "64,32,1", _SWIZZLE_128B),
@@ -302,15 +307,17 @@ _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
     ],
 )
 def test_a_batch_and_its_layout_reach_the_tensor_maps(
-    kernel: str, problem: str, tensor_maps: Any, run_with_fake: Any
+    kernel: str, problem: str, grid: str, cluster: str, tensor_maps: Any, run_with_fake: Any
 ) -> None:
-    encoded, launches = run_with_fake(f"""{_PRELUDE}
+    encoded, [launch], entry = run_with_fake(f"""{_PRELUDE}
 fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
 module.Plan("{kernel}", {problem}, device=0, num_sms=132)({_A}, {_B}, {_D}, 0, 0, 0, {_STREAM})
-report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
+report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx"),
+        entries["{kernel}"]])
     """)
     assert encoded == tensor_maps
-    assert len(launches) == 1
+    assert (launch["grid"], launch["cluster"]) == (grid, cluster)
+    assert launch["block"] == f"{entry['block_threads']},1,1"
 
 
 @pytest.mark.parametrize(

@@ -261,8 +261,9 @@ def _matrices(
     outer, inner = (rows, columns) if is_row_major else (columns, rows)
     shape, strides = (batch, outer, inner), (batch_stride, stride, 1)
     _, values = _poisoned_batch(shape, strides, dtype, device)
+    # One at a time: in float32 all of them take four times what fp8 does.
     for matrix in values if batch_stride else values[:1]:
-        matrix.copy_(torch.randn(outer, inner, device=device))
+        matrix.copy_(torch.randn(outer, inner, device=device).to(dtype))
     return values if is_row_major else values.mT
 
 
@@ -272,7 +273,8 @@ def _poisoned_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory of NaN that ends with the last element, and a view of it."""
     size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
-    base = torch.full((size,), math.nan, dtype=dtype, device=device)
+    # Bytes of ones are NaN in every dtype here, and fill_ does not take fp8.
+    base = torch.full((size * dtype.itemsize,), 255, dtype=torch.uint8, device=device).view(dtype)
     return base, base.as_strided(shape, strides)
 
 
@@ -282,12 +284,9 @@ def _make_grouped(
     m, n, k, num_groups = problem.m, problem.n, problem.k, problem.num_groups
     dtype = TORCH_DTYPES[problem.a_dtype]
     a = _matrix(m, k, problem.lda, True, dtype, device)
-    # Bytes of ones are NaN in every dtype here, and fill_ does not take fp8.
-    size = (num_groups - 1) * problem.group_stride_b + (n - 1) * problem.ldb + k
-    base = torch.full((size * dtype.itemsize,), 255, dtype=torch.uint8, device=device).view(dtype)
-    b = base.as_strided((num_groups, k, n), (problem.group_stride_b, 1, problem.ldb))
-    for group in b:  # one at a time: in float32 all of them take four times what fp8 does
-        group.copy_(torch.randn(n, k, device=device).to(dtype).t())
+    b = _matrices(
+        num_groups, k, n, problem.group_stride_b, problem.ldb, False, dtype, device
+    )
     scales: tuple[torch.Tensor, ...] = ()
     if problem.scales == "row":
         scales = (

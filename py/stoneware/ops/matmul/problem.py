@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stoneware.autotune.key import Key
-from stoneware.ops.size_checks import MAX_SIZE, check_sizes
+from stoneware.ops.size_checks import MAX_SIZE, check_int, check_sizes
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")
@@ -32,6 +32,13 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
                 return False
             end += (size - 1) * stride
     return True
+
+
+def _check_layout(layout: object) -> None:
+    if layout not in LAYOUTS:
+        raise ValueError(
+            f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +99,7 @@ class Problem:
                 f"a_dtype={self.a_dtype}, b_dtype={self.b_dtype} and out_dtype={self.out_dtype} "
                 f"must be the same, or out_dtype {WIDE_DTYPE}; cast one with .to(...)"
             )
-        if self.layout not in LAYOUTS:
-            raise ValueError(
-                f"layout={self.layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
-            )
+        _check_layout(self.layout)
         least = {
             "lda": self.k if self.layout[0] == "n" else self.m,
             "ldb": self.n if self.layout[1] == "n" else self.k,
@@ -112,10 +116,7 @@ class Problem:
         names = ("batch_stride_a", "batch_stride_b", "batch_stride_d")
         for name in ("batch", *names):
             value = getattr(self, name)
-            if type(value) is not int:
-                raise TypeError(
-                    f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})"
-                )
+            check_int(name, value)
             if name != "batch" and value < 0:
                 raise ValueError(f"{name}={value} must not be negative; copy the view")
         if not 1 <= self.batch <= MAX_SIZE:
@@ -147,15 +148,9 @@ class Problem:
         Raises:
           TypeError, ValueError: as of the class.
         """
-        if layout not in LAYOUTS:
-            raise ValueError(
-                f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
-            )
+        _check_layout(layout)
         for name, value in (("m", m), ("n", n), ("k", k), ("batch", batch)):
-            if type(value) is not int:
-                raise TypeError(
-                    f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})"
-                )
+            check_int(name, value)
         return cls(
             m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout,
             has_bias=has_bias, lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k,
