@@ -275,8 +275,8 @@ _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
 @pytest.mark.parametrize(
     ("kernel", "problem", "grid", "cluster", "tensor_maps"),
     [
-        # A block for each tile of n, of m and of the batch. A batch of three that shares b; both operands are contiguous along what is not k or,
-        # with swapped operands, b along n.
+        # A block for each tile of n, of m and of the batch, whose three products share b. Both
+        # operands are contiguous along what is not k or, with swapped operands, b along n.
         (
             _MATMUL_NN,
             "m=100, n=512, k=1024, lda=2048, ldb=640, ldd=576, batch=3, batch_stride_a=4096000, "
@@ -289,7 +289,7 @@ _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
                 _tensor_map(_BFLOAT16, _D, "512,100,3", "1152,115200", "64,32,1", _SWIZZLE_128B),
             ],
         ),
-        # A cluster along m, which has one tile, for each of n and of the batch: they are few enough.
+        # Of m one tile, rounded up to a cluster of two; four clusters for n and the batch.
         # k is no multiple of anything. Two blocks of the cluster share b's tile: each loads half of
         # its 64 rows of k. The cooperative epilogue stores 128 rows at once.
         (

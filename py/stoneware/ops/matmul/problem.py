@@ -23,8 +23,8 @@ LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
 def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each dimension steps over all that lies within it of the ones with smaller strides, so
-    that no two elements share memory."""
+    """Whether each dimension steps over all that the ones with smaller strides span, so that no two
+    elements share memory."""
     end = 1
     for stride, size in sorted(zip(strides, shape)):
         if size > 1:
