@@ -138,6 +138,19 @@ def test_diff_takes_tables(package, capsys):
     assert stoneware(capsys, "diff", path, path)[0] == exit_codes.OK
 
 
+def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_path, capsys):
+    """Nor where candidates tie, which the rule of thumb settles: by m, so in both orders of names."""
+    samples = small.write_folder(tmp_path / "samples", [
+        sample(config, 10.0 + 0.1 * (config == faster), m=m)
+        for m, faster in ((16, SMALL), (64, BIG)) for config in (SMALL, BIG)
+    ])
+    table = tmp_path / "baked.table"
+    assert stoneware(
+        capsys, "bake", "--op", "scaled_mm", "--out", table, samples)[0] == exit_codes.OK
+    _, document = as_json(capsys, "diff", table, samples)
+    assert document["num_common"] == 2 and document["changed"] == []
+
+
 @pytest.fixture
 def native_module(package, monkeypatch):
     """A native module that has the cubins of the manifest; returns it."""

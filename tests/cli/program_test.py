@@ -104,6 +104,12 @@ def test_tune_without_a_gpu_says_so_with_code_3():
     assert "Traceback" not in done.stderr
 
 
+def test_tune_checks_its_flags_before_it_asks_for_a_gpu():
+    done = stoneware("tune", "--shapes", "16x4096", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == exit_codes.USAGE
+    assert "16x4096" in done.stderr and "GPU" not in done.stderr
+
+
 def test_tune_without_torch_says_what_to_install_with_code_3(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No torch', name='torch')\n")
     changed = environment()["PYTHONPATH"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoneware.autotune import merge, table
+from stoneware.autotune import entries, merge, table
 from stoneware.autotune import samples as sample_format
 from stoneware.autotune.canonical import canonical_json
 from stoneware.autotune.choose import choose
@@ -23,6 +23,7 @@ from stoneware.autotune.key import AnyKey
 from stoneware.autotune.samples import Run, Sample
 from stoneware.errors import TableError
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.manifest import Manifest
 
 Chosen = Mapping[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
 """(device, key as JSON) -> key, chosen config, its median in microseconds."""
@@ -107,16 +108,22 @@ class Differences:
         }
 
 
-def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
+def diff(
+    a: str | os.PathLike[str], b: str | os.PathLike[str], manifest: Manifest | None = None
+) -> Differences:
     """Compares what two paths choose: tables (.table), sample folders or stores, mixed at will.
 
-    Of samples the newest of each candidate counts, and the rule of `choose.py` picks, without the
-    op's rule of thumb.
+    Of samples the newest of each candidate counts, that of the kernel as it is now before others,
+    and the rule of `choose.py` picks: as in a table that is baked of them with this manifest.
+
+    Args:
+      manifest: the kernels as they are now; None if they are not known, and then there is no rule of
+        thumb to settle a tie.
 
     Raises:
       TableError: a path is none of these, or a table is damaged.
     """
-    return compare(_chosen(Path(a)), _chosen(Path(b)))
+    return compare(_chosen(Path(a), manifest), _chosen(Path(b), manifest))
 
 
 def compare(a: Chosen, b: Chosen) -> Differences:
@@ -202,7 +209,7 @@ def _is_table(path: Path) -> bool:
     return path.suffix == table.SUFFIX and not path.is_dir()
 
 
-def _chosen(path: Path) -> Chosen:
+def _chosen(path: Path, manifest: Manifest | None) -> Chosen:
     chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
     if _is_table(path):
         for device in table.read(path, None).devices:
@@ -212,13 +219,18 @@ def _chosen(path: Path) -> Chosen:
                 chosen[place] = entry.key, first.config, first.median_us
         return chosen
     for (device, text), samples in _samples_by_problem(path).items():
+        run, sample = samples[0]
+        key = sample.key
         newest = sample_format.newest(
-            samples, lambda run, sample: canonical_json(sample.config.to_json())
+            samples, lambda run, sample: canonical_json(sample.config.to_json()),
+            lambda sample: entries.is_current(sample, manifest),
         )
         timed = [sample for _, sample in sorted(newest.items()) if sample.status == "ok"]
         if timed:
-            best = choose(timed)[0][0]
-            chosen[device, text] = samples[0][1].key, best.config, best.median_us
+            capability = run.device.compute_capability
+            preferred = entries.rule_of_thumb(key.op, capability, manifest)(key)
+            best = choose(timed, preferred)[0][0]
+            chosen[device, text] = key, best.config, best.median_us
     return chosen
 
 

@@ -39,9 +39,10 @@ def diff(
     json: Json = False,
 ) -> int:
     from stoneware.autotune.differences import diff as compare
+    from stoneware.runtime.manifest import installed
 
     output = Output("diff", json)
-    found = compare(a, b)
+    found = compare(a, b, installed())
     for title, members, most in (
         ("another config is chosen", found.changed, len(found.changed)),
         ("only in A", found.only_a, MOST_LONELY), ("only in B", found.only_b, MOST_LONELY),

@@ -97,7 +97,6 @@ def tune(
     # Not --m: torchrun would take it for an abbreviation of its own flags.
     rows = integers("m-values", m_values)
     found_store = _store(store)
-    torch = _torch_with_gpu()
     from stoneware.measuring import progress, session, workloads
     from stoneware.measuring.settings import Settings
 
@@ -114,6 +113,7 @@ def tune(
         rounds=rounds, seconds_per_problem=seconds_per_problem, remeasure=remeasure, commit=commit,
         command=typed(context.params),
     )
+    torch = _torch_with_gpu()
     if out is not None:
         _take_in(found_store, Path(out))
     ranks = session.Ranks.from_environment()

@@ -13,7 +13,6 @@ from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey, is_kernel
 from stoneware.autotune.samples import STATUSES, Run, Sample
 from stoneware.autotune.table import Table
-from stoneware.errors import TableError
 from stoneware.ops import OPS
 from stoneware.report import measures, regret
 from stoneware.report.measures import Measurement, Problem
@@ -239,16 +238,8 @@ def load(
         _add_path(collection, path)
     devices = collection.selected(device, ops)
     for item in devices:
-        item.manifest = _manifest()
+        item.manifest = manifest.installed()
     return devices
-
-
-def _manifest() -> Manifest | None:
-    """The kernels of this installation; None for a checkout, where nothing is built."""
-    try:
-        return manifest.packaged()
-    except TableError:
-        return None
 
 
 def _add_path(collection: Collection, path: Path) -> None:

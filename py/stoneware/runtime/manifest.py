@@ -140,3 +140,13 @@ def packaged() -> Manifest:
       TableError: see `read_manifest`.
     """
     return read_manifest(package_files.path("kernel_manifest.json"))
+
+
+def installed() -> Manifest | None:
+    """The same; None in a checkout, where nothing is built.
+
+    Raises:
+      TableError: as `packaged`, but for a file that is missing.
+    """
+    is_built = package_files.path("kernel_manifest.json").exists()
+    return packaged() if is_built else None
