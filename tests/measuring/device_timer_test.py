@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoneware.measuring import device_timer
-from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
+from stoneware.measuring.device_timer import SHORT_US, DeviceTimer, Timing, TimingFailed
 
-LONG_US = 100.0
+LONG_US = SHORT_US
 
 
 def timer(stopwatch: FakeStopwatch) -> DeviceTimer:
@@ -123,8 +123,9 @@ def test_one_call_that_cannot_be_captured_keeps_all_at_one_method():
 
 
 def test_long_calls_are_timed_between_events_even_beside_short_drops():
-    timings = timer(FakeStopwatch()).time({"a": FakeCall(19.9)}, rounds=30, max_seconds=1e9)
-    assert timings["a"].median_us == 19.9 + EVENT_US  # not short with the cost of the events
+    us = SHORT_US - EVENT_US
+    timings = timer(FakeStopwatch()).time({"a": FakeCall(us)}, rounds=30, max_seconds=1e9)
+    assert timings["a"].median_us == us + EVENT_US  # not short with the cost of the events
 
 
 def test_it_stops_after_the_round_in_which_the_time_is_over():
