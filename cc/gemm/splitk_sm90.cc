@@ -90,6 +90,10 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
     Encode(&params.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kOutBytes, tensors.d, problem.m,
            problem.n, problem.ldd, kBoxRows, CU_TENSOR_MAP_L2_PROMOTION_NONE);
   }
+#if STONEWARE_FETCHES_AHEAD
+  params.b = tensors.b;
+  params.ldb_bytes = problem.ldb * kOperandBytes;
+#endif
   params.d = tensors.d;
   params.scale_a = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
   params.scale_b = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;

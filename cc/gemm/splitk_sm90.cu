@@ -555,10 +555,30 @@ __device__ bool AddPartialSums(const Shared& shared, const Share& share, Sums& s
   return true;
 }
 
+#if STONEWARE_FETCHES_AHEAD
+// Asks L2 for what b has in the block's first stage, where no other block reads it.
+template <bool kSplitsK>
+__device__ void FetchAhead(const Params& params, const Share<kSplitsK>& share) {
+  if (params.num_m_tiles > 1) return;
+  for (int line = static_cast<int>(threadIdx.x); line < kTileN * kChunks;
+       line += kConsumerThreads) {
+    const int n = share.first_tile * kTileN + line / kChunks;
+    const int k = share.first_step * kTileK + line % kChunks * kChunkElements;
+    if (n < params.n && k < params.k) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(params.b) +
+                                                    n * params.ldb_bytes + k * kOperandBytes));
+    }
+  }
+}
+#endif
+
 template <bool kSplitsK>
 __device__ void MultiplyTiles(const Params& params, const Shared& shared,
                               const Share<kSplitsK>& share) {
   const int thread = static_cast<int>(threadIdx.x);
+#if STONEWARE_FETCHES_AHEAD
+  FetchAhead(params, share);
+#endif
   // With the loader, which has made the barriers.
   NamedBarrier::sync(kConsumerThreads + 32, kBarriersReady);
 

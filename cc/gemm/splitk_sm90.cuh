@@ -39,6 +39,10 @@
 //   where a tile begins was a chain of five integer divisions. Without these, and with code that
 //   knows whether k is split, an H200 took 7.0 us for 7.5 (fp8, m = 16, n = k = 4096), 10.3 for
 //   11.2 (m = 128, n = 6144, k = 4096) and 8.5 for 10.7 (m = 128, n = 2112, k = 7168).
+// - Before TMA loads it must fetch the tensor maps, some 0.5 us. Meanwhile the threads that will
+//   multiply ask L2 for the first stage of b by its address: on an H200 1 to 3 % of a call with one
+//   tile along m (8.74 us to 8.52 at m = 16, n = 6144, k = 4096 in fp8, 9.55 to 9.28 at m = 64). Three
+//   stages were no better, nine 6 to 26 % worse.
 // - Where there are more tiles than fit the SMs a block does several, and loads the next while one
 //   is written.
 // - What a tile stores goes through shared memory in whole lines, by TMA, while the next one is
@@ -182,6 +186,10 @@ struct SharedLayout {
   static_assert(kBytes <= kMaxSharedBytes, "gemm_configs.bzl refuses such a config");
 };
 
+// Tiles of few m, for which reading b is all that counts.
+#define STONEWARE_FETCHES_AHEAD \
+  (STONEWARE_SWAP_AB && STONEWARE_WARP_GROUPS == 1 && STONEWARE_TILE_N <= 64)
+
 struct Params {
   CUtensorMap a_map;  // [m, k]
   CUtensorMap b_map;  // of b^T: [n, k]
@@ -206,6 +214,10 @@ struct Params {
   cutlass::FastDivmod tiles_of_band;
   cutlass::FastDivmod height_of_band;  // tiles in m
   cutlass::FastDivmod height_of_last_band;
+#if STONEWARE_FETCHES_AHEAD
+  const void* b;
+  std::int64_t ldb_bytes;
+#endif
 };
 
 }  // namespace stoneware::gemm::sm90
