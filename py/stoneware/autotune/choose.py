@@ -24,7 +24,7 @@ BAND = 0.03
 the problems got another config, 4.8 % with the plain fastest, and 8.8 % where overlapping spreads
 tied and the order began with our kernels. What the first tune chose took 0.1 % longer than the
 fastest of the second (geometric mean). With the kernels of later days 12 of 280 problems got
-another, and 30 with the plain fastest, in two tunes 20 minutes apart, maybe on two H200s; 43 and 50
+another, and 30 with the plain fastest, in two tunes 20 minutes apart, maybe on two H200s; 32 and 53
 in two an hour apart (tools/bench/table_quality.py)."""
 
 LONG_US = 400.0

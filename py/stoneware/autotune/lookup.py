@@ -17,7 +17,7 @@ second row of tiles.
 
 The regret is the measured time of what is chosen over the best one's; here its geometric mean and
 worst. At 168 shapes of layers of other models, with m, n and k that no sample has, drawn before they
-were measured, on an H200: 1.1 % and 19 %; of the vendor library always 30 % and 184 %
+were measured, on an H200: 1.2 % and 14 %; of the vendor library always 30 % and 183 %
 (tools/bench/table_quality.py). Without models, by the nearest entry alone, it was 2.3 % and 54 % on
 the shapes and the table before, where it was 0.7 % and 24 % with them: that table had hardly an m
 above 256 but multiples of 64, and the worst were a tile filled in part by an m of which no near one
