@@ -39,7 +39,7 @@ def config(kernel: str, backend: str = "triton_aot") -> Config:
 
 
 class Stopwatch(FakeStopwatch):
-    """Calls take the time in their kernel's name, as in "right_30"."""
+    """Calls take the time in their kernel's name, as in "right_300"."""
 
     def time_call(self, name, call):
         call()
@@ -81,11 +81,11 @@ def make_plan(problem, config, device):
 @pytest.fixture(autouse=True)
 def _manifest(monkeypatch):
     record = KernelRecord(
-        id="right_30", op="scaled_mm", backend="triton_aot", arch="sm_90", config={},
+        id="right_300", op="scaled_mm", backend="triton_aot", arch="sm_90", config={},
         sha256=SHA256, size_bytes=1,
     )
     monkeypatch.setattr(
-        candidates.manifest, "packaged", lambda: Manifest({"right_30": record})
+        candidates.manifest, "packaged", lambda: Manifest({"right_300": record})
     )
 
 
@@ -107,14 +107,14 @@ def measure(kernels, problem=PROBLEM, **options):
 ], ids=str)
 def test_only_what_is_right_is_timed(problem):
     # idle_1 after a right one, whose result it would be given credit for.
-    kernels = ["right_30", "idle_1", "wrong_1", "raises_1", "hole_1", "biasless_1", "right_40"]
+    kernels = ["right_300", "idle_1", "wrong_1", "raises_1", "hole_1", "biasless_1", "right_400"]
     samples = {s.config.kernel: s for s in measure(kernels, problem)}
     assert {name: sample.status for name, sample in samples.items()} == {
-        "right_30": "ok", "right_40": "ok", "wrong_1": "wrong", "raises_1": "failed",
+        "right_300": "ok", "right_400": "ok", "wrong_1": "wrong", "raises_1": "failed",
         "idle_1": "wrong", "hole_1": "wrong", "biasless_1": "wrong",
     }
-    right = samples["right_30"]
-    assert (right.median_us, right.count, right.key) == (30.0, 9, problem.key)
+    right = samples["right_300"]
+    assert (right.median_us, right.count, right.key) == (300.0, 9, problem.key)
     assert right.sm_clock_mhz_before == right.sm_clock_mhz_after == 1980
     assert 0 < right.error < 5e-3
     assert samples["wrong_1"].median_us == samples["wrong_1"].count == 0
@@ -130,14 +130,14 @@ def test_only_what_is_right_is_timed(problem):
     ),
 ], ids=str)
 def test_of_grouped_products_only_what_is_right_in_ragged_groups_is_timed(problem):
-    kernels = ["right_30", "idle_1", "wrong_1", "raises_1", "hole_1", "even_1", "right_40"]
+    kernels = ["right_300", "idle_1", "wrong_1", "raises_1", "hole_1", "even_1", "right_400"]
     samples = {s.config.kernel: s for s in measure(kernels, problem)}
     assert {name: sample.status for name, sample in samples.items()} == {
-        "right_30": "ok", "right_40": "ok", "wrong_1": "wrong", "raises_1": "failed",
+        "right_300": "ok", "right_400": "ok", "wrong_1": "wrong", "raises_1": "failed",
         "idle_1": "wrong", "hole_1": "wrong", "even_1": "wrong",
     }
-    right = samples["right_30"]
-    assert (right.median_us, right.count, right.key) == (30.0, 9, problem.key)
+    right = samples["right_300"]
+    assert (right.median_us, right.count, right.key) == (300.0, 9, problem.key)
     assert (right.key.m, right.key.num_groups) == (10, 4)
     assert samples["even_1"].detail.startswith("without bias: relative error")
 
@@ -214,30 +214,30 @@ def test_a_candidate_may_refuse_a_bias_unless_the_problem_has_one():
 
 def test_a_candidate_that_fails_while_it_is_timed_leaves_the_others_their_timings():
     statuses = {
-        s.config.kernel: s.status for s in measure(["right_30", "fails_timed", "right_31"])
+        s.config.kernel: s.status for s in measure(["right_300", "fails_timed", "right_310"])
     }
-    assert statuses == {"right_30": "ok", "right_31": "ok", "fails_timed": "failed"}
+    assert statuses == {"right_300": "ok", "right_310": "ok", "fails_timed": "failed"}
 
 
 def test_samples_carry_the_digest_of_kernels_of_ours():
-    digests = {s.config.kernel: s.kernel_sha256 for s in measure(["right_30", "right_31"])}
-    assert digests == {"right_30": SHA256, "right_31": ""}
+    digests = {s.config.kernel: s.kernel_sha256 for s in measure(["right_300", "right_310"])}
+    assert digests == {"right_300": SHA256, "right_310": ""}
 
 
 def test_each_candidate_is_announced_before_it_runs_and_emitted_as_soon_as_it_is_final():
     said = []
     measure(
-        ["right_30", "wrong_1", "right_31"],
+        ["right_300", "wrong_1", "right_310"],
         announce=lambda config: said.append(config and config.kernel),
         emit=lambda samples: said.append([s.config.kernel for s in samples]),
     )
     assert said == [
-        "right_30", "wrong_1", ["wrong_1"], "right_31", None, ["right_30", "right_31"],
+        "right_300", "wrong_1", ["wrong_1"], "right_310", None, ["right_300", "right_310"],
     ]
 
 
 def test_samples_go_through_json_unchanged():
-    for sample in measure(["right_30", "wrong_1", "hole_1"]):
+    for sample in measure(["right_300", "wrong_1", "hole_1"]):
         assert type(sample).from_json(json.loads(json.dumps(sample.to_json()))) == sample
 
 

@@ -30,19 +30,19 @@ def test_every_end_of_a_candidate_reaches_the_store_through_the_process(
     tmp_path, caplog
 ):
     bench = Bench(tmp_path)
-    kernels = ["lost_1", "wrong_1", "sigkill_1", "right_30", "hang_1"]
+    kernels = ["lost_1", "wrong_1", "sigkill_1", "right_300", "hang_1"]
     tuned = bench.session(kernels, settings=Settings(hang_limit_s=5.0), has_default=False)
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(PROBLEMS[:1], Ranks())
     assert bench.samples == {
         (1, "lost_1"): "failed", (1, "wrong_1"): "wrong", (1, "sigkill_1"): "failed",
-        (1, "hang_1"): "hung", (1, "right_30"): "ok",
+        (1, "hang_1"): "hung", (1, "right_300"): "ok",
     }
     assert summary.failures == []
     samples = {sample.config.kernel: sample for _, sample in bench.store.samples()}
-    assert (samples["right_30"].median_us, samples["right_30"].count) == (30.0, 50)
+    assert (samples["right_300"].median_us, samples["right_300"].count) == (300.0, 50)
     assert "an illegal memory access" in samples["lost_1"].detail
-    assert samples["right_30"].run == "run-1"
+    assert samples["right_300"].run == "run-1"
     assert "no event" not in caplog.text, "what a library prints stood among the events"
 
 
@@ -54,14 +54,14 @@ def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(
             id=name, op="grouped_mm", backend="triton_aot", arch="sm_90", sha256="", size_bytes=1,
             config={"a": "bf16", "b": "bf16", "out": "bf16", "tile": [64, 64, 64]},
         )
-        for name in ("right_30", "right_20")
+        for name in ("right_300", "right_200")
     ]
     monkeypatch.setattr(
         layers.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
     bench = Bench(tmp_path)
     problems = workloads.problems(
         ops=["grouped_mm"], shapes=["4x5x32x64", "4x20x32x64"], dtypes=["bf16"])
-    tuned = bench.session(["wrong_1", "right_30", "right_20"], has_default=False)
+    tuned = bench.session(["wrong_1", "right_300", "right_200"], has_default=False)
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(problems, Ranks())
     assert summary.failures == [] and summary.statuses == {"ok": 4, "wrong": 2}
@@ -72,10 +72,10 @@ def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(
         one = lookup.find(key, H200, [layers.Source("store", table)])
         return one and (one.layer, one.entry.key.m, one.choice.config.kernel)
 
-    assert found(m=20, n=32, k=64, num_groups=4) == ("exact", 5, "right_20")
-    assert found(m=17, n=32, k=64, num_groups=4) == ("exact", 5, "right_20")
-    assert found(m=21, n=32, k=64, num_groups=4) == ("nearest m", 20, "right_20")
-    assert found(m=20, n=64, k=64, num_groups=4) == ("nearest shape", 5, "right_20")
+    assert found(m=20, n=32, k=64, num_groups=4) == ("exact", 5, "right_200")
+    assert found(m=17, n=32, k=64, num_groups=4) == ("exact", 5, "right_200")
+    assert found(m=21, n=32, k=64, num_groups=4) == ("nearest m", 20, "right_200")
+    assert found(m=20, n=64, k=64, num_groups=4) == ("nearest shape", 5, "right_200")
 
 
 class OneCandidate:
@@ -86,7 +86,7 @@ class OneCandidate:
         return of_op.plan(problem, config, device)
 
     def candidates(self, problem, device):
-        return [Config(backend="triton_aot", kernel="right_30")]
+        return [Config(backend="triton_aot", kernel="right_300")]
 
     def preferred(self, key, compute_capability, manifest):
         return []
@@ -98,7 +98,7 @@ class Stopwatch(FakeStopwatch):
 
     def time_call(self, name, call):
         call()
-        return self._spent(name, 30.0)
+        return self._spent(name, 300.0)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_c
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tuning.generation() != generation, "plans made before the samples came are kept"
     [(_, sample)] = store_module.user_store().samples()
-    assert (sample.key, sample.median_us, sample.status) == (problem.key, 30.0, "ok")
+    assert (sample.key, sample.median_us, sample.status) == (problem.key, 300.0, "ok")
 
 
 def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(
