@@ -207,9 +207,9 @@ def test_groups_are_ragged_and_the_same_everywhere():
 
 
 def test_a_candidate_may_refuse_a_bias_unless_the_problem_has_one():
-    assert [s.status for s in measure(["nobias_30"])] == ["ok"]
+    assert [s.status for s in measure(["nobias_300"])] == ["ok"]
     biased = Problem.dense(m=24, n=64, k=128, has_bias=True)
-    assert [s.status for s in measure(["nobias_30"], biased)] == ["failed"]
+    assert [s.status for s in measure(["nobias_300"], biased)] == ["failed"]
 
 
 def test_a_candidate_that_fails_while_it_is_timed_leaves_the_others_their_timings():
