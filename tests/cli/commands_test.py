@@ -139,7 +139,7 @@ def test_diff_takes_tables(package, capsys):
 
 
 def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_path, capsys):
-    """Nor where candidates tie, which the rule of thumb settles: by m, so in both orders of names."""
+    """Nor where candidates tie, which the rule of thumb settles, in both orders of their names."""
     samples = small.write_folder(tmp_path / "samples", [
         sample(config, 10.0 + 0.1 * (config == faster), m=m)
         for m, faster in ((16, SMALL), (64, BIG)) for config in (SMALL, BIG)

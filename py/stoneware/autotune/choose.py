@@ -3,8 +3,8 @@
 The next tune of the same shapes gives other medians. What noise decides would be decided
 differently, from one table to the next and from one rank to another. So candidates that take no
 more than a band longer than the fastest tie with it (BAND, LONG_BAND), and of these the first in
-canonical order is chosen: the vendor library, which fits its kernel to each shape, also to those that
-were not timed; then the op's rule of thumb; then the configs' own order.
+canonical order is chosen: the vendor library, which fits its kernel to each shape, also to those
+that were not timed; then the op's rule of thumb; then the configs' own order.
 
 Whatever is chosen is therefore never slower than the default or the vendor library by more than
 the band.

@@ -117,8 +117,8 @@ def diff(
     and the rule of `choose.py` picks: as in a table that is baked of them with this manifest.
 
     Args:
-      manifest: the kernels as they are now; None if they are not known, and then there is no rule of
-        thumb to settle a tie.
+      manifest: the kernels as they are now; None if they are not known, and then there is no rule
+        of thumb to settle a tie.
 
     Raises:
       TableError: a path is none of these, or a table is damaged.

@@ -31,8 +31,8 @@ from typing import Any, Protocol
 import torch
 
 SHORT_US = 100.0
-"""Below this a call counts as short: event, launch and event cost more than 3 % of it. On an H200 they
-are some 3 us: fp8 of m = 16, n = k = 8192 took 20.7 us between events and 18.0 in a graph."""
+"""Below this a call counts as short: event, launch and event cost more than 3 % of it. On an H200
+they are some 3 us: fp8 of m = 16, n = k = 8192 took 20.7 us between events and 18.0 in a graph."""
 
 DROOP_RATIO = 0.97
 """Two of the steps of 15 MHz in which an H200 changes its clock are 1.5 % of 1980 MHz."""
