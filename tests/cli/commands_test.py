@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -138,6 +139,25 @@ def test_diff_takes_tables(package, capsys):
     assert stoneware(capsys, "diff", path, path)[0] == exit_codes.OK
 
 
+def test_diff_takes_samples_of_an_op_that_is_not_known_here(package, h200, capsys):
+    known = (h200 / "scaled_mm.jsonl").read_text()
+    (h200 / "newer.jsonl").write_text(known.replace('"op":"scaled_mm"', '"op":"newer"'))
+    code, document = as_json(capsys, "diff", h200, h200)
+    assert (code, document["num_common"]) == (exit_codes.OK, 4)
+
+
+def test_diff_of_an_edited_kernel_takes_its_newest_source(tmp_path, capsys):
+    """Its old source had a faster config."""
+    before, now = (
+        dataclasses.replace(kernel_sample(64, us, num_warps=warps), kernel_sha256=source, run=run_id)
+        for us, warps, source, run_id in ((5.0, 8, "a" * 64, "run-1"), (8.0, 4, "b" * 64, "run-2"))
+    )
+    runs = [run(), run("run-2", date="2026-11-22")]
+    both = small.write_folder(tmp_path / "both", [before, now], runs=runs)
+    last = small.write_folder(tmp_path / "last", [now], runs=runs)
+    assert as_json(capsys, "diff", both, last)[0] == exit_codes.OK
+
+
 def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_path, capsys):
     """Nor where candidates tie, which the rule of thumb settles, in both orders of their names."""
     samples = small.write_folder(tmp_path / "samples", [
@@ -148,7 +168,9 @@ def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_p
     assert stoneware(
         capsys, "bake", "--op", "scaled_mm", "--out", table, samples)[0] == exit_codes.OK
     _, document = as_json(capsys, "diff", table, samples)
-    assert document["num_common"] == 2 and document["changed"] == []
+    assert document["num_common"] == 2
+    assert document["changed"] == document["only_b"] == []
+    assert not any("H200" in item["device"] for item in document["only_a"])  # predictions are
 
 
 @pytest.fixture

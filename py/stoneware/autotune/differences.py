@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from typing import Any
 from stoneware.autotune import entries, merge, table
 from stoneware.autotune import samples as sample_format
 from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.choose import choose
 from stoneware.autotune.config import AnyConfig
 from stoneware.autotune.key import AnyKey
 from stoneware.autotune.samples import Run, Sample
+from stoneware.autotune.table_entry import Entry
 from stoneware.errors import TableError
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import Manifest
@@ -109,19 +109,19 @@ class Differences:
 
 
 def diff(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], manifest: Manifest | None = None
+    a: str | os.PathLike[str], b: str | os.PathLike[str],
+    manifest: Callable[[], Manifest] | None = None,
 ) -> Differences:
     """Compares what two paths choose: tables (.table), sample folders or stores, mixed at will.
 
-    Of samples the newest of each candidate counts, that of the kernel as it is now before others,
-    and the rule of `choose.py` picks: as in a table that is baked of them with this manifest.
+    Samples choose what the table would that is baked of them.
 
     Args:
-      manifest: the kernels as they are now; None if they are not known, and then there is no rule
-        of thumb to settle a tie.
+      manifest: reads the kernels as they are now; asked where there are samples. None if they are
+        not known, and then no rule of thumb settles a tie.
 
     Raises:
-      TableError: a path is none of these, or a table is damaged.
+      TableError: a path is none of these, or a table or the manifest is damaged.
     """
     return compare(_chosen(Path(a), manifest), _chosen(Path(b), manifest))
 
@@ -209,39 +209,37 @@ def _is_table(path: Path) -> bool:
     return path.suffix == table.SUFFIX and not path.is_dir()
 
 
-def _chosen(path: Path, manifest: Manifest | None) -> Chosen:
+def _chosen(path: Path, manifest: Callable[[], Manifest] | None) -> Chosen:
     chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
-    if _is_table(path):
-        for device in table.read(path, None).devices:
-            for entry in device.entries():
-                first = entry.choices[0]
-                place = _device_name(device.fingerprint), canonical_json(entry.key.to_json())
-                chosen[place] = entry.key, first.config, first.median_us
-        return chosen
-    for (device, text), samples in _samples_by_problem(path).items():
-        run, sample = samples[0]
-        key = sample.key
-        newest = sample_format.newest(
-            samples, lambda run, sample: canonical_json(sample.config.to_json()),
-            lambda sample: entries.is_current(sample, manifest),
-        )
-        timed = [sample for _, sample in sorted(newest.items()) if sample.status == "ok"]
-        if timed:
-            capability = run.device.compute_capability
-            preferred = entries.rule_of_thumb(key.op, capability, manifest)(key)
-            best = choose(timed, preferred)[0][0]
-            chosen[device, text] = key, best.config, best.median_us
+    for fingerprint, entry in _entries(path, manifest):
+        if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
+            continue  # says what the entry of the other output dtype says
+        first = entry.choices[0]
+        place = _device_name(fingerprint), canonical_json(entry.key.to_json())
+        # Of a decorated kernel each source has an entry, the newest first.
+        chosen.setdefault(place, (entry.key, first.config, first.median_us))
     return chosen
 
 
-def _samples_by_problem(path: Path) -> dict[tuple[str, str], list[tuple[Run, Sample]]]:
-    problems: dict[tuple[str, str], list[tuple[Run, Sample]]] = {}
+def _entries(
+    path: Path, manifest: Callable[[], Manifest] | None
+) -> Iterator[tuple[DeviceFingerprint, Entry]]:
+    if _is_table(path):
+        for device in table.read(path, None).devices:
+            for entry in device.entries():
+                yield device.fingerprint, entry
+        return
+    found: dict[tuple[str, str], list[tuple[Run, Sample]]] = {}
     for _, runs, samples in merge.read_folder(path):
         for sample in samples:
             run = runs[sample.run]
-            place = _device_name(run.device), canonical_json(sample.key.to_json())
-            problems.setdefault(place, []).append((run, sample))
-    return problems
+            found.setdefault((_device_name(run.device), sample.key.op), []).append((run, sample))
+    kernels = None if manifest is None else manifest()
+    for (_, op), of_op in found.items():
+        fingerprint = of_op[0][0].device
+        preferred = entries.rule_of_thumb(op, fingerprint.compute_capability, kernels)
+        for entry in entries.entries(of_op, kernels, preferred):
+            yield fingerprint, entry
 
 
 def _device_name(device: DeviceFingerprint) -> str:

@@ -20,10 +20,10 @@ from stoneware.autotune import samples as samples_format
 from stoneware.autotune import time_fit
 from stoneware.autotune.choose import choose
 from stoneware.autotune.config import AnyConfig, Config
-from stoneware.autotune.key import AnyKey, Key, KernelKey, is_kernel
+from stoneware.autotune.key import AnyKey, Key, KernelKey
 from stoneware.autotune.samples import Run, Sample
 from stoneware.autotune.table import Choice, DeviceBlocks, DeviceEntries, Entry
-from stoneware.ops import BACKENDS_WITHOUT_KERNELS
+from stoneware.ops import BACKENDS_WITHOUT_KERNELS, OPS
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.manifest import KernelRecord, Manifest
 
@@ -36,8 +36,8 @@ Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
 def rule_of_thumb(
     op: str, compute_capability: tuple[int, int], manifest: Manifest | None
 ) -> Preferred:
-    """The rule of thumb of an op of ours on a device; none for a decorated kernel."""
-    if is_kernel(op) or manifest is None:
+    """The rule of thumb of an op of ours on a device; none for any other, as a decorated kernel."""
+    if op not in OPS or manifest is None:
         return lambda key: ()
     preferred = importlib.import_module(f"stoneware.ops.{op}.heuristic").preferred
     return lambda key: preferred(key, compute_capability, manifest)

@@ -39,10 +39,10 @@ def diff(
     json: Json = False,
 ) -> int:
     from stoneware.autotune.differences import diff as compare
-    from stoneware.runtime.manifest import installed
+    from stoneware.runtime.manifest import packaged
 
     output = Output("diff", json)
-    found = compare(a, b, installed())
+    found = compare(a, b, packaged)
     for title, members, most in (
         ("another config is chosen", found.changed, len(found.changed)),
         ("only in A", found.only_a, MOST_LONELY), ("only in B", found.only_b, MOST_LONELY),

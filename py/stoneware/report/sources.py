@@ -69,8 +69,6 @@ class DeviceMeasurements:
         )
 
     def _preferred(self, key: AnyKey) -> Sequence[AnyConfig]:
-        if key.op not in OPS:
-            return ()
         capability = self.fingerprint.compute_capability
         return entries.rule_of_thumb(key.op, capability, self.manifest)(key)
 

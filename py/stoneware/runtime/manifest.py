@@ -143,7 +143,7 @@ def packaged() -> Manifest:
 
 
 def installed() -> Manifest | None:
-    """The same; None in a checkout, where nothing is built.
+    """The same; None where there is none, as in a checkout, in which nothing is built.
 
     Raises:
       TableError: as `packaged`, but for a file that is missing.
