@@ -149,8 +149,8 @@ def test_diff_takes_samples_of_an_op_that_is_not_known_here(package, h200, capsy
 def test_diff_of_an_edited_kernel_takes_its_newest_source(tmp_path, capsys):
     """Its old source had a faster config."""
     before, now = (
-        dataclasses.replace(kernel_sample(64, us, num_warps=warps), kernel_sha256=source, run=run_id)
-        for us, warps, source, run_id in ((5.0, 8, "a" * 64, "run-1"), (8.0, 4, "b" * 64, "run-2"))
+        dataclasses.replace(kernel_sample(64, us, num_warps=warps), kernel_sha256=source, run=name)
+        for us, warps, source, name in ((5.0, 8, "a" * 64, "run-1"), (8.0, 4, "b" * 64, "run-2"))
     )
     runs = [run(), run("run-2", date="2026-11-22")]
     both = small.write_folder(tmp_path / "both", [before, now], runs=runs)

@@ -31,11 +31,11 @@ LONG_US = 400.0
 LONG_BAND = 0.06
 """Between the vendor library and another, where the fastest takes LONG_US or more. A tune keeps
 the GPU at its power limit with such products, their callers may not, and the clock decides between
-kernels: in bf16 at m = 8192, n = 6144, k = 4096 torch.mm took 3 % longer than the best of ours in a
-tune at 1470 MHz, and 4 % less in a benchmark of mixed calls at 1980 MHz. Three tunes on two days
-agree, to 1.3 to 1.9 %, so it is no noise. With BAND there, as tried, seven of thirteen such products
-in bf16 ran kernels of ours in that benchmark, and took from 2 % less to 4 % longer than torch.mm,
-one of 12 ms 15 % longer."""
+kernels: in bf16 at m = 8192, n = 6144, k = 4096 torch.mm took 3 % longer than the best of ours in
+a tune at 1470 MHz, and 4 % less in a benchmark of mixed calls at 1980 MHz. Three tunes on two days
+agree, to 1.3 to 1.9 %, so it is no noise. With BAND there, as tried, seven of thirteen such
+products in bf16 ran kernels of ours in that benchmark, and took from 2 % less to 4 % longer than
+torch.mm, one of 12 ms 15 % longer."""
 
 
 class Timed(Protocol):
