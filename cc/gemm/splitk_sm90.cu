@@ -556,7 +556,8 @@ __device__ bool AddPartialSums(const Shared& shared, const Share& share, Sums& s
 }
 
 #if STONEWARE_FETCHES_AHEAD
-// Asks L2 for what b has in the block's first stage, where no other block reads it.
+// Asks L2 for what b has in the block's first stage, where no other block reads it; of rows that
+// begin between two lines of L2, for the first line of each chunk.
 template <bool kSplitsK>
 __device__ void FetchAhead(const Params& params, const Share<kSplitsK>& share) {
   if (params.num_m_tiles > 1) return;

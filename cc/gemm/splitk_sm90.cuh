@@ -41,8 +41,8 @@
 //   11.2 (m = 128, n = 6144, k = 4096) and 8.5 for 10.7 (m = 128, n = 2112, k = 7168).
 // - Before TMA loads it must fetch the tensor maps, some 0.5 us. Meanwhile the threads that will
 //   multiply ask L2 for the first stage of b by its address: on an H200 1 to 3 % of a call with one
-//   tile along m (8.74 us to 8.52 at m = 16, n = 6144, k = 4096 in fp8, 9.55 to 9.28 at m = 64). Three
-//   stages were no better, nine 6 to 26 % worse.
+//   tile along m (in fp8 with n = 6144, k = 4096 8.74 us to 8.52 at m = 16, 9.55 to 9.28 at m =
+//   64). Three stages were no better, nine 6 to 26 % worse.
 // - Where there are more tiles than fit the SMs a block does several, and loads the next while one
 //   is written.
 // - What a tile stores goes through shared memory in whole lines, by TMA, while the next one is

@@ -106,7 +106,7 @@ def entries(
     """
     newest = samples_format.newest(
         samples, lambda run, sample: (sample.key, _source(sample), sample.config),
-        lambda sample: is_current(sample, manifest),
+        lambda sample: _is_current(sample, manifest),
     )
     measured: dict[AnyKey, dict[str, list[Choice]]] = {}
     for sample in newest.values():
@@ -114,7 +114,7 @@ def entries(
         if sample.status == "ok":
             choices.append(Choice(
                 config=sample.config, median_us=sample.median_us, spread_us=sample.spread_us,
-                run=sample.run, is_drifted=not is_current(sample, manifest),
+                run=sample.run, is_drifted=not _is_current(sample, manifest),
                 kernel_sha256=_source(sample),
             ))
     measured = {
@@ -135,7 +135,7 @@ def _source(sample: Sample) -> str:
     return sample.kernel_sha256 if isinstance(sample.key, KernelKey) else ""
 
 
-def is_current(sample: Sample, manifest: Manifest | None) -> bool:
+def _is_current(sample: Sample, manifest: Manifest | None) -> bool:
     """Whether the kernel has the bytes with which it was measured. What a decorated kernel is now
     is known at the look-up only."""
     kernel = kernel_of(sample.config, manifest)
