@@ -295,10 +295,12 @@ def splitk_config(
 
     # Beside the stages: vectors of two tiles, barriers, and the block scales of each stage
     # (splitk_sm90.cuh, SharedLayout).
+    # Without swapped operands also 64 x 64 elements of the result for each warp group.
     vectors = 2 * tile_m + tile_n if swap_ab else tile_m + 2 * tile_n
     shared_bytes = (
         stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 + 8 * vectors +
-        (stages * (tile_k // _SCALE_BLOCK) * (tile_n + 4) * 4 if block_scales else 0)
+        (stages * (tile_k // _SCALE_BLOCK) * (tile_n + 4) * 4 if block_scales else 0) +
+        (0 if swap_ab else warp_groups * 64 * 64 * 2)
     )
     if stages < _MIN_STAGES or shared_bytes > _MAX_SHARED_BYTES:
         _fail(

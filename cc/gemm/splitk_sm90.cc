@@ -61,24 +61,30 @@ bool CanImplement(const GemmProblem& problem) {
 
 std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
 
-// A row-major matrix [rows, columns], in boxes of so many rows and 128 bytes of a row.
+// A row-major matrix [rows, columns], in boxes of so many rows and columns.
 void Encode(CUtensorMap* map, CUtensorMapDataType type, unsigned element_bytes,
             const void* address, int rows, int columns, std::int64_t ld, int box_rows,
-            CUtensorMapL2promotion promotion) {
+            int box_columns, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   const cuuint64_t dims[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * element_bytes};
-  const cuuint32_t box[] = {kChunkBytes / element_bytes, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
+                            static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
   host_adapter::EncodeTiledByMemo(map, type, 2, const_cast<void*>(address), dims, strides, box,
                                   element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                  CU_TENSOR_MAP_SWIZZLE_128B, promotion,
-                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                  swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std::int64_t ld,
                    int box_extent) {
   Encode(map, dtype::STONEWARE_A::kTensorMapType, kOperandBytes, address, extent, k, ld, box_extent,
-         CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+         kChunkElements, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+}
+
+[[maybe_unused]] void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d,
+                                   int box_columns, CUtensorMapSwizzle swizzle) {
+  Encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kOutBytes, d, problem.m, problem.n, problem.ldd,
+         kBoxRows, box_columns, swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 
 void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
@@ -87,9 +93,13 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
   EncodeOperand(&params.b_map, tensors.b, problem.n, problem.k, problem.ldb, kTileN);
   EncodeOperand(&params.a_map, tensors.a, problem.m, problem.k, problem.lda, kTileM);
   if (kStoresBoxes && (problem.splits == 1 || kSplitsStoreBoxes)) {
-    Encode(&params.d_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kOutBytes, tensors.d, problem.m,
-           problem.n, problem.ldd, kBoxRows, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+    EncodeResult(&params.d_map, problem, tensors.d, kBoxColumns, CU_TENSOR_MAP_SWIZZLE_128B);
   }
+#if STONEWARE_NARROW_BOXES
+  // As Boxes::PlaceOf has them.
+  EncodeResult(&params.narrow_d_map, problem, tensors.d, kLastBoxColumns,
+               kLastBoxColumns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE);
+#endif
 #if STONEWARE_FETCHES_AHEAD
   params.b = tensors.b;
   params.ldb_bytes = problem.ldb * kOperandBytes;

@@ -185,6 +185,10 @@ __device__ void LoadTiles(const Params& params, const Shared& shared,
     if constexpr (kStoresBoxes && (!kSplitsK || kSplitsStoreBoxes)) {
       cute::prefetch_tma_descriptor(reinterpret_cast<const cute::TmaDescriptor*>(&params.d_map));
     }
+#if STONEWARE_NARROW_BOXES
+    cute::prefetch_tma_descriptor(
+        reinterpret_cast<const cute::TmaDescriptor*>(&params.narrow_d_map));
+#endif
     for (int stage = 0; stage < kStages; ++stage) {
       shared.full[stage].init(kBlockScales ? 1 + 32 : 1);
       shared.empty[stage].init(kBlockScales ? kConsumerThreads : kConsumerThreads / 32);
@@ -328,27 +332,41 @@ __device__ void StoreRun(const Params& params, int m, int n, const unsigned (&wo
   }
 }
 
-// The boxes of a warp group: parts of its tile in shared memory, on their way to d. Each has
-// kBoxRows rows of 128 bytes, whose 16-byte chunks are permuted as CU_TENSOR_MAP_SWIZZLE_128B has
-// them. All threads of the warp group call together.
+// The boxes of a warp group: parts of its tile in shared memory, on their way to d, one after the
+// other. All its threads call together.
 class Boxes {
  public:
-  __device__ Boxes(const Shared& shared, int warp_group)
-      : address_(cute::cast_smem_ptr_to_uint(shared.boxes) + warp_group * kBoxes * kBoxBytes),
-        barrier_(kAmongWarpGroup + warp_group) {}
+  // With `uses_stages`, for a block's last tile, when nothing is left to be loaded or multiplied:
+  // each box has a place where this warp group alone has read its rows of a stage.
+  __device__ Boxes(const Shared& shared, int warp_group, int tile_idx, bool uses_stages)
+      : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
+    static_assert(kSwapAb ||
+                  (kBoxBytes == 64 * kChunkBytes && kBoxesWanted <= kStages * kChunks));
+    if (uses_stages) {
+      // All have read them.
+      NamedBarrier::sync(128, barrier_);
+      address_ = cute::cast_smem_ptr_to_uint(shared.rows) + warp_group * kBoxBytes;
+      place_bytes_ = kRows * kChunkBytes;
+    } else {
+      address_ = cute::cast_smem_ptr_to_uint(shared.boxes) + warp_group * kGroupBoxesBytes;
+      place_ = tile_idx * kBoxesWanted % kNumPlaces;
+    }
+  }
 
-  // Waits until what they held has been read.
+  // Waits until what the next place held has been read.
   __device__ void Begin() const {
-    if (IsSender()) cute::tma_store_wait<0>();
+    if (uses_stages_) return;
+    if (IsSender()) cute::tma_store_wait<kNumPlaces - 1>();
     NamedBarrier::sync(128, barrier_);
   }
 
   // Writes four 8 x 8 matrices of 16 bits, whose words the threads of a warp hold as wgmma leaves
-  // them. Lane l says where row l % 8 of matrix l / 8 goes; with kTransposes column l % 8.
-  template <bool kTransposes>
-  __device__ void Write(const unsigned (&words)[4], int box, int row, int chunk) const {
+  // them. Lane l says where row l % 8 of matrix l / 8 goes; with kTransposes column l % 8. `chunk`
+  // counts 16 bytes.
+  template <int kColumnsOfBox, bool kTransposes>
+  __device__ void Write(const unsigned (&words)[4], int row, int chunk) const {
     const std::uint32_t address =
-        address_ + box * kBoxBytes + row * (2 * kBoxColumns) + ((chunk ^ (row % 8)) * 16);
+        address_ + place_ * place_bytes_ + PlaceOf<kColumnsOfBox>(row, chunk);
     if constexpr (kTransposes) {
       asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                        address),
@@ -362,20 +380,20 @@ class Boxes {
     }
   }
 
-  // Stores the first `count`, of neighbours along n, as far as they lie in d; waits for none.
-  __device__ void Send(const Params& params, int count, int first_m, int first_n) const {
+  // Stores it, as far as it lies in d, and waits for nothing.
+  __device__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
     cute::tma_store_fence();
     NamedBarrier::sync(128, barrier_);
     if (IsSender()) {
-      for (int box = 0; box < count; ++box) {
-        asm volatile(
-            "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
-                &params.d_map),
-            "r"(address_ + box * kBoxBytes), "r"(first_n + box * kBoxColumns), "r"(first_m)
-            : "memory");
-      }
+      asm volatile(
+          "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+              d_map),
+          "r"(address_ + place_ * place_bytes_), "r"(first_n), "r"(first_m)
+          : "memory");
       cute::tma_store_arrive();
     }
+    ++place_;
+    if (!uses_stages_) place_ %= kNumPlaces;
   }
 
   // No block leaves before its last boxes have been read.
@@ -386,17 +404,32 @@ class Boxes {
  private:
   static __device__ bool IsSender() { return threadIdx.x % 128 == 0; }
 
-  std::uint32_t address_;
+  // Rows of 128 and 64 bytes have their 16-byte chunks permuted as the swizzles of a tensor map do,
+  // so that a matrix meets each bank once; of others, one after the other, it meets some twice.
+  template <int kColumnsOfBox>
+  static __device__ int PlaceOf(int row, int chunk) {
+    constexpr int kRowBytes = kColumnsOfBox * 2;
+    if constexpr (kRowBytes == 128) chunk ^= row % 8;
+    if constexpr (kRowBytes == 64) chunk ^= row / 2 % 4;
+    return row * kRowBytes + chunk * 16;
+  }
+
+  static constexpr int kNumPlaces = kBoxes > 0 ? kBoxes : 1;
+
+  bool uses_stages_;
   unsigned barrier_;
+  std::uint32_t address_;
+  int place_ = 0;
+  int place_bytes_ = kBoxBytes;
 };
 
 // Scales, rounds and stores a tile. A thread holds, of each 64 x 8 block, columns 2 * (lane % 4)
 // and the next of row 16 * warp + lane / 4 and of the row 8 later (PTX ISA, "wgmma: Register
-// Fragments and Shared Memory Matrix Layouts", accumulator D). Whole boxes go by way of shared
-// memory; of the rest it stores 8 neighbours in n at a time.
+// Fragments and Shared Memory Matrix Layouts", accumulator D). With kUsesBoxes it goes by way of
+// shared memory, else 8 neighbours in n at a time.
 template <bool kUsesBoxes, class Sums>
 __device__ void StoreRegisters(const Params& params, const Shared& shared, const Sums& sums,
-                               int tile_idx, int first_n, int first_m) {
+                               int tile_idx, bool is_last_tile, int first_n, int first_m) {
   const float* const scales_a = shared.ScalesOfA(tile_idx);
   const float* const scales_b = shared.ScalesOfB(tile_idx);
   const float* const biases = shared.Biases(tile_idx);
@@ -408,7 +441,7 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
   const auto pair = [&](const float* vector, int at) {
     return *reinterpret_cast<const float2*>(vector + at);
   };
-  const Boxes boxes(shared, warp_group);
+  Boxes boxes(shared, warp_group, tile_idx, !kSwapAb && is_last_tile);
   // Of the matrices that stmatrix writes, the one and the row whose address this lane gives.
   const int lane_matrix = lane / 8;
   const int lane_row = lane % 8;
@@ -442,8 +475,8 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
           }
         }
         if constexpr (kUsesBoxes) {
-          boxes.template Write<true>(words, 0, (block + lane_matrix / 2) * 8 + lane_row,
-                                     warp * 2 + lane_matrix % 2);
+          boxes.template Write<kBoxColumns, true>(words, (block + lane_matrix / 2) * 8 + lane_row,
+                                                  warp * 2 + lane_matrix % 2);
           continue;
         }
         CUTLASS_PRAGMA_UNROLL
@@ -454,59 +487,45 @@ __device__ void StoreRegisters(const Params& params, const Shared& shared, const
         StoreRun(params, first_m + (block + quad_lane / 2) * 8 + lane / 4,
                  first_n + row + quad_lane % 2 * 8, words);
       }
-      if constexpr (kUsesBoxes) boxes.Send(params, 1, first_m, first_n + row - warp * 16);
+      if constexpr (kUsesBoxes) boxes.Send(&params.d_map, first_m, first_n + row - warp * 16);
     } else {
-      const int m = row + lane / 4;
-      const float scale_a[2] = {scales_a[m], scales_a[m + 8]};
-      // Two n of a block of eight, in row m or the one 8 later.
-      const auto word = [&](int block, int half) {
-        const float2 scale_b = pair(scales_b, block * 8 + 2 * quad_lane);
-        const float2 bias = pair(biases, block * 8 + 2 * quad_lane);
-        return Pack<Out>(scale_a[half] * sum(block, half, 0) * scale_b.x + bias.x,
-                         scale_a[half] * sum(block, half, 1) * scale_b.y + bias.y);
-      };
-      constexpr int kBlocks = kColumns / 8;
-      constexpr int kBoxBlocks = kBoxColumns / 8;
-      constexpr int kBlocksInBoxes = kUsesBoxes ? kBlocks / kBoxBlocks * kBoxBlocks : 0;
-      CUTLASS_PRAGMA_UNROLL
-      for (int first = 0; first < kBlocksInBoxes; first += kBoxes * kBoxBlocks) {
-        const int end = min(first + kBoxes * kBoxBlocks, kBlocksInBoxes);
+      static_assert(kUsesBoxes);
+      const float scale_a[2] = {scales_a[row + lane / 4], scales_a[row + lane / 4 + 8]};
+      const auto store_box = [&](const CUtensorMap* d_map, auto first_column, auto num_columns) {
+        constexpr int kFirst = decltype(first_column)::value / 8;
+        constexpr int kBlocks = decltype(num_columns)::value / 8;
+        // All of them before the box is written: no load passes a write to shared memory.
+        float2 scale_b[kBlocks];
+        float2 bias[kBlocks];
+        CUTLASS_PRAGMA_UNROLL
+        for (int block = 0; block < kBlocks; ++block) {
+          scale_b[block] = pair(scales_b, (kFirst + block) * 8 + 2 * quad_lane);
+          bias[block] = pair(biases, (kFirst + block) * 8 + 2 * quad_lane);
+        }
+        // Two n of a block of eight, in row lane / 4 or the one 8 later.
+        const auto word = [&](int block, int half) {
+          return Pack<Out>(scale_a[half] * sum(kFirst + block, half, 0) * scale_b[block].x +
+                               bias[block].x,
+                           scale_a[half] * sum(kFirst + block, half, 1) * scale_b[block].y +
+                               bias[block].y);
+        };
         boxes.Begin();
         CUTLASS_PRAGMA_UNROLL
-        for (int block = first; block < end; block += 2) {
+        for (int block = 0; block < kBlocks; block += 2) {
           const unsigned words[4] = {word(block, 0), word(block, 1), word(block + 1, 0),
                                      word(block + 1, 1)};
-          boxes.template Write<false>(words, (block - first) / kBoxBlocks,
-                                      warp * 16 + lane_matrix % 2 * 8 + lane_row,
-                                      block % kBoxBlocks + lane_matrix / 2);
+          boxes.template Write<kBlocks * 8, false>(
+              words, warp * 16 + lane_matrix % 2 * 8 + lane_row, block + lane_matrix / 2);
         }
-        boxes.Send(params, (end - first) / kBoxBlocks, first_m + row - warp * 16,
-                   first_n + first * 8);
-      }
-      CUTLASS_PRAGMA_UNROLL
-      for (int block = kBlocksInBoxes; block + 4 <= kBlocks; block += 4) {
-        unsigned words[2][4];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          words[0][i] = word(block + i, 0);
-          words[1][i] = word(block + i, 1);
-        }
-        // Lane q of the quad gets all eight n of block + q.
-        CUTLASS_PRAGMA_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          TransposeInQuad(words[half], quad_lane);
-          StoreRun(params, first_m + m + 8 * half, first_n + (block + quad_lane) * 8, words[half]);
-        }
-      }
-      if constexpr (kBlocks % 4 == 2) {
-        constexpr int kBlock = kBlocks - 2;
-        unsigned words[4] = {word(kBlock, 0), word(kBlock + 1, 0), word(kBlock, 1),
-                             word(kBlock + 1, 1)};
-        // Lane q of the quad gets those of kBlock + q % 2, in the row of half q / 2.
-        TransposeInQuad(words, quad_lane);
-        StoreRun(params, first_m + m + quad_lane / 2 * 8, first_n + (kBlock + quad_lane % 2) * 8,
-                 words);
-      }
+        boxes.Send(d_map, first_m + row - warp * 16, first_n + kFirst * 8);
+      };
+      cute::for_each(cute::make_int_sequence<kColumns / kBoxColumns>{}, [&](auto box) {
+        store_box(&params.d_map, box * cute::Int<kBoxColumns>{}, cute::Int<kBoxColumns>{});
+      });
+#if STONEWARE_NARROW_BOXES
+      store_box(&params.narrow_d_map, cute::Int<kColumns - kLastBoxColumns>{},
+                cute::Int<kLastBoxColumns>{});
+#endif
     }
   }
 }
@@ -682,10 +701,12 @@ __device__ void MultiplyTiles(const Params& params, const Shared& shared,
       release(last_stage);
     }
 
+    const bool is_last_tile = tile + share.stride >= params.num_tiles;
     if constexpr (!kSplitsK) {
-      StoreRegisters<kStoresBoxes>(params, shared, sums, tile_idx, first_n, first_m);
+      StoreRegisters<kStoresBoxes>(params, shared, sums, tile_idx, is_last_tile, first_n, first_m);
     } else if (AddPartialSums(shared, share, sums)) {
-      StoreRegisters<kSplitsStoreBoxes>(params, shared, sums, tile_idx, first_n, first_m);
+      StoreRegisters<kSplitsStoreBoxes>(params, shared, sums, tile_idx, is_last_tile, first_n,
+                                        first_m);
     }
   }
   if constexpr (kStoresBoxes) Boxes::End();

@@ -22,8 +22,8 @@
 // accumulation"), with block scales over 128 of k. The partial sums of a tile's blocks are added in
 // an order that is fixed for each element, so the result is the same bit for bit from run to run.
 //
-// With STONEWARE_SWAP_AB operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64
-// rows of wgmma and m along its columns, of which there may be as few as 16. A tile has
+// With STONEWARE_SWAP_AB operands are swapped: it computes d^T = b^T a^T, so that n runs along the
+// 64 rows of wgmma and m along its columns, of which there may be as few as 16. A tile has
 // STONEWARE_TILE_M of n and STONEWARE_TILE_N of m; a cluster holds the `splits` shares of its k. A
 // block without splits goes from tile to tile until all are done, any other has one. Without, rows
 // are m and columns n, and k is not split: for tiles wider along n than the 64 rows allow, and for
@@ -48,6 +48,10 @@
 // - What a tile stores goes through shared memory in whole lines, by TMA, while the next one is
 //   multiplied: from registers a warp writes 32 or 64 bytes of a row, at 19 bytes a cycle and SM.
 //   On an H200 that was 1 to 6 % of a call: 15.1 us to 14.4 at m = 512, n = 7168, k = 2048.
+// - A block's last tile is stored with nothing beside it. Without swapped operands it then has the
+//   memory of the stages, so that no box waits for another, and a box's scales are loaded before it
+//   is written: another 1.5 to 2 % with tiles of 128 x 192 to 256. All boxes at once were 1 to 3 %
+//   slower than one after the other; a warp that sends them for those that multiply, 1 to 2 %.
 // - Tensor maps promote loads in L2 to 128 bytes, not 256: at m = 16 and large n 3 to 4 %.
 // - At larger m every SM has to multiply all the time: tiles of 192x176 are 132 of 2112 x 2048, one
 //   for each SM of an H200, where 128x128 make two waves and a bit.
@@ -118,7 +122,8 @@ inline constexpr int kColumnStageBytes = kColumns * kTileK * kOperandBytes;
 // Elements of k, and columns of b, that share a block scale.
 inline constexpr int kScaleBlock = 128;
 inline constexpr bool kBlockScales = STONEWARE_BLOCK_SCALES;
-static_assert(!kBlockScales || (kSwapAb && kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
+static_assert(!kBlockScales || (kSwapAb && kChunkElements == kScaleBlock &&
+                                kScaleBlock % kRows == 0),
               "a chunk of a tile has one scale of b");
 
 inline constexpr int kConsumerThreads = 128 * STONEWARE_WARP_GROUPS;
@@ -148,23 +153,33 @@ inline constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
 
 static_assert(kOutBytes == 2 && kColumns % 16 == 0, "gemm_configs.bzl refuses such a config");
 
-// From m = 64 on most of it goes in boxes of 64 columns of n, 128 bytes: each warp group writes
-// some to shared memory, from where TMA stores them. All of 64 rows if there is room for as many
-// beside the stages, so that the next tile is multiplied while they are stored.
+// From m = 64 on it is stored in boxes of 64 columns of n, 128 bytes: each warp group writes them
+// to shared memory, from where TMA stores them. What 64 rows have beyond whole ones is a narrower
+// box.
 inline constexpr int kBoxColumns = 64;
 inline constexpr int kBoxRows = kSwapAb ? kTileM : 64;
 inline constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;
-inline constexpr int kWithoutPartialBytes =
-    kStagesBytes + kVectorBytes + kBlockScaleBytes + kBarrierBytes;
-inline constexpr int kBoxesWanted = kSwapAb ? 1 : kColumns / kBoxColumns;
-inline constexpr int kBoxesThatFit =
-    (kMaxSharedBytes - kWithoutPartialBytes) / (STONEWARE_WARP_GROUPS * kBoxBytes);
-// Of a warp group.
-inline constexpr int kBoxes = kTileM < 64                    ? 0
-                              : kBoxesThatFit < kBoxesWanted ? kBoxesThatFit
-                                                             : kBoxesWanted;
+inline constexpr int kLastBoxColumns =
+    kSwapAb || kColumns % kBoxColumns == 0 ? kBoxColumns : kColumns % kBoxColumns;
+// Of a warp group and a tile.
+inline constexpr int kBoxesWanted =
+    kSwapAb ? 1 : kRows / (64 * STONEWARE_WARP_GROUPS) * ((kColumns - 1) / kBoxColumns + 1);
+inline constexpr int kWantedBytes =
+    (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;
+// Beside the stages there is a place for each, if there is room, or as many as fit, in turn: so the
+// next tile is multiplied while they are stored. If none fits, registers are stored.
+inline constexpr int kBoxSpace =
+    (kMaxSharedBytes - kStagesBytes - kVectorBytes - kBlockScaleBytes - kBarrierBytes) /
+    STONEWARE_WARP_GROUPS;
+inline constexpr bool kHasPlaceForEach = kWantedBytes <= kBoxSpace;
+inline constexpr int kBoxes = kTileM < 64        ? 0
+                              : kHasPlaceForEach ? kBoxesWanted
+                                                 : kBoxSpace / kBoxBytes;
 inline constexpr bool kStoresBoxes = kBoxes > 0;
-inline constexpr int kBoxesBytes = kBoxes * STONEWARE_WARP_GROUPS * kBoxBytes;
+static_assert(kSwapAb || kStoresBoxes, "gemm_configs.bzl refuses such a config");
+inline constexpr int kGroupBoxesBytes =
+    kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
+inline constexpr int kBoxesBytes = STONEWARE_WARP_GROUPS * kGroupBoxesBytes;
 
 // The blocks of a cluster share the warps of a tile: what a warp has summed goes to the block that
 // stores it. Of several warp groups a whole one stores, so that boxes stay whole.
@@ -185,6 +200,9 @@ struct SharedLayout {
   static constexpr int kBytes = kBarriersAt + kBarrierBytes;
   static_assert(kBytes <= kMaxSharedBytes, "gemm_configs.bzl refuses such a config");
 };
+
+// Tiles whose last boxes are narrower than the others.
+#define STONEWARE_NARROW_BOXES (!STONEWARE_SWAP_AB && STONEWARE_TILE_N % 64 != 0)
 
 // Tiles of few m, for which reading b is all that counts.
 #define STONEWARE_FETCHES_AHEAD \
@@ -217,6 +235,9 @@ struct Params {
 #if STONEWARE_FETCHES_AHEAD
   const void* b;
   std::int64_t ldb_bytes;
+#endif
+#if STONEWARE_NARROW_BOXES
+  CUtensorMap narrow_d_map;
 #endif
 };
 
