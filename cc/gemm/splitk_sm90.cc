@@ -96,7 +96,7 @@ void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction f
     EncodeResult(&params.d_map, problem, tensors.d, kBoxColumns, CU_TENSOR_MAP_SWIZZLE_128B);
   }
 #if STONEWARE_NARROW_BOXES
-  // As Boxes::PlaceOf has them.
+  // As Boxes::ChunkAt has them.
   EncodeResult(&params.narrow_d_map, problem, tensors.d, kLastBoxColumns,
                kLastBoxColumns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE);
 #endif

@@ -365,8 +365,9 @@ class Boxes {
   // counts 16 bytes.
   template <int kColumnsOfBox, bool kTransposes>
   __device__ void Write(const unsigned (&words)[4], int row, int chunk) const {
-    const std::uint32_t address =
-        address_ + place_ * place_bytes_ + PlaceOf<kColumnsOfBox>(row, chunk);
+    constexpr int kRowBytes = kColumnsOfBox * 2;
+    const std::uint32_t address = address_ + place_ * place_bytes_ + row * kRowBytes +
+                                  ChunkAt<kRowBytes>(row, chunk) * 16;
     if constexpr (kTransposes) {
       asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                        address),
@@ -406,12 +407,11 @@ class Boxes {
 
   // Rows of 128 and 64 bytes have their 16-byte chunks permuted as the swizzles of a tensor map do,
   // so that a matrix meets each bank once; of others, one after the other, it meets some twice.
-  template <int kColumnsOfBox>
-  static __device__ int PlaceOf(int row, int chunk) {
-    constexpr int kRowBytes = kColumnsOfBox * 2;
-    if constexpr (kRowBytes == 128) chunk ^= row % 8;
-    if constexpr (kRowBytes == 64) chunk ^= row / 2 % 4;
-    return row * kRowBytes + chunk * 16;
+  template <int kRowBytes>
+  static __device__ int ChunkAt(int row, int chunk) {
+    if constexpr (kRowBytes == 128) return chunk ^ (row % 8);
+    if constexpr (kRowBytes == 64) return chunk ^ (row / 2 % 4);
+    return chunk;
   }
 
   static constexpr int kNumPlaces = kBoxes > 0 ? kBoxes : 1;
