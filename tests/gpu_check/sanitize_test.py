@@ -105,7 +105,13 @@ def test_compute_sanitizer_is_found_on_the_path_and_then_in_the_toolkit(tmp_path
 def runner_in(folder: pathlib.Path) -> runner.Runner:
     made = runner.Runner.__new__(runner.Runner)
     made._out_dir = made._root = folder
-    made._environment = dict(os.environ)
+    made._environment = {**os.environ, "PYTHONPATH": str(folder)}
+    made.wheel = pathlib.Path("stoneware-1-cp312-abi3-linux.whl")
+    made.wheel_sha256 = "a" * 64
+    machine = folder / "stoneware" / "measuring" / "machine.py"
+    machine.parent.mkdir(parents=True, exist_ok=True)
+    machine.write_text("def describe(ordinal):\n    return {'gpu': f'H200 {ordinal}'}\n")
+    (folder / "torch.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 2)\n")
     return made
 
 
@@ -153,6 +159,8 @@ def test_each_tool_runs_over_the_broken_kernel_and_over_ours(tmp_path, monkeypat
     code, document, starts = sanitize(tmp_path, monkeypatch, [])
     assert code == 0
     assert document["compute_sanitizer"] == "Version 2025.4.0"
+    assert document["gpus"] == [{"gpu": "H200 0"}, {"gpu": "H200 1"}]
+    assert document["wheel_sha256"] == "a" * 64 and document["date"] >= "2026-11-22"
     assert set(document["tools"]) == {"memcheck", "racecheck", "initcheck"}
     for tool, result in document["tools"].items():
         assert (result["errors"], result["kernels"], result["launches"]) == (0, 2, 5)

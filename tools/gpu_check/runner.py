@@ -151,8 +151,7 @@ class Runner:
                 break
             print(f"check: exit code {code}; going on after the test that ended the process")
         summary = summarise_outcomes(outcomes)
-        text = json.dumps({"exit_code": exit_code, **summary}, indent=1)
-        (self._out_dir / "check.json").write_text(text + "\n")
+        self._write_json("check.json", {"exit_code": exit_code, **summary})
         print(f"check: {summary['counts']}")
         for failure in summary["failures"]:
             print(f"check: FAILED {failure['test']}")
@@ -226,14 +225,13 @@ class Runner:
                     ),
                     chosen.tools,
                 ))
-        document = {
+        by_tool = dict(zip(chosen.tools, results))
+        self._write_json("sanitize.json", {
             "compute_sanitizer": compute_sanitizer.version(program),
-            "command": _typed_command(),
             "seconds": round(time.monotonic() - start, 1),
-            "tools": dict(zip(chosen.tools, results)),
-        }
-        (self._out_dir / "sanitize.json").write_text(json.dumps(document, indent=1) + "\n")
-        for tool, result in document["tools"].items():
+            "tools": by_tool,
+        })
+        for tool, result in by_tool.items():
             print(
                 f"sanitize: {tool}: {result['errors']} errors, {result['warnings']} warnings in "
                 f"{result['launches']} launches of {result['kernels']} kernels, "
@@ -280,6 +278,33 @@ class Runner:
                 for (what, kernel), times in sorted(report.findings.items())
             ],
         }
+
+    def _write_json(self, name: str, results: Mapping[str, Any]) -> None:
+        """Writes results, and what they were got with: command, day, wheel and GPUs."""
+        document = {
+            "command": _typed_command(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "wheel": self.wheel.name,
+            "wheel_sha256": self.wheel_sha256,
+            "gpus": self._gpus(),
+            **results,
+        }
+        (self._out_dir / name).write_text(json.dumps(document, indent=1) + "\n")
+
+    def _gpus(self) -> list[dict[str, Any]]:
+        """GPUs, driver and versions; of a machine that cannot say, why."""
+        code = (
+            "import json, torch\n"
+            "from stoneware.measuring import machine\n"
+            "print(json.dumps([machine.describe(i) for i in range(torch.cuda.device_count())]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=self._environment, capture_output=True, text=True,
+            check=False,
+        )
+        if done.returncode:
+            return [{"unknown": done.stderr.strip()[-500:]}]
+        return json.loads(done.stdout)
 
     def _run(self, name: str, arguments: Sequence[str], *, is_continued: bool = False) -> int:
         """Runs a Python program; its output goes to the console and to <name>.log."""
