@@ -344,8 +344,10 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(tmp_path, monkeypat
 
 def test_a_path_without_samples_is_a_named_error(tmp_path):
     (tmp_path / "file.txt").write_text("x")
-    for path in (tmp_path / "missing", tmp_path, tmp_path / "file.txt"):
-        with pytest.raises(TableError, match=f"{path}: no samples: a source is a folder"):
+    missing = tmp_path / "missing"
+    for path in (missing, tmp_path, tmp_path / "file.txt"):
+        what = "no such file or folder" if path == missing else "no samples"
+        with pytest.raises(TableError, match=f"{path}: {what}: a source is a folder"):
             merge.read_source(path)
 
 

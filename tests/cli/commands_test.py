@@ -111,7 +111,7 @@ def test_merge_says_what_it_left_out_and_ends_with_1(h200, tmp_path, capsys):
 
 def test_merge_of_nothing_is_a_mistake(tmp_path, capsys):
     code, _, err = stoneware(capsys, "merge", tmp_path / "none", "--out", tmp_path / "all")
-    assert code == exit_codes.USAGE and "none: no samples" in err
+    assert code == exit_codes.USAGE and "none: no such file or folder" in err
 
 
 def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
@@ -123,7 +123,7 @@ def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
     code, document = as_json(capsys, "diff", h200, other)
     assert code == exit_codes.FOUND
     assert set(document) == {
-        "command", "exit_code", "num_common", "fraction", "changed", "only_a", "only_b"
+        "command", "exit_code", "num_common", "fraction", "changed", "only_a", "only_b", "skipped"
     }
     assert (document["num_common"], document["fraction"]) == (2, 0.5)
     [changed] = document["changed"]
@@ -132,6 +132,23 @@ def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
     code, out, _ = stoneware(capsys, "diff", h200, other)
     assert "scaled_mm m=16 n=4096 k=4096" in out and "1.200" in out and "50.0%" in out
     assert "\x1b" not in out
+
+
+def test_diff_of_what_cannot_be_read_is_never_0(h200, capsys):
+    with (h200 / "scaled_mm.jsonl").open("a") as file:
+        file.write("{garbage\n")
+    code, document = as_json(capsys, "diff", h200, h200)
+    assert (code, document["num_common"], document["changed"]) == (exit_codes.FOUND, 2, [])
+    [skipped] = document["skipped"]
+    assert f"{h200}/scaled_mm.jsonl:5" in skipped
+    code, _, err = stoneware(capsys, "diff", h200, h200)
+    assert code == exit_codes.FOUND and skipped in err
+
+
+@pytest.mark.parametrize("path, said", [("", "is empty"), ("none", "no such file or folder")])
+def test_diff_of_no_path_is_a_mistake(h200, capsys, path, said):
+    code, _, err = stoneware(capsys, "diff", h200, path)
+    assert code == exit_codes.USAGE and said in err
 
 
 def test_diff_takes_tables(package, capsys):

@@ -161,13 +161,27 @@ def test_out_holds_the_store_and_what_was_there_with_the_aliases(measuring, tmp_
     (["--weights", "gpt5"], "weights=gpt5 must be among"),
     (["--shapes", "16x4096"], "shapes='16x4096' must be of the form MxNxK"),
     (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
-    (["--rounds", "0"], "rounds=0 must be at least 1"),
+    (["--rounds", "0"], "rounds=0 must be at least 1; pass"),
     (["--ops", "conv"], "ops=conv must be among"),
+    (["--ops", "matmul", "--scales", "row"], "--scales=row is for scaled_mm, which --ops=matmul"),
+    (["--ops", "scaled_mm", "--layouts", "nt"], "add matmul, or leave --layouts out"),
+    (["--ops", "matmul,scaled_mm", "--dtypes", "bf16"], "--dtypes=bf16 is for grouped_mm"),
     (["--ops", "grouped_mm", "--shapes", "16x4096x64"], "the form that grouped_mm takes: GxMxNxK"),
     (["--dtypes", "fp8"], "dtypes=fp8 must be among e4m3, bf16"),
 ])
 def test_mistakes_are_named(measuring, capsys, arguments, said):
     code, _, err = tune(capsys, *arguments)
+    assert code == exit_codes.USAGE and said in err
+
+
+@pytest.mark.parametrize("flag, said", [
+    ("--out", "must be a folder, and is none"), ("--device", "must be the number of a GPU"),
+])
+def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(capsys, tmp_path, flag, said):
+    """Exit code 2, not the 3 of a machine without a GPU."""
+    file = tmp_path / "file"
+    file.write_text("")
+    code, _, err = tune(capsys, flag, file if flag == "--out" else "-1")
     assert code == exit_codes.USAGE and said in err
 
 

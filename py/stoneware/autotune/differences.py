@@ -10,7 +10,7 @@ import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,17 @@ class Differences:
       only_a, only_b: problems that one of them has.
       changed: problems at which another config is chosen.
       num_common: problems that both have.
+      skipped: what could not be read, each with its place; the other fields know nothing of it.
     """
 
     only_a: tuple[Difference, ...]
     only_b: tuple[Difference, ...]
     changed: tuple[Difference, ...]
     num_common: int
+    skipped: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.only_a or self.only_b or self.changed)
+        return bool(self.only_a or self.only_b or self.changed or self.skipped)
 
     @property
     def fraction(self) -> float:
@@ -105,6 +107,7 @@ class Differences:
             "only_a": [difference.as_dict() for difference in self.only_a],
             "only_b": [difference.as_dict() for difference in self.only_b],
             "changed": [difference.as_dict() for difference in self.changed],
+            "skipped": list(self.skipped),
         }
 
 
@@ -123,7 +126,9 @@ def diff(
     Raises:
       TableError: a path is none of these, or a table or the manifest is damaged.
     """
-    return compare(_chosen(Path(a), manifest), _chosen(Path(b), manifest))
+    skipped: list[str] = []
+    found = compare(*(_chosen(path, manifest, skipped) for path in (a, b)))
+    return replace(found, skipped=tuple(dict.fromkeys(skipped)))
 
 
 def compare(a: Chosen, b: Chosen) -> Differences:
@@ -205,13 +210,15 @@ def _problems_of_file(file: Path) -> list[str]:
     return problems
 
 
-def _is_table(path: Path) -> bool:
-    return path.suffix == table.SUFFIX and not path.is_dir()
+def _is_table(path: str | os.PathLike[str]) -> bool:
+    return Path(path).suffix == table.SUFFIX and not os.path.isdir(path)
 
 
-def _chosen(path: Path, manifest: Callable[[], Manifest] | None) -> Chosen:
+def _chosen(
+    path: str | os.PathLike[str], manifest: Callable[[], Manifest] | None, skipped: list[str]
+) -> Chosen:
     chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
-    for fingerprint, entry in _entries(path, manifest):
+    for fingerprint, entry in _entries(path, manifest, skipped):
         if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
             continue  # says what the entry of the other output dtype says
         first = entry.choices[0]
@@ -222,15 +229,17 @@ def _chosen(path: Path, manifest: Callable[[], Manifest] | None) -> Chosen:
 
 
 def _entries(
-    path: Path, manifest: Callable[[], Manifest] | None
+    path: str | os.PathLike[str], manifest: Callable[[], Manifest] | None, skipped: list[str]
 ) -> Iterator[tuple[DeviceFingerprint, Entry]]:
     if _is_table(path):
-        for device in table.read(path, None).devices:
+        for device in table.read(Path(path), None).devices:
             for entry in device.entries():
                 yield device.fingerprint, entry
         return
     found: dict[tuple[str, str], list[tuple[Run, Sample]]] = {}
-    for _, runs, samples in merge.read_folder(path):
+    source = merge.read_source(path)
+    skipped += source.problems
+    for _, runs, samples in source.devices:
         for sample in samples:
             run = runs[sample.run]
             found.setdefault((_device_name(run.device), sample.key.op), []).append((run, sample))

@@ -84,6 +84,8 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     Raises:
       TableError: there is nothing of the kind.
     """
+    if not os.fspath(path):
+        raise TableError("a source must be a path, and is empty; give the path of one")
     source = Source(Path(path))
     inside = source.path / store.FILE_NAME
     if _is_store(source.path):
@@ -97,8 +99,9 @@ def read_source(path: str | os.PathLike[str]) -> Source:
         for folder in filter(_is_device_folder, folders):
             _read_device_folder(source, folder)
         if not source.files:
+            what = "no samples" if source.path.exists() else "no such file or folder"
             raise TableError(
-                f"{path}: no samples: a source is a folder with <op>.jsonl, runs.json and "
+                f"{path}: {what}: a source is a folder with <op>.jsonl, runs.json and "
                 f"device.json, a folder of such folders, or a store ({store.FILE_NAME}), and a "
                 "baked table, where one will do, a file *.table; give the path of one"
             )

@@ -24,9 +24,9 @@ HELP = help.text(
         "stoneware diff old/scaled_mm.table new/scaled_mm.table",
         "stoneware diff samples/nvidia_h200 store.sqlite3 --json",
     ],
-    found="they differ",
+    found="they differ, or something of them could not be read",
     json_keys="num_common, fraction, changed, only_a, only_b, each [{device, key, config_a, "
-    "config_b, median_us_a, median_us_b}]",
+    "config_b, median_us_a, median_us_b}], skipped (what could not be read)",
 )
 
 MOST_LONELY = 20
@@ -43,6 +43,8 @@ def diff(
 
     output = Output("diff", json)
     found = compare(a, b, packaged)
+    for problem in found.skipped:
+        output.note(problem)
     for title, members, most in (
         ("another config is chosen", found.changed, len(found.changed)),
         ("only in A", found.only_a, MOST_LONELY), ("only in B", found.only_b, MOST_LONELY),

@@ -49,9 +49,10 @@ def explain(
         help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
         show_default=False)] = None,
     out_dtype: Annotated[str | None, typer.Option(
-        help="Of the result: bf16 or fp16.", show_default=False)] = None,
+        help="Of the result: bf16, fp16 or fp32.", show_default=False)] = None,
     scales: Annotated[str | None, typer.Option(
-        help="Of scaled_mm: row or tensor, or those of a and b as tensor/row. Default: row.",
+        help="Of scaled_mm: row, tensor or block, or those of a and b as tensor/row. Default: "
+        "row.",
         show_default=False)] = None,
     bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
     device: Annotated[str | None, typer.Option(

@@ -44,6 +44,8 @@ HELP = help.text(
     "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written)",
 )
 
+_OP_OF_FLAG = {"scales": "scaled_mm", "layouts": "matmul", "dtypes": "grouped_mm"}
+
 _PATHS = ("store", "out")
 """Flags whose values are folders of this machine, which the record of a run leaves out."""
 
@@ -108,11 +110,16 @@ def tune(
     }
     if ops is not None:
         selection["ops"] = listed("ops", ops)
+        _refuse_flags_of_other_ops(context, selection["ops"])
     problems = workloads.problems(**selection)
     settings = Settings(
         rounds=rounds, seconds_per_problem=seconds_per_problem, remeasure=remeasure, commit=commit,
         command=typed(context.params),
     )
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise ValueError(f"--out={out} must be a folder, and is none; pass another")
+    if device is not None and device < 0:
+        raise ValueError(f"--device={device} must be the number of a GPU; pass 0 or more")
     torch = _torch_with_gpu()
     if out is not None:
         _take_in(found_store, Path(out))
@@ -171,6 +178,17 @@ def typed(parameters: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
+def _refuse_flags_of_other_ops(context: typer.Context, ops: Sequence[str]) -> None:
+    """Raises ValueError if a flag was typed that none of these ops takes."""
+    for name, op in _OP_OF_FLAG.items():
+        source = context.get_parameter_source(name)
+        if op not in ops and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(
+                f"--{name}={context.params[name]} is for {op}, which --ops={','.join(ops)} leaves "
+                f"out; add {op}, or leave --{name} out"
+            )
+
+
 def _store(path: str | None) -> Store:
     from stoneware.autotune.store import Store, user_store
 
@@ -220,8 +238,6 @@ def _take_in(store: Store, out: Path) -> None:
     """Puts the samples that lie under `out` into the store, so that they are known."""
     from stoneware.autotune import merge
 
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out={out} must be a folder, and is none; pass another")
     if not out.is_dir() or not any(out.iterdir()):
         return
     source = merge.read_source(out)

@@ -45,13 +45,13 @@ class Settings:
             if type(value) is not int:
                 raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
             if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+                raise ValueError(f"{name}={value} must be at least {least}; pass as many or more")
         for name in ("drop_ratio", "seconds_per_problem", "hang_limit_s", "start_limit_s"):
             value = getattr(self, name)
             if type(value) not in (int, float):
                 raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
             if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} must be positive and finite")
+                raise ValueError(f"{name}={value} must be positive and finite; pass such a number")
         if self.drop_ratio < 1:
             raise ValueError(
                 f"drop_ratio={self.drop_ratio} must be at least 1, or the fastest would be dropped"

@@ -79,7 +79,9 @@ def problems(
     ):
         unknown = sorted(set(found) - set(known))
         if unknown:
-            raise ValueError(f"{what}={','.join(unknown)} must be among {', '.join(known)}")
+            raise ValueError(
+                f"{what}={','.join(unknown)} must be among {', '.join(known)}; name some of them"
+            )
     further = [(shape, _sizes(shape)) for shape in shapes]
     for shape, sizes in further:
         if not any(len(sizes) in _NUM_SIZES[op] for op in ops):
