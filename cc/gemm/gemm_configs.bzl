@@ -309,6 +309,17 @@ def splitk_config(
             "change tile or stages",
         )
 
+    if not swap_ab:
+        # A block's last tile is stored from where its stages were, 64 x 64 elements from each.
+        boxes = tile_m // (64 * warp_groups) * ((tile_n + 63) // 64)
+        places = stages * (tile_k * element_bytes // 128)
+        if boxes > places:
+            _fail(
+                "without swapped operands the stages must have a place of 128 bytes of k for each " +
+                "64 of n that a warp group stores",
+                "{} stages have {}, for {}".format(stages, places, boxes),
+                "add stages, or narrow the tile",
+            )
     if block_scales and (element_bytes != 1 or tile_m > _SCALE_BLOCK):
         _fail(
             "block scales are of fp8, with tile m up to {}".format(_SCALE_BLOCK),

@@ -81,8 +81,8 @@ void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k, std
          kChunkElements, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
-[[maybe_unused]] void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d,
-                                   int box_columns, CUtensorMapSwizzle swizzle) {
+void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_columns,
+                  CUtensorMapSwizzle swizzle) {
   Encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, kOutBytes, d, problem.m, problem.n, problem.ldd,
          kBoxRows, box_columns, swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }

@@ -341,7 +341,8 @@ class Boxes {
   __device__ Boxes(const Shared& shared, int warp_group, int tile_idx, bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
     static_assert(kSwapAb ||
-                  (kBoxBytes == 64 * kChunkBytes && kBoxesWanted <= kStages * kChunks));
+                      (kBoxBytes == 64 * kChunkBytes && kBoxesWanted <= kStages * kChunks),
+                  "gemm_configs.bzl refuses such a config");
     if (uses_stages) {
       // All have read them.
       NamedBarrier::sync(128, barrier_);

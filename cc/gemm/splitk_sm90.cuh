@@ -50,8 +50,9 @@
 //   On an H200 that was 1 to 6 % of a call: 15.1 us to 14.4 at m = 512, n = 7168, k = 2048.
 // - A block's last tile is stored with nothing beside it. Without swapped operands it then has the
 //   memory of the stages, so that no box waits for another, and a box's scales are loaded before it
-//   is written: another 1.5 to 2 % with tiles of 128 x 192 to 256. All boxes at once were 1 to 3 %
-//   slower than one after the other; a warp that sends them for those that multiply, 1 to 2 %.
+//   is written. On an H200 that was another 1.5 to 2 % with tiles of 128 x 192 to 256 (fp8, six
+//   layers, m = 128 to 512). All boxes at once were 1 to 3 % slower than one after the other; a
+//   warp that sends them for those that multiply, 1 to 2 %.
 // - Tensor maps promote loads in L2 to 128 bytes, not 256: at m = 16 and large n 3 to 4 %.
 // - At larger m every SM has to multiply all the time: tiles of 192x176 are 132 of 2112 x 2048, one
 //   for each SM of an H200, where 128x128 make two waves and a bit.
@@ -153,9 +154,9 @@ inline constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
 
 static_assert(kOutBytes == 2 && kColumns % 16 == 0, "gemm_configs.bzl refuses such a config");
 
-// From m = 64 on it is stored in boxes of 64 columns of n, 128 bytes: each warp group writes them
-// to shared memory, from where TMA stores them. What 64 rows have beyond whole ones is a narrower
-// box.
+// From m = 64 on a tile is stored in boxes of 64 columns of n, 128 bytes: each warp group writes
+// them to shared memory, from where TMA stores them. What 64 rows have beyond whole ones is a
+// narrower box.
 inline constexpr int kBoxColumns = 64;
 inline constexpr int kBoxRows = kSwapAb ? kTileM : 64;
 inline constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;

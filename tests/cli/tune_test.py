@@ -174,14 +174,23 @@ def test_mistakes_are_named(measuring, capsys, arguments, said):
     assert code == exit_codes.USAGE and said in err
 
 
-@pytest.mark.parametrize("flag, said", [
-    ("--out", "must be a folder, and is none"), ("--device", "must be the number of a GPU"),
+@pytest.mark.parametrize("arguments, said", [
+    (["--out", "FILE"], "file is none"), (["--out", "FILE/below"], "file is none"),
+    (["--out", ""], "--out must be a folder, and is empty"),
+    (["--store", ""], "--store= must be a file"), (["--store", "FOLDER"], "must be a file"),
+    (["--device", "-1"], "--device=-1 must be the number of a GPU"),
 ])
-def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(capsys, tmp_path, flag, said):
+def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(
+    monkeypatch, capsys, tmp_path, arguments, said
+):
     """Exit code 2, not the 3 of a machine without a GPU."""
-    file = tmp_path / "file"
-    file.write_text("")
-    code, _, err = tune(capsys, flag, file if flag == "--out" else "-1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "file").write_text("")
+    places = {"FILE": tmp_path / "file", "FOLDER": tmp_path}
+    flag, value = arguments
+    for name, place in places.items():
+        value = value.replace(name, str(place))
+    code, _, err = tune(capsys, flag, value)
     assert code == exit_codes.USAGE and said in err
 
 

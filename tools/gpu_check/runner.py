@@ -9,7 +9,7 @@ commands
   check    the tests of tests/gpu, under pytest            -> check.json, check.log
   bench    every family of matmuls beside torch's          -> bench.json, bench.md, bench.log
   sample   stoneware tune: every candidate at every shape   -> samples/, sample.log
-  autotune sw.autotune beside triton.autotune              -> autotune.json, autotune.md, autotune.log
+  autotune sw.autotune beside triton.autotune              -> autotune.json, .md, .log
   all      all of these; one that fails does not keep the next from running
   sanitize every kernel under compute-sanitizer            -> sanitize.json, sanitize.log
 
@@ -55,6 +55,7 @@ _MAX_STARTS = 20
 """How often check is started, each time going on after what ended the process."""
 _LOST_CONTEXT_EXIT_CODE = 3  # of tests/gpu/conftest.py
 _NO_TESTS_EXIT_CODE = 5  # of pytest
+_GPUS_LIMIT_S = 120.0
 
 
 class RunnerError(Exception):
@@ -132,6 +133,7 @@ class Runner:
         }
 
     def check(self, extra: Sequence[str]) -> int:
+        gpus = self._gpus()  # before a test can break one
         outcomes = self._out_dir / "check.jsonl"
         outcomes.unlink(missing_ok=True)
         exit_code = 0
@@ -151,7 +153,7 @@ class Runner:
                 break
             print(f"check: exit code {code}; going on after the test that ended the process")
         summary = summarise_outcomes(outcomes)
-        self._write_json("check.json", {"exit_code": exit_code, **summary})
+        self._write_json("check.json", {"gpus": gpus, "exit_code": exit_code, **summary})
         print(f"check: {summary['counts']}")
         for failure in summary["failures"]:
             print(f"check: FAILED {failure['test']}")
@@ -207,6 +209,7 @@ class Runner:
                 "(CUDA_HOME, /usr/local/cuda), and is in none; install the CUDA toolkit, or put "
                 "the folder that has it on PATH"
             )
+        gpus = self._gpus()
         start = time.monotonic()
         lock = threading.Lock()
         with (self._out_dir / "sanitize.log").open("w", encoding="utf-8") as log:
@@ -227,6 +230,7 @@ class Runner:
                 ))
         by_tool = dict(zip(chosen.tools, results))
         self._write_json("sanitize.json", {
+            "gpus": gpus,
             "compute_sanitizer": compute_sanitizer.version(program),
             "seconds": round(time.monotonic() - start, 1),
             "tools": by_tool,
@@ -280,31 +284,36 @@ class Runner:
         }
 
     def _write_json(self, name: str, results: Mapping[str, Any]) -> None:
-        """Writes results, and what they were got with: command, day, wheel and GPUs."""
-        document = {
-            "command": _typed_command(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "wheel": self.wheel.name,
-            "wheel_sha256": self.wheel_sha256,
-            "gpus": self._gpus(),
-            **results,
-        }
+        """Writes results, and before them what they were got with."""
+        document = {**self.record(), **results}
         (self._out_dir / name).write_text(json.dumps(document, indent=1) + "\n")
 
+    def record(self) -> dict[str, Any]:
+        """When, how and of which wheel."""
+        return {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": _typed_command(),
+            "wheel": self.wheel.name,
+            "wheel_sha256": self.wheel_sha256,
+        }
+
     def _gpus(self) -> list[dict[str, Any]]:
-        """GPUs, driver and versions; of a machine that cannot say, why."""
+        """GPUs, driver and versions, as bench.json has its machine; or why they are unknown."""
         code = (
             "import json, torch\n"
             "from stoneware.measuring import machine\n"
             "print(json.dumps([machine.describe(i) for i in range(torch.cuda.device_count())]))"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=self._environment, capture_output=True, text=True,
-            check=False,
-        )
-        if done.returncode:
-            return [{"unknown": done.stderr.strip()[-500:]}]
-        return json.loads(done.stdout)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code], cwd=self._root, env=self._environment,
+                capture_output=True, text=True, check=True, timeout=_GPUS_LIMIT_S,
+            )
+            return json.loads(done.stdout.splitlines()[-1])
+        except subprocess.CalledProcessError as error:
+            return [{"unknown": error.stderr.strip()[-500:]}]
+        except (subprocess.TimeoutExpired, json.JSONDecodeError, IndexError) as error:
+            return [{"unknown": f"{type(error).__name__}: {error}"}]
 
     def _run(self, name: str, arguments: Sequence[str], *, is_continued: bool = False) -> int:
         """Runs a Python program; its output goes to the console and to <name>.log."""
@@ -464,12 +473,6 @@ def main(argv: Sequence[str], archive: pathlib.Path) -> int:
         return 2
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    summary = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": _typed_command(),
-        "wheel": runner.wheel.name,
-        "wheel_sha256": runner.wheel_sha256,
-        "results": results,
-    }
+    summary = {**runner.record(), "results": results}
     (out_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     return max(int(result["exit_code"] != 0) for result in results.values())

@@ -99,6 +99,7 @@ class Differences:
                 device = difference.device
                 lines.append(f"{device}:")
             lines.append(f"  {difference}")
+        lines += [f"not read: {problem}" for problem in self.skipped]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:

@@ -110,14 +110,15 @@ def tune(
     }
     if ops is not None:
         selection["ops"] = listed("ops", ops)
-        _refuse_flags_of_other_ops(context, selection["ops"])
     problems = workloads.problems(**selection)
+    if ops is not None:
+        _refuse_flags_of_other_ops(context, selection["ops"])
     settings = Settings(
         rounds=rounds, seconds_per_problem=seconds_per_problem, remeasure=remeasure, commit=commit,
         command=typed(context.params),
     )
-    if out is not None and Path(out).exists() and not Path(out).is_dir():
-        raise ValueError(f"--out={out} must be a folder, and is none; pass another")
+    if out is not None:
+        _refuse_what_is_no_folder(out)
     if device is not None and device < 0:
         raise ValueError(f"--device={device} must be the number of a GPU; pass 0 or more")
     torch = _torch_with_gpu()
@@ -128,7 +129,8 @@ def tune(
     if not 0 <= ordinal < torch.cuda.device_count():
         raise ValueError(
             f"--device={ordinal} must be the number of a GPU that torch finds, 0 to "
-            f"{torch.cuda.device_count() - 1}"
+            f"{torch.cuda.device_count() - 1}; pass one of them (under torchrun its default is "
+            "LOCAL_RANK: start as many ranks as there are GPUs)"
         )
     _log_to_stderr()
     reporter: Reporter = progress.default() if ranks.rank == 0 else _notes(output, ranks.rank)
@@ -189,9 +191,20 @@ def _refuse_flags_of_other_ops(context: typer.Context, ops: Sequence[str]) -> No
             )
 
 
+def _refuse_what_is_no_folder(out: str) -> None:
+    if not out:
+        raise ValueError("--out must be a folder, and is empty; pass one, or leave it out")
+    nearest = next(folder for folder in (Path(out), *Path(out).absolute().parents)
+                   if folder.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"--out={out} must be a folder, and {nearest} is none; pass another")
+
+
 def _store(path: str | None) -> Store:
     from stoneware.autotune.store import Store, user_store
 
+    if path is not None and (not path or Path(path).is_dir()):
+        raise ValueError(f"--store={path} must be a file, there or to be made; pass one")
     if path is not None:
         return Store(path)
     found = user_store()

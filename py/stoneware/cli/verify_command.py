@@ -33,6 +33,8 @@ def verify(
 
     output = Output("verify", json)
     if paths:
+        if not all(paths):
+            raise ValueError("a path must not be empty; leave it out to verify the installation")
         parts = {path: verification.path(Path(path)) for path in paths}
     else:
         parts = verification.installation()
