@@ -95,16 +95,16 @@ report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
 @pytest.mark.parametrize(
     ("kernel", "splits", "tile_n", "tile_m", "stored", "grid", "cluster", "threads"),
     [
-        (_SPLIT_K, 1, 64, 64, "64,64", "16,1,1", "0,0,0", 160),
-        (_SPLIT_K, 4, 64, 64, None, "64,1,1", "4,1,1", 160),
-        (_SPLIT_K_TWO_GROUPS, 1, 128, 64, "64,64", "8,1,1", "0,0,0", 384),
-        (_SPLIT_K_TWO_GROUPS, 2, 128, 64, "64,64", "16,1,1", "2,1,1", 384),
-        (_NO_ROOM, 1, 128, 192, None, "4,1,1", "0,0,0", 384),
-        (_PERSISTENT, 1, 224, 128, "64,64", "3,1,1", "0,0,0", 384),
+        (_SPLIT_K, 1, 64, 64, ["64,64"], "16,1,1", "0,0,0", 160),
+        (_SPLIT_K, 4, 64, 64, [], "64,1,1", "4,1,1", 160),
+        (_SPLIT_K_TWO_GROUPS, 1, 128, 64, ["64,64"], "8,1,1", "0,0,0", 384),
+        (_SPLIT_K_TWO_GROUPS, 2, 128, 64, ["64,64"], "16,1,1", "2,1,1", 384),
+        (_NO_ROOM, 1, 128, 192, [], "4,1,1", "0,0,0", 384),
+        (_PERSISTENT, 1, 224, 128, ["64,64", "32,64"], "3,1,1", "0,0,0", 384),
     ],
 )
 def test_a_split_k_launch_has_a_block_for_each_share(
-    kernel: str, splits: int, tile_n: int, tile_m: int, stored: str | None, grid: str,
+    kernel: str, splits: int, tile_n: int, tile_m: int, stored: list[str], grid: str,
     cluster: str, threads: int, run_with_fake: Any,
 ) -> None:
     maps, (launch,) = run_with_fake(f"""{_PRELUDE}
@@ -116,9 +116,11 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx")])
         (str(_B), "1024,512", "4096", f"128,{tile_n}"),
         (str(_A), "1024,100", "2048", f"128,{tile_m}"),
         # What the tile's boxes are stored by, where there is room for some and whole warp groups
-        # store them.
-        *([(str(_D), "512,100", "1280", stored)] if stored else []),
+        # store them; a last one of 32 columns has rows of 64 bytes.
+        *((str(_D), "512,100", "1280", box) for box in stored),
     ]
+    swizzles = {"64,64": _SWIZZLE_128B, "32,64": _SWIZZLE_64B}
+    assert [one["swizzle"] for one in maps[2:]] == [swizzles[box] for box in stored]
     assert (launch["grid"], launch["cluster"]) == (grid, cluster)
     assert launch["block"] == f"{threads},1,1"
 
