@@ -293,9 +293,9 @@ def splitk_config(
             "swap them, or leave block_scales away",
         )
 
-    # Beside the stages: vectors of two tiles, barriers, and the block scales of each stage
-    # (splitk_sm90.cuh, SharedLayout).
-    # Without swapped operands also 64 x 64 elements of the result for each warp group.
+    # Beside the stages: vectors of two tiles, barriers, the block scales of each stage and, without
+    # swapped operands, 64 x 64 elements of the result for each warp group (splitk_sm90.cuh,
+    # SharedLayout).
     vectors = 2 * tile_m + tile_n if swap_ab else tile_m + 2 * tile_n
     shared_bytes = (
         stages * ((tile_m + tile_n) * tile_k * element_bytes + 16) + 8 + 8 * vectors +

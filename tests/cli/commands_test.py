@@ -151,6 +151,15 @@ def test_diff_of_no_path_is_a_mistake(h200, capsys, path, said):
     assert code == exit_codes.USAGE and said in err
 
 
+@pytest.mark.parametrize("arguments", [
+    ["verify", ""], ["merge", "", "--out", "all"], ["report", "", "--json"],
+])
+def test_an_empty_path_is_not_the_current_folder(h200, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(h200)
+    code, out, err = stoneware(capsys, *arguments)
+    assert code == exit_codes.USAGE and "is empty" in out + err
+
+
 def test_diff_takes_tables(package, capsys):
     path = package / "tables" / "scaled_mm.table"
     assert stoneware(capsys, "diff", path, path)[0] == exit_codes.OK

@@ -128,7 +128,7 @@ def diff(
       TableError: a path is none of these, or a table or the manifest is damaged.
     """
     skipped: list[str] = []
-    found = compare(*(_chosen(path, manifest, skipped) for path in (a, b)))
+    found = compare(*(_chosen(Path(path), manifest, skipped) for path in (a, b)))
     return replace(found, skipped=tuple(dict.fromkeys(skipped)))
 
 
@@ -211,13 +211,14 @@ def _problems_of_file(file: Path) -> list[str]:
     return problems
 
 
-def _is_table(path: str | os.PathLike[str]) -> bool:
-    return Path(path).suffix == table.SUFFIX and not os.path.isdir(path)
+def _is_table(path: Path) -> bool:
+    return path.suffix == table.SUFFIX and not path.is_dir()
 
 
 def _chosen(
-    path: str | os.PathLike[str], manifest: Callable[[], Manifest] | None, skipped: list[str]
+    path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
 ) -> Chosen:
+    """What a path chooses; what could not be read there is added to `skipped`."""
     chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
     for fingerprint, entry in _entries(path, manifest, skipped):
         if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
@@ -230,10 +231,10 @@ def _chosen(
 
 
 def _entries(
-    path: str | os.PathLike[str], manifest: Callable[[], Manifest] | None, skipped: list[str]
+    path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
 ) -> Iterator[tuple[DeviceFingerprint, Entry]]:
     if _is_table(path):
-        for device in table.read(Path(path), None).devices:
+        for device in table.read(path, None).devices:
             for entry in device.entries():
                 yield device.fingerprint, entry
         return

@@ -84,8 +84,6 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     Raises:
       TableError: there is nothing of the kind.
     """
-    if not os.fspath(path):
-        raise TableError("a source must be a path, and is empty; give the path of one")
     source = Source(Path(path))
     inside = source.path / store.FILE_NAME
     if _is_store(source.path):

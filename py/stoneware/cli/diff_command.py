@@ -9,7 +9,7 @@ import typer
 
 from stoneware.autotune.key import AnyKey, Key
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json
+from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def diff(
     from stoneware.runtime.manifest import packaged
 
     output = Output("diff", json)
-    found = compare(a, b, packaged)
+    found = compare(*not_empty([a, b]), packaged)
     for problem in found.skipped:
         output.note(problem)
     for title, members, most in (

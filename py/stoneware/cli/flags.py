@@ -1,7 +1,8 @@
-"""Flags that several commands share, and flags that are lists."""
+"""Flags and arguments that several commands share, and flags that are lists."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -24,6 +25,17 @@ def listed(name: str, text: str | None) -> list[str] | None:
             "its default"
         )
     return parts
+
+
+def not_empty(paths: Sequence[str]) -> Sequence[str]:
+    """The same paths of sources.
+
+    Raises:
+      ValueError: one is empty, which would mean the current folder.
+    """
+    if not all(paths):
+        raise ValueError("a source must be a path, and is empty; give the path of one")
+    return paths
 
 
 def integers(name: str, text: str | None) -> list[int] | None:

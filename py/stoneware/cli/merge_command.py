@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json
+from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
 
 HELP = help.text(
@@ -35,7 +35,7 @@ def merge(
     from stoneware.autotune import merge as samples
 
     output = Output("merge", json)
-    merged = samples.merge(sources, out, keep=keep)
+    merged = samples.merge(not_empty(sources), out, keep=keep)
     for problem in merged.problems:
         output.note(problem)
     folders = [str(folder) for folder in merged.folders]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json
+from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
 
 HELP = help.text(
@@ -49,7 +49,7 @@ def report(
     from stoneware.report import sources as report_sources
 
     output = Output("report", json)
-    devices = report_sources.load(sources or [], device=device, ops=op or [])
+    devices = report_sources.load(not_empty(sources or []), device=device, ops=op or [])
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}", plotly_js=plotly_js)

@@ -45,6 +45,7 @@ HELP = help.text(
 )
 
 _OP_OF_FLAG = {"scales": "scaled_mm", "layouts": "matmul", "dtypes": "grouped_mm"}
+"""Flags of one op."""
 
 _PATHS = ("store", "out")
 """Flags whose values are folders of this machine, which the record of a run leaves out."""
@@ -203,9 +204,9 @@ def _refuse_what_is_no_folder(out: str) -> None:
 def _store(path: str | None) -> Store:
     from stoneware.autotune.store import Store, user_store
 
-    if path is not None and (not path or Path(path).is_dir()):
-        raise ValueError(f"--store={path} must be a file, there or to be made; pass one")
     if path is not None:
+        if not path or Path(path).is_dir():
+            raise ValueError(f"--store={path} must be a file, there or to be made; pass one")
         return Store(path)
     found = user_store()
     if found is None:

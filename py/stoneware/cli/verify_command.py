@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json
+from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
 
 HELP = help.text(
@@ -33,9 +33,7 @@ def verify(
 
     output = Output("verify", json)
     if paths:
-        if not all(paths):
-            raise ValueError("a path must not be empty; leave it out to verify the installation")
-        parts = {path: verification.path(Path(path)) for path in paths}
+        parts = {path: verification.path(Path(path)) for path in not_empty(paths)}
     else:
         parts = verification.installation()
     for part, problems in parts.items():
