@@ -22,28 +22,28 @@ import importlib
 TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
     from stoneware import distributed
-    from stoneware.autotune.decorator import autotune
-    from stoneware.autotune.tuning import tuning
     from stoneware.explanation import explain
     from stoneware.installation import info
     from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
+    from stoneware.triton_autotune.decorator import autotune
+    from stoneware.tuning.policy import tuning
 
 __version__ = "0.1.0"
 
 __all__ = ["autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning"]
 
 _HOMES = {
+    "autotune": "stoneware.triton_autotune.decorator",
     "explain": "stoneware.explanation",
     "grouped_mm": "stoneware.ops.grouped_mm.api",
     "info": "stoneware.installation",
     "matmul": "stoneware.ops.matmul.api",
     "scaled_mm": "stoneware.ops.scaled_mm.api",
-    "tuning": "stoneware.autotune.tuning",
 }
-_MODULES = ("autotune", "distributed")
-"""Names that are modules of the package; `autotune` is one that can be called."""
+_MODULES = ("distributed", "tuning")
+"""Names that are modules of the package; `tuning` is one that can be called."""
 
 
 def __getattr__(name: str) -> object:

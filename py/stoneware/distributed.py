@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware import __version__
-from stoneware.autotune import layers, table, tuning
-from stoneware.autotune.canonical import canonical_json
 from stoneware.errors import TuningMismatchError, explained
-from stoneware.ops import OPS
-from stoneware.runtime import manifest
+from stoneware.kernels import manifest
+from stoneware.kernels.registry import OPS
+from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning import layers, policy as tuning, table
 
 if TYPE_CHECKING:
     import torch

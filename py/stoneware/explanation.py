@@ -7,13 +7,13 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stoneware.autotune import layers, table
-from stoneware.autotune.config import Config
-from stoneware.autotune.lookup import Decision
-from stoneware.autotune.table_entry import MODELLED_RUN, PREDICTED_RUN, Choice
 from stoneware.errors import explained
-from stoneware.ops import OPS
+from stoneware.kernels.config import Config
+from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device
+from stoneware.tuning import layers, table
+from stoneware.tuning.lookup import Decision
+from stoneware.tuning.table_entry import MODELLED_RUN, PREDICTED_RUN, Choice
 
 if TYPE_CHECKING:
     import torch

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stoneware import __version__
-from stoneware.autotune import layers, table
 from stoneware.errors import DriverError, TableError
-from stoneware.ops import CALL_MODULE, OPS
-from stoneware.runtime import environment, manifest, native
+from stoneware.kernels import manifest
+from stoneware.kernels.registry import CALL_MODULE, OPS
+from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
+from stoneware.tuning import layers, table
 
 NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, "stoneware.ops._cutlass_sm90")
 
@@ -155,7 +156,7 @@ def _failure(error: Exception) -> str:
 
 def _store() -> str:
     try:
-        from stoneware.autotune.store import user_store
+        from stoneware.tuning.store import user_store
 
         store = user_store()
         if store is None:

@@ -11,7 +11,7 @@ import pytest
 import small_package as small
 from small_kernel import OP, kernel_sample, write_kernel
 
-from stoneware.autotune.bake import bake
+from stoneware.tuning.bake import bake
 
 PROGRAM = Path(__file__).parents[2] / "tools" / "bake" / "bake.py"
 

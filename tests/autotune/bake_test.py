@@ -12,12 +12,12 @@ import sys
 import pytest
 import small_package as small
 
-from stoneware.autotune import table
-from stoneware.autotune.bake import bake
-from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.choose import BAND
 from stoneware.errors import TableError
-from stoneware.runtime.manifest import Manifest
+from stoneware.kernels.manifest import Manifest
+from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning import table
+from stoneware.tuning.bake import bake
+from stoneware.tuning.choose import BAND
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 
@@ -45,7 +45,7 @@ def test_bytes_do_not_depend_on_order_folder_locale_or_hash_seed(tmp_path):
     assert bake("scaled_mm", [*other, *reversed(moved)], small.manifest()) == expected
 
     program = (
-        "import sys, small_package as small; from stoneware.autotune.bake import bake; "
+        "import sys, small_package as small; from stoneware.tuning.bake import bake; "
         "sys.stdout.buffer.write(bake('scaled_mm', sys.argv[1:], small.manifest()))"
     )
     for seed, language, options in (("1", "C", []), ("2", "de_DE.UTF-8", ["-O"])):

@@ -11,8 +11,8 @@ import small_package as small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoneware.autotune.choose import BAND, LONG_BAND, LONG_US, choose, is_slower
-from stoneware.autotune.config import Config, KernelConfig
+from stoneware.kernels.config import Config, KernelConfig
+from stoneware.tuning.choose import BAND, LONG_BAND, LONG_US, choose, is_slower
 
 BIG, TINY, TRITON = small.cutlass(small.BIG), small.cutlass(small.TINY), small.triton()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import small_package as small
 
-from stoneware.autotune.bake import bake
-from stoneware.ops import OPS
+from stoneware.kernels.registry import OPS
+from stoneware.tuning.bake import bake
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import triton
 import triton.language as tl
 
-from stoneware.autotune import kernel_cache, kernel_tuner
-from stoneware.autotune.samples import Run
+from stoneware.triton_autotune import kernel_cache, kernel_tuner
+from stoneware.tuning.samples import Run
 
 FACTOR = tl.constexpr(3)
 

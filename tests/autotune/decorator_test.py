@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stoneware as sw
-from stoneware.autotune.decorator import autotune
+from stoneware.triton_autotune.decorator import autotune
 
 ONE = [triton.Config({"BLOCK": 16})]
 
@@ -358,8 +358,8 @@ def test_the_interpreter_runs_the_chosen_config_on_the_cpu(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent("""
         import torch, triton, triton.language as tl
-        from stoneware.autotune.decorator import autotune
-        from stoneware.autotune.tuning import tuning
+        from stoneware.triton_autotune.decorator import autotune
+        from stoneware.tuning.policy import tuning
 
         @autotune(
             configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"],

@@ -11,13 +11,14 @@ from decorated_kernels import CONFIGS, bench_by, gpu, run_of, scale  # noqa: F40
 from fake_gpu import FINGERPRINT, Tensor
 from triton.runtime.errors import OutOfResources
 
-from stoneware.autotune import kernel_tuner, layers, store, tuning
-from stoneware.autotune.config import KernelConfig
-from stoneware.autotune.decorator import autotune
-from stoneware.autotune.kernel_identity import kernel_sha256
-from stoneware.autotune.key import KernelKey
-from stoneware.autotune.samples import Sample
 from stoneware.errors import TuningMissError
+from stoneware.kernels.config import KernelConfig
+from stoneware.kernels.key import KernelKey
+from stoneware.triton_autotune import kernel_tuner
+from stoneware.triton_autotune.decorator import autotune
+from stoneware.triton_autotune.kernel_identity import kernel_sha256
+from stoneware.tuning import layers, policy as tuning, store
+from stoneware.tuning.samples import Sample
 
 OP = "decorated_kernels:scale"
 FAST_32 = {16: 2.0, 32: 1.0, 64: 3.0}
@@ -149,7 +150,7 @@ def test_timings_of_an_edited_kernel_have_drifted(gpu):
 def test_timings_of_another_device_are_not_exact(gpu, monkeypatch):
     import dataclasses
 
-    from stoneware.autotune import decorator
+    from stoneware.triton_autotune import decorator
 
     keep(sample(32, 1.0))
     other = dataclasses.replace(FINGERPRINT, name="Other", memory_clock_khz=2_619_000)

@@ -12,14 +12,14 @@ import small_package as small
 import torch
 
 import stoneware as sw
-from stoneware.autotune.store import Store
+from stoneware.tuning.store import Store
 
 PROGRAM = """
 import json, logging, sys
 import small_package as small
 from pathlib import Path
-from stoneware.autotune import tuning
 from stoneware.runtime import package_files
+from stoneware.tuning import policy as tuning
 rank, rendezvous, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 package_files.ROOT = root
 import torch

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from triton.backends.compiler import GPUTarget
 
-from stoneware.autotune import decorator, kernel_launch, kernel_plan
-from stoneware.autotune.kernel_specialization import Kinds
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.triton_autotune import decorator, kernel_launch, kernel_plan
+from stoneware.triton_autotune.kernel_specialization import Kinds
 
 FINGERPRINT = DeviceFingerprint(
     name="Test GPU", compute_capability=(9, 0), num_sms=132, l2_bytes=50 << 20,

@@ -14,10 +14,10 @@ import torch
 
 import stoneware as sw
 from stoneware.errors import TableError, UnsupportedError
+from stoneware.kernels import cutlass_kernels
 from stoneware.ops import tensor_checks
 from stoneware.ops.scaled_mm import api, cutlass_sm90, triton_aot
 from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.runtime import cutlass_kernels
 from stoneware.runtime.device import Device
 
 H200 = Device(kind="cuda", ordinal=0, fingerprint=small.H200)

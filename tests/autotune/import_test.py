@@ -17,13 +17,13 @@ def run(program: str) -> str:
 
 
 @pytest.mark.parametrize("module", [
-    "stoneware", "stoneware.errors", "stoneware.autotune.bake", "stoneware.autotune.lookup",
-    "stoneware.autotune.samples", "stoneware.autotune.table", "stoneware.ops.scaled_mm.problem",
+    "stoneware", "stoneware.errors", "stoneware.tuning.bake", "stoneware.tuning.lookup",
+    "stoneware.tuning.samples", "stoneware.tuning.table", "stoneware.ops.scaled_mm.problem",
     "stoneware.ops.scaled_mm.heuristic", "stoneware.ops.scaled_mm.shapes",
     "stoneware.ops.matmul.problem", "stoneware.ops.matmul.heuristic",
-    "stoneware.ops.matmul.shapes", "stoneware.runtime.device", "stoneware.runtime.manifest",
-    "stoneware.autotune.choose", "stoneware.autotune.entries", "stoneware.autotune.layers",
-    "stoneware.autotune.tuning", "stoneware.autotune.predict", "stoneware.distributed",
+    "stoneware.ops.matmul.shapes", "stoneware.runtime.device", "stoneware.kernels.manifest",
+    "stoneware.tuning.choose", "stoneware.tuning.entries", "stoneware.tuning.layers",
+    "stoneware.tuning.policy", "stoneware.tuning.predict", "stoneware.distributed",
 ])
 def test_import_needs_neither_torch_nor_a_native_module(module):
     loaded = run(f"import sys, {module}; print(*sys.modules)").split()
@@ -78,45 +78,44 @@ def test_info_says_what_is_broken_and_never_raises(broken):
     assert "libc10.so is missing" in said or "half built" in said
 
 
-DECORATOR = (
-    "import types; decorator = types.ModuleType('stoneware.autotune.decorator')\n"
-    "decorator.autotune = lambda *arguments, **options: (arguments, options)\n"
-    "import sys; sys.modules[decorator.__name__] = decorator\n"
+POLICY = (
+    "import types; policy = types.ModuleType('stoneware.tuning.policy')\n"
+    "policy.tuning = lambda *arguments, **options: (arguments, options)\n"
+    "import sys; sys.modules[policy.__name__] = policy\n"
 )
 
 
 @pytest.mark.parametrize("imports", [
-    "import stoneware as sw; autotune = sw.autotune",
-    "import stoneware as sw, stoneware.autotune.key; autotune = sw.autotune",
-    "import stoneware as sw; sw.autotune; import stoneware.autotune.key; autotune = sw.autotune",
-    "from stoneware import autotune",
-    "from stoneware.autotune import key; from stoneware import autotune",
-    "import stoneware.autotune as autotune",
-    "from stoneware import *",
+    "import stoneware as sw; tuning = sw.tuning",
+    "import stoneware as sw, stoneware.tuning.choose; tuning = sw.tuning",
+    "import stoneware as sw; sw.tuning; import stoneware.tuning.choose; tuning = sw.tuning",
+    "from stoneware import tuning",
+    "from stoneware.tuning import choose; from stoneware import tuning",
+    "import stoneware.tuning as tuning",
 ])
-def test_autotune_is_the_decorator_and_the_package(imports):
+def test_tuning_is_the_context_manager_and_the_package(imports):
     program = (
-        f"{DECORATOR}{imports}\n"
-        "import stoneware.autotune.key, stoneware\n"
-        "from stoneware.autotune.config import Config\n"
-        "assert callable(autotune) and autotune is stoneware.autotune\n"
-        "assert autotune is sys.modules['stoneware.autotune']\n"
-        "assert isinstance(autotune, types.ModuleType) and autotune.key.Key\n"
-        "print(autotune([1], key=['M']))"
+        f"{POLICY}{imports}\n"
+        "import stoneware.tuning.choose, stoneware\n"
+        "assert callable(tuning) and tuning is stoneware.tuning\n"
+        "assert tuning is sys.modules['stoneware.tuning']\n"
+        "assert isinstance(tuning, types.ModuleType) and tuning.choose.choose\n"
+        "print(tuning('off', overlay='folder'))"
     )
-    assert run(program).strip() == "(([1],), {'key': ['M']})"
+    assert run(program).strip() == "(('off',), {'overlay': 'folder'})"
 
 
-def test_import_of_autotune_loads_no_decorator():
-    loaded = run("import sys, stoneware as sw; sw.autotune; print(*sys.modules)").split()
+def test_import_of_tuning_loads_no_policy():
+    loaded = run("import sys, stoneware as sw; sw.tuning; print(*sys.modules)").split()
     assert [name for name in loaded if name.startswith("stoneware")] == [
-        "stoneware", "stoneware.autotune"]
+        "stoneware", "stoneware.tuning"]
 
 
-def test_tuning_is_the_function_even_where_its_module_was_imported_before():
+def test_tuning_can_be_called_where_its_policy_was_imported_before():
     program = (
-        "import stoneware.autotune.tuning, stoneware as sw\n"
-        "with sw.tuning('on_miss'): print(stoneware.autotune.tuning.current_mode())\n"
+        "import stoneware.tuning.policy, stoneware as sw; from stoneware import *\n"
+        "assert tuning is sw.tuning\n"
+        "with sw.tuning('on_miss'): print(stoneware.tuning.policy.current_mode())\n"
     )
     assert run(program).strip() == "on_miss"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoneware.autotune import kernel_cache
-from stoneware.autotune.kernel_cache import LaunchDescription
+from stoneware.triton_autotune import kernel_cache
+from stoneware.triton_autotune.kernel_cache import LaunchDescription
 
 LAUNCH = LaunchDescription(
     symbol="kernel", arguments=("a", "n"), parameters="PiPP", block_threads=128, shared_bytes=1024

@@ -10,10 +10,10 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
-from stoneware.autotune import kernel_tuner
-from stoneware.autotune.config import KernelConfig
-from stoneware.autotune.kernel_tuner import Candidate, Hooks
+from stoneware.kernels.config import KernelConfig
 from stoneware.measuring.device_timer import DeviceTimer
+from stoneware.triton_autotune import kernel_tuner
+from stoneware.triton_autotune.kernel_tuner import Candidate, Hooks
 
 
 class Kernel:
@@ -179,7 +179,7 @@ def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
 @pytest.mark.parametrize("time_ms", [float("inf"), 0.0, float("nan"), -1.0])
 def test_a_time_that_cannot_be_is_a_failure(time_ms):
     from decorated_kernels import run_of
-    from stoneware.autotune.key import KernelKey
+    from stoneware.kernels.key import KernelKey
 
     key = KernelKey(op="module:kernel", names=(), values=(), dtypes=())
     measured = kernel_tuner._with_do_bench(lambda: None, lambda call, quantiles: time_ms)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stoneware.autotune.key import Key, key_from_json
+from stoneware.kernels.key import Key, key_from_json
 
 PLAIN = {
     "op": "matmul", "a_dtype": "bf16", "b_dtype": "bf16", "out_dtype": "bf16", "scales": "none",

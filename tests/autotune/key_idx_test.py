@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoneware.autotune import kernel_call
-from stoneware.autotune.kernel_call import OMITTED, KernelSignature
+from stoneware.triton_autotune import kernel_call
+from stoneware.triton_autotune.kernel_call import OMITTED, KernelSignature
 
 KINDS = inspect.Parameter
 VALUES = st.one_of(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stoneware.autotune.key import Key, key_from_json
+from stoneware.kernels.key import Key, key_from_json
 
 OLD = {
     "op": "scaled_mm", "a_dtype": "e4m3", "b_dtype": "e4m3", "out_dtype": "bf16", "scales": "row",

@@ -12,13 +12,13 @@ import pytest
 import small_package as small
 from small_kernel import OP, kernel_config, kernel_sample, write_kernel
 
-from stoneware.autotune import layers, lookup, table, tuning
-from stoneware.autotune.bake import bake
-from stoneware.autotune.key import KernelKey
-from stoneware.autotune.store import Store, user_store
+from stoneware.kernels.key import KernelKey
 from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
+from stoneware.tuning import layers, lookup, policy as tuning, table
+from stoneware.tuning.bake import bake
+from stoneware.tuning.store import Store, user_store
 
 BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
 H200 = Device(kind="cuda", fingerprint=small.H200)

@@ -9,13 +9,13 @@ import small_package as small
 import torch
 
 import stoneware as sw
-from stoneware.autotune import table
-from stoneware.autotune.bake import bake
 from stoneware.errors import TableError, UnsupportedError
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device
+from stoneware.tuning import table
+from stoneware.tuning.bake import bake
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 H200 = Device(kind="cuda", fingerprint=small.H200)

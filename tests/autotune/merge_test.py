@@ -15,13 +15,12 @@ import sample_strategies as data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoneware.autotune import differences, merge, table
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.samples import DeviceRecord, Run, Sample
-from stoneware.autotune.store import Store
 from stoneware.errors import TableError
+from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import differences, merge, samples as sample_format, table
+from stoneware.tuning.samples import DeviceRecord, Run, Sample
+from stoneware.tuning.store import Store
 
 RUN = data.run()
 

@@ -13,7 +13,7 @@ import pytest
 import small_package as small
 
 from stoneware.errors import TableError
-from stoneware.runtime import aot_kernels, manifest
+from stoneware.kernels import aot_kernels, manifest
 from stoneware.runtime.device import DRIVER_MODULE
 
 KERNEL = small.triton().kernel
@@ -48,9 +48,9 @@ def load(package, driver):
             **changes,
         }
         (package / "kernel_manifest.json").write_text(small.manifest_text([record]))
-        (package / "kernels").mkdir(exist_ok=True)
-        (package / "kernels" / f"{KERNEL}.cubin").write_bytes(b"cubin")
-        (package / "kernels" / f"{KERNEL}.json").write_bytes(data)
+        (package / "cubins").mkdir(exist_ok=True)
+        (package / "cubins" / f"{KERNEL}.cubin").write_bytes(b"cubin")
+        (package / "cubins" / f"{KERNEL}.json").write_bytes(data)
         small.forget()
         aot_kernels.load.cache_clear()
         return aot_kernels.load(KERNEL, 15)
@@ -104,7 +104,7 @@ def test_a_pipe_in_the_place_of_a_kernel_is_refused_and_not_waited_for(
 ):
     load(json.dumps(DESCRIPTION))
     aot_kernels.load.cache_clear()
-    file = package / "kernels" / f"{KERNEL}.{suffix}"
+    file = package / "cubins" / f"{KERNEL}.{suffix}"
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(TableError, match=f"{KERNEL}.{suffix}: .*is a pipe .*; reinstall"):

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from stoneware.autotune.key import Key
-from stoneware.autotune.predict import PREDICTED_DEVICES, DeviceFacts, predict
-from stoneware.runtime.manifest import KernelRecord
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import KernelRecord
+from stoneware.tuning.predict import PREDICTED_DEVICES, DeviceFacts, predict
 
 DEVICES = {device.fingerprint.name: device for device in PREDICTED_DEVICES}
 H200 = DEVICES["NVIDIA H200"]
@@ -216,7 +216,7 @@ def test_predictions_do_not_depend_on_process_hash_seed_or_locale():
 
 def test_the_model_imports_nothing_that_differs_between_machines():
     program = (
-        "import sys, stoneware.autotune.predict; "
+        "import sys, stoneware.tuning.predict; "
         "print(*sorted({'torch', 'numpy', 'triton'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,12 +8,12 @@ import random
 import pytest
 import small_package as small
 
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.config import Config
-from stoneware.autotune.samples import Sample
 from stoneware.errors import TableError
+from stoneware.kernels.config import Config
+from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, names_match
+from stoneware.tuning import samples as sample_format
+from stoneware.tuning.samples import Sample
 
 
 def test_config_goes_through_json_unchanged():

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from stoneware.autotune.config import Config, KernelConfig
-from stoneware.autotune.key import Key, KernelKey
-from stoneware.autotune.samples import Run, Sample
+from stoneware.kernels.config import Config, KernelConfig
+from stoneware.kernels.key import KernelKey, Key
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning.samples import Run, Sample
 
 H200 = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,

@@ -8,10 +8,10 @@ from typing import Any
 
 import small_package as small
 
-from stoneware.autotune.config import KernelConfig
-from stoneware.autotune.key import KernelKey
-from stoneware.autotune.merge import file_name
-from stoneware.autotune.samples import Sample
+from stoneware.kernels.config import KernelConfig
+from stoneware.kernels.key import KernelKey
+from stoneware.tuning.merge import file_name
+from stoneware.tuning.samples import Sample
 
 OP = "acme.kernels:softmax"
 NEW, OLD = "a" * 64, "b" * 64

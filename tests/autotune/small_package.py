@@ -11,16 +11,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune import layers, table, tuning
-from stoneware.autotune.bake import bake
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
-from stoneware.autotune.samples import DeviceRecord, Run, Sample
-from stoneware.runtime import manifest as manifest_module
-from stoneware.runtime import cutlass_kernels, native, package_files
+from stoneware.kernels import cutlass_kernels, manifest as manifest_module
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import KernelRecord, Manifest
+from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.runtime.manifest import KernelRecord, Manifest
+from stoneware.tuning import layers, policy as tuning, samples as sample_format, table
+from stoneware.tuning.bake import bake
+from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 H200 = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,

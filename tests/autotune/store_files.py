@@ -11,9 +11,9 @@ from pathlib import Path
 
 import sample_strategies as data
 
-from stoneware.autotune import record
-from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.store import Store
+from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning import record
+from stoneware.tuning.store import Store
 
 RUN = data.run()
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 import sample_strategies as data
 
-from stoneware.autotune import differences, merge, record, table
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune.canonical import canonical_json
-from stoneware.autotune.samples import DeviceRecord, Sample
-from stoneware.autotune.store import Store
 from stoneware.errors import StoreError, TableError
+from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning import differences, merge, record, samples as sample_format, table
+from stoneware.tuning.samples import DeviceRecord, Sample
+from stoneware.tuning.store import Store
 
 NUM_MUTATIONS = 300
 

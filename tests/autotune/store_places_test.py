@@ -13,9 +13,9 @@ import pytest
 import sample_strategies as data
 from store_files import RUN, killed_while_adding, read, state
 
-from stoneware.autotune import store
-from stoneware.autotune.store import Store
 from stoneware.errors import StoreError
+from stoneware.tuning import store
+from stoneware.tuning.store import Store
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def as_user(program: str, *arguments: str) -> str:
         # All imports come first: afterwards their folders may be closed.
         f"import os, sqlite3, sys; sys.path[:0] = {sys.path!r}\n"
         "import sample_strategies as data\n"
-        "from stoneware.autotune.store import Store\nfrom stoneware.errors import StoreError\n"
+        "from stoneware.tuning.store import Store\nfrom stoneware.errors import StoreError\n"
         "if os.getuid() == 0:\n"
         "  try: os.setgid(65534); os.setuid(65534)\n"
         "  except OSError as error: raise SystemExit(77)\n"
@@ -120,8 +120,8 @@ FILL = """
 import resource, sys
 sys.path[:0] = {path!r}
 import sample_strategies as data
-from stoneware.autotune.store import Store
 from stoneware.errors import StoreError
+from stoneware.tuning.store import Store
 own = Store(sys.argv[1])
 for limit in (150_000, 40_000):
     # Lower than the database already is, the second time: not even its log can be written.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sample_strategies as data
 
-from stoneware.autotune.store import Store
+from stoneware.tuning.store import Store
 
 NUM_PROCESSES, NUM_ADDS = 16, 40
 NUM_KILLS = 20
@@ -19,7 +19,7 @@ WRITER = f"""
 import sys
 sys.path[:0] = {sys.path!r}
 import sample_strategies as data
-from stoneware.autotune.store import Store
+from stoneware.tuning.store import Store
 path, writer, num_adds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 run = data.run(f"run-{{writer}}")
 own = Store(path)

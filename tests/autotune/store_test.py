@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_files import RUN, damage, edit, killed_while_adding, read, state, texts
 
-from stoneware.autotune import record
-from stoneware.autotune.store import Store
 from stoneware.errors import StoreError
+from stoneware.tuning import record
+from stoneware.tuning.store import Store
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -43,7 +43,7 @@ def test_a_store_that_was_never_written_is_empty_and_reading_makes_nothing(path)
 
 def test_importing_and_reading_no_store_does_not_import_sqlite3(path):
     program = (
-        "import sys; from stoneware.autotune.store import Store\n"
+        "import sys; from stoneware.tuning.store import Store\n"
         f"Store({str(path)!r}).samples(); print('sqlite3' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -167,7 +167,7 @@ def test_a_row_that_was_edited_is_skipped_with_its_place_and_mended_by_measuring
 
 def test_what_is_skipped_is_logged_once_with_its_place(path, four, caplog):
     edit(path, "UPDATE records SET payload = 'x' WHERE rowid = 2")
-    with caplog.at_level(logging.WARNING, "stoneware.autotune"):
+    with caplog.at_level(logging.WARNING, "stoneware.tuning"):
         for _ in range(3):
             Store(path).samples()
     assert [f"{path}: row 2: skipped" in line for line in caplog.messages] == [True]

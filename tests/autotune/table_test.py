@@ -8,9 +8,9 @@ import pytest
 import small_package as small
 from small_kernel import NEW, OLD, OP, kernel_config, kernel_sample, write_kernel
 
-from stoneware.autotune import table
-from stoneware.autotune.bake import bake
 from stoneware.errors import TableError
+from stoneware.tuning import table
+from stoneware.tuning.bake import bake
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from stoneware.autotune.key import Key
-from stoneware.autotune.tile_rule import by_tile_m, is_near
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import KernelRecord, Manifest
+from stoneware.kernels.split_k import why_not
+from stoneware.kernels.tile_rule import by_tile_m, is_near
 from stoneware.ops.scaled_mm.heuristic import VENDOR, preferred
-from stoneware.ops.split_k import why_not
-from stoneware.runtime.manifest import KernelRecord, Manifest
 
 
 def kernel(extent: int, schedule: str) -> KernelRecord:

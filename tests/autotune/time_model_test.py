@@ -14,15 +14,15 @@ from dataclasses import replace
 import pytest
 import small_package as small
 
-from stoneware.autotune import layers, lookup, time_fit
-from stoneware.autotune.bake import bake
-from stoneware.autotune.entries import device_entries
-from stoneware.autotune.layers import Source
-from stoneware.autotune.table import Block, Choice, Entry
-from stoneware.autotune.table_entry import MODELLED_RUN
-from stoneware.autotune.tile_rule import is_near
-from stoneware.autotune.time_model import Corrections, TimeModel, corrections_of, estimates
+from stoneware.kernels.tile_rule import is_near
 from stoneware.report import measures, regret
+from stoneware.tuning import layers, lookup, time_fit
+from stoneware.tuning.bake import bake
+from stoneware.tuning.entries import device_entries
+from stoneware.tuning.layers import Source
+from stoneware.tuning.table import Block, Choice, Entry
+from stoneware.tuning.table_entry import MODELLED_RUN
+from stoneware.tuning.time_model import Corrections, TimeModel, corrections_of, estimates
 
 BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
 

@@ -12,12 +12,12 @@ import small_package as small
 import torch
 
 import stoneware as sw
-from stoneware.autotune import tuning
-from stoneware.autotune.store import user_store
 from stoneware.errors import TableError, TuningMissError
 from stoneware.ops import dispatch, tensor_checks
 from stoneware.ops.scaled_mm import api, cutlass_sm90, vendor
 from stoneware.runtime.device import Device
+from stoneware.tuning import policy as tuning
+from stoneware.tuning.store import user_store
 
 BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
 

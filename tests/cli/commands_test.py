@@ -16,12 +16,12 @@ from small_samples import (
     run, sample,
 )
 
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune.bake import bake
-from stoneware.autotune.merge import file_name
-from stoneware.autotune.store import Store
 from stoneware.cli import exit_codes, main, verification
-from stoneware.runtime import manifest
+from stoneware.kernels import manifest
+from stoneware.tuning import samples as sample_format
+from stoneware.tuning.bake import bake
+from stoneware.tuning.merge import file_name
+from stoneware.tuning.store import Store
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import small_samples as small
 
-from stoneware.autotune import layers, table
-from stoneware.autotune.bake import bake
-from stoneware.ops import OPS
-from stoneware.runtime import manifest, native, package_files
+from stoneware.kernels import manifest
+from stoneware.kernels.registry import OPS
+from stoneware.runtime import native, package_files
+from stoneware.tuning import layers, table
+from stoneware.tuning.bake import bake
 
 
 def forget() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import headless_chromium
 import pytest
 
-from stoneware.autotune.key import Key
 from stoneware.cli import exit_codes, main
+from stoneware.kernels.key import Key
 
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
 

@@ -16,10 +16,10 @@ from small_samples import (
     kernel_sample, ours, run, sample, write_folder,
 )
 
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
 from stoneware.cli import exit_codes, main
-from stoneware.ops import OPS
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.registry import OPS
 from stoneware.report import figures, page, regret, sources
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")

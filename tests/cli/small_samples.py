@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune.config import Config, KernelConfig
-from stoneware.autotune.key import Key, KernelKey
-from stoneware.autotune.samples import DeviceRecord, Run, Sample
-from stoneware.runtime import manifest as manifest_format
+from stoneware.kernels import manifest as manifest_format
+from stoneware.kernels.config import Config, KernelConfig
+from stoneware.kernels.key import KernelKey, Key
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import samples as sample_format
+from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 H200 = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,

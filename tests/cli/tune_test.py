@@ -14,11 +14,11 @@ import small_samples as small
 import torch
 from small_samples import H200, VENDOR, bad_sample, ours, run, sample
 
-from stoneware.autotune import samples as sample_format
-from stoneware.autotune.store import Store
 from stoneware.cli import exit_codes, main, tune_command
 from stoneware.measuring import session
 from stoneware.runtime.device import Device
+from stoneware.tuning import samples as sample_format
+from stoneware.tuning.store import Store
 
 SMALL = ours()
 

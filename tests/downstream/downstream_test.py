@@ -20,9 +20,10 @@ UPDATE = (
 LOOK_UP = """
 import json
 from acme.axpb import axpb
-from stoneware.autotune import kernel_identity, layers, lookup
-from stoneware.autotune.key import KernelKey
+from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.triton_autotune import kernel_identity
+from stoneware.tuning import layers, lookup
 
 h200 = DeviceFingerprint(name="H200 SXM", compute_capability=(9, 0), num_sms=132,
                          l2_bytes=62914560, memory_clock_khz=3201000)
@@ -78,7 +79,7 @@ def test_without_the_entry_point_there_is_no_answer(environment, tmp_path):
     bare.mkdir()
     (bare / "acme").symlink_to(SITE / "acme")
     environment["PYTHONPATH"] = environment["PYTHONPATH"].replace(str(SITE), str(bare))
-    program = "from stoneware.autotune import layers; print(layers.sources('acme.axpb:axpb'))"
+    program = "from stoneware.tuning import layers; print(layers.sources('acme.axpb:axpb'))"
     assert run(environment, "-c", program).strip() == "()"
 
 

@@ -11,7 +11,7 @@ _PRELUDE = """
 import sys
 import torch
 import stoneware as sw
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops import _cutlass_sm90 as module, tensor_checks
 from stoneware.ops.scaled_mm import api
 from stoneware.runtime.device import Device, DeviceFingerprint
@@ -80,7 +80,7 @@ report([error, error_of(call, out=out), error_of(call)])
 def test_a_plan_lives_as_long_as_the_launch_that_was_taken_of_it(run_with_fake: Any) -> None:
     launches = run_with_fake(f"""{_PRELUDE}
 import gc
-from stoneware.autotune import tuning
+from stoneware.tuning import policy as tuning
 for _ in range(3):
     call(out=out)
     api._PLANS.clear()

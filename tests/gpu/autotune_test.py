@@ -18,8 +18,8 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 import stoneware as sw  # noqa: E402
-from stoneware.autotune import tuning as tuning_module  # noqa: E402
-from stoneware.autotune.store import user_store  # noqa: E402
+from stoneware.tuning import policy as tuning_module  # noqa: E402
+from stoneware.tuning.store import user_store  # noqa: E402
 from tools.gpu_check import tuned_matmul  # noqa: E402
 
 MOST_ERROR = 1e-3

@@ -73,8 +73,8 @@ def test_the_first_call_may_be_inside_a_capture(device):
     """In a process of its own, so that nothing is loaded: loading must not break the capture."""
     code = textwrap.dedent("""
         import torch, stoneware
-        from stoneware.ops.scaled_mm.problem import Problem
         from stoneware.measuring import operands
+        from stoneware.ops.scaled_mm.problem import Problem
         tensors = operands.make(Problem.dense(m=48, n=512, k=1024), "cuda")
         expected = operands.reference(tensors)
         torch.cuda.synchronize()

@@ -10,9 +10,10 @@ import torch
 
 import stoneware
 from stoneware.errors import DriverError
+from stoneware.kernels import aot_kernels, manifest
 from stoneware.measuring import operands
 from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.runtime import aot_kernels, manifest, package_files
+from stoneware.runtime import package_files
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.autotune.config import SPLITS, Config
-from stoneware.ops import split_k
-from stoneware.runtime import aot_kernels, manifest
-from stoneware.runtime.manifest import KernelRecord
+from stoneware.kernels import aot_kernels, manifest, split_k
+from stoneware.kernels.config import SPLITS, Config
+from stoneware.kernels.manifest import KernelRecord
 
 
 def of(op: str) -> list[KernelRecord]:

@@ -12,8 +12,8 @@ import torch
 
 import stoneware
 from stoneware.errors import UnsupportedError
+from stoneware.kernels import split_k
 from stoneware.measuring import operands, tolerance
-from stoneware.ops import split_k
 from stoneware.ops.matmul import api
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.tensor_checks import DTYPE_NAMES, TORCH_DTYPES

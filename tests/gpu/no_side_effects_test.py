@@ -33,7 +33,7 @@ CODE = textwrap.dedent("""
 
     before, watch = files(), OutsideWatch()
     import stoneware
-    from stoneware.autotune.config import Config
+    from stoneware.kernels.config import Config
     results = []
     for op, backend, kernel in json.loads(sys.argv[1]):
         config = Config(backend=backend, kernel=kernel)

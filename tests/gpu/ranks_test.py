@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 import torch
 
-from stoneware.autotune.store import Store
+from stoneware.tuning.store import Store
 
 M_VALUES = (1, 16, 64, 128, 512)
 

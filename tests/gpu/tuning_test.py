@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import stoneware
-from stoneware.autotune.store import Store, user_store
 from stoneware.measuring import candidates, machine, operands, session, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.progress import LogReporter
@@ -21,6 +20,7 @@ from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import api as grouped_mm_api
 from stoneware.ops.scaled_mm import api
 from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.tuning.store import Store, user_store
 
 PROBLEM = Problem.dense(m=48, n=512, k=1024)
 QUICK = Settings(rounds=5, rounds_before_drop=2, hang_limit_s=10.0)

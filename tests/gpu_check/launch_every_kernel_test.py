@@ -7,13 +7,12 @@ import sys
 import pytest
 import torch
 
-from stoneware.autotune import tile_rule
-from stoneware.autotune.config import Config
+from stoneware.kernels import manifest, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
 from stoneware.ops.scaled_mm.problem import BLOCK
-from stoneware.runtime import manifest
 from stoneware.runtime.device import Device, DeviceFingerprint
-from stoneware.runtime.manifest import KernelRecord
 from tools.gpu_check import launch_every_kernel
 
 KERNELS = list(manifest.packaged().kernels.values())

@@ -10,9 +10,10 @@ import pytest
 import torch
 from fake_stopwatch import FakeStopwatch
 
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
 from stoneware.errors import UnsupportedError
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.measuring import candidates, operands, tolerance, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.settings import Settings
@@ -25,7 +26,6 @@ from stoneware.ops.scaled_mm import reference
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 from stoneware.runtime.device import CPU
-from stoneware.runtime.manifest import KernelRecord, Manifest
 
 PROBLEM = Problem.dense(m=24, n=64, k=128)
 REFERENCES = {

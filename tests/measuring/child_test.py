@@ -9,10 +9,9 @@ import pytest
 from fake_session import H200, Bench
 from fake_stopwatch import FakeStopwatch
 
-from stoneware.autotune import layers, lookup, tuning
-from stoneware.autotune import store as store_module
-from stoneware.autotune.config import Config
 from stoneware.errors import StoreError
+from stoneware.kernels.config import Config
+from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.measuring import candidates, device_timer, machine, session, workloads
 from stoneware.measuring.ranks import Ranks
 from stoneware.measuring.settings import Settings
@@ -21,7 +20,7 @@ from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
 from stoneware.ops.scaled_mm import reference
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU
-from stoneware.runtime.manifest import KernelRecord, Manifest
+from stoneware.tuning import layers, lookup, policy as tuning, store as store_module
 
 PROBLEMS = [Problem.dense(m=m, n=32, k=64) for m in (1, 16)]
 

@@ -12,11 +12,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_stopwatch import FakeStopwatch
 
+from stoneware.kernels.manifest import Manifest
 from stoneware.measuring import candidates, child, device_timer
 from stoneware.ops.grouped_mm import reference as grouped_reference
 from stoneware.ops.scaled_mm import reference
 from stoneware.runtime import device
-from stoneware.runtime.manifest import Manifest
 
 make_timer = device_timer.DeviceTimer
 

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoneware.autotune.config import Config
-from stoneware.autotune.samples import Run
-from stoneware.autotune.store import Store
+from stoneware.kernels.config import Config
 from stoneware.measuring.progress import Reporter
 from stoneware.measuring.session import Session
 from stoneware.measuring.settings import Settings
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.tuning.samples import Run
+from stoneware.tuning.store import Store
 
 H200 = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,

@@ -8,9 +8,9 @@ import types
 import pytest
 import torch
 
-from stoneware.autotune.samples import Run
 from stoneware.measuring import machine
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.tuning.samples import Run
 
 FINGERPRINT = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from stoneware.autotune.config import Config, KernelConfig
+from stoneware.kernels.config import Config, KernelConfig
 from stoneware.measuring import search
 
 needs_optuna = pytest.mark.skipif(

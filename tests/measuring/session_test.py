@@ -7,12 +7,12 @@ import logging
 import pytest
 from fake_session import H100, H200, QUICK, Bench, problems
 
-from stoneware.autotune.samples import Sample
 from stoneware.errors import StoreError
 from stoneware.measuring.progress import LogReporter, Reporter
 from stoneware.measuring.ranks import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.measuring.worker import WorkerError
+from stoneware.tuning.samples import Sample
 
 ALONE = Ranks()
 
@@ -171,7 +171,7 @@ def test_ranks_are_read_from_torchruns_environment(monkeypatch):
 
 
 def test_an_error_of_the_store_ends_the_session_and_keeps_what_was_stored(bench, monkeypatch):
-    from stoneware.autotune.store import Store
+    from stoneware.tuning.store import Store
 
     add, calls = Store.add, []
 

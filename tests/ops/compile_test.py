@@ -9,7 +9,7 @@ import torch
 from operands import poisoned, random_fp8, scaled_operands
 
 import stoneware as sw
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops import registration
 
 N, K = 48, 64

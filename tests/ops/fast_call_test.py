@@ -15,13 +15,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import stoneware as sw
-from stoneware.autotune import tuning
-from stoneware.autotune.config import Config
 from stoneware.errors import ForwardOnlyError
+from stoneware.kernels.config import Config
 from stoneware.ops import plan_cache
 from stoneware.ops.grouped_mm import api as grouped_mm_api
 from stoneware.ops.matmul import api as matmul_api
 from stoneware.ops.scaled_mm import api
+from stoneware.tuning import policy as tuning
 
 M, N, K = 32, 48, 64
 REFERENCE = Config(backend="reference", kernel="torch.matmul_float32")

@@ -14,11 +14,11 @@ from operands import H200, OUT_DTYPES, poisoned, relative_error
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
+from stoneware.kernels import cutlass_kernels
 from stoneware.measuring.tolerance import tolerance
 from stoneware.ops.matmul import checks, cutlass_sm90
 from stoneware.ops.matmul.api import OPERATION
 from stoneware.ops.matmul.problem import Problem
-from stoneware.runtime import cutlass_kernels
 
 
 def matrix(num_rows: int, num_columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:

@@ -9,11 +9,11 @@ import torch
 from operands import H200, random_fp8, scaled_operands
 
 import stoneware as sw
-from stoneware.autotune.config import Config
 from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.kernels import cutlass_kernels
+from stoneware.kernels.config import Config
 from stoneware.ops.scaled_mm import cutlass_sm90
 from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.runtime import cutlass_kernels
 
 M, N, K = 32, 48, 64
 

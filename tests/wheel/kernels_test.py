@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from stoneware.autotune import table
-from stoneware.ops import BACKENDS_WITHOUT_KERNELS
+from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS
+from stoneware.tuning import table
 
 _CUTLASS_MODULE = "stoneware/ops/_cutlass_sm90."
 _DRIVER_MODULE = "stoneware/runtime/_driver."
@@ -73,7 +73,7 @@ def test_manifest_lists_exactly_the_cubin_files(wheel):
         for path, data in wheel.members.items() if path.endswith(".cubin")
     }
     listed = {
-        f"stoneware/kernels/{id}.cubin": (kernel["sha256"], kernel["size_bytes"])
+        f"stoneware/cubins/{id}.cubin": (kernel["sha256"], kernel["size_bytes"])
         for id, kernel in by_backend(wheel, "triton_aot").items()
     }
     assert shipped == listed
@@ -103,18 +103,18 @@ def test_module_without_kernels_has_none(wheel):
 def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
     descriptions = {
         path for path in wheel.members
-        if path.startswith("stoneware/kernels/") and path.endswith(".json")
+        if path.startswith("stoneware/cubins/") and path.endswith(".json")
     }
     kernels = by_backend(wheel, "triton_aot")
-    assert descriptions == {f"stoneware/kernels/{id}.json" for id in kernels}
+    assert descriptions == {f"stoneware/cubins/{id}.json" for id in kernels}
     for id, kernel in kernels.items():
-        text = wheel.members[f"stoneware/kernels/{id}.json"]
+        text = wheel.members[f"stoneware/cubins/{id}.json"]
         description = json.loads(text)
         in_both = {key: value for key, value in kernel.items() if key != "description_sha256"}
         assert {key: description[key] for key in in_both} == in_both
         assert sha256(text) == kernel["description_sha256"]
         assert set(description["parameters"]) <= set("Piqf")
-        assert description["symbol"].encode() in wheel.members[f"stoneware/kernels/{id}.cubin"]
+        assert description["symbol"].encode() in wheel.members[f"stoneware/cubins/{id}.cubin"]
 
 
 @pytest.mark.parametrize("op", _OPS)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from stoneware.autotune.bake import bake
 from stoneware.errors import TableError
-from stoneware.runtime.manifest import read_manifest
+from stoneware.kernels.manifest import read_manifest
+from stoneware.tuning.bake import bake
 
 _OP = flags.DEFINE_string("op", None, "The op whose table is baked.", required=True)
 _MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json; for our ops.")

@@ -51,15 +51,16 @@ from typing import Any
 import torch
 from absl import app, flags
 
-from stoneware.autotune import layers, table, tuning
-from stoneware.autotune.key import AnyKey, Key
-from stoneware.autotune.samples import Run, Sample
-from stoneware.autotune.store import user_store
-from stoneware.autotune.table import Block, DeviceBlocks, DeviceEntries, Entry
-from stoneware.ops import OPS
+from stoneware.kernels import cutlass_kernels, manifest
+from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.registry import OPS
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
-from stoneware.runtime import cutlass_kernels, manifest, native, package_files
+from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
+from stoneware.tuning import layers, policy as tuning, table
+from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.store import user_store
+from stoneware.tuning.table import Block, DeviceBlocks, DeviceEntries, Entry
 
 _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default: the installed.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")

@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass
 
 from absl import app, flags
 
-from stoneware.autotune import samples as sample_files
-from stoneware.autotune.bake import BACKENDS_WITHOUT_KERNELS, OPS
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
-from stoneware.autotune.predict import PREDICTED_DEVICES, PredictedDevice, predict
 from stoneware.errors import TableError
-from stoneware.runtime.manifest import Manifest, read_manifest
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import Manifest, read_manifest
+from stoneware.tuning import samples as sample_files
+from stoneware.tuning.bake import BACKENDS_WITHOUT_KERNELS, OPS
+from stoneware.tuning.predict import PREDICTED_DEVICES, PredictedDevice, predict
 
 _MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json.", required=True)
 _SAMPLES = flags.DEFINE_string("samples", None, "Folder of a device's samples.", required=True)
@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     if device is None:
         print(
             f"prediction_regret: {record.fingerprint} must be one of PREDICTED_DEVICES in "
-            "py/stoneware/autotune/predict.py; add its facts there", file=sys.stderr,
+            "py/stoneware/tuning/predict.py; add its facts there", file=sys.stderr,
         )
         return 1
     rows = [

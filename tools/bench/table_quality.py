@@ -24,15 +24,15 @@ from typing import Any
 
 from absl import app, flags
 
-from stoneware.autotune import layers, lookup, merge
-from stoneware.autotune.config import AnyConfig
-from stoneware.autotune.key import AnyKey
-from stoneware.autotune.layers import Source
-from stoneware.autotune.samples import DeviceRecord, Run, Sample
-from stoneware.autotune.table import Entry, Table
 from stoneware.errors import TableError
-from stoneware.ops import OPS, VENDOR
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey
+from stoneware.kernels.registry import OPS, VENDOR
 from stoneware.ops.scaled_mm.shapes import M_VALUES
+from stoneware.tuning import layers, lookup, merge
+from stoneware.tuning.layers import Source
+from stoneware.tuning.samples import DeviceRecord, Run, Sample
+from stoneware.tuning.table import Entry, Table
 
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")

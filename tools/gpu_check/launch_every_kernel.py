@@ -30,18 +30,16 @@ import stoneware
 import torch
 from absl import app, flags
 
-from stoneware.autotune import tile_rule
-from stoneware.autotune.config import SPLITS, Config
+from stoneware.kernels import aot_kernels, cutlass_kernels, manifest, split_k, tile_rule
+from stoneware.kernels.config import SPLITS, Config
+from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Operands, Problem
-from stoneware.ops import split_k
 from stoneware.ops.grouped_mm import api as grouped_mm
 from stoneware.ops.matmul import api as matmul
 from stoneware.ops.scaled_mm import api as scaled_mm
 from stoneware.ops.scaled_mm.problem import BLOCK
-from stoneware.runtime import aot_kernels, cutlass_kernels, manifest
 from stoneware.runtime.device import Device, cuda_device
-from stoneware.runtime.manifest import KernelRecord
 
 OPERATIONS = {api.OPERATION.name: api.OPERATION for api in (scaled_mm, matmul, grouped_mm)}
 

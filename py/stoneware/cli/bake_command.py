@@ -40,10 +40,9 @@ def bake(
     )] = None,
     json: Json = False,
 ) -> int:
-    from stoneware.autotune import bake as baking
-    from stoneware.autotune import table
-    from stoneware.autotune.key import is_kernel
-    from stoneware.runtime import manifest as manifest_format
+    from stoneware.kernels import manifest as manifest_format
+    from stoneware.kernels.key import is_kernel
+    from stoneware.tuning import bake as baking, table
 
     output = Output("bake", json)
     if manifest is not None:
@@ -74,8 +73,8 @@ def bake(
 
 def _check_kernel(op: str, paths: list[Path]) -> None:
     """Refuses samples none of which is of the kernel: most likely its name is misspelt."""
-    from stoneware.autotune import merge
-    from stoneware.autotune.samples import read_samples_leniently
+    from stoneware.tuning import merge
+    from stoneware.tuning.samples import read_samples_leniently
 
     files = [path for path in paths if path.suffix == ".jsonl"]
     if not files or merge.file_name(op) in {path.name for path in files}:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoneware.autotune.key import AnyKey, Key
 from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
+from stoneware.kernels.key import AnyKey, Key
 
 if TYPE_CHECKING:
-    from stoneware.autotune.differences import Difference
+    from stoneware.tuning.differences import Difference
 
 HELP = help.text(
     "Compare what A and B choose: tables (.table), sample folders or stores.\n\n"
@@ -38,8 +38,8 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", show_default=False)],
     json: Json = False,
 ) -> int:
-    from stoneware.autotune.differences import diff as compare
-    from stoneware.runtime.manifest import packaged
+    from stoneware.kernels.manifest import packaged
+    from stoneware.tuning.differences import diff as compare
 
     output = Output("diff", json)
     found = compare(*not_empty([a, b]), packaged)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoneware.autotune import layers, lookup
-from stoneware.autotune.key import KernelKey, Value, check_value
-from stoneware.autotune.layers import Source
-from stoneware.autotune.lookup import Found
-from stoneware.autotune.table import Choice
+from stoneware.kernels.key import KernelKey, Value, check_value
 from stoneware.runtime.device import DeviceFingerprint, cuda_device, names_match
+from stoneware.tuning import layers, lookup
+from stoneware.tuning.layers import Source
+from stoneware.tuning.lookup import Found
+from stoneware.tuning.table import Choice
 
 
 @dataclass(frozen=True, kw_only=True)

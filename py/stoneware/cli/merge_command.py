@@ -32,7 +32,7 @@ def merge(
         help="all, or newest: of each problem, candidate and kernel the newest sample.")] = "all",
     json: Json = False,
 ) -> int:
-    from stoneware.autotune import merge as samples
+    from stoneware.tuning import merge as samples
 
     output = Output("merge", json)
     merged = samples.merge(not_empty(sources), out, keep=keep)

@@ -45,8 +45,7 @@ def report(
     if out is None and not json:
         raise ValueError("--out must name the page to write; pass --out=report.html, or --json")
     plotly_js = _plotly_js() if out is not None else ""
-    from stoneware.report import document, page
-    from stoneware.report import sources as report_sources
+    from stoneware.report import document, page, sources as report_sources
 
     output = Output("report", json)
     devices = report_sources.load(not_empty(sources or []), device=device, ops=op or [])

@@ -19,8 +19,8 @@ from stoneware.errors import StoreError, TableError, UnsupportedError
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
 
 if TYPE_CHECKING:
-    from stoneware.autotune.store import Store
     from stoneware.measuring.progress import Reporter
+    from stoneware.tuning.store import Store
 
 HELP = help.text(
     "Measure every candidate at every problem on this machine's GPU.\n\n"
@@ -202,7 +202,7 @@ def _refuse_what_is_no_folder(out: str) -> None:
 
 
 def _store(path: str | None) -> Store:
-    from stoneware.autotune.store import Store, user_store
+    from stoneware.tuning.store import Store, user_store
 
     if path is not None:
         if not path or Path(path).is_dir():
@@ -250,7 +250,7 @@ def _notes(output: Output, rank: int) -> Reporter:
 
 def _take_in(store: Store, out: Path) -> None:
     """Puts the samples that lie under `out` into the store, so that they are known."""
-    from stoneware.autotune import merge
+    from stoneware.tuning import merge
 
     if not out.is_dir() or not any(out.iterdir()):
         return
@@ -270,7 +270,7 @@ def _write_folders(
     store: Store, out: Path, aliases: Sequence[str], device: DeviceFingerprint
 ) -> list[str]:
     """Merges the store into the sample folders under `out`, and gives the device its names."""
-    from stoneware.autotune import merge, samples
+    from stoneware.tuning import merge, samples
 
     # What lies there is a source too: nothing of it is lost.
     sources = [store.path, *([out] if out.is_dir() and any(out.iterdir()) else [])]

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from stoneware.autotune import differences, entries, layers, regular_file, table
-from stoneware.autotune.store import user_store
-from stoneware.autotune.table import Table
 from stoneware.errors import TableError
 from stoneware.installation import NATIVE_MODULES
-from stoneware.ops import OPS
-from stoneware.runtime import environment, manifest, native, package_files
-from stoneware.runtime.manifest import KernelRecord, Manifest
+from stoneware.kernels import manifest
+from stoneware.kernels.manifest import KernelRecord, Manifest
+from stoneware.kernels.registry import OPS
+from stoneware.runtime import environment, native, package_files, regular_file
+from stoneware.tuning import differences, entries, layers, table
+from stoneware.tuning.store import user_store
+from stoneware.tuning.table import Table
 
 
 def installation() -> dict[str, list[str]]:
@@ -94,7 +95,7 @@ def _kernels() -> Iterator[str]:
 
 def _kernel_files(record: KernelRecord) -> Iterator[str]:
     for suffix, expected in (("cubin", record.sha256), ("json", record.description_sha256)):
-        file = package_files.path("kernels", f"{record.id}.{suffix}")
+        file = package_files.path("cubins", f"{record.id}.{suffix}")
         try:
             yield from _digest(str(file), regular_file.read(file), expected)
         except OSError as error:
@@ -167,11 +168,11 @@ def _mode() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collects what stoneware.autotune warns of meanwhile, instead of showing it."""
+    """Collects what stoneware.tuning warns of meanwhile, instead of showing it."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())
-    log = logging.getLogger("stoneware.autotune")
+    log = logging.getLogger("stoneware.tuning")
     propagates = log.propagate
     log.addHandler(handler)
     log.propagate = False

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stoneware.autotune.config import Config
-from stoneware.autotune.samples import Sample
 from stoneware.errors import StonewareError, UnsupportedError
+from stoneware.kernels import manifest
+from stoneware.kernels.config import Config
 from stoneware.measuring import operands, search, workloads
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.settings import Settings
-from stoneware.runtime import manifest
 from stoneware.runtime.device import Device
+from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation

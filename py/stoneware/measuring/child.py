@@ -69,7 +69,7 @@ class _Worker:
 
     def measure(self, task: Mapping[str, Any]) -> bool:
         """Measures one problem; False if the CUDA context is lost."""
-        from stoneware.autotune.config import Config
+        from stoneware.kernels.config import Config
         from stoneware.measuring import candidates, workloads
 
         configs = [Config.from_json(data) for data in task["configs"]]

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from stoneware.autotune.samples import Run
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
+from stoneware.tuning.samples import Run
 
 UNKNOWN = "unknown"
 

@@ -15,8 +15,9 @@ from stoneware.measuring import tolerance
 from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
 from stoneware.ops.grouped_mm.shapes import ragged
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
-from stoneware.ops.scaled_mm.problem import BLOCK, num_blocks, padded_num_blocks
-from stoneware.ops.scaled_mm.problem import Problem as ScaledMmProblem
+from stoneware.ops.scaled_mm.problem import (
+    BLOCK, Problem as ScaledMmProblem, num_blocks, padded_num_blocks,
+)
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 
 Problem = ScaledMmProblem | MatmulProblem | GroupedMmProblem

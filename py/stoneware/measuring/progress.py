@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stoneware.autotune.samples import Sample
+from stoneware.tuning.samples import Sample
 
 _LOG = logging.getLogger("stoneware.measuring")
 

@@ -23,18 +23,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoneware.autotune.config import AnyConfig, Config
-from stoneware.autotune.key import AnyKey
-from stoneware.autotune.samples import Run, Sample
+from stoneware.kernels.config import AnyConfig, Config
+from stoneware.kernels.key import AnyKey
 from stoneware.measuring import candidates, machine, progress, search, workloads
 from stoneware.measuring.ranks import Ranks
 from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.measuring.worker import COMMAND, Worker, WorkerDied, WorkerError, WorkerHung
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.tuning.samples import Run, Sample
 
 if TYPE_CHECKING:
-    from stoneware.autotune.store import Store
     from stoneware.ops.dispatch import Operation
+    from stoneware.tuning.store import Store
 
 _MOST_LOSSES = 2
 """How often a problem may lose its process with no candidate to blame, before it is given up."""
@@ -380,8 +380,8 @@ def tune_on_miss(operation: Operation, problem: workloads.Problem, device: Devic
     """
     import torch
 
-    from stoneware.autotune import tuning
     from stoneware.measuring.device_timer import DeviceTimer
+    from stoneware.tuning import policy as tuning
 
     run = machine.new_run(device.ordinal, ON_MISS.command)
     try:

@@ -8,15 +8,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoneware.autotune.key import LAYOUTS
-from stoneware.ops.grouped_mm.problem import IN_DTYPES
-from stoneware.ops.grouped_mm.problem import OUT_DTYPES as GROUPED_OUT_DTYPES
-from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
+from stoneware.kernels.key import LAYOUTS
+from stoneware.ops.grouped_mm.problem import (
+    IN_DTYPES, OUT_DTYPES as GROUPED_OUT_DTYPES, Problem as GroupedMmProblem,
+)
 from stoneware.ops.grouped_mm.shapes import EXPERTS, MAX_ROWS, ROWS_PER_GROUP
-from stoneware.ops.matmul.problem import DTYPES
-from stoneware.ops.matmul.problem import Problem as MatmulProblem
-from stoneware.ops.scaled_mm.problem import OUT_DTYPES, SCALES
-from stoneware.ops.scaled_mm.problem import Problem as ScaledMmProblem
+from stoneware.ops.matmul.problem import DTYPES, Problem as MatmulProblem
+from stoneware.ops.scaled_mm.problem import OUT_DTYPES, SCALES, Problem as ScaledMmProblem
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.runtime.device import Device
 
 

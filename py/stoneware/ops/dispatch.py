@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoneware.autotune import layers, lookup, tile_rule, tuning
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
-from stoneware.autotune.lookup import Decision, Found, Refusal
 from stoneware.errors import TuningMissError
-from stoneware.ops import REFERENCE, split_k
+from stoneware.kernels import manifest, split_k, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.registry import REFERENCE
 from stoneware.ops.backend import Backend
-from stoneware.runtime import manifest
 from stoneware.runtime.device import Device
-from stoneware.runtime.manifest import Manifest
+from stoneware.tuning import layers, lookup, policy as tuning
+from stoneware.tuning.lookup import Decision, Found, Refusal
 
 _LOG = logging.getLogger("stoneware")
 
@@ -141,7 +141,7 @@ class Operation:
             return
         if not isinstance(config, Config):
             raise TypeError(
-                f"config={config!r} must be a stoneware.autotune.config.Config, "
+                f"config={config!r} must be a stoneware.kernels.config.Config, "
                 f"not {type(config).__name__}; take stoneware.explain(...).config, or leave it out"
             )
         if backend is not None and config.backend != backend:

@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from stoneware.autotune import tuning
 from stoneware.errors import UnsupportedError
-from stoneware.ops import CALL_MODULE, registration, tensor_checks
+from stoneware.kernels.registry import CALL_MODULE
+from stoneware.ops import registration, tensor_checks
 from stoneware.ops.tensor_checks import POINTER_MULTIPLE
 from stoneware.ops.workspace import workspace
 from stoneware.runtime import native
+from stoneware.tuning import policy as tuning
 
 MAX_PLANS = 4096
 """A key and its plan took 1.0 KB of Python memory (tracemalloc over 399 scaled_mm plans on a CPU); a

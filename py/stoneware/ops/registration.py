@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 
 NAMESPACE = "stoneware"
 

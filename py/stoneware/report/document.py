@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stoneware.autotune.key import AnyKey
+from stoneware.kernels.key import AnyKey
 from stoneware.report import figures, measures, regret
 from stoneware.report.measures import Problem
 from stoneware.report.regret import Regret

@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoneware.autotune.config import AnyConfig, Config
-from stoneware.autotune.key import AnyKey, Key, KernelKey
-from stoneware.autotune.table import Choice
+from stoneware.kernels.config import AnyConfig, Config
+from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.ops.grouped_mm.shapes import EXPERTS
 from stoneware.ops.scaled_mm.shapes import WEIGHTS
 from stoneware.report import regret
 from stoneware.report.measures import Problem, RooflinePoint, Roofs
 from stoneware.report.regret import Regret
+from stoneware.tuning.table import Choice
 
 Figure = dict[str, Any]
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoneware.autotune import predict, tile_rule
-from stoneware.autotune.choose import choose, is_slower, is_vendor
-from stoneware.autotune.config import AnyConfig
-from stoneware.autotune.key import AnyKey, Key, KernelKey
-from stoneware.autotune.table import Choice
+from stoneware.kernels import tile_rule
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import predict
+from stoneware.tuning.choose import choose, is_slower, is_vendor
+from stoneware.tuning.table import Choice
 
 
 class Measurement(Protocol):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from stoneware import __version__
-from stoneware.autotune.key import AnyKey
+from stoneware.kernels.key import AnyKey
 from stoneware.report import figures, measures, regret
 from stoneware.report.document import document, regrets_of, speedups
 from stoneware.report.measures import Problem

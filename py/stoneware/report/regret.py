@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoneware.autotune import lookup
-from stoneware.autotune.config import AnyConfig
-from stoneware.autotune.key import AnyKey
-from stoneware.autotune.layers import Source
-from stoneware.autotune.table import Block, DeviceBlocks, Entry, Table
-from stoneware.autotune.time_model import TimeModel
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey
 from stoneware.report import measures
 from stoneware.report.measures import Measurement, Preferred, Problem, no_preference
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import lookup
+from stoneware.tuning.layers import Source
+from stoneware.tuning.table import Block, DeviceBlocks, Entry, Table
+from stoneware.tuning.time_model import TimeModel
 
 Models = Mapping[AnyKey, Mapping[AnyConfig, TimeModel]]
 """Family -> config -> model, as `time_fit.models` gives them."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoneware.autotune import entries, layers, merge, table, time_fit
-from stoneware.autotune.config import AnyConfig
-from stoneware.autotune.key import AnyKey, is_kernel
-from stoneware.autotune.samples import STATUSES, Run, Sample
-from stoneware.autotune.table import Table
-from stoneware.ops import OPS
+from stoneware.kernels import manifest
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey, is_kernel
+from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.registry import OPS
 from stoneware.report import measures, regret
 from stoneware.report.measures import Measurement, Problem
 from stoneware.report.regret import Regret
-from stoneware.runtime import manifest
 from stoneware.runtime.device import DeviceFingerprint, names_match
-from stoneware.runtime.manifest import Manifest
+from stoneware.tuning import entries, layers, merge, table, time_fit
+from stoneware.tuning.samples import STATUSES, Run, Sample
+from stoneware.tuning.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class TableMeasurement:

@@ -1,7 +1,7 @@
 """Writes the kernel manifest from a listing of cubins; the program of the rule kernel_manifest.
 
 The manifest's "digest" is the sha256 of its content with an empty digest, as JSON on one line with
-sorted keys, ASCII only and no spaces; stoneware/runtime/manifest.py checks it by the same formula.
+sorted keys, ASCII only and no spaces; stoneware/kernels/manifest.py checks it by the same formula.
 """
 
 import hashlib

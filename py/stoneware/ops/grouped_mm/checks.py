@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, Problem

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoneware.autotune import tile_rule
-from stoneware.autotune.config import Config
+from stoneware.kernels import cutlass_kernels, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.cutlass_kernels import COMPUTE_CAPABILITY
 from stoneware.ops.grouped_mm.problem import OP, Problem
-from stoneware.runtime import cutlass_kernels, native
-from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY
+from stoneware.runtime import native
 from stoneware.runtime.device import Device
 
 if TYPE_CHECKING:

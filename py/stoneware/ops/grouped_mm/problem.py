@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoneware.autotune.key import Key
+from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import MAX_SIZE, check_sizes
 
 OP = "grouped_mm"

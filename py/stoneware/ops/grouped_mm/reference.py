@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.runtime.device import Device
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul.problem import DTYPES, OP, WIDE_DTYPE, Problem, is_free_of_overlap

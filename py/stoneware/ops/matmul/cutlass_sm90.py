@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoneware.autotune import tile_rule
-from stoneware.autotune.config import Config
-from stoneware.ops import split_k
+from stoneware.kernels import cutlass_kernels, manifest, split_k, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.cutlass_kernels import COMPUTE_CAPABILITY, TILE_SCHEDULED
+from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.matmul.problem import OP, WIDE_DTYPE, Problem
-from stoneware.runtime import cutlass_kernels, manifest, native
-from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY, TILE_SCHEDULED
+from stoneware.runtime import native
 from stoneware.runtime.device import Device
-from stoneware.runtime.manifest import KernelRecord
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stoneware.autotune.key import Key
+from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import MAX_SIZE, check_int, check_sizes
 
 OP = "matmul"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops.matmul import operand_views
 from stoneware.ops.matmul.problem import Problem
 from stoneware.runtime.device import Device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops import registration
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import PlanCache

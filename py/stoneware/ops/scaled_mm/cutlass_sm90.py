@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoneware.autotune import tile_rule
-from stoneware.autotune.config import Config
-from stoneware.ops import split_k
+from stoneware.kernels import cutlass_kernels, manifest, split_k, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.cutlass_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
+from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.scaled_mm.problem import OP, Problem
-from stoneware.runtime import cutlass_kernels, manifest, native
-from stoneware.runtime.cutlass_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
+from stoneware.runtime import native
 from stoneware.runtime.device import Device
-from stoneware.runtime.manifest import KernelRecord
 
 if TYPE_CHECKING:
     import torch

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoneware.autotune.config import Config
-from stoneware.autotune.key import Key
-from stoneware.autotune.tile_rule import LARGEST_SPLIT_M, by_tile_m
-from stoneware.runtime.manifest import Manifest
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.tile_rule import LARGEST_SPLIT_M, by_tile_m
 
 REASON = (
     f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation of our CUTLASS "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from stoneware.autotune.key import Key
+from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import check_sizes
 
 OP = "scaled_mm"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops.scaled_mm.problem import BLOCK, Problem
 from stoneware.runtime.device import Device
 

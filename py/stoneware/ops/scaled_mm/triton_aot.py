@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoneware.autotune.config import Config
+from stoneware.kernels import aot_kernels
+from stoneware.kernels.config import Config
 from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.runtime import aot_kernels
 from stoneware.runtime.device import Device
 
 if TYPE_CHECKING:

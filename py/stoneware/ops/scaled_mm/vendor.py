@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.autotune.config import Config
+from stoneware.kernels.config import Config
 from stoneware.ops.scaled_mm.heuristic import VENDOR
 from stoneware.ops.scaled_mm.problem import Problem, padded_num_blocks
 from stoneware.runtime.device import Device

@@ -1,0 +1,227 @@
+"""Triton kernels that were compiled during the build: which of them fit a GPU, and how to launch
+one.
+
+A kernel is two files, `cubins/<id>.cubin` and `kernels/<id>.json`; the manifest has the digests
+of both. Triton is not needed, and is not imported, to run them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoneware.errors import TableError, UnsupportedError
+from stoneware.kernels import manifest, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import KernelRecord
+from stoneware.runtime import native, package_files, regular_file
+from stoneware.runtime.device import DRIVER_MODULE, Device
+
+BACKEND = "triton_aot"
+
+FIRST_EXACT_MAJOR = 9
+"""From this major on Triton compiles for the arch-specific target (sm_90a, sm_100a, sm_120a), and
+such a cubin runs on that very compute capability alone (CUDA C++ Programming Guide, "Feature Set
+Compiler Targets"; triton/backends/nvidia/compiler.py, sm_arch_from_capability)."""
+
+INT32_MAX = 2**31 - 1
+"""The kernels' sizes and leading dimensions are 32-bit parameters ("i"), and so is their grid."""
+
+_PARAMETERS = "Piqf"
+"""Letters of a kernel's parameters: pointer, int32, int64, float32."""
+
+_MAX_BLOCK_THREADS = 1024
+"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
+
+
+def fits(built_for: tuple[int, int], compute_capability: tuple[int, int]) -> bool:
+    """Whether a cubin for `built_for` runs on a GPU of `compute_capability`."""
+    if built_for[0] >= FIRST_EXACT_MAJOR:
+        return built_for == compute_capability
+    return built_for[0] == compute_capability[0] and built_for[1] <= compute_capability[1]
+
+
+def built_for(op: str, compute_capability: tuple[int, int]) -> tuple[int, int] | None:
+    """For which compute capability the kernels are built that this GPU runs; None if none fits.
+
+    Where several fit it is the highest: an sm_86 GPU runs the kernels for sm_86, not also those for
+    sm_80, which would run there too.
+    """
+    return max((arch for arch in _by_arch(op) if fits(arch, compute_capability)), default=None)
+
+
+def configs(key: Key, device: Device) -> list[Config]:
+    """One config per kernel that runs the problem on the device, the best tile for its m first."""
+    arch = built_for(key.op, device.compute_capability)
+    if arch is None:
+        return []
+    kernels = [kernel for kernel in _by_arch(key.op)[arch] if _counts_in_32_bits(kernel, key)]
+    return tile_rule.by_tile_m(key, arch, kernels)
+
+
+def why_unusable(key: Key, device: Device) -> str | None:
+    """None if a kernel can run the problem on the device, else the reason."""
+    if device.kind != "cuda":
+        return f"{BACKEND} runs on NVIDIA GPUs, and the device is {device}"
+    if not device.is_described and (reason := native.why_missing(DRIVER_MODULE)):
+        return reason
+    arch = built_for(key.op, device.compute_capability)
+    if arch is None:
+        known = ", ".join(f"sm_{major}{minor}" for major, minor in sorted(_by_arch(key.op)))
+        major, minor = device.compute_capability
+        return (
+            f"compute capability {major}.{minor} runs no {BACKEND} kernel of {key.op}; the wheel "
+            "has "
+            f"them for {known or 'no GPU'} (those from sm_{FIRST_EXACT_MAJOR}0 on run on exactly "
+            "that "
+            "capability, earlier ones from there up within the major); build the wheel for this "
+            "arch"
+        )
+    fitting = [kernel for kernel in _by_arch(key.op)[arch] if tile_rule.fits(kernel, key, arch)]
+    if not any(_counts_in_32_bits(kernel, key) for kernel in fitting):
+        if fitting:
+            return (
+                f"{key.shape} must be below 2**31 in each size plus a tile, and have fewer than "
+                f"2**31 tiles, because {BACKEND} counts both in 32 bits; split the problem"
+            )
+        return (
+            f"{BACKEND} has no {key.op} kernel for {key.a_dtype} x {key.b_dtype} -> "
+            f"{key.out_dtype}, layout {key.layout}; cast or copy the tensors, or take another "
+            "backend"
+        )
+    return None
+
+
+def _counts_in_32_bits(kernel: KernelRecord, key: Key) -> bool:
+    """Whether the kernel's int32 hold every index of the problem, and a grid its tiles.
+
+    Indices go up to the end of the last tile, which is past the end of the matrix.
+    """
+    tile_m, tile_n, tile_k = kernel.config["tile"]
+    num_tiles = -(-key.m // tile_m) * -(-key.n // tile_n)
+    return num_tiles <= INT32_MAX and (
+        max(key.m + tile_m, key.n + tile_n, key.k + tile_k) <= INT32_MAX + 1
+    )
+
+
+def _by_arch(op: str) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
+    return manifest.packaged().by_arch(op=op, backend=BACKEND)
+
+
+@dataclass(frozen=True)
+class AotKernel:
+    """A kernel ready to launch.
+
+    Attributes:
+      launch: `_driver.Kernel.launch`: (device, stream, grid_x, grid_y, grid_z, *arguments).
+      tile: (m, n, k), in the caller's orientation also where the kernel works on the transpose.
+      num_scratch: how many null pointers follow the arguments (Triton's scratch memory, unused).
+    """
+
+    launch: Any
+    tile: tuple[int, int, int]
+    num_scratch: int
+
+    def grid_x(self, m: int, n: int) -> int:
+        """One program per output tile."""
+        return -(-m // self.tile[0]) * -(-n // self.tile[1])
+
+
+@functools.cache
+def load(kernel_id: str, num_arguments: int) -> AotKernel:
+    """Reads the kernel's files, once per process; the GPU is touched only at the first launch.
+
+    Args:
+      kernel_id: its id in the manifest.
+      num_arguments: how many arguments the caller passes, scratch pointers not counted.
+
+    Raises:
+      UnsupportedError: the manifest has no such kernel, or the driver module is missing.
+      TableError: the files are not those that the manifest describes.
+    """
+    record = manifest.packaged().kernels.get(kernel_id)
+    if record is None or record.backend != BACKEND:
+        raise UnsupportedError(
+            f"kernel={kernel_id!r} must be the id of a {BACKEND} kernel in kernel_manifest.json; "
+            "stoneware.explain(...) lists those that fit a problem"
+        )
+    cubin_path = package_files.path("cubins", f"{kernel_id}.cubin")
+    json_path = package_files.path("cubins", f"{kernel_id}.json")
+    cubin = _read(cubin_path, record.sha256)
+    text = _read(json_path, record.description_sha256)
+    try:
+        description = json.loads(text)
+        symbol, parameters = description["symbol"], description["parameters"]
+        block_threads, shared_bytes = description["block_threads"], description["shared_bytes"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TableError(
+            f"{json_path}: kernel {kernel_id} cannot be read: {type(error).__name__}: {error}; "
+            f"{package_files.REMEDY}"
+        ) from error
+    tile = record.config.get("tile")
+    for field, value, is_good, rule in (
+        ("symbol", symbol, isinstance(symbol, str) and symbol != "", "a non-empty str"),
+        (
+            "parameters", parameters,
+            isinstance(parameters, str) and not parameters.strip(_PARAMETERS),
+            f"a str of the letters {_PARAMETERS}",
+        ),
+        (
+            "block_threads", block_threads,
+            type(block_threads) is int and 1 <= block_threads <= _MAX_BLOCK_THREADS,
+            f"an int from 1 to {_MAX_BLOCK_THREADS}",
+        ),
+        (
+            "shared_bytes", shared_bytes,
+            type(shared_bytes) is int and 0 <= shared_bytes <= INT32_MAX,
+            f"an int from 0 to {INT32_MAX}",
+        ),
+        (
+            "tile", tile,
+            isinstance(tile, list) and len(tile) == 3
+            and all(type(extent) is int and extent > 0 for extent in tile),
+            "three ints >= 1 in the manifest's config",
+        ),
+    ):
+        if not is_good:
+            raise TableError(
+                f"{json_path}: {field}={value!r} of kernel {kernel_id} must be {rule}; "
+                f"{package_files.REMEDY}"
+            )
+    scratch = parameters[num_arguments:]
+    if len(parameters) < num_arguments or scratch.strip("P"):
+        raise TableError(
+            f"{json_path}: parameters={parameters!r} must be {num_arguments} arguments and then "
+            "only "
+            f"pointers; {package_files.REMEDY}"
+        )
+    module = native.load(DRIVER_MODULE)
+    try:
+        kernel = module.Kernel(cubin, symbol, parameters, block_threads, shared_bytes)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TableError(
+            f"{json_path}: does not describe a kernel that can be launched: {error}; "
+            f"{package_files.REMEDY}"
+        ) from error
+    return AotKernel(launch=kernel.launch, tile=tuple(tile), num_scratch=len(scratch))
+
+
+def _read(path: Path, sha256: str) -> bytes:
+    """The file's bytes, if they are those that the manifest lists."""
+    try:
+        data = regular_file.read(path)
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error}; {package_files.REMEDY}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise TableError(
+            f"{path}: its sha256={found} must be {sha256 or 'listed'}, as the manifest says; "
+            f"{package_files.REMEDY}"
+        )
+    return data

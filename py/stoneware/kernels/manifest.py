@@ -1,0 +1,151 @@
+"""The kernel manifest: which kernels the wheel carries, for which archs, with their digests.
+
+`digest` is the sha256 of the manifest with an empty digest (`content_digest`), so that a damaged or
+edited manifest is refused whole: it is what every kernel's own digest is compared with.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoneware.errors import TableError
+from stoneware.runtime import package_files, regular_file
+from stoneware.runtime.canonical import canonical_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelRecord:
+    """One cubin.
+
+    Attributes:
+      id: unique name of the kernel.
+      op: "scaled_mm" or "matmul".
+      backend: "cutlass_sm90" or "triton_aot".
+      arch: as the compiler names it, such as "sm_90a".
+      config: what the kernel was built from (dtypes, tile, schedule, ...).
+      sha256: digest of the cubin.
+      size_bytes: size of the cubin.
+      description_sha256: digest of the launch description, `cubins/<id>.json`; empty for a kernel
+        that has none.
+    """
+
+    id: str
+    op: str
+    backend: str
+    arch: str
+    config: Mapping[str, Any]
+    sha256: str
+    size_bytes: int
+    description_sha256: str = ""
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(9, 0) for "sm_90" and "sm_90a", (12, 0) for "sm_120"."""
+        return _compute_capability(self.arch)
+
+
+@functools.cache
+def _compute_capability(arch: str) -> tuple[int, int]:
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The kernels of a build, by id."""
+
+    kernels: Mapping[str, KernelRecord]
+
+    def select(self, *, op: str, backend: str) -> list[KernelRecord]:
+        """The kernels of one op and backend, sorted by id."""
+        return list(self._selections.get((op, backend), ()))
+
+    def by_arch(
+        self, *, op: str, backend: str
+    ) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
+        """The same by compute capability."""
+        return self._by_arch.get((op, backend), {})
+
+    @functools.cached_property
+    def _by_arch(self) -> dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]]:
+        """Every `by_arch`, for the same reason as `_selections`."""
+        groups: dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]] = {}
+        for place, kernels in self._selections.items():
+            by_arch = groups[place] = {}
+            for kernel in kernels:
+                by_arch.setdefault(kernel.compute_capability, []).append(kernel)
+        return groups
+
+    @functools.cached_property
+    def _selections(self) -> dict[tuple[str, str], list[KernelRecord]]:
+        """Every `select`, since each look-up asks for several."""
+        selections: dict[tuple[str, str], list[KernelRecord]] = {}
+        for kernel in self.kernels.values():
+            selections.setdefault((kernel.op, kernel.backend), []).append(kernel)
+        return selections
+
+
+def content_digest(document: Mapping[str, Any]) -> str:
+    """sha256 of a manifest's canonical JSON with an empty "digest"; the build's write_manifest.py
+    puts the same one in."""
+    return hashlib.sha256(canonical_json({**document, "digest": ""}).encode("ascii")).hexdigest()
+
+
+def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REMEDY) -> Manifest:
+    """Reads a kernel_manifest.json.
+
+    Raises:
+      TableError: the file is missing or no regular file, is not a manifest, is damaged or edited,
+        or names a kernel twice.
+    """
+    try:
+        data = json.loads(regular_file.read(path).decode("utf-8"))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
+        expected, found = data["digest"], content_digest(data)
+        if found != expected:
+            raise TableError(
+                f"{path}: expected content with the digest {expected}, found content with {found}; "
+                f"{remedy}"
+            )
+        records = [KernelRecord(**kernel) for kernel in data["kernels"]]
+        for record in records:
+            record.compute_capability
+    except (
+        OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError
+    ) as error:
+        raise TableError(
+            f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}"
+        ) from error
+    kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
+    if len(kernels) != len(records):
+        raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
+    return Manifest(kernels)
+
+
+@functools.cache
+def packaged() -> Manifest:
+    """The manifest of this installation, read once.
+
+    Raises:
+      TableError: see `read_manifest`.
+    """
+    return read_manifest(package_files.path("kernel_manifest.json"))
+
+
+def installed() -> Manifest | None:
+    """The same; None where there is none, as in a checkout, in which nothing is built.
+
+    Raises:
+      TableError: as `packaged`, but for a file that is missing.
+    """
+    is_built = package_files.path("kernel_manifest.json").exists()
+    return packaged() if is_built else None

@@ -1,0 +1,81 @@
+"""Into how many shares the k of a tile may be split: which splits run, and which are worth timing.
+
+A split-k kernel (cc/gemm/splitk_sm90.cuh) has no split of its own: one cubin runs with each. Free of
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stoneware.kernels import manifest
+from stoneware.kernels.config import SPLITS, Config
+from stoneware.kernels.manifest import KernelRecord
+
+SCHEDULE = "splitk"
+
+PERSISTENT_SCHEDULE = "persistent"
+"""Of the kernels of the same source that do not split."""
+
+_LEAST_STEPS = 2
+"""Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
+
+_MAX_BLOCKS_PER_SM = 2
+"""So many blocks fit an SM where a kernel's stages leave room (64x16x256 with 5 of them); of the others
+one does. Where there are more, k is better not split: blocks that have all of it go from tile to tile
+without a pause."""
+
+
+def is_split_k(kernel: KernelRecord) -> bool:
+    return kernel.config.get("schedule") == SCHEDULE
+
+
+def is_splitk_sm90(kernel: KernelRecord) -> bool:
+    """Whether a kernel is of splitk_sm90.cuh, split or not: those compute one product at a time."""
+    return kernel.config.get("schedule") in (SCHEDULE, PERSISTENT_SCHEDULE)
+
+
+def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
+    """None if the kernel runs with so many splits at this k, else the reason."""
+    if splits == 1:
+        return None
+    if not is_split_k(kernel):
+        return f"kernel {kernel.id!r} cannot split k, and splits={splits}; use splits=1"
+    most = _most_splits(kernel, k)
+    if splits > most:
+        return f"splits={splits} must be at most {most} for kernel {kernel.id!r} at k={k}"
+    return None
+
+
+def _most_splits(kernel: KernelRecord, k: int) -> int:
+    return min(kernel.config["max_splits"], -(-k // kernel.config["tile"][2]))
+
+
+def with_splits(
+    configs: Iterable[Config], m: int, n: int, k: int, num_sms: int
+) -> list[Config]:
+    """Each config of a CUTLASS kernel, once for each of `splits_to_time`."""
+    kernels = manifest.packaged().kernels
+    return [
+        Config.of_kernel(config.backend, config.kernel, splits=splits) for config in configs
+        for splits in splits_to_time(kernels[config.kernel], m, n, k, num_sms)
+    ]
+
+
+def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
+    """The splits that may be the fastest on a device of `num_sms` SMs; [1] if the kernel has none.
+
+    Fewer than the SMs are worth it only where more are not possible; more than fit them are not.
+    """
+    if not is_split_k(kernel):
+        return [1]
+    tile_n, tile_m, tile_k = kernel.config["tile"]
+    tiles = -(-n // tile_n) * -(-m // tile_m)
+    most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
+    runs = [splits for splits in SPLITS if splits == 1 or splits <= most]
+    worth = [
+        splits for splits in runs
+        if (splits == 1 or tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms)
+        and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2)
+    ]
+    return worth or runs[:1]

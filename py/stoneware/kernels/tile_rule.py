@@ -1,0 +1,134 @@
+"""A kernel's tile, and how well it fits m: the one rule by which kernels are ordered without
+measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import KernelRecord
+from stoneware.kernels.split_k import is_split_k, is_splitk_sm90
+
+
+ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """A kernel's tile and cluster along the user's m and n, and the tile along k."""
+
+    m: int
+    n: int
+    k: int
+    cluster_m: int
+    cluster_n: int
+
+
+def tiling_of(kernel: KernelRecord) -> Tiling:
+    """The tiling of a kernel; one without a cluster has one of a block.
+
+    Raises:
+      ValueError: its tile or cluster is none.
+    """
+    tile = kernel.config.get("tile")
+    cluster = kernel.config.get("cluster", (1, 1, 1))
+    for name, value in (("tile", tile), ("cluster", cluster)):
+        if (
+            not isinstance(value, (list, tuple)) or len(value) != 3
+            or not all(type(extent) is int and extent >= 1 for extent in value)
+        ):
+            raise ValueError(
+                f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1"
+            )
+    m, n = (1, 0) if kernel.config.get("swap_ab") else (0, 1)
+    return Tiling(
+        m=tile[m], n=tile[n], k=tile[2], cluster_m=cluster[m], cluster_n=cluster[n]
+    )
+
+
+def tile_m(kernel: KernelRecord) -> int:
+    """Extent of the tile along the user's m; with swapped operands that is the tile's second."""
+    return kernel.config["tile"][1 if kernel.config.get("swap_ab") else 0]
+
+
+def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) -> bool:
+    """Whether a kernel is built for the key's dtypes, layout, scales and accumulation and for the
+    device's arch.
+
+    A kernel whose config names no scales serves every kind but blocks; one that names no
+    accumulation is taken to be fast, as Triton's are.
+    """
+    config = kernel.config
+    return (
+        # First what tells most kernels apart: a look-up asks of every one.
+        config["out"] == key.out_dtype
+        and config["a"] == key.a_dtype
+        and (config.get("scales") == "block") == (key.scales == "block")
+        and config["b"] == key.b_dtype
+        and config.get("layout", "nt") == key.layout
+        and config.get("accumulation", "fast") == key.accumulation
+        and kernel.compute_capability == compute_capability
+    )
+
+
+def by_tile_m(
+    key: Key, compute_capability: tuple[int, int], kernels: Iterable[KernelRecord]
+) -> list[Config]:
+    """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
+    ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
+    then by id. Above LARGEST_SPLIT_M those of splitk_sm90.cuh come after all others, and of them
+    last the ones that split k, which at equal tiles take some 3 % longer there: what ties is chosen
+    by this order, and a difference as wide as the band of a tie would be chosen by noise.
+
+    A tile taller than m wastes tensor-core rows; one that covers m reads the weights once, and
+    their bytes are the floor of small m, for which the split-k kernels are made.
+    """
+
+    def order(kernel: KernelRecord) -> tuple[bool, bool, bool, int, bool, str]:
+        extent = tile_m(kernel)
+        splits = is_split_k(kernel)
+        is_late = is_splitk_sm90(kernel) and key.m > LARGEST_SPLIT_M
+        return (
+            is_late, is_late and splits, extent < key.m,
+            extent if extent >= key.m else -extent, not splits, kernel.id,
+        )
+
+    fitting = sorted(
+        (kernel for kernel in kernels if fits(kernel, key, compute_capability)), key=order
+    )
+    return [Config.of_kernel(kernel.backend, kernel.id) for kernel in fitting]
+
+
+LARGEST_SPLIT_M = 128
+"""Up to here a split-k kernel may be the first without a measurement. At the 445 problems of
+scaled_mm up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by
+this rule took 1.06 times as long as the fastest of ours, and 1.14 times with other kernels first
+among equal tiles; at 225 of matmul 1.07 and 1.10 times (geometric means). At the 781 of scaled_mm
+above it, 1.24 times, and 1.48 with split-k kernels in their place by tile."""
+
+_SMALL_TILE_M = 16
+"""A tile this narrow is timed for every m below it too: which one streams the weights best is not
+told by m."""
+
+_LARGE_M = 1024
+"""From here on every m has the tiles of this one: with those of 128 and more rows the math is the
+limit, whatever m is."""
+
+
+def is_worth_timing(kernel: KernelRecord, key: Key) -> bool:
+    """Whether a kernel's tile is near enough to m for the kernel to be raced."""
+    return is_near(tile_m(kernel), key.m)
+
+
+def is_near(extent: int, m: int) -> bool:
+    """Whether a tile with so many rows may be the fastest at m: at least half of them are filled, or
+    there are few, and m has no more than eight of it.
+
+    At 1,421 problems of scaled_mm and 450 of matmul on an H200 the kernels that have less than half
+    of their rows filled were raced too, and none was the fastest by more than 1 %; with two thirds
+    for a half that is so at six. Of 143 problems with 19 kernels the fastest had more than eight
+    times its rows at none.
+    """
+    return (extent <= _SMALL_TILE_M or extent <= 2 * m) and min(m, _LARGE_M) <= 8 * extent

@@ -1,0 +1,1 @@
+"""`sw.autotune`: the persistent, device-aware autotuner for Triton kernels of others."""

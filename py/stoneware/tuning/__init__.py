@@ -1,0 +1,28 @@
+"""Samples, the store, tables and the look-up; and, called, `sw.tuning`.
+
+`stoneware.tuning` is this package and `sw.tuning(...)` a call, so the module of the package is one
+that can be called: `import stoneware.tuning.table` binds it to the name, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+TYPE_CHECKING = False  # typing's own, without the cost of importing typing
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import Any
+
+
+class _CallablePackage(ModuleType):
+    """A module that stands for its context manager, too."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        """`stoneware.tuning.policy.tuning`: see there."""
+        from stoneware.tuning.policy import tuning
+
+        return tuning(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

@@ -1,0 +1,261 @@
+"""Comparing what two sources or tables choose, and verifying them.
+
+Measurements differ from tune to tune; what counts is whether another config is chosen, and what
+that costs.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoneware.errors import TableError
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey
+from stoneware.kernels.manifest import Manifest
+from stoneware.runtime.canonical import canonical_json
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import entries, merge, samples as sample_format, table
+from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.table_entry import Entry
+
+Chosen = Mapping[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
+"""(device, key as JSON) -> key, chosen config, its median in microseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A problem at which two sources differ.
+
+    Attributes:
+      device: its numbers and name.
+      key: the problem.
+      config_a, config_b: what each chooses; None where it has no entry.
+      median_us_a, median_us_b: as each measured its own choice; 0 where it has no entry.
+    """
+
+    device: str
+    key: AnyKey
+    config_a: AnyConfig | None = None
+    median_us_a: float = 0.0
+    config_b: AnyConfig | None = None
+    median_us_b: float = 0.0
+
+    def __str__(self) -> str:
+        sides = (("a", self.config_a, self.median_us_a), ("b", self.config_b, self.median_us_b))
+        return f"{self.key.op} {self.key.shape}: " + ", ".join(
+            f"{name}: {config} at {median_us:.2f} us" if config is not None else f"{name}: no entry"
+            for name, config, median_us in sides
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device, "key": self.key.to_json(),
+            "config_a": self.config_a and self.config_a.to_json(),
+            "config_b": self.config_b and self.config_b.to_json(),
+            "median_us_a": self.median_us_a, "median_us_b": self.median_us_b,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differences:
+    """How two sources differ.
+
+    Attributes:
+      only_a, only_b: problems that one of them has.
+      changed: problems at which another config is chosen.
+      num_common: problems that both have.
+      skipped: what could not be read, each with its place; the other fields know nothing of it.
+    """
+
+    only_a: tuple[Difference, ...]
+    only_b: tuple[Difference, ...]
+    changed: tuple[Difference, ...]
+    num_common: int
+    skipped: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.only_a or self.only_b or self.changed or self.skipped)
+
+    @property
+    def fraction(self) -> float:
+        """The part of the common problems at which another config is chosen; 0 without any."""
+        return len(self.changed) / self.num_common if self.num_common else 0.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.num_common} problems in both; another config at {len(self.changed)} of them "
+            f"({self.fraction:.1%}); only in a: {len(self.only_a)}; only in b: {len(self.only_b)}"
+        ]
+        device = ""
+        for difference in (*self.changed, *self.only_a, *self.only_b):
+            if difference.device != device:
+                device = difference.device
+                lines.append(f"{device}:")
+            lines.append(f"  {difference}")
+        lines += [f"not read: {problem}" for problem in self.skipped]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "num_common": self.num_common, "fraction": self.fraction,
+            "only_a": [difference.as_dict() for difference in self.only_a],
+            "only_b": [difference.as_dict() for difference in self.only_b],
+            "changed": [difference.as_dict() for difference in self.changed],
+            "skipped": list(self.skipped),
+        }
+
+
+def diff(
+    a: str | os.PathLike[str], b: str | os.PathLike[str],
+    manifest: Callable[[], Manifest] | None = None,
+) -> Differences:
+    """Compares what two paths choose: tables (.table), sample folders or stores, mixed at will.
+
+    Samples choose what the table would that is baked of them.
+
+    Args:
+      manifest: reads the kernels as they are now; asked where there are samples. None if they are
+        not known, and then no rule of thumb settles a tie.
+
+    Raises:
+      TableError: a path is none of these, or a table or the manifest is damaged.
+    """
+    skipped: list[str] = []
+    found = compare(*(_chosen(Path(path), manifest, skipped) for path in (a, b)))
+    return replace(found, skipped=tuple(dict.fromkeys(skipped)))
+
+
+def compare(a: Chosen, b: Chosen) -> Differences:
+    """Compares two mappings."""
+    only_a, only_b, changed = [], [], []
+    for place in sorted({*a, *b}):
+        key, config_a, median_us_a = a.get(place, (None, None, 0.0))
+        other_key, config_b, median_us_b = b.get(place, (None, None, 0.0))
+        difference = Difference(
+            device=place[0], key=key if key is not None else other_key, config_a=config_a,
+            median_us_a=median_us_a, config_b=config_b, median_us_b=median_us_b,
+        )
+        if config_b is None:
+            only_a.append(difference)
+        elif config_a is None:
+            only_b.append(difference)
+        elif canonical_json(config_a.to_json()) != canonical_json(config_b.to_json()):
+            changed.append(difference)
+    return Differences(
+        only_a=tuple(only_a), only_b=tuple(only_b), changed=tuple(changed),
+        num_common=len({*a} & {*b}),
+    )
+
+
+def verify(path: str | os.PathLike[str], remedy: str = table.REMEDY) -> list[str]:
+    """What is wrong with a table (.table), sample folders or a store, each with its place.
+
+    Args:
+      path: which.
+      remedy: what to do about a damaged table.
+
+    Raises:
+      TableError: there is nothing of the kind at `path`.
+    """
+    path = Path(path)
+    if _is_table(path):
+        try:
+            found = table.read(path, None, remedy)
+            for device in found.devices:
+                for _ in device.entries():
+                    pass
+        except TableError as error:
+            return [str(error)]
+        except (LookupError, struct.error, *sample_format.PARSE_ERRORS) as error:
+            return [f"{path}: not a table: {type(error).__name__}: {error}; {remedy}"]
+        return []
+    source = merge.read_source(path)
+    problems = list(source.problems)
+    for file in source.files:
+        if file.suffix == ".jsonl":
+            problems += _problems_of_file(file)
+    for record, runs, _ in source.devices:
+        problems += [
+            f"{source.path}: run {run.id} is of {run.device}, and device.json of "
+            f"{record.fingerprint}; move its samples to the folder of its device"
+            for run in runs.values() if not run.device.same_hardware(record.fingerprint)
+        ]
+    return problems
+
+
+def _problems_of_file(file: Path) -> list[str]:
+    samples, bad = sample_format.read_samples_leniently(file)
+    problems = []
+    strangers = sorted({
+        sample.op for sample in samples if merge.file_name(sample.op) != file.name
+    })
+    if strangers:
+        problems.append(
+            f"{file}: holds samples of {', '.join(strangers)}, which belong into "
+            f"{', '.join(map(merge.file_name, strangers))}"
+        )
+    if not bad and file.read_bytes() != sample_format.samples_text(samples).encode("ascii"):
+        problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
+    times = Counter(canonical_json(sample.to_json()) for sample in samples)
+    problems += [
+        f"{file}: a sample is there {count} times: {text}"
+        for text, count in times.items() if count > 1
+    ]
+    return problems
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix == table.SUFFIX and not path.is_dir()
+
+
+def _chosen(
+    path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
+) -> Chosen:
+    """What a path chooses; what could not be read there is added to `skipped`."""
+    chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
+    for fingerprint, entry in _entries(path, manifest, skipped):
+        if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
+            continue  # says what the entry of the other output dtype says
+        first = entry.choices[0]
+        place = _device_name(fingerprint), canonical_json(entry.key.to_json())
+        # Of a decorated kernel each source has an entry, the newest first.
+        chosen.setdefault(place, (entry.key, first.config, first.median_us))
+    return chosen
+
+
+def _entries(
+    path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
+) -> Iterator[tuple[DeviceFingerprint, Entry]]:
+    if _is_table(path):
+        for device in table.read(path, None).devices:
+            for entry in device.entries():
+                yield device.fingerprint, entry
+        return
+    found: dict[tuple[str, str], list[tuple[Run, Sample]]] = {}
+    source = merge.read_source(path)
+    skipped += source.problems
+    for _, runs, samples in source.devices:
+        for sample in samples:
+            run = runs[sample.run]
+            found.setdefault((_device_name(run.device), sample.key.op), []).append((run, sample))
+    kernels = None if manifest is None else manifest()
+    for (_, op), of_op in found.items():
+        fingerprint = of_op[0][0].device
+        preferred = entries.rule_of_thumb(op, fingerprint.compute_capability, kernels)
+        for entry in entries.entries(of_op, kernels, preferred):
+            yield fingerprint, entry
+
+
+def _device_name(device: DeviceFingerprint) -> str:
+    """What the same hardware has in common; of a table and of samples alike."""
+    major, minor = device.compute_capability
+    return (
+        f"{device.name} (sm_{major}{minor}, {device.num_sms} SMs, {device.l2_bytes} bytes of L2, "
+        f"memory at {device.memory_clock_khz} kHz)"
+    )

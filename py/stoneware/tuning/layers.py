@@ -1,0 +1,378 @@
+"""Where entries come from: the sources that a look-up asks, first to last.
+
+    overlay              of the `with sw.tuning(..., overlay=...)` around the call
+    memory               samples of this process that the user's store could not take
+    user's store         samples that were taken on this machine
+    wheel                the baked table of this installation
+    package NAME         baked tables of other installed packages, by the name of the entry point
+
+Each is a Table. A package offers tables through an entry point of the group
+"stoneware.tuning_tables", in its pyproject.toml:
+
+    [project.entry-points."stoneware.tuning_tables"]
+    acme = "acme_kernels.tables"
+
+The value names a folder, acme_kernels/tables, with a `table.file_name(op)` for each op; the package
+is found and not imported. A damaged table of a package is skipped, and reported once, by its path.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoneware.errors import TableError
+from stoneware.kernels import manifest
+from stoneware.kernels.key import is_kernel
+from stoneware.runtime import environment, regular_file
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import policy as tuning, table
+from stoneware.tuning.table import DeviceBlocks, Table
+
+if TYPE_CHECKING:  # what only samples need costs an import a third of its time
+    from stoneware.tuning.samples import DeviceRecord, Run, Sample
+    from stoneware.tuning.store import Store
+
+OVERLAY, MEMORY, STORE, WHEEL = "overlay", "memory", "user's store", "wheel"
+GROUP = "stoneware.tuning_tables"
+
+_LOG = logging.getLogger("stoneware.tuning")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table that is asked, and what it is called in explanations."""
+
+    name: str
+    table: Table
+
+
+def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
+    """The sources that hold anything of `op` here and now, first to last.
+
+    Args:
+      op: an op of ours, or a decorated kernel as "module:function".
+      has_packages: whether to ask for packages' tables too; that takes some 15 ms at the first time
+        in a process (importlib.metadata reads every installed distribution).
+
+    Raises:
+      TableError: the wheel's table or manifest is damaged.
+      ValueError: STONEWARE_CACHE_DIR breaks its rule.
+    """
+    wheel = table.packaged(op)
+    last = () if wheel is None else (Source(WHEEL, wheel),)
+    if tuning.wheel_only():
+        return last
+    first = []
+    overlay = tuning.current_overlay()
+    if overlay is not None and op in overlay.overlay:
+        first.append(Source(OVERLAY, overlay.overlay[op]))
+    if tuning.memory_size() and (found := _table_of_memory(op)) is not None:
+        first.append(Source(MEMORY, found))
+    store = _store()
+    if store is not None and (found := table_of_store(store, op)).devices:
+        first.append(Source(STORE, found))
+    near = (*first, *last)
+    return with_packages(op, near) if has_packages else near
+
+
+def with_packages(op: str, near: tuple[Source, ...]) -> tuple[Source, ...]:
+    """Adds the tables of packages to what `sources` gave without them."""
+    return near if tuning.wheel_only() else (*near, *packages(op))
+
+
+def existing_store() -> Store | None:
+    """The user's store, if there is one."""
+    store = _store()
+    return store if store is not None and store.stamp() else None
+
+
+def _store() -> Store | None:
+    """The user's store, which may be empty yet. Where its folder is not there either, this is one
+    stat and nothing is imported."""
+    folder = environment.tuning_folder()
+    if folder is None or not os.path.isdir(folder):
+        return None
+    from stoneware.tuning.store import store_in
+
+    return store_in(folder)
+
+
+def with_power_limit(
+    device: DeviceFingerprint, ordinal: int | None, sources: Iterable[Source]
+) -> DeviceFingerprint:
+    """The device's fingerprint, with its power limit if two that were measured differ in nothing
+    else.
+
+    Args:
+      device: its fingerprint, of which the limit may be unknown.
+      ordinal: torch's number of the GPU; None without one.
+      sources: what was measured.
+    """
+    if device.power_limit_w or ordinal is None:
+        return device
+    limits = {
+        other.fingerprint.power_limit_w for source in sources for other in source.table.devices
+        if not other.is_predicted and device.same_hardware(other.fingerprint)
+    }
+    if len(limits - {0}) < 2:
+        return device
+    from stoneware.measuring import machine
+
+    return replace(device, power_limit_w=machine.power_limit_w(ordinal))
+
+
+_samples_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], list[tuple[Run, Sample]]]] = {}
+
+
+def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
+    """The samples of an op in a store, read anew when the store has changed."""
+    stamp = store.stamp()  # before the reading: what is written meanwhile is read the next time
+    place = str(store.path), op
+    cached = _samples_of_stores.get(place)
+    if cached is None or cached[0] != stamp:
+        cached = _samples_of_stores[place] = stamp, store.samples(op) if stamp else []
+    return cached[1]
+
+
+_tables_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], Table | None, Table]] = {}
+"""Path and op -> the store's stamp, the wheel's table, and the table that was made with these."""
+
+
+def table_of_store(store: Store, op: str) -> Table:
+    """The entries of a store as a table, made anew when the store has changed.
+
+    Samples of kernels that this build does not have are left out; of a kernel with other bytes now
+    they are drifted.
+    """
+    stamp = store.stamp()
+    wheel = table.packaged(op)
+    place = str(store.path), op
+    cached = _tables_of_stores.get(place)
+    if cached is None or cached[0] != stamp or cached[1] is not wheel:
+        # Those of a decorated kernel are asked for by themselves, too (kernel_sources.py).
+        samples = samples_of_store(store, op) if is_kernel(op) else store.samples(op)
+        cached = stamp, wheel, table_of_samples(op, samples if stamp else (), known=wheel)
+        _tables_of_stores[place] = cached
+    return cached[2]
+
+
+def table_of_samples(
+    op: str, samples: Iterable[tuple[Run, Sample]], aliases: Iterable[DeviceRecord] = (),
+    known: Table | None = None,
+) -> Table:
+    """Bakes samples in memory, of any number of devices.
+
+    Args:
+      op: an op of ours, or a decorated kernel.
+      samples: with the run that took each.
+      aliases: names of some of the devices.
+      known: a table whose models are taken where it has more of a device (entries.py).
+    """
+    from stoneware.tuning import entries as entry_rules
+
+    kernels = None if is_kernel(op) else manifest.packaged()
+    by_device: list[tuple[DeviceFingerprint, list[tuple[Run, Sample]]]] = []
+    runs: dict[str, Run] = {}
+    for run, sample in samples:
+        if kernels is not None and not entry_rules.is_known(sample.config, kernels):
+            continue
+        runs[run.id] = run
+        for idx, (fingerprint, members) in enumerate(by_device):
+            if fingerprint.same_hardware(run.device):
+                members.append((run, sample))
+                if not fingerprint.power_limit_w:
+                    by_device[idx] = run.device, members
+                break
+        else:
+            by_device.append((run.device, [(run, sample)]))
+    devices = [
+        entry_rules.device_entries(
+            op, fingerprint,
+            tuple(
+                alias for record in aliases if record.fingerprint.same_hardware(fingerprint)
+                for alias in record.aliases
+            ),
+            members, kernels, _same_device(known, fingerprint),
+        )
+        for fingerprint, members in by_device
+    ]
+    data = table.encode(
+        op, [device for device in devices if device.entries],
+        [{field: getattr(run, field) for field in table.RUN_FIELDS} for run in runs.values()],
+    )
+    return table.decode(data, "memory", op)
+
+
+def _same_device(known: Table | None, fingerprint: DeviceFingerprint) -> DeviceBlocks | None:
+    """What a table measured on a device."""
+    same = () if known is None else known.near(fingerprint)[0]
+    return same[0][1] if same else None
+
+
+def _table_of_memory(op: str) -> Table | None:
+    return _memory_at(op, tuning.memory_size())
+
+
+@functools.lru_cache(maxsize=64)
+def _memory_at(op: str, num_samples: int) -> Table | None:
+    found = table_of_samples(op, tuning.memory(op), known=table.packaged(op))
+    return found if found.devices else None
+
+
+def memory_tables() -> dict[str, Table]:
+    """op -> table of the samples that `tuning.add_to_memory` got."""
+    found = {op: _table_of_memory(op) for op in tuning.memory_ops()}
+    return {op: one for op, one in found.items() if one is not None}
+
+
+def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
+    """op -> table of what `sw.tuning` takes as an overlay.
+
+    An overlay without entries is reported once, since nothing lies over the rest then.
+
+    Raises:
+      ValueError: nothing of a known kind is there.
+      TypeError: it is of another type.
+      TableError: a file is damaged.
+    """
+    tables = _overlay_tables(overlay)
+    if not any(found.devices for found in tables.values()):
+        _say_empty("a Table" if isinstance(overlay, Table) else str(overlay))
+    return tables
+
+
+@functools.cache
+def _say_empty(overlay: str) -> None:
+    _LOG.warning(
+        "overlay=%s has no entry of a kernel that is known here, so it changes nothing; check the "
+        "path, and what `stoneware verify` says of it", overlay,
+    )
+
+
+def _overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
+    if isinstance(overlay, Table):
+        return {overlay.op: overlay}
+    if not isinstance(overlay, (str, Path)):
+        raise TypeError(
+            f"overlay={overlay!r} must be a Table or a path, not {type(overlay).__name__}; pass "
+            "the folder of samples, the store or the table"
+        )
+    path = Path(overlay)
+    if path.is_dir():
+        folders = [
+            folder for folder in (path, *sorted(path.iterdir()))
+            if (folder / "device.json").is_file()
+        ]
+        if folders:
+            return _tables_of_folders(folders)
+    elif path.suffix == table.SUFFIX and path.is_file():
+        found = table.read(path, None)
+        return {found.op: found}
+    elif path.suffix == ".sqlite3" and path.is_file():
+        from stoneware.tuning.store import Store
+
+        store = Store(path)
+        return {op: table_of_store(store, op) for op in store.ops()}
+    raise ValueError(
+        f"overlay={str(path)!r} must be a folder of samples (with device.json), a store (.sqlite3) "
+        f"or a baked table ({table.SUFFIX}), and is none that exists; pass one of those"
+    )
+
+
+def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
+    from stoneware.tuning import samples as sample_files
+
+    records, by_op = [], {}
+    for folder in folders:
+        records.append(sample_files.read_device(folder / "device.json"))
+        runs = sample_files.read_runs(folder / "runs.json")
+        for path in sorted(folder.glob("*.jsonl")):
+            for line, sample in sample_files.read_samples(path):
+                if sample.run not in runs:
+                    raise TableError(
+                        f"{path}:{line}: run={sample.run!r} is not in runs.json; "
+                        f"{sample_files.REMEDY}"
+                    )
+                by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
+    return {op: table_of_samples(op, samples, records) for op, samples in by_op.items()}
+
+
+@functools.cache
+def packages(op: str) -> tuple[Source, ...]:
+    """The tables of other installed packages, read once per process."""
+    found = []
+    for name, value in _entry_points():
+        for folder in _folders(name, value):
+            path = folder / table.file_name(op)
+            try:
+                found.append(Source(f"package {name}", table.read(path, op, package_remedy(name))))
+            except TableError as error:
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    _LOG.warning("a tuning table of package %s is skipped: %s", name, error)
+    return tuple(found)
+
+
+def package_remedy(name: str) -> str:
+    """What to do about a damaged table of the entry point `name`."""
+    return f"reinstall the package that offers {name!r} to {GROUP}"
+
+
+def package_digests() -> dict[str, str]:
+    """"package, file" -> sha256 of every table that other packages offer, for whatever op."""
+    return {
+        f"{name}, {path.name}": hashlib.sha256(regular_file.read(path)).hexdigest()
+        for name, value in _entry_points() for folder in _folders(name, value)
+        for path in sorted(folder.glob(f"*{table.SUFFIX}"))
+    }
+
+
+@functools.cache
+def _entry_points() -> tuple[tuple[str, str], ...]:
+    """(name, value) of the group's entry points, sorted, each once."""
+    import importlib.metadata
+
+    points = importlib.metadata.entry_points(group=GROUP)
+    return tuple(sorted({(point.name, point.value) for point in points}))
+
+
+@functools.cache
+def _folders(name: str, value: str) -> tuple[Path, ...]:
+    """The folders that an entry point names. Only the spec of the top package is asked for: that of
+    a package inside would import the ones around it."""
+    top, *inner = value.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError) as error:
+        spec, reason = None, str(error)
+    else:
+        reason = "it is not installed"
+    locations = (spec and spec.submodule_search_locations) or ()
+    if not locations:
+        _LOG.warning(
+            "entry point %s = %r of %s must name a package with a folder of tables: %s", name,
+            value, GROUP, reason if spec is None else f"{top} is no package",
+        )
+    return tuple(Path(location, *inner) for location in locations)
+
+
+def forget() -> None:
+    """Reads everything again at the next look-up; for tests."""
+    _entry_points.cache_clear()
+    _folders.cache_clear()
+    packages.cache_clear()
+    _memory_at.cache_clear()
+    forget_stores()
+
+
+def forget_stores() -> None:
+    """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
+    _tables_of_stores.clear()
+    _samples_of_stores.clear()

@@ -1,0 +1,385 @@
+"""Merging samples: folders of devices and stores of users into folders of devices.
+
+Merging is a union: in whatever order and grouping sources are merged, and however often, the files
+come out the same to the byte. A device's folder is named after the device, its files after the ops:
+
+    nvidia_h200/scaled_mm.jsonl                   an op of ours
+    nvidia_h200/package.module.function.jsonl     a decorated kernel, "package.module:function"
+
+An op names its file as the bake expects it, with "." for the colon; what a file name had better not
+hold is written as %XX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from stoneware.errors import TableError
+from stoneware.runtime.canonical import canonical_json
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import salvage, samples as sample_format, store
+from stoneware.tuning.samples import DeviceRecord, Run, Sample
+
+KEEP = ("all", "newest")
+"""Every sample, or of each key, config and kernel digest on a device the one of the newest run."""
+
+_LONGEST_NAME = 150
+
+_LOG = logging.getLogger("stoneware.tuning")
+
+
+@dataclass
+class Source:
+    """The samples of one place.
+
+    Attributes:
+      path: a folder of a device, a folder of such folders, or a store.
+      devices: (the record of the device, its runs by id, its samples), of each device.
+      problems: what was skipped, each with its place.
+      files: the files that were read, of a folder.
+    """
+
+    path: Path
+    devices: list[tuple[DeviceRecord, dict[str, Run], list[Sample]]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+@dataclass
+class Merged:
+    """What `merge` did.
+
+    Attributes:
+      folders: the folder of each device that was written.
+      num_samples: how many samples they hold.
+      problems: what was skipped in the sources, each with its place.
+    """
+
+    folders: list[Path]
+    num_samples: int
+    problems: list[str]
+
+
+@dataclass
+class _Family:
+    """Samples of devices that differ in name and power limit at most."""
+
+    names: set[str] = field(default_factory=set)
+    own_names: set[str] = field(default_factory=set)
+    samples: dict[str, Sample] = field(default_factory=dict)
+
+
+def read_source(path: str | os.PathLike[str]) -> Source:
+    """Reads a folder of a device, a folder of such folders, or a store, as far as it is good.
+
+    Raises:
+      TableError: there is nothing of the kind.
+    """
+    source = Source(Path(path))
+    inside = source.path / store.FILE_NAME
+    if _is_store(source.path):
+        _read_store(source, source.path)
+    elif _is_device_folder(source.path):
+        _read_device_folder(source, source.path)
+    elif source.path.is_dir() and _is_store(inside):
+        _read_store(source, inside)
+    else:
+        folders = sorted(source.path.iterdir()) if source.path.is_dir() else []
+        for folder in filter(_is_device_folder, folders):
+            _read_device_folder(source, folder)
+        if not source.files:
+            what = "no samples" if source.path.exists() else "no such file or folder"
+            raise TableError(
+                f"{path}: {what}: a source is a folder with <op>.jsonl, runs.json and "
+                f"device.json, a folder of such folders, or a store ({store.FILE_NAME}), and a "
+                "baked table, where one will do, a file *.table; give the path of one"
+            )
+    return source
+
+
+def merge(
+    sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, keep: str = "all"
+) -> Merged:
+    """Writes the samples of all sources into a folder per device under `out`.
+
+    Devices of the same hardware share a folder and their names. A run that has no sample is left
+    out. Each file is replaced whole, so that a kill leaves the old one or the new one.
+
+    Args:
+      sources: paths, as of `read_source`.
+      out: a folder that is new, empty, or one of the sources.
+      keep: one of KEEP.
+
+    Raises:
+      ValueError: `keep` or `out` breaks its rule.
+      TableError: a source is none, two runs differ under one id, or `out` is a source of which
+        something would be lost, since it cannot be read.
+    """
+    if keep not in KEEP:
+        raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
+    out = Path(out)
+    read = [read_source(path) for path in sources]
+    replaced = _files_to_replace(read, out)
+    runs = _united_runs(read)
+    families = _families(read, runs)
+    devices = [
+        device for family in families.values()
+        for device in _by_device(family, _kept(family.samples.values(), runs, keep), runs)
+    ]
+    bases = Counter(_folder_name(record.fingerprint) for record, _ in devices)
+    folders, written = [], set()
+    for record, samples in devices:
+        name = _folder_name(record.fingerprint)
+        if bases[name] > 1:
+            name += f"_{_sha256(canonical_json(record.fingerprint.to_json()))[:8]}"
+        written |= _write_device_folder(out / name, record, samples, runs)
+        folders.append(out / name)
+    for file in replaced - written:
+        file.unlink()
+        if not any(file.parent.iterdir()):
+            file.parent.rmdir()
+    return Merged(
+        folders=sorted(folders), num_samples=sum(len(samples) for _, samples in devices),
+        problems=[problem for source in read for problem in source.problems],
+    )
+
+
+def file_name(op: str) -> str:
+    """The name of the file with the samples of `op`; one that stays in its folder, whatever the
+    op is."""
+    name = quote(op.replace(":", "."), safe="<>")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{_sha256(op)[:32]}"
+    return name + ".jsonl"
+
+
+def read_folder(
+    path: str | os.PathLike[str]
+) -> list[tuple[DeviceRecord, dict[str, Run], list[Sample]]]:
+    """(record, runs by id, samples) of each device of a source; what is skipped is logged.
+
+    Raises:
+      TableError: as `read_source`.
+    """
+    source = read_source(path)
+    for problem in source.problems:
+        _LOG.warning("%s", problem)
+    return source.devices
+
+
+def _is_store(path: Path) -> bool:
+    if path.suffix == store.SUFFIX:
+        # The database itself may be what is missing.
+        return any(os.path.isfile(f"{path}{end}") for end in ("", "-wal", ".new"))
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(salvage.DATABASE_MAGIC)) == salvage.DATABASE_MAGIC
+
+
+def _is_device_folder(path: Path) -> bool:
+    return path.is_dir() and (
+        (path / "device.json").exists() or (path / "runs.json").exists()
+        or any(path.glob("*.jsonl"))
+    )
+
+
+def _read_store(source: Source, path: Path) -> None:
+    own = store.Store(path)
+    devices: dict[DeviceFingerprint, tuple[dict[str, Run], list[Sample]]] = {}
+    for run, sample in own.samples():
+        runs, samples = devices.setdefault(run.device, ({}, []))
+        runs[run.id] = run
+        samples.append(sample)
+    source.devices += [
+        (DeviceRecord(fingerprint=device), runs, samples)
+        for device, (runs, samples) in devices.items()
+    ]
+    source.problems += own.problems()
+
+
+def _read_device_folder(source: Source, path: Path) -> None:
+    files = sorted(path.glob("*.jsonl"))
+    runs, problems = sample_format.read_runs_leniently(path / "runs.json")
+    source.problems += problems
+    samples: list[Sample] = []
+    for file in files:
+        found, problems = sample_format.read_samples_leniently(file)
+        source.problems += problems
+        samples += [sample for sample in found if sample.run in runs]
+        lacking = [sample.run for sample in found if sample.run not in runs]
+        if lacking:
+            others = len(set(lacking)) - 1
+            source.problems.append(
+                f"{file}: skipped {len(lacking)} sample{'s'[:len(lacking) > 1]}: {path / 'runs.json'} "
+                f"lacks run {min(lacking)!r}"
+                + (f" and {others} other{'s'[:others > 1]}" if others else "")
+            )
+    try:
+        record = sample_format.read_device(path / "device.json")
+    except TableError as error:
+        source.problems.append(str(error))
+        record = None
+    if record is None and runs:
+        # Its names are lost, but each run knows its device.
+        record = DeviceRecord(fingerprint=min(runs.items())[1].device)
+    source.files += [
+        *files, *(path / name for name in ("runs.json", "device.json") if (path / name).exists())
+    ]
+    if record is not None:
+        source.devices.append((record, runs, samples))
+
+
+def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
+    """The files of samples that are under `out` and are read as a source."""
+    if not out.exists():
+        return set()
+    there = {
+        file for folder in (out, *out.iterdir()) if _is_device_folder(folder)
+        for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern)
+    }
+    read: set[Path] = set()
+    for source in sources:
+        files = {file for file in there if any(_is_same(file, other) for other in source.files)}
+        if files and source.problems:
+            raise TableError(
+                f"{out} is also a source, and what cannot be read of it would be lost: "
+                f"{'; '.join(source.problems)}; mend it first, or merge into another folder"
+            )
+        read |= files
+    if there - read:
+        raise ValueError(
+            f"out={out} holds {min(there - read)}, which is in none of the sources and would be "
+            "overwritten; add it to the sources, or give an empty folder"
+        )
+    return there
+
+
+def _is_same(file: Path, other: Path) -> bool:
+    return file.name == other.name and file.samefile(other)
+
+
+def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:
+    united: dict[str, tuple[Run, Path]] = {}
+    for source in sources:
+        for _, runs, samples in source.devices:
+            used = {sample.run for sample in samples}
+            for id in used:
+                known, path = united.get(id, (runs[id], source.path))
+                united[id] = _united(known, path, runs[id], source.path), path
+    return {id: run for id, (run, _) in united.items()}
+
+
+def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
+    """One run of two that may differ in whether its end is known."""
+    ends = {
+        item.name: max(getattr(run, item.name), getattr(other, item.name))
+        for item in fields(Run) if item.name.endswith("_after")
+        and 0 in (getattr(run, item.name), getattr(other, item.name))
+    }
+    united = replace(run, **ends)
+    if united != replace(other, **ends):
+        raise TableError(
+            f"a run has one id, and run {run.id} of {path} differs from that of {other_path}: "
+            f"{run} and {other}; rename one of the two, in runs.json and in its samples"
+        )
+    return united
+
+
+def _families(sources: Iterable[Source], runs: dict[str, Run]) -> dict[tuple, _Family]:
+    """Samples by what their runs say of the device; the names of device.json go with them."""
+    families: dict[tuple, _Family] = {}
+    for source in sources:
+        for record, _, samples in source.devices:
+            for sample in samples:
+                device = runs[sample.run].device
+                family = families.setdefault(_numbers(device), _Family())
+                family.samples[canonical_json(sample.to_json())] = sample
+                family.own_names.add(device.name)
+                if _numbers(record.fingerprint) == _numbers(device):
+                    family.own_names.add(record.fingerprint.name)
+                    family.names.update(record.aliases)
+    return families
+
+
+def _numbers(device: DeviceFingerprint) -> tuple:
+    return (
+        device.compute_capability, device.num_sms, device.l2_bytes, device.memory_clock_khz
+    )
+
+
+def _kept(samples: Iterable[Sample], runs: dict[str, Run], keep: str) -> list[Sample]:
+    if keep == "all":
+        return list(samples)
+    return list(sample_format.newest(
+        ((runs[sample.run], sample) for sample in samples),
+        lambda run, sample: canonical_json([
+            sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256,
+            run.device.power_limit_w,
+        ]),
+    ).values())
+
+
+def _by_device(
+    family: _Family, samples: list[Sample], runs: dict[str, Run]
+) -> list[tuple[DeviceRecord, list[Sample]]]:
+    """The devices of a family: one per power limit.
+
+    What was measured under an unknown limit goes with the known one, if there is just one. Always
+    by what the runs say, and never by where a sample was found, or merging twice would differ from
+    merging once.
+    """
+    limits = sorted({runs[sample.run].device.power_limit_w for sample in samples} - {0})
+    by_limit: dict[int, list[Sample]] = {}
+    for sample in samples:
+        limit = runs[sample.run].device.power_limit_w
+        by_limit.setdefault(limit or (limits[0] if len(limits) == 1 else 0), []).append(sample)
+    name = min(family.own_names)
+    aliases = tuple(sorted((family.names | family.own_names) - {name}))
+    devices = []
+    for limit, group in sorted(by_limit.items(), reverse=True):
+        device = replace(runs[group[0].run].device, name=name, power_limit_w=limit)
+        devices.append((DeviceRecord(fingerprint=device, aliases=aliases), group))
+    return devices
+
+
+def _folder_name(device: DeviceFingerprint) -> str:
+    """"nvidia_h200"; devices that share it get a digest of theirs behind it."""
+    return re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_") or "device"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_device_folder(
+    folder: Path, record: DeviceRecord, samples: list[Sample], runs: dict[str, Run]
+) -> set[Path]:
+    """Writes a folder; returns its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    by_op: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_op.setdefault(file_name(sample.op), []).append(sample)
+    used = [runs[id] for id in {sample.run for sample in samples}]
+    runs_file = folder / "runs.json"
+    if runs_file.exists():
+        # While old and new files of samples are mixed, all their runs are there.
+        before, _ = sample_format.read_runs_leniently(runs_file)
+        sample_format.write_runs(runs_file, {**before, **{run.id: run for run in used}}.values())
+    else:
+        sample_format.write_runs(runs_file, used)
+    sample_format.write_device(folder / "device.json", record)
+    for name, group in by_op.items():
+        sample_format.write_samples(folder / name, group)
+    sample_format.write_runs(runs_file, used)
+    return {runs_file, folder / "device.json", *(folder / name for name in by_op)}

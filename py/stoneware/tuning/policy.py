@@ -1,0 +1,214 @@
+"""tuning: what to do about a problem that was not measured, and whose measurements lie on top.
+
+    with sw.tuning("on_miss"): ...                        measure it now, and keep the samples
+    with sw.tuning("error_on_miss"): ...                  raise TuningMissError
+    with sw.tuning("off", overlay="measured/"): ...       these entries come before all others
+
+A miss is a problem on a GPU whose config comes from anything but an undrifted measurement at that
+very shape, dtype and device, or from the caller.
+
+The state is a context variable: it holds for the code inside the `with`, in that thread and task
+alone. Another thread, such as the one in which autograd runs a backward on a GPU, has the mode of
+STONEWARE_TUNING.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoneware.runtime import environment
+from stoneware.runtime.environment import MODES
+
+if TYPE_CHECKING:
+    from stoneware.tuning.samples import Run, Sample
+    from stoneware.tuning.table import Table
+
+_LOG = logging.getLogger("stoneware.tuning")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What one `with sw.tuning(...)` asks for; the same asked for again is the same object.
+
+    Attributes:
+      mode: one of MODES.
+      overlay: op -> its table, for the ops that the overlay has.
+      overlay_digest: over those tables; empty without an overlay.
+    """
+
+    mode: str
+    overlay: dict[str, Table] = field(default_factory=dict)
+    overlay_digest: str = ""
+
+
+_STATE: ContextVar[State | None] = ContextVar("stoneware_tuning", default=None)
+state = _STATE.get
+"""The State inside a `with sw.tuning(...)`, else None: what a plan depends on beside its call, and a
+part of the key of every plan cache. It adds 35 ns to a call."""
+
+_states: dict[tuple[str, str], State] = {}
+_changing = threading.Lock()
+_generation = 0
+_is_wheel_only = False
+_memory: list[tuple[Run, Sample]] = []
+_forget_plans: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+@contextlib.contextmanager
+def tuning(
+    mode: str, *, overlay: Table | str | Path | None = None
+) -> Iterator[None]:
+    """Sets the mode, and optionally an overlay, for the code inside the `with`.
+
+    Args:
+      mode: "off" takes the nearest measurement or the rule of thumb; "on_miss" measures the
+        problem first, at its first call, and stores the samples in the user's store; during CUDA
+        graph capture nothing is measured; "error_on_miss" raises TuningMissError at the call.
+      overlay: entries that come before the user's store and the wheel: a Table, a baked table's
+        file, a store (.sqlite3), or a folder of samples. None keeps that of the `with` around this
+        one.
+
+    Raises:
+      ValueError: `mode` is unknown, or `overlay` is no such thing.
+      TypeError: `overlay` is of another type.
+      TableError: a file of the overlay is damaged.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}")
+    if overlay is None:
+        around = _STATE.get()
+        tables = dict(around.overlay) if around is not None else {}
+    else:
+        from stoneware.tuning import layers
+
+        tables = layers.overlay_tables(overlay)
+    token = _STATE.set(_interned(mode, tables))
+    try:
+        yield
+    finally:
+        _STATE.reset(token)
+
+
+def _interned(mode: str, tables: dict[str, Table]) -> State:
+    """The one State of these values: plans made in an earlier `with` of the same kind are found."""
+    digest = ",".join(f"{op}={tables[op].digest}" for op in sorted(tables))
+    with _changing:
+        return _states.setdefault((mode, digest), State(mode, tables, digest))
+
+
+def current_mode() -> str:
+    """The mode that holds here: of the innermost `with`, else of STONEWARE_TUNING; not "on_miss" in
+    a process that uses the wheel alone, where the samples would be left alone too."""
+    found = _STATE.get()
+    mode = environment.tuning_mode() if found is None else found.mode
+    return "off" if _is_wheel_only and mode == "on_miss" else mode
+
+
+def current_overlay() -> State | None:
+    """The State whose overlay holds here; None if there is none."""
+    found = _STATE.get()
+    return found if found is not None and found.overlay and not _is_wheel_only else None
+
+
+def wheel_only() -> bool:
+    """Whether this process uses the tables of the wheel alone, because its ranks differ."""
+    return _is_wheel_only
+
+
+def use_wheel_only() -> None:
+    """From now on the overlay, the user's store and downstream packages are left alone in this
+    process; plans are made anew."""
+    global _is_wheel_only
+    _is_wheel_only = True
+    forget_plans()
+
+
+def keep(run: Run, samples: Sequence[Sample]) -> None:
+    """Puts samples into the user's store, or where it cannot be written into memory, and says so.
+
+    Either way plans are made anew, since those of mode off may have lacked just these. Without
+    samples only the run is written, as at its end.
+    """
+    from stoneware.errors import StoreError
+    from stoneware.tuning.store import user_store
+
+    try:
+        store = user_store()
+        if store is None:
+            raise StoreError(
+                "the user's store needs a folder, and there is no home for one; set "
+                "STONEWARE_CACHE_DIR"
+            )
+        store.add(run, samples)
+    except StoreError as error:
+        if samples:
+            _say_not_stored(str(error))
+            add_to_memory(run, samples)
+        return
+    if samples:
+        forget_plans()
+
+
+@functools.cache
+def _say_not_stored(reason: str) -> None:
+    _LOG.warning("timings are kept in memory and not in the user's store: %s", reason)
+
+
+def add_to_memory(run: Run, samples: Iterable[Sample]) -> None:
+    """Keeps samples for this process alone, where the user's store cannot be written."""
+    with _changing:
+        _memory.extend((run, sample) for sample in samples)
+    forget_plans()
+
+
+def memory(op: str) -> list[tuple[Run, Sample]]:
+    """The samples of an op that `add_to_memory` got."""
+    return [item for item in _memory if item[1].op == op]
+
+
+def memory_ops() -> list[str]:
+    """The ops of which `add_to_memory` got samples."""
+    return sorted({sample.op for _, sample in _memory})
+
+
+def memory_size() -> int:
+    """How many samples `add_to_memory` got."""
+    return len(_memory)
+
+
+def generation() -> int:
+    """A number that changes whenever plans must be made anew."""
+    return _generation
+
+
+def forget_plans() -> None:
+    """Makes every later call decide anew; called when this process got new samples."""
+    global _generation
+    with _changing:
+        _generation += 1
+        for reference in _forget_plans:
+            if (forget := reference()) is not None:
+                forget()
+        _forget_plans[:] = [reference for reference in _forget_plans if reference() is not None]
+
+
+def on_forget(forget: Callable[[], None]) -> None:
+    """Has a bound method called whenever plans must be made anew, as long as its object lives."""
+    with _changing:
+        _forget_plans.append(weakref.WeakMethod(forget))
+
+
+def is_capturing() -> bool:
+    """Whether torch's current stream is capturing a CUDA graph."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,389 @@
+"""Samples: what was measured, where and how; the committed input of the bake.
+
+A device's folder (such as `nvidia_h200/`) holds
+
+    <op>.jsonl    one sample a line, sorted, canonical JSON
+    runs.json     the runs that took them: versions, clocks, commit, command
+    device.json   the device's fingerprint and the names people give it
+
+Every candidate at every shape is kept, not only the winner. Reading checks each value; an error
+names the file and the line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from stoneware.errors import TableError
+from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
+from stoneware.kernels.key import AnyKey, KernelKey, key_from_json
+from stoneware.runtime import regular_file
+from stoneware.runtime.canonical import canonical_document, canonical_json
+from stoneware.runtime.device import DeviceFingerprint
+
+SCHEMA = 2
+STATUSES = ("ok", "wrong", "failed", "hung")
+"""Timed; error above the tolerance; did not run; did not end within the limit."""
+
+PARSE_ERRORS = (ValueError, TypeError, RecursionError, OverflowError)
+"""What a value that breaks a rule raises; OverflowError for an int that no float can hold."""
+
+REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One candidate timed at one problem, in one run.
+
+    Attributes:
+      key: the problem.
+      config: the candidate.
+      median_us, spread_us: median and interquartile range of the timings; 0 if there are none.
+      count: how many timings.
+      sm_clock_mhz_before, sm_clock_mhz_after: SM clock around the timings; 0 if unknown.
+      status: one of STATUSES.
+      error: relative error against float64; 0 where no reference is known.
+      kernel_sha256: digest of the cubin, or of the source of a decorated kernel; empty for kernels
+        that are not ours.
+      run: id of the run, an entry of runs.json.
+      detail: for a sample that is not ok, what happened.
+
+    Raises:
+      TypeError, ValueError: a field breaks its rule.
+    """
+
+    key: AnyKey
+    config: AnyConfig
+    median_us: float
+    spread_us: float
+    count: int
+    sm_clock_mhz_before: int = 0
+    sm_clock_mhz_after: int = 0
+    status: str
+    error: float = 0.0
+    kernel_sha256: str = ""
+    run: str
+    detail: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, AnyKey):
+            raise TypeError(f"key={self.key!r} must be a Key or a KernelKey")
+        wanted = KernelConfig if isinstance(self.key, KernelKey) else Config
+        if not isinstance(self.config, wanted):
+            raise TypeError(f"config={self.config!r} of {self.op} must be a {wanted.__name__}")
+        for name in ("run", "kernel_sha256", "detail"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}={getattr(self, name)!r} must be a str")
+        if not self.run:
+            raise ValueError("run must not be empty")
+        if self.status not in STATUSES:
+            raise ValueError(f"status={self.status!r} must be one of {', '.join(STATUSES)}")
+        for name in ("count", "sm_clock_mhz_before", "sm_clock_mhz_after"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name}={value!r} must be an int >= 0")
+        for name in ("median_us", "spread_us", "error"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name}={value!r} must be a finite number >= 0")
+            object.__setattr__(self, name, float(value))
+        if self.status == "ok" and (self.median_us <= 0 or self.count < 1):
+            raise ValueError(
+                f"median_us={self.median_us} and count={self.count} of a sample with status 'ok' "
+                "must be positive"
+            )
+        if self.kernel_sha256 and not _is_sha256(self.kernel_sha256):
+            raise ValueError(
+                f"kernel_sha256={self.kernel_sha256!r} must be empty or 64 hexadecimal digits"
+            )
+
+    @property
+    def op(self) -> str:
+        return self.key.op
+
+    @property
+    def sort_key(self) -> tuple[AnyKey, AnyConfig, str]:
+        """The order of samples in a file: by problem, then candidate, then run."""
+        return self.key, self.config, self.run
+
+    def to_json(self) -> dict[str, Any]:
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.detail:
+            del data["detail"]
+        return {**data, "key": self.key.to_json(), "config": self.config.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Sample:
+        _check_fields(cls, data, optional={
+            "sm_clock_mhz_before", "sm_clock_mhz_after", "error", "kernel_sha256", "detail",
+        })
+        key = key_from_json(data["key"])
+        config = config_from_json(key.op, data["config"])
+        return cls(**{**data, "key": key, "config": config})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the tuner: the environment that its samples share.
+
+    Attributes:
+      id: unique name, such as "2026-11-21-h200-a".
+      device: fingerprint of the GPU.
+      driver, cuda, torch, triton, python: versions, as text.
+      sm_clock_mhz_before, sm_clock_mhz_after: SM clock at the start and the end; 0 if unknown.
+      memory_clock_mhz_before, memory_clock_mhz_after: the same of the memory.
+      date: ISO 8601.
+      commit: of this repository.
+      command: as it was typed.
+    """
+
+    id: str
+    device: DeviceFingerprint
+    driver: str
+    cuda: str
+    torch: str
+    triton: str
+    python: str
+    sm_clock_mhz_before: int
+    sm_clock_mhz_after: int
+    memory_clock_mhz_before: int
+    memory_clock_mhz_after: int
+    date: str
+    commit: str
+    command: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, DeviceFingerprint):
+            raise TypeError(f"device={self.device!r} must be a DeviceFingerprint")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if "_clock_mhz_" in field.name:
+                if type(value) is not int or value < 0:
+                    raise ValueError(f"{field.name}={value!r} must be an int >= 0")
+            elif field.name != "device" and not isinstance(value, str):
+                raise TypeError(f"{field.name}={value!r} must be a str")
+        if not self.id:
+            raise ValueError("id of a run must not be empty")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "device": self.device.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Run:
+        _check_fields(cls, data, optional=set())
+        return cls(**{**data, "device": DeviceFingerprint.from_json(data["device"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRecord:
+    """device.json: the fingerprint of a device that was measured, and its other names."""
+
+    fingerprint: DeviceFingerprint
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.fingerprint.name, *self.aliases)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint.to_json(), "aliases": sorted(self.aliases)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeviceRecord:
+        aliases = data["aliases"]
+        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+            raise ValueError(f"aliases={aliases!r} must be a list of names")
+        return cls(
+            fingerprint=DeviceFingerprint.from_json(data["fingerprint"]), aliases=tuple(aliases)
+        )
+
+
+def newest(
+    taken: Iterable[tuple[Run, Sample]], place: Callable[[Run, Sample], Hashable],
+    is_preferred: Callable[[Sample], bool] = lambda sample: True,
+) -> dict[Hashable, Sample]:
+    """The newest sample of each place, by the date and id of its run; in whatever order they come.
+
+    Args:
+      taken: samples, each with its run.
+      place: by what samples stand for each other, such as key and config.
+      is_preferred: whether a sample comes before a newer one that is not.
+
+    Returns:
+      place -> sample; preferred ones first, and then newer ones.
+    """
+    found: dict[Hashable, tuple[tuple[bool, str, str], Sample]] = {}
+    for run, sample in taken:
+        at, age = place(run, sample), (is_preferred(sample), run.date, run.id)
+        known = found.get(at)
+        # By text, where one run has two: their order must not be by chance.
+        if known is None or known[0] < age or known[0] == age and (
+            canonical_json(known[1].to_json()) < canonical_json(sample.to_json())
+        ):
+            found[at] = age, sample
+    ordered = sorted(found.items(), key=lambda item: item[1][0], reverse=True)
+    return {at: sample for at, (_, sample) in ordered}
+
+
+def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
+    """Reads a .jsonl file: (line number, sample) in the order of the file.
+
+    Raises:
+      TableError: naming file and line, if a line is not JSON or breaks a rule.
+    """
+    located = []
+    for line_number, line in enumerate(_read_text(path).splitlines(), start=1):
+        try:
+            located.append((line_number, Sample.from_json(_parse(line))))
+        except PARSE_ERRORS as error:
+            raise TableError(f"{path}:{line_number}: not a sample: {error}; {REMEDY}") from error
+    return located
+
+
+def read_samples_leniently(path: str | os.PathLike[str]) -> tuple[list[Sample], list[str]]:
+    """Reads what is good in a .jsonl file: (samples in the order of the file, problems).
+
+    A problem is a line that was skipped, with file, line number and reason, or a file that cannot
+    be read. Nothing but the bad line is lost, whatever its bytes are.
+    """
+    try:
+        data = regular_file.read(path)
+    except OSError as error:
+        return [], [f"{path}: cannot be read: {error}; {REMEDY}"]
+    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    samples, problems = [], []
+    for line_number, line in enumerate(lines, start=1):
+        try:
+            samples.append(Sample.from_json(_parse(line.decode("utf-8"))))
+        except PARSE_ERRORS as error:
+            problems.append(f"{path}:{line_number}: skipped: not a sample: {error}")
+    return samples, problems
+
+
+def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
+    """Writes samples sorted, one a line; the same samples give the same bytes."""
+    _write_text(path, samples_text(samples))
+
+
+def samples_text(samples: Iterable[Sample]) -> str:
+    """What `write_samples` writes."""
+    texts = [(canonical_json(sample.to_json()), sample.sort_key) for sample in samples]
+    # By text first, for samples that differ in nothing they are sorted by.
+    texts.sort(key=lambda item: item[0])
+    texts.sort(key=lambda item: item[1])
+    return "".join(text + "\n" for text, _ in texts)
+
+
+def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
+    """Reads runs.json: runs by id."""
+    runs = _read_document(path, "runs", lambda data: [Run.from_json(run) for run in data["runs"]])
+    by_id = {run.id: run for run in runs}
+    if len(by_id) != len(runs):
+        raise TableError(f"{path}: two runs have one id; {REMEDY}")
+    return by_id
+
+
+def read_runs_leniently(path: str | os.PathLike[str]) -> tuple[dict[str, Run], list[str]]:
+    """Reads what is good in runs.json: (runs by id, problems); never raises for its content."""
+    try:
+        return read_runs(path), []
+    except TableError as error:
+        problems = [str(error)]
+    try:
+        text = regular_file.read(path).decode("utf-8", "replace")
+    except OSError:
+        return {}, problems
+    runs: dict[str, Run] = {}
+    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+    position = text.find("{")
+    while position >= 0:
+        end = position + 1
+        try:
+            data, end_of_object = decoder.raw_decode(text, position)
+            run = Run.from_json(data)
+            runs.setdefault(run.id, run)
+            end = end_of_object
+        except PARSE_ERRORS:
+            pass  # the document, or a part of a run: a run may begin inside
+        position = text.find("{", end)
+    return runs, problems
+
+
+def write_runs(path: str | os.PathLike[str], runs: Iterable[Run]) -> None:
+    ordered = sorted(runs, key=lambda run: run.id)
+    document = {"schema": SCHEMA, "runs": [run.to_json() for run in ordered]}
+    _write_text(path, canonical_document(document))
+
+
+def read_device(path: str | os.PathLike[str]) -> DeviceRecord:
+    """Reads device.json."""
+    return _read_document(path, "a device", DeviceRecord.from_json)
+
+
+def write_device(path: str | os.PathLike[str], record: DeviceRecord) -> None:
+    document = {"schema": SCHEMA, **record.to_json()}
+    _write_text(path, canonical_document(document))
+
+
+def _read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        return regular_file.read(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: cannot be read: {error}; {REMEDY}") from error
+
+
+def _read_document(path: str | os.PathLike[str], what: str, parse: Any) -> Any:
+    try:
+        data = _parse(_read_text(path))
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
+        return parse(data)
+    except KeyError as error:
+        raise TableError(f"{path}: not {what}: the key {error} is missing; {REMEDY}") from error
+    except PARSE_ERRORS as error:
+        raise TableError(f"{path}: not {what}: {error}; {REMEDY}") from error
+
+
+def _parse(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) != len(pairs):
+        twice = next(name for name in data if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"the key {twice!r} comes twice in an object")
+    return data
+
+
+def _write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file so that whoever looks, or is killed, finds the old one or the new one."""
+    draft = Path(f"{path}.draft")
+    with draft.open("w", encoding="ascii", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def _check_fields(cls: type, data: Any, optional: set[str]) -> None:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
+    known = {field.name for field in fields(cls)}
+    unknown = sorted(map(str, set(data) - known))
+    missing = sorted(known - optional - set(data))
+    if unknown or missing:
+        raise ValueError(f"unknown fields {unknown}, missing fields {missing}")
+
+
+def _is_sha256(text: str) -> bool:
+    return len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)

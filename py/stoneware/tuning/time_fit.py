@@ -1,0 +1,204 @@
+"""Fits the models of `time_model.py` to what was measured: in the bake, and of the user's store.
+
+Nothing but a kernel's tile is known of it. How many of its blocks run at once is the one of a few
+guesses that fits best, and the vendor library, whose tiles nobody tells, is taken to have 128x128.
+
+The same bytes on any machine and Python: IEEE +, -, *, / and square root, and math.fsum, which
+rounds once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from operator import mul
+from typing import TYPE_CHECKING
+
+from stoneware.kernels.config import AnyConfig, Config
+from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.tile_rule import ELEMENT_BYTES, Tiling, tiling_of
+from stoneware.tuning.choose import is_vendor
+from stoneware.tuning.time_model import NUM_TIMES, TimeModel
+
+if TYPE_CHECKING:
+    from stoneware.kernels.manifest import Manifest
+    from stoneware.tuning.table_entry import Entry
+
+LEAST_SAMPLES = 8
+LEAST_WEIGHTS = 6
+"""Of a config, to be modelled; a weight is an n and k. With four weights of the H200's samples what
+the models chose at the others was as often worse than the nearest entry as better; with six it was
+better in every family (geometric means 4.6 to 1.8 %, 2.2 to 1.3 % and 2.6 to 1.8 %)."""
+
+LEAST_M_VALUES = 2
+"""Of one m alone the work of rows that no operand fills is a multiple of all work, and noise would
+decide which of the two is charged."""
+
+_MOST_RESIDENT = 4
+"""Blocks that an SM may hold at a time, as far as is guessed."""
+
+_ROWS_TO_GUESS = 128
+"""Measurements by which it is guessed; the fit that follows takes all."""
+
+_UNKNOWN_TILING = Tiling(m=128, n=128, k=128, cluster_m=1, cluster_n=1)
+"""Of the vendor library: of 64, 128 and 256 squared it fits torch._scaled_mm with row scales best,
+and what the others lose by it is within noise."""
+
+_Row = tuple[int, int, int, float]
+"""m, n, k and the median in µs."""
+
+
+def models(
+    entries: Iterable[Entry], manifest: Manifest | None, num_sms: int,
+    known: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] | None = None,
+) -> dict[AnyKey, dict[AnyConfig, TimeModel]]:
+    """Family -> config -> model, for those that were measured often enough.
+
+    Args:
+      entries: of one device.
+      manifest: the kernels as they are now, whose tiles it tells; None for a decorated kernel, of
+        which nothing is known.
+      num_sms: of the device.
+      known: models that are taken as they are, of the configs that `entries` has.
+    """
+    if manifest is None or num_sms < 1:
+        return {}
+    rows: dict[AnyKey, dict[AnyConfig, list[_Row]]] = {}
+    for entry in entries:
+        key = entry.key
+        if isinstance(key, Key) and not key.num_groups:
+            by_config = rows.setdefault(key.family, {})
+            for choice in entry.choices:
+                by_config.setdefault(choice.config, []).append(
+                    (key.m, key.n, key.k, choice.median_us))
+    found: dict[AnyKey, dict[AnyConfig, TimeModel]] = {}
+    # Both 16-bit outputs have the same measurements (entries.py).
+    fitted: dict[tuple[TimeModel, tuple[_Row, ...]], TimeModel] = {}
+    for family, by_config in rows.items():
+        fitted_before = (known or {}).get(family, {})
+        for config in sorted(by_config):
+            if config in fitted_before:
+                found.setdefault(family, {})[config] = fitted_before[config]
+                continue
+            shape = _shape(family, config, manifest)
+            timings = tuple(sorted(by_config[config]))
+            if (
+                shape is None or len(timings) < LEAST_SAMPLES
+                or len({row[1:3] for row in timings}) < LEAST_WEIGHTS
+                or len({row[0] for row in timings}) < LEAST_M_VALUES
+            ):
+                continue
+            if (shape, timings) not in fitted:
+                fitted[shape, timings] = _model(shape, timings, num_sms)
+            model = fitted[shape, timings]
+            # One with nothing but the time of rows that no operand fills would be 0 without these.
+            if sum(model[-NUM_TIMES:]) > model.unfilled_us:
+                found.setdefault(family, {})[config] = model
+    return found
+
+
+def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:
+    """The model of a config without its times and its blocks at once; None of an unknown kernel."""
+    kernel = manifest.kernels.get(config.kernel)
+    if kernel is None and not is_vendor(config):
+        return None
+    tiling = tiling_of(kernel) if kernel is not None else _UNKNOWN_TILING
+    return TimeModel(
+        tile_m=tiling.m, tile_n=tiling.n, tile_k=tiling.k, cluster_m=tiling.cluster_m,
+        cluster_n=tiling.cluster_n, splits=config.splits, max_swizzle=config.max_swizzle, slots=0,
+        a_bytes=ELEMENT_BYTES[family.a_dtype], b_bytes=ELEMENT_BYTES[family.b_dtype],
+        out_bytes=ELEMENT_BYTES[family.out_dtype],
+    )
+
+
+def _model(shape: TimeModel, rows: Sequence[_Row], num_sms: int) -> TimeModel:
+    guesses = [
+        shape._replace(slots=resident * sms)
+        for resident in range(1, _MOST_RESIDENT + 1)
+        # Not every SM may be free for a cluster: of four blocks an H200 runs fewer than 32 at once.
+        for sms in (num_sms, num_sms - num_sms // 11)
+    ]
+    few = rows[::-(-len(rows) // _ROWS_TO_GUESS)]
+    best = min(guesses, key=lambda guess: _fit(guess, few)[1])
+    times, _ = _fit(best, rows)
+    # Six digits: a fit is no better, and a table is read often.
+    return TimeModel(*best[:-NUM_TIMES], *(float(f"{us:.6g}") for us in times))
+
+
+def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
+    """The times, none below 0, with the least sum of squared relative errors, and that sum."""
+    table = []
+    for m, n, k, us in rows:
+        waves, steps, work, unfilled, num_bytes, _ = model.counts(m, n, k)
+        counts = 1, waves, waves * steps, work, work * unfilled, num_bytes
+        table.append([count / us for count in counts])
+    columns = list(zip(*table))
+    # Columns of one length, or rounding would decide.
+    scales = [math.sqrt(math.fsum(map(mul, column, column))) or 1.0 for column in columns]
+    columns = [[value / scale for value in column] for column, scale in zip(columns, scales)]
+    products = [[math.fsum(map(mul, one, other)) for other in columns] for one in columns]
+    target = [math.fsum(column) for column in columns]
+    times = _non_negative(products, target)
+    off = [math.fsum(map(mul, row, times)) - 1 for row in zip(*columns)]
+    error = math.fsum(map(mul, off, off))
+    return [time / scale for time, scale in zip(times, scales)], error
+
+
+def _non_negative(products: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:
+    """Least squares without negative values, from the normal equations.
+
+    The active set method of C. Lawson and R. Hanson, Solving Least Squares Problems (1974), chapter
+    23: the variable that the error falls fastest with joins, and what turns negative leaves.
+    """
+    values = [0.0] * len(target)
+    free: list[int] = []
+    for _ in range(4 * len(target)):
+        slopes = {
+            idx: target[idx] - math.fsum(map(mul, products[idx], values))
+            for idx in range(len(target)) if idx not in free
+        }
+        steepest = max(slopes, key=slopes.__getitem__, default=None)
+        if steepest is None or slopes[steepest] <= 1e-9 * abs(target[steepest]):
+            break
+        free.append(steepest)
+        while free:
+            solved = _solve([[products[one][other] for other in free] for one in free],
+                            [target[one] for one in free])
+            if min(solved) > 0:
+                for idx, value in zip(free, solved):
+                    values[idx] = value
+                break
+            step = min(
+                values[idx] / (values[idx] - value)
+                for idx, value in zip(free, solved) if value <= 0
+            )
+            for idx, value in zip(free, solved):
+                values[idx] += step * (value - values[idx])
+            left = [idx for idx, value in zip(free, solved)
+                    if value <= 0 and values[idx] <= 1e-12]
+            for idx in left:
+                values[idx] = 0.0
+            free = [idx for idx in free if idx not in left]
+    return values
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solves a few linear equations by Gaussian elimination; where they depend on each other, as
+    two counts of a kernel may, a pivot next to 0 is taken for 1e-12."""
+    rows = [[*row, value] for row, value in zip(matrix, right)]
+    size = len(rows)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda idx: abs(rows[idx][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        if abs(rows[column][column]) < 1e-12:
+            rows[column][column] = 1e-12
+        for idx in range(column + 1, size):
+            factor = rows[idx][column] / rows[column][column]
+            rows[idx] = [
+                value - factor * above for value, above in zip(rows[idx], rows[column])
+            ]
+    solved = [0.0] * size
+    for idx in reversed(range(size)):
+        known = math.fsum(map(mul, rows[idx][idx + 1:size], solved[idx + 1:]))
+        solved[idx] = (rows[idx][size] - known) / rows[idx][idx]
+    return solved

@@ -1,0 +1,229 @@
+"""How long a kernel takes at a problem that was not measured, from the problems that were.
+
+A model is a few times, each with a count that follows from the kernel's tiles, fitted to the
+kernel's own measurements (`time_fit.py`):
+
+    a launch
+    + waves * (a wave + steps * a step)         what the last block waits for
+    + blocks * steps * a block's step           what all SMs have to do
+    + the part of the tiles' rows past m * the same     rows that no operand fills are not free
+    + bytes * a byte                            the operands, once, and the result
+
+where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
+many blocks as run at once. By itself it is some 7 % off (root mean square over the kernels of an
+H200). What measured times are of modelled ones at near problems takes most of that away, the more
+the nearer the problem is, and the more alike the part of the last wave that is full.
+
+The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.tile_rule import is_near
+from stoneware.tuning.choose import is_vendor
+
+if TYPE_CHECKING:
+    from stoneware.tuning.table_entry import Entry
+
+_SLOW = 1.5
+"""A candidate that took that much longer than the fastest at a problem says nothing there of those
+that matter; a race drops it early (measuring/device_timer.py), so that its time is rougher, too."""
+
+_FULLNESS = 30.0
+_NEAR = 0.05
+"""How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
+is no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples,
+each left out in turn, moved by a tenth of a percent at most (geometric mean)."""
+
+_FASTEST = 6
+"""A config that is not among so many at any of the near problems is not estimated."""
+
+
+class TimeModel(NamedTuple):
+    """The model of one config in one family on one device. A tuple, because a look-up makes a few
+    dozen and unpacks each several times.
+
+    Attributes:
+      tile_m, tile_n, tile_k: elements of a block's tile along the user's m, n and k.
+      cluster_m, cluster_n: tiles that are launched together.
+      splits, max_swizzle: as of the config.
+      slots: blocks that run at once.
+      a_bytes, b_bytes, out_bytes: of an element.
+      launch_us, wave_us, step_us, work_us, unfilled_us, byte_us: the times above, in their order.
+    """
+
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    cluster_m: int
+    cluster_n: int
+    splits: int
+    max_swizzle: int
+    slots: int
+    a_bytes: int
+    b_bytes: int
+    out_bytes: int
+    launch_us: float = 0.0
+    wave_us: float = 0.0
+    step_us: float = 0.0
+    work_us: float = 0.0
+    unfilled_us: float = 0.0
+    byte_us: float = 0.0
+
+    def at(self, m: int, n: int, k: int) -> tuple[float, float]:
+        """The time at a problem in µs, and the fullness: the part of the waves' blocks that there
+        are."""
+        launch_us, wave_us, step_us, work_us, unfilled_us, byte_us = self[-NUM_TIMES:]
+        waves, steps, work, unfilled, num_bytes, fullness = self.counts(m, n, k)
+        return (
+            launch_us + waves * (wave_us + steps * step_us)
+            + work * (work_us + unfilled * unfilled_us) + num_bytes * byte_us
+        ), fullness
+
+    def counts(self, m: int, n: int, k: int) -> tuple[int, int, int, float, int, float]:
+        """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes,
+        and the fullness."""
+        (
+            tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots,
+            a_bytes, b_bytes, out_bytes, *_,
+        ) = self
+        tiles_m = -(-m // (tile_m * unit_m)) * unit_m
+        tiles_n = -(-n // (tile_n * unit_n)) * unit_n
+        if max_swizzle > 1:
+            # CUTLASS rounds up to whole swizzles (sm90_tile_scheduler.hpp, get_log_swizzle_size).
+            least = min(tiles_m, tiles_n)
+            swizzle = min(
+                max_swizzle, 8 if least >= 6 else 4 if least >= 3 else 2 if least >= 2 else 1
+            )
+            unit_m, unit_n = unit_m * swizzle, unit_n * swizzle
+            tiles_m = -(-tiles_m // unit_m) * unit_m
+            tiles_n = -(-tiles_n // unit_n) * unit_n
+        blocks = tiles_m * tiles_n * splits
+        waves = -(-blocks // slots)
+        steps = -(-(-(-k // tile_k)) // splits)
+        return (
+            waves, steps, blocks * steps, 1 - m / (tiles_m * tile_m),
+            k * (m * a_bytes + n * b_bytes) + m * n * out_bytes, blocks / (waves * slots),
+        )
+
+
+NUM_TIMES = 6
+
+
+Candidate = tuple[AnyConfig, TimeModel | None]
+"""A config that was measured, and its model, if it has one."""
+
+
+class Corrections(NamedTuple):
+    """What the measurements at a problem say at other ones.
+
+    Attributes:
+      measured_out_dtype: the output that was measured.
+      candidates: of which each correction names one; the same object for many problems.
+      corrections: of each candidate in the order of the entry, without slow ones: which, whether
+        its kernel has other bytes now, its measured time over the modelled one, and the fullness of
+        its waves, as `TimeModel.at` gives it; both 0 without a model.
+    """
+
+    measured_out_dtype: str
+    candidates: Mapping[int, Candidate]
+    corrections: Sequence[tuple[int, int, float, float]]
+
+
+def corrections_of(entry: Entry, *models: Mapping[AnyConfig, TimeModel]) -> Corrections:
+    """What the choices of an op's entry say at other problems.
+
+    Args:
+      entry: where they were measured.
+      models: config -> model; the first that has one counts.
+    """
+    slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
+    n, k, m = entry.key.sizes
+    candidates: dict[int, Candidate] = {}
+    corrections = []
+    for position, choice in enumerate(entry.choices):
+        if choice.median_us > slow_us:
+            continue
+        config, ratio, fullness = choice.config, 0.0, 0.0
+        model = next((some[config] for some in models if config in some), None)
+        if model is not None:
+            modelled_us, fullness = model.at(m, n, k)
+            # Few digits, since no measurement has more.
+            ratio = float(f"{choice.median_us / modelled_us:.4g}")
+            fullness = float(f"{fullness:.3g}")
+        candidates[position] = config, model
+        corrections.append((position, int(choice.is_drifted), ratio, fullness))
+    return Corrections(entry.measured_out_dtype, candidates, corrections)
+
+
+class Estimate(NamedTuple):
+    """A config's time at a problem, as near measurements tell: the modelled time, times the mean of
+    their ratios, each with the weight 1 / distance^4. Sorts by the time.
+
+    Attributes:
+      us: the time.
+      config: of what.
+      is_drifted: whether a measurement was taken with other bytes of the kernel.
+    """
+
+    us: float
+    config: AnyConfig
+    is_drifted: bool
+
+
+def estimates(
+    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]
+) -> list[Estimate]:
+    """The estimate of every config that was among the fastest at a near problem and would be raced
+    at this one, the fastest first.
+
+    Args:
+      m, n, k: the problem.
+      near: of each measured problem how far its sizes are, squared, and what it says, its choice
+        first; the nearest problem first.
+
+    Returns:
+      Nothing at all if what is chosen at the nearest problem has no model: better that answer,
+      then, than a comparison without it.
+    """
+    # By the object: each source has positions of its own. A list is config, modelled time,
+    # fullness, sums of ratios and of weights, is_drifted.
+    by_source: dict[int, dict[int, list[Any] | None]] = {}
+    for _, (_, candidates, corrections) in near:
+        found = by_source.setdefault(id(candidates), {})
+        for position, _, _, _ in corrections[:_FASTEST]:
+            if position not in found:
+                config, model = candidates[position]
+                is_candidate = model is not None and (is_vendor(config) or is_near(model.tile_m, m))
+                found[position] = [
+                    config, *model.at(m, n, k), 0.0, 0.0, False] if is_candidate else None
+    if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
+        return []
+    for apart, (_, candidates, corrections) in near:
+        nearest = apart + _NEAR
+        of_position = by_source[id(candidates)].get
+        for position, is_drifted, ratio, fullness in corrections:
+            sums = of_position(position)
+            if sums is not None:
+                off = fullness - sums[2]
+                distance = nearest + _FULLNESS * off * off
+                weight = 1 / (distance * distance)
+                sums[3] += weight * ratio
+                sums[4] += weight
+                if is_drifted:
+                    sums[5] = True
+    of_config: dict[AnyConfig, list[Any]] = {}
+    for found in by_source.values():
+        for sums in found.values():
+            if sums is not None and (same := of_config.setdefault(sums[0], sums)) is not sums:
+                same[3] += sums[3]
+                same[4] += sums[4]
+                same[5] |= sums[5]
+    return sorted(
+        Estimate(us * ratios / weights, config, is_drifted)
+        for config, us, _, ratios, weights, is_drifted in of_config.values()
+    )
