@@ -6,6 +6,7 @@ STONEWARE_TEST_WRITE_WHEEL names the program.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -32,11 +33,11 @@ def pack():
     def run(
         folder: pathlib.Path, *, is_reversed: bool = False, mtime: int = 10**9, mode: int = 0o644,
         umask: int = 0o022, date: str | None = None, summary: str = "Small",
-        flags: tuple[str, ...] = (),
+        flags: tuple[str, ...] = (), modules: dict[str, bytes] | None = None,
     ) -> pathlib.Path:
         folder.mkdir(parents=True)
         listing = {}
-        for idx, (path, data) in enumerate(_CONTENTS.items()):
+        for idx, (path, data) in enumerate({**_CONTENTS, **(modules or {})}.items()):
             file = folder / f"source_{idx}"
             file.write_bytes(data)
             file.chmod(mode)
@@ -58,6 +59,14 @@ def pack():
         return folder / _NAME
 
     return run
+
+
+@pytest.fixture(scope="session")
+def module() -> bytes:
+    """An extension module that needs glibc 2.28 at most."""
+    (folder,) = importlib.util.find_spec("stoneware").submodule_search_locations
+    (path,) = pathlib.Path(folder, "ops").glob("_call.*.so")
+    return path.read_bytes()
 
 
 def member(wheel: pathlib.Path, name: str) -> str:
@@ -170,3 +179,21 @@ def test_what_is_no_extra_or_entry_point_is_refused(pack, tmp_path, flags, words
         pack(tmp_path / "a", flags=flags)
     assert [word for word in words if word not in failure.value.stderr] == []
     assert not (tmp_path / "a" / _NAME).exists()
+
+
+def test_a_module_that_keeps_the_platform_tag_is_packed(pack, tmp_path, module):
+    wheel = pack(tmp_path / "a", modules={"small/_native.abi3.so": module})
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("small/_native.abi3.so") == module
+
+
+def test_a_module_that_needs_more_than_the_platform_tag_says_is_refused(pack, tmp_path, module):
+    other = module.replace(b"libc.so.6\0", b"libz.so.6\0")
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        pack(tmp_path / "a", modules={"small/_native.abi3.so": other})
+    for words in ("manylinux_2_28_x86_64", "libz.so.6", 'platform = "linux_x86_64"'):
+        assert words in failure.value.stderr
+    pack(
+        tmp_path / "b", modules={"small/_native.abi3.so": other},
+        flags=("--tag=cp312-abi3-linux_x86_64",),
+    )

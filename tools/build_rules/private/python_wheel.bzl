@@ -3,16 +3,13 @@
 load("@stoneware_python//:version.bzl", "PYTHON_VERSION")
 load(":providers.bzl", "KernelInfo", "PythonExtensionInfo")
 
-# glibc 2.28 is what the C++ toolchain targets (//third_party/zig).
-_PLATFORM = "manylinux_2_28_x86_64"
-
 _HOST_TAG = "cp" + PYTHON_VERSION.replace(".", "")
 
-# abi: (wheel tag, file name suffix of extension modules)
+# abi: (Python and ABI tags, file name suffix of extension modules)
 _ABIS = {
-    "abi3": ("cp312-abi3-" + _PLATFORM, ".abi3.so"),
+    "abi3": ("cp312-abi3", ".abi3.so"),
     "host": (
-        "{0}-{0}-{1}".format(_HOST_TAG, _PLATFORM),
+        "{0}-{0}".format(_HOST_TAG),
         ".cpython-{}-x86_64-linux-gnu.so".format(PYTHON_VERSION.replace(".", "")),
     ),
 }
@@ -30,7 +27,8 @@ def _pairs(ctx, attribute):
     return ["{}={}".format(key, value) for key in values for value in values[key]]
 
 def _python_wheel_impl(ctx):
-    tag, suffix = _ABIS[ctx.attr.abi]
+    python_and_abi, suffix = _ABIS[ctx.attr.abi]
+    tag = "{}-{}".format(python_and_abi, ctx.attr.platform)
     contents = {}
 
     def put(path, file):
@@ -143,6 +141,12 @@ brings plotly too.
         ),
         "kernels_folder": attr.string(default = "kernels"),
         "license": attr.label(mandatory = True, allow_single_file = True),
+        "platform": attr.string(
+            # The glibc that the C++ toolchain of stoneware_toolchains() targets (//third_party/zig).
+            default = "manylinux_2_28_x86_64",
+            doc = "Platform tag. Of a manylinux tag the modules are checked: one that needs a newer " +
+                  "symbol or another library fails the build. linux_x86_64 promises nothing.",
+        ),
         "readme": attr.label(mandatory = True, allow_single_file = True),
         "requires": attr.string_list(doc = "requirements, as pip spells them"),
         "srcs": attr.label_list(allow_files = True),

@@ -1,6 +1,7 @@
 """Writes a wheel and its unpacked copy; the program of the rule python_wheel.
 
-Entries are sorted and carry fixed times and modes; the package `wheel` writes the archive and RECORD.
+Entries are sorted and carry fixed times and modes; the package `wheel` writes the archive and RECORD,
+and auditwheel tells whether its modules keep what a manylinux tag promises.
 """
 
 import email.message
@@ -14,6 +15,9 @@ import sys
 import zipfile
 
 from absl import app, flags
+from auditwheel.error import NonPlatformWheelError
+from auditwheel.wheel_abi import WheelAbIInfo, analyze_wheel_abi
+from auditwheel.wheeltools import get_wheel_architecture, get_wheel_libc
 from wheel import wheelfile
 
 _CONTENTS = flags.DEFINE_string("contents", None, "JSON: path in the wheel to file.", required=True)
@@ -42,6 +46,7 @@ _EXTRA_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The entry points specification of the Python packaging guide; names as its "new" ones.
 _GROUP = re.compile(r"\w+(\.\w+)*")
 _ENTRY = re.compile(r"\s*([\w.-]+)\s*=\s*(\w+(?:\.\w+)*(:\w+(?:\.\w+)*)?)\s*")
+_MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)_\w+")  # PEP 600
 # Of these installers make programs, which call a function.
 _SCRIPT_GROUPS = ("console_scripts", "gui_scripts")
 
@@ -136,6 +141,43 @@ def wheel_metadata() -> bytes:
     ).encode()
 
 
+def check_platform(wheel: pathlib.Path, tag: str) -> None:
+    """Checks the symbol versions and libraries of the wheel's modules against its platform tag.
+
+    Raises:
+      WheelError: the tag promises more than the modules keep.
+    """
+    platform = tag.split("-")[2]
+    claimed = _MANYLINUX.fullmatch(platform)
+    if claimed is None:
+        return
+    try:
+        info = analyze_wheel_abi(
+            get_wheel_libc(wheel.name), get_wheel_architecture(wheel.name), wheel, frozenset(),
+            disable_isa_ext_check=False, allow_graft=False,
+        )
+    except NonPlatformWheelError:  # it has no extension module
+        return
+    found = info.overall_policy.name
+    proven = _MANYLINUX.fullmatch(found)
+    if proven is None or tuple(map(int, proven.groups())) > tuple(map(int, claimed.groups())):
+        raise WheelError(
+            f"the modules must run wherever {platform} says, but they are {found}: they need "
+            f"{_needs(info)}; build with the toolchain of stoneware_toolchains(), or set "
+            'platform = "linux_x86_64" in the python_wheel'
+        )
+
+
+def _needs(info: WheelAbIInfo) -> str:
+    """The libraries that no policy has, then the symbol versions, library by library."""
+    libraries = info.external_refs[info.overall_policy.name].libs
+    versions = (
+        f"{library} ({', '.join(sorted(symbols))})"
+        for library, symbols in sorted(info.versioned_symbols.items())
+    )
+    return ", ".join([*sorted(libraries), *versions])
+
+
 def main(argv: list[str]) -> None:
     del argv
     os.environ["SOURCE_DATE_EPOCH"] = _EPOCH  # For RECORD, which the package writes by itself.
@@ -157,6 +199,10 @@ def main(argv: list[str]) -> None:
             entry.external_attr = _REGULAR_FILE_0644
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
+    try:
+        check_platform(pathlib.Path(_WHEEL.value), _TAG.value)
+    except WheelError as error:
+        sys.exit(f"write_wheel: {error}")
     with zipfile.ZipFile(_WHEEL.value) as archive:
         archive.extractall(_SITE.value)
 
