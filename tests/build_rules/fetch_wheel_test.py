@@ -46,8 +46,8 @@ def fetch(pip, tmp_path):
     """Fetches small 1.0, locked with `sha256`, into tmp_path/unpacked."""
     program = os.path.abspath(os.environ["STONEWARE_TEST_FETCH_WHEEL"])
 
-    def run(*sha256: str) -> subprocess.CompletedProcess[str]:
-        locked = [f"{idx}-{_WHEEL}={digest}" for idx, digest in enumerate(sha256)]
+    def run(*sha256: str, wheel: str = _WHEEL) -> subprocess.CompletedProcess[str]:
+        locked = [f"{idx}-{wheel}={digest}" for idx, digest in enumerate(sha256)]
         return subprocess.run(
             [sys.executable, program, "small", "1.0", "unpacked", *locked], cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(pip.parent)},
@@ -97,3 +97,16 @@ def test_pip_is_asked_by_name_and_version_and_given_no_address(fetch, pip):
     assert "small==1.0" in arguments
     assert "--no-deps" in arguments
     assert [argument for argument in arguments if "://" in argument or "index" in argument] == []
+
+
+def test_a_wheel_for_another_python_fails_before_pip_is_asked(fetch, pip):
+    result = fetch(served(pip), wheel="small-1.0-cp36-cp36m-manylinux_2_28_x86_64.whl")
+    assert result.returncode == 1
+    for words in ("small 1.0", "for Python 3.6", sys.version.split()[0], "first on PATH"):
+        assert words in result.stderr
+    assert not (pip / "arguments").exists()
+
+
+def test_a_wheel_of_the_stable_abi_is_fetched_by_any_python(fetch, pip):
+    wheel = "small-1.0-cp36-abi3-manylinux_2_28_x86_64.whl"
+    assert fetch(served(pip), wheel=wheel).returncode == 0

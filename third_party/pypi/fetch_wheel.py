@@ -18,6 +18,20 @@ import zipfile
 EXECUTABLE_BITS = 0o111
 
 
+def check_interpreter(name: str, version: str, locked: dict[str, str]) -> None:
+    """Exits unless a locked file is for this Python: pip would fetch another one, whose hash differs."""
+    running = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    tags = [file.removesuffix(".whl").split("-")[-3:-1] for file in locked]
+    if any(python == running or not abi.startswith(python) for python, abi in tags):
+        return  # pure Python, the stable ABI, or this version
+    wanted = ", ".join(sorted({f"3.{python[3:]}" for python, _ in tags}))
+    sys.exit(
+        f"{name} {version}: the locked wheel is for Python {wanted}, but python3 on PATH is "
+        f"{sys.version.split()[0]} ({sys.executable}); put Python {wanted} first on PATH, then run "
+        "again"
+    )
+
+
 def download(name: str, version: str, folder: pathlib.Path) -> pathlib.Path:
     result = subprocess.run(
         [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
@@ -26,9 +40,8 @@ def download(name: str, version: str, folder: pathlib.Path) -> pathlib.Path:
     )
     if result.returncode:
         sys.exit(
-            f"{name} {version}: `pip download {name}=={version}` failed; the locked wheels are for "
-            f"CPython 3.11 on x86-64 Linux, and this is Python {sys.version.split()[0]}.\n"
-            f"{result.stderr.strip()}"
+            f"{name} {version}: `pip download {name}=={version}` failed; pip's index must carry the "
+            f"locked wheel, for x86-64 Linux.\n{result.stderr.strip()}"
         )
     return next(folder.glob("*.whl"))
 
@@ -57,6 +70,7 @@ def main(argv: list[str]) -> None:
     name, version, folder = argv[1:4]
     locked = dict(pair.split("=", 1) for pair in argv[4:])
     keep = locked.pop("KEEP", None)
+    check_interpreter(name, version, locked)
     with tempfile.TemporaryDirectory() as scratch:
         wheel = download(name, version, pathlib.Path(scratch))
         check(name, version, wheel, locked)
