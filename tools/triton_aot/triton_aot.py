@@ -269,18 +269,40 @@ def compile_kernel(
     for name in set(os.environ) - set(_KEPT_ENVIRONMENT):
         del os.environ[name]
     _fix_addresses_of_children()
+    jit_function = _load_function(src, function)
+    parameters = parse_signature(signature, jit_function.arg_names, function)
+    kernel, ptxas_log = _compile(
+        jit_function, signature, parameters, int(arch.removeprefix("sm_")), num_warps, num_stages
+    )
+    _check_limits(kernel.metadata, ptxas_log, function, arch, num_warps, num_stages)
+    import triton
+
+    return Compiled(
+        cubin=kernel.asm["cubin"],
+        symbol=kernel.metadata.name,
+        parameters=_check_ptx_parameters(
+            kernel.asm["ptx"], "".join(parameter.letter for parameter in parameters)
+        ),
+        block_threads=kernel.metadata.num_warps * _WARP_THREADS,
+        shared_bytes=kernel.metadata.shared,
+        registers=_read_ptxas_log(ptxas_log)[0],
+        triton_version=triton.__version__,
+    )
+
+
+def _compile(
+    jit_function: Any, signature: str, parameters: Sequence[Parameter], capability: int,
+    num_warps: int, num_stages: int,
+) -> tuple[Any, str]:
+    """Triton's compiled kernel, and what ptxas printed."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     knobs.compilation.disable_line_info = True  # the line table holds the source's path
-    knobs.nvidia.dump_ptxas_log = (
-        True  # the only way to learn of spills: printed to stdout, caught below
-    )
-
-    jit_function = _load_function(src, function)
-    parameters = parse_signature(signature, jit_function.arg_names, function)
+    # The only way to learn of spills: printed to stdout, and caught there.
+    knobs.nvidia.dump_ptxas_log = True
     source = ASTSource(
         fn=jit_function,
         signature={parameter.name: parameter.type for parameter in parameters},
@@ -295,29 +317,32 @@ def compile_kernel(
             if parameter.hint == 16
         },
     )
-    capability = int(arch.removeprefix("sm_"))
-    ptxas_log = io.StringIO()
+    log = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="triton_aot_", dir=_SCRATCH_PARENT) as scratch_dir:
         knobs.cache.dir = scratch_dir
         tempfile.tempdir = scratch_dir  # of Triton's own temporary files
         _place_ptxas(knobs, capability, pathlib.Path(scratch_dir))
         try:
-            with contextlib.redirect_stdout(ptxas_log):
+            with contextlib.redirect_stdout(log):
                 kernel = triton.compile(
                     source,
                     target=GPUTarget("cuda", capability, _WARP_THREADS),
                     options={"num_warps": num_warps, "num_stages": num_stages},
                 )
         except Exception as error:
+            file = pathlib.Path(jit_function.fn.__code__.co_filename).name
             raise AotError(
-                f"Triton {triton.__version__} cannot compile {function} of {src.name} for {arch} "
-                "with the signature "
-                f"{signature!r}: {type(error).__name__}: {error}\n{ptxas_log.getvalue()}"
+                f"Triton {triton.__version__} cannot compile {jit_function.fn.__name__} of {file} "
+                f"for sm_{capability} with the signature {signature!r}: {type(error).__name__}: "
+                f"{error}\n{log.getvalue()}"
             ) from error
-        cubin = kernel.asm["cubin"]
-        ptx = kernel.asm["ptx"]
-        metadata = kernel.metadata
+        return kernel, log.getvalue()
 
+
+def _check_limits(
+    metadata: Any, ptxas_log: str, function: str, arch: str, num_warps: int, num_stages: int
+) -> None:
+    """Raises AotError for a kernel that the launcher cannot run, or that is slow without a word."""
     scratch_bytes = metadata.global_scratch_size + metadata.profile_scratch_size
     if scratch_bytes:
         raise AotError(
@@ -329,27 +354,14 @@ def compile_kernel(
     if metadata.shared > limit:
         raise AotError(
             f"{function} takes shared_bytes={metadata.shared}, and {arch} has {limit} per block; "
-            "lower --num_stages "
-            f"(now {num_stages}) or the tile"
+            f"lower --num_stages (now {num_stages}) or the tile"
         )
-    registers, spill_bytes = _read_ptxas_log(ptxas_log.getvalue())
+    _, spill_bytes = _read_ptxas_log(ptxas_log)
     if spill_bytes:
         raise AotError(
             f"{function} spills {spill_bytes} bytes per thread on {arch} and must spill none; "
-            "lower the tile or raise "
-            f"--num_warps (now {num_warps})"
+            f"lower the tile or raise --num_warps (now {num_warps})"
         )
-    return Compiled(
-        cubin=cubin,
-        symbol=metadata.name,
-        parameters=_check_ptx_parameters(
-            ptx, "".join(parameter.letter for parameter in parameters)
-        ),
-        block_threads=metadata.num_warps * _WARP_THREADS,
-        shared_bytes=metadata.shared,
-        registers=registers,
-        triton_version=triton.__version__,
-    )
 
 
 def describe(
