@@ -2,11 +2,12 @@
 
     <tuning folder>/kernels/<sha256 of what it was compiled from>.kernel
 
-A file is three parts: a line with the sha256 of the rest, a line of JSON (the launch), the cubin.
+A file has three parts: a line with the sha256 of the rest, a line of JSON (the launch), the cubin.
 It is written under another name and renamed, so a reader sees all of it or nothing. Each file is
 checked when it is read; one that is damaged, cut short or of another kernel is reported once and
-compiled anew. The folder is bounded: past MAX_FOLDER_BYTES the files written longest ago go.
-Nothing here runs what it reads but the GPU; there is no pickle and no eval.
+compiled anew. The digest protects against damage, not against people: a folder that other users can
+write is not used at all. The size of the folder is bounded: past MAX_FOLDER_BYTES the oldest files
+are deleted. There is no pickle and no eval.
 """
 
 from __future__ import annotations
@@ -16,27 +17,26 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stoneware.runtime import environment, regular_file
+from stoneware.runtime import environment, private_folder, regular_file
 from stoneware.runtime.canonical import canonical_json
-from stoneware.triton_autotune.kernel_specialization import INT32_MAX
+from stoneware.triton_autotune.specialization import INT32_MAX
 
 FORMAT = 1
-"""Part of every digest: files of another format are not found, and go with the oldest."""
+"""Part of every digest: files of another format are not found, and are deleted in time."""
 
 MAX_FOLDER_BYTES = 256 << 20
 _KEPT_FRACTION = 0.9
-"""How full the folder is left, so that not every file written makes one go."""
+"""How full the folder is left, so that not every write deletes a file."""
 
 _SUFFIX = ".kernel"
 _PARTIAL_SUFFIX = ".partial"
-_MAX_BLOCK_THREADS = 1024
-_LETTERS = "Piqf"
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 _reported: set[str] = set()
@@ -56,7 +56,7 @@ class LaunchDescription:
       shared_bytes: dynamic shared memory of a block.
 
     Raises:
-      TypeError, ValueError: a field breaks its rule.
+      ValueError: a field breaks its rule.
     """
 
     symbol: str
@@ -66,37 +66,41 @@ class LaunchDescription:
     shared_bytes: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.symbol, str) or not self.symbol:
-            raise ValueError(f"symbol={self.symbol!r} must be a non-empty str")
-        if not isinstance(self.arguments, tuple) or not all(
-            isinstance(name, str) for name in self.arguments
-        ):
-            raise TypeError(f"arguments={self.arguments!r} must be names of parameters")
-        if not isinstance(self.parameters, str) or self.parameters.strip(_LETTERS):
-            raise ValueError(f"parameters={self.parameters!r} must be letters of {_LETTERS}")
-        if len(self.parameters) < len(self.arguments) or self.scratch.strip("P"):
-            raise ValueError(
-                f"parameters={self.parameters!r} must be {len(self.arguments)} letters, one for "
-                "each of the arguments, and then only pointers"
-            )
-        for name, least, most in (
-            ("block_threads", 1, _MAX_BLOCK_THREADS), ("shared_bytes", 0, INT32_MAX),
+        names, is_text = self.arguments, isinstance(self.parameters, str)
+        for name, is_right, rule in (
+            ("symbol", isinstance(self.symbol, str) and self.symbol, "a non-empty str"),
+            (
+                "arguments",
+                type(names) is tuple and all(isinstance(item, str) for item in names),
+                "names of parameters",
+            ),
+            (
+                "parameters",
+                is_text and re.fullmatch(f"[Piqf]{{{len(names)}}}P*", self.parameters),
+                f"{len(names)} letters of Piqf, one for each of the arguments, and then only P",
+            ),
+            ("block_threads", self.block_threads in range(1, 1025), "an int from 1 to 1024"),
+            (
+                "shared_bytes", self.shared_bytes in range(INT32_MAX + 1),
+                f"an int from 0 to {INT32_MAX}",
+            ),
         ):
             value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{name}={value!r} must be an int from {least} to {most}")
+            if not is_right or isinstance(value, (bool, float)):
+                raise ValueError(f"{name}={value!r} must be {rule}")
 
     @property
-    def scratch(self) -> str:
-        return self.parameters[len(self.arguments):]
+    def num_scratch(self) -> int:
+        """How many pointers to scratch memory follow the arguments."""
+        return len(self.parameters) - len(self.arguments)
 
     @classmethod
     def from_json(cls, data: Any) -> LaunchDescription:
         known = {field.name for field in fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != known:
-            raise ValueError(f"a launch has the fields {sorted(known)}, found {data!r:.200}")
-        if not isinstance(data["arguments"], list):
-            raise TypeError(f"arguments={data['arguments']!r} must be a list")
+        if not isinstance(data, dict) or set(data) != known or type(data["arguments"]) is not list:
+            raise ValueError(
+                f"a launch has the fields {sorted(known)}, arguments a list; found {data!r:.200}"
+            )
         return cls(**{**data, "arguments": tuple(data["arguments"])})
 
 
@@ -106,9 +110,20 @@ def digest(compiled_from: Mapping[str, Any]) -> str:
 
 
 def folder() -> Path | None:
-    """Where compiled kernels are kept; None where there is no home."""
+    """Where compiled kernels are kept; None where there is no home, or where other users can write,
+    which is reported once."""
     parent = environment.tuning_folder()
-    return None if parent is None else Path(parent, "kernels")
+    if parent is None:
+        return None
+    found = Path(parent, "kernels")
+    reason = private_folder.why_untrusted(found)
+    if reason:
+        _report(
+            str(found),
+            f"{reason}; until then compiled kernels are neither read nor kept, and each process "
+            "compiles its own",
+        )
+    return None if reason else found
 
 
 def read(name: str) -> tuple[LaunchDescription, bytes] | None:
@@ -122,12 +137,12 @@ def read(name: str) -> tuple[LaunchDescription, bytes] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        report(str(path), f"cannot be read: {error}; the kernel is compiled anew")
+        _report(str(path), f"cannot be read: {error}; the kernel is compiled anew")
         return None
     try:
         return _decode(name, data)
-    except (ValueError, TypeError, RecursionError) as error:
-        report(
+    except (ValueError, RecursionError) as error:
+        _report(
             str(path),
             f"must be a compiled kernel, whole and of this name, and is not: {error}; the kernel "
             "is compiled anew and the file replaced",
@@ -167,11 +182,11 @@ def write(
     rest = canonical_json(header).encode() + b"\n" + cubin
     data = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        private_folder.make(parent)
         _publish(parent / f"{name}{_SUFFIX}", data)
         _trim(parent)
     except OSError as error:
-        report(
+        _report(
             str(parent),
             f"compiled kernels must be writable here to be kept, and are not: {error}; each "
             "process compiles its own until STONEWARE_CACHE_DIR names a folder with room",
@@ -191,26 +206,24 @@ def _publish(path: Path, data: bytes) -> None:
 
 
 def _trim(parent: Path) -> None:
-    """Removes the oldest files, partial ones of killed processes among them, past the bound."""
+    """Deletes the oldest files, partial ones of killed processes among them, past the bound."""
     files = []
-    with os.scandir(parent) as entries:
-        for entry in entries:
-            if entry.name.endswith((_SUFFIX, _PARTIAL_SUFFIX)):
-                with contextlib.suppress(FileNotFoundError):  # another process trims too
-                    status = entry.stat()
-                    files.append((status.st_mtime_ns, status.st_size, entry.path))
+    for path in parent.iterdir():
+        if path.suffix in (_SUFFIX, _PARTIAL_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):  # another process trims too
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
     total = sum(size for _, size, _ in files)
     if total <= MAX_FOLDER_BYTES:
         return
     for _, size, path in sorted(files):
         if total <= MAX_FOLDER_BYTES * _KEPT_FRACTION:
             break
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        path.unlink(missing_ok=True)
         total -= size
 
 
-def report(place: str, message: str) -> None:
+def _report(place: str, message: str) -> None:
     """Logs a problem, once per place and process."""
     if place not in _reported:
         _reported.add(place)

@@ -12,8 +12,8 @@ from triton.runtime.errors import OutOfResources
 
 from stoneware.kernels.config import KernelConfig
 from stoneware.measuring.device_timer import DeviceTimer
-from stoneware.triton_autotune import kernel_tuner
-from stoneware.triton_autotune.kernel_tuner import Candidate, Hooks
+from stoneware.triton_autotune import tuner
+from stoneware.triton_autotune.tuner import Candidate, Hooks
 
 
 class Kernel:
@@ -70,17 +70,17 @@ def timed(monkeypatch):
     """Measures candidates with Stoneware's timer and the fake stopwatch, batch by batch."""
 
     def measure(kernel, found, batch_size=32):
-        monkeypatch.setattr(kernel_tuner, "BATCH_SIZE", batch_size)
+        monkeypatch.setattr(tuner, "BATCH_SIZE", batch_size)
 
         def timer(ordinal, has_hooks):
             stopwatch = Stopwatch(kernel.log)
             ticks = itertools.count()
             if has_hooks:
-                stopwatch = kernel_tuner._BetweenHooks(stopwatch)
+                stopwatch = tuner._BetweenHooks(stopwatch)
             return DeviceTimer(ordinal, stopwatch=stopwatch, now=lambda: next(ticks) / 1e6)
 
-        monkeypatch.setattr(kernel_tuner, "_timer", timer)
-        for batch in kernel_tuner.measure(found, None, 0):
+        monkeypatch.setattr(tuner, "_timer", timer)
+        for batch in tuner.measure(found, None, 0):
             yield {dict(config.kwargs)["BLOCK"]: result for config, result in batch.items()}
 
     return measure
@@ -90,7 +90,7 @@ def test_every_config_is_timed_by_turns(timed):
     kernel = Kernel()
     (batch,) = timed(kernel, candidates(kernel, blocks=(16, 20, 22)))
     assert {block: result.median_us for block, result in batch.items()} == {16: 16, 20: 20, 22: 22}
-    assert all(result.count == kernel_tuner.ROUNDS for result in batch.values())
+    assert all(result.count == tuner.ROUNDS for result in batch.values())
     timings = [kernel.log[idx + 1] for idx, entry in enumerate(kernel.log) if entry == "begin"]
     for start in range(0, len(timings), 3):
         assert sorted(timings[start : start + 3]) == ["kernel 16", "kernel 20", "kernel 22"]
@@ -99,7 +99,7 @@ def test_every_config_is_timed_by_turns(timed):
 def test_hopeless_configs_are_dropped_early_and_keep_their_times(timed):
     kernel = Kernel()
     (batch,) = timed(kernel, candidates(kernel, blocks=(16, 1600)))
-    assert batch[1600].count == kernel_tuner.ROUNDS_BEFORE_DROP < batch[16].count
+    assert batch[1600].count == tuner.ROUNDS_BEFORE_DROP < batch[16].count
     assert batch[1600].median_us == 1600
 
 
@@ -171,7 +171,7 @@ def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
         return result
 
     found = candidates(kernel, blocks=(16,))
-    ((_, measured),) = next(kernel_tuner.measure(found, do_bench, None)).items()
+    ((_, measured),) = next(tuner.measure(found, do_bench, None)).items()
     assert (measured.median_us, measured.spread_us, measured.count) == (median_us, spread_us, 1)
     assert seen == [(0.5, 0.25, 0.75)]
 
@@ -182,8 +182,8 @@ def test_a_time_that_cannot_be_is_a_failure(time_ms):
     from stoneware.kernels.key import KernelKey
 
     key = KernelKey(op="module:kernel", names=(), values=(), dtypes=())
-    measured = kernel_tuner._with_do_bench(lambda: None, lambda call, quantiles: time_ms)
-    sample = kernel_tuner.sample_of(key, KernelConfig(), measured, "", run_of().id)
+    measured = tuner._with_do_bench(lambda: None, lambda call, quantiles: time_ms)
+    sample = tuner.sample_of(key, KernelConfig(), measured, "", run_of().id)
     assert sample.status == "failed" and "must be positive" in sample.detail
 
 

@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoneware.triton_autotune import kernel_cache
-from stoneware.triton_autotune.kernel_cache import LaunchDescription
+from stoneware.triton_autotune import cache
+from stoneware.triton_autotune.cache import LaunchDescription
 
 LAUNCH = LaunchDescription(
     symbol="kernel", arguments=("a", "n"), parameters="PiPP", block_threads=128, shared_bytes=1024
 )
 CUBIN = bytes(range(256)) * 8
 FROM = {"kernel": "0" * 64, "options": [["num_warps", "int 4"]]}
-NAME = kernel_cache.digest(FROM)
+NAME = cache.digest(FROM)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
-    monkeypatch.setattr(kernel_cache, "_reported", set())
+    monkeypatch.setattr(cache, "_reported", set())
     return tmp_path / "tuning" / "kernels"
 
 
@@ -34,13 +34,13 @@ def path(folder):
 
 
 def write(name=NAME, cubin=CUBIN):
-    kernel_cache.write(name, LAUNCH, cubin, FROM)
+    cache.write(name, LAUNCH, cubin, FROM)
 
 
 def test_what_is_written_is_read(folder):
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
     write()
-    assert kernel_cache.read(NAME) == (LAUNCH, CUBIN)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
     assert os.listdir(folder) == [f"{NAME}.kernel"]
 
 
@@ -55,7 +55,7 @@ def test_every_input_of_the_compiler_changes_the_name():
         {**FROM, "kernel": "1" * 64}, {**FROM, "options": [["num_warps", "int 8"]]},
         {**FROM, "triton": "3.7.0"}, {"kernel": FROM["kernel"]},
     ]
-    assert len({NAME, *map(kernel_cache.digest, other)}) == 5
+    assert len({NAME, *map(cache.digest, other)}) == 5
 
 
 @given(position=st.integers(0, 1 << 20), bit=st.integers(0, 7))
@@ -68,21 +68,21 @@ def test_any_flipped_bit_is_found(tmp_path_factory, position, bit):
         data = bytearray(file.read_bytes())
         data[position % len(data)] ^= 1 << bit
         file.write_bytes(data)
-        assert kernel_cache.read(NAME) is None
+        assert cache.read(NAME) is None
 
 
 @pytest.mark.parametrize("kept", [0, 1, 64, 65, 66, 200, 400, -1], ids=lambda kept: f"{kept}_bytes")
 def test_a_truncated_file_is_found(folder, kept):
     write()
     path(folder).write_bytes(path(folder).read_bytes()[:kept])
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 def test_a_file_of_another_kernel_is_found(folder):
-    other = kernel_cache.digest({"kernel": "f" * 64})
+    other = cache.digest({"kernel": "f" * 64})
     write(other)
     os.rename(folder / f"{other}.kernel", path(folder))
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 def test_damage_is_reported_once_and_healed_by_the_next_write(folder, caplog):
@@ -90,10 +90,10 @@ def test_damage_is_reported_once_and_healed_by_the_next_write(folder, caplog):
     path(folder).write_bytes(b"not a kernel")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert kernel_cache.read(NAME) is None
+            assert cache.read(NAME) is None
     assert len(caplog.records) == 1 and str(path(folder)) in caplog.text
     write()
-    assert kernel_cache.read(NAME) == (LAUNCH, CUBIN)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"name": 3}', b"[" * 100_000, b"\xff\xfe"])
@@ -104,7 +104,7 @@ def test_a_header_that_is_no_launch_is_found(folder, content):
     folder.mkdir(parents=True)
     rest = content + b"\n" + CUBIN
     path(folder).write_bytes(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_a_launch_that_breaks_a_rule_is_refused(change):
 
 
 def test_the_folder_is_bounded_and_the_oldest_go_first(folder, monkeypatch):
-    monkeypatch.setattr(kernel_cache, "MAX_FOLDER_BYTES", 10 * (len(CUBIN) + 500))
-    names = [kernel_cache.digest({"kernel": str(idx)}) for idx in range(30)]
+    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 10 * (len(CUBIN) + 500))
+    names = [cache.digest({"kernel": str(idx)}) for idx in range(30)]
     for idx, name in enumerate(names):
         write(name)
         os.utime(folder / f"{name}.kernel", ns=(idx, idx))
     total = sum(file.stat().st_size for file in folder.iterdir())
-    assert total <= kernel_cache.MAX_FOLDER_BYTES + len(CUBIN) + 500
-    left = [name for name in names if kernel_cache.read(name)]
+    assert total <= cache.MAX_FOLDER_BYTES + len(CUBIN) + 500
+    left = [name for name in names if cache.read(name)]
     assert left == names[-len(left):] and left
 
 
@@ -139,10 +139,10 @@ def test_what_killed_processes_left_counts_and_goes(folder, monkeypatch):
     write()
     (folder / "tmpabc.partial").write_bytes(bytes(1 << 20))
     os.utime(folder / "tmpabc.partial", ns=(1, 1))
-    monkeypatch.setattr(kernel_cache, "MAX_FOLDER_BYTES", 1 << 19)
-    write(kernel_cache.digest({}))
+    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 1 << 19)
+    write(cache.digest({}))
     assert not (folder / "tmpabc.partial").exists()
-    assert kernel_cache.read(NAME) is not None
+    assert cache.read(NAME) is not None
 
 
 def test_a_killed_write_leaves_the_old_file(folder, monkeypatch):
@@ -151,10 +151,10 @@ def test_a_killed_write_leaves_the_old_file(folder, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernel_cache.os, "replace", killed)
+    monkeypatch.setattr(cache.os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         write(cubin=b"other")
-    assert kernel_cache.read(NAME) == (LAUNCH, CUBIN)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
     assert os.listdir(folder) == [f"{NAME}.kernel"]
 
 
@@ -166,14 +166,14 @@ def test_a_folder_that_cannot_be_made_is_reported_once_and_costs_nothing_else(
     with caplog.at_level(logging.WARNING):
         write()
         write()
-        assert kernel_cache.read(NAME) is None
+        assert cache.read(NAME) is None
     assert sum("STONEWARE_CACHE_DIR" in record.message for record in caplog.records) == 1
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
-    monkeypatch.setattr(kernel_cache.environment, "tuning_folder", lambda: None)
+    monkeypatch.setattr(cache.environment, "tuning_folder", lambda: None)
     write()
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import KernelParam, create_function_from_signature
 
-from stoneware.triton_autotune.kernel_specialization import Kinds, Rule, rules_of, specialize
+from stoneware.triton_autotune.specialization import Kinds, Rule, rules_of, specialize
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 DTYPES = [

@@ -1,15 +1,15 @@
 """Measures the configs of a decorated kernel at one call of it.
 
-Hooks are honoured as by triton.autotune: a config's pre_hook, then pre_hook (or reset_to_zero and
-restore_value), then the kernel, then post_hook (or the restoring). Where Stoneware's timer
-measures, only the kernel is between its events.
+Hooks run as under triton.autotune: a config's pre_hook, then pre_hook (or reset_to_zero and
+restore_value), then the kernel, then post_hook (or the restoring). Stoneware's timer times the
+kernel alone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from stoneware.kernels.config import KernelConfig
@@ -17,25 +17,84 @@ from stoneware.kernels.key import KernelKey
 from stoneware.tuning.samples import Run, Sample
 
 BATCH_SIZE = 32
-"""So many configs are timed against each other before their samples are stored. A process that is
-killed loses at most the batch that it was at."""
+"""How many configs are timed against each other before their samples are stored. A process that is
+killed loses at most one batch."""
 
 ROUNDS = 40
 ROUNDS_BEFORE_DROP = 5
 DROP_RATIO = 1.5
-"""A config that is half as slow again as the fastest after five rounds has lost."""
+"""After ROUNDS_BEFORE_DROP rounds, configs slower than this multiple of the fastest are dropped."""
 
 MAX_SECONDS = 3.0
-"""A batch takes no longer, after compiling."""
+"""Longest time for a batch, after compiling."""
 
 QUANTILES = (0.5, 0.25, 0.75)
-"""What is asked of a do_bench: the median, and the ends of the interquartile range, which is the
+"""What a do_bench is asked for: the median and the ends of the interquartile range, which is the
 spread of a sample. (Triton asks for 0.2 and 0.8.)"""
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class Pruning:
+    """Triton's prune_configs_by.
+
+    Raises:
+      TypeError: top_k is neither an int nor a float up to 1.0.
+    """
+
+    early_config_prune: Callable[..., Any] | None = None
+    perf_model: Callable[..., float] | None = None
+    top_k: float = 1.0
+
+    def __post_init__(self) -> None:
+        top_k = self.top_k
+        if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
+            raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> Pruning:
+        try:
+            return cls(**(given or {}))
+        except TypeError as error:
+            if isinstance(given, Mapping) and set(given) <= set(cls.__dataclass_fields__):
+                raise
+            raise ValueError(
+                f"prune_configs_by={given!r} must be a dict with some of "
+                f"{', '.join(cls.__dataclass_fields__)}; correct the name, or leave it out"
+            ) from error
+
+    def __call__(
+        self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The configs that are left.
+
+        Args:
+          configs: all of them.
+          named, kwargs: the positional arguments of the call, by name, and the others.
+        """
+        left = list(configs)
+        if self.early_config_prune:
+            left = list(self.early_config_prune(configs, dict(named), **kwargs))
+            if not left:
+                from triton.runtime.errors import AutotunerError
+
+                raise AutotunerError(
+                    f"early_config_prune must leave at least one config, and left none of "
+                    f"{len(configs)}; have it keep the default"
+                )
+        if self.perf_model:
+            most = self.top_k if type(self.top_k) is int else int(len(left) * self.top_k)
+            if len(left) > max(most, 1):
+                times = {
+                    idx: self.perf_model(**{**named, **kwargs, **config.all_kwargs()})
+                    for idx, config in enumerate(left)
+                }
+                left = [left[idx] for idx in sorted(times, key=times.get)[: max(most, 1)]]
+        return left
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hooks:
     """What runs around each launch while configs are measured.
 
@@ -46,36 +105,39 @@ class Hooks:
 
     pre_hook: Callable[..., Any] | None = None
     post_hook: Callable[..., Any] | None = None
-    reset_to_zero: tuple[str, ...] = ()
-    restore_value: tuple[str, ...] = ()
-    _copies: dict[str, Any] = field(default_factory=dict)
+    reset_to_zero: Sequence[str] = ()
+    restore_value: Sequence[str] = ()
 
     def __bool__(self) -> bool:
         return bool(
             self.pre_hook or self.post_hook or self.reset_to_zero or self.restore_value
         )
 
-    def before(self, arguments: dict[str, Any], *, reset_only: bool = False) -> None:
-        """`reset_only`: for the launch that counts, after which nothing is restored."""
+    def before(self, arguments: dict[str, Any], *, reset_only: bool = False) -> dict[str, Any]:
+        """Runs what comes before a launch; returns copies of the tensors to restore.
+
+        Args:
+          arguments: of the launch, by name.
+          reset_only: for the launch that counts, after which nothing is restored.
+        """
         if self.pre_hook:
-            # As Triton, which passes reset_only where it is true alone.
+            # Triton passes reset_only only where it is true.
             self.pre_hook(arguments, **({"reset_only": True} if reset_only else {}))
-            return
+            return {}
         for name in self.reset_to_zero:
             if arguments.get(name) is not None:
                 arguments[name].zero_()
-        if not reset_only:
-            self._copies = {
-                name: arguments[name].clone()
-                for name in self.restore_value
-                if arguments.get(name) is not None
-            }
+        restored = () if reset_only else self.restore_value
+        return {
+            name: arguments[name].clone() for name in restored if arguments.get(name) is not None
+        }
 
-    def after(self, arguments: dict[str, Any], exception: Exception | None) -> None:
+    def after(
+        self, arguments: dict[str, Any], copies: Mapping[str, Any], exception: Exception | None
+    ) -> None:
         if self.post_hook:
             self.post_hook(arguments, exception=exception)
             return
-        copies, self._copies = self._copies, {}
         for name, copy in copies.items():
             arguments[name].copy_(copy)
 
@@ -87,47 +149,50 @@ class Candidate:
       fn: what is below the decorator, with Triton's `run`.
       config: a triton.Config.
       args, kwargs: of the call, grid and warmup among them.
-      arguments: of the call by name, with the config's.
+      named: the positional arguments by name.
       hooks: the decorator's.
+
+    Attributes:
+      config: the triton.Config.
+      arguments: of the call and the config, by name.
     """
 
     def __init__(
         self, fn: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
-        arguments: Mapping[str, Any], hooks: Hooks,
+        named: Mapping[str, Any], hooks: Hooks,
     ) -> None:
+        self.config = config
         self._fn, self._args, self._hooks = fn, args, hooks
         self._current = {**kwargs, **config.all_kwargs()}
-        self.arguments = {**arguments, **self._current}
-        self._config_hook = config.pre_hook
+        self.arguments = {**named, **self._current}
 
     @property
     def has_hooks(self) -> bool:
-        return bool(self._hooks or self._config_hook)
-
-    def before(self) -> None:
-        if self._config_hook:
-            self._config_hook(self.arguments)
-        self._hooks.before(self.arguments)
+        return bool(self._hooks or self.config.pre_hook)
 
     def kernel(self) -> None:
         self._fn.run(*self._args, **self._current)
 
-    def after(self, exception: Exception | None = None) -> None:
-        self._hooks.after(self.arguments, exception)
+    def around(self, step: Callable[[], Any]) -> Any:
+        """Runs `step` between the hooks, and returns its result."""
+        if self.config.pre_hook:
+            self.config.pre_hook(self.arguments)
+        copies = self._hooks.before(self.arguments)
+        try:
+            result = step()
+        except Exception as error:
+            self._hooks.after(self.arguments, copies, error)
+            raise
+        self._hooks.after(self.arguments, copies, None)
+        return result
 
     def __call__(self) -> None:
-        self.before()
-        try:
-            self.kernel()
-        except Exception as error:
-            self.after(error)
-            raise
-        self.after()
+        self.around(self.kernel)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What became of one config: microseconds, or the text of its failure."""
+    """The result for one config: microseconds, or the text of its failure."""
 
     median_us: float = 0.0
     spread_us: float = 0.0
@@ -138,7 +203,7 @@ class Measured:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """Errors of a config that cannot be compiled or does not fit the GPU; others are errors."""
+    """Errors that only mean that a config cannot be compiled or does not fit the GPU."""
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.errors import OutOfResources, PTXASError
 
@@ -150,7 +215,7 @@ def measure(
     do_bench: Callable[..., Any] | None,
     ordinal: int | None,
 ) -> Iterator[dict[KernelConfig, Measured]]:
-    """Measures every candidate, and gives results as soon as there are some.
+    """Measures every candidate, and yields results as soon as there are some.
 
     Args:
       candidates: by config.
@@ -159,8 +224,8 @@ def measure(
       ordinal: torch's number of the GPU; used without `do_bench`.
 
     Raises:
-      Exception: what a kernel or hook raises beyond `failures()`; what was measured before has been
-        given.
+      Exception: what a kernel or hook raises, except `failures()`. What was measured before has
+        been yielded.
     """
     if do_bench is not None:
         for config, candidate in candidates.items():
@@ -180,6 +245,23 @@ def measure(
         if running:
             timer = timer or _timer(ordinal, any(call.has_hooks for call in candidates.values()))
             yield _timed(timer, running)
+
+
+def triton_benchmark(
+    warmup: int | None, rep: int | None, use_cuda_graph: bool
+) -> Callable[..., Any]:
+    """The do_bench that triton.autotune makes of its deprecated options."""
+
+    def do_bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+        from triton import testing
+
+        rep_ms = 100 if rep is None else rep
+        if use_cuda_graph:
+            return testing.do_bench_cudagraph(kernel_call, rep=rep_ms, quantiles=quantiles)
+        warmup_ms = 25 if warmup is None else warmup
+        return testing.do_bench(kernel_call, warmup=warmup_ms, rep=rep_ms, quantiles=quantiles)
+
+    return do_bench
 
 
 def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Measured:
@@ -209,36 +291,24 @@ def _timer(ordinal: int | None, has_hooks: bool) -> Any:
 
 
 class _BetweenHooks:
-    """A stopwatch that runs a candidate's hooks around what the other one times."""
+    """A stopwatch that runs a candidate's hooks around what another stopwatch times."""
 
     def __init__(self, stopwatch: Any) -> None:
         self._stopwatch = stopwatch
+        self.sm_clock_mhz = stopwatch.sm_clock_mhz
         self.say_waiting = getattr(stopwatch, "say_waiting", None)
 
-    def sm_clock_mhz(self) -> int:
-        return self._stopwatch.sm_clock_mhz()
-
     def warm_up(self, name: Any, call: Candidate) -> None:
-        self._around(call, self._stopwatch.warm_up, name)
+        call.around(lambda: self._stopwatch.warm_up(name, call.kernel))
 
     def time_call(self, name: Any, call: Candidate) -> float:
-        return self._around(call, self._stopwatch.time_call, name)
+        return call.around(lambda: self._stopwatch.time_call(name, call.kernel))
 
     def capture(self, call: Any, num_pairs: int) -> None:
-        """None: hooks are not captured, so nothing is."""
+        """None, so that no CUDA graph is used: hooks cannot be captured."""
 
     def time_graph(self, name: Any, graph: Any) -> float:
         raise AssertionError("nothing is captured")
-
-    def _around(self, call: Candidate, step: Callable[..., Any], name: Any) -> Any:
-        call.before()
-        try:
-            result = step(name, call.kernel)
-        except Exception as error:
-            call.after(error)
-            raise
-        call.after()
-        return result
 
 
 def _timed(timer: Any, running: Mapping[KernelConfig, Candidate]) -> dict[KernelConfig, Measured]:
@@ -251,13 +321,7 @@ def _timed(timer: Any, running: Mapping[KernelConfig, Candidate]) -> dict[Kernel
         )
     except TimingFailed as error:
         raise error.__cause__ from None
-    return {
-        config: Measured(
-            timing.median_us, timing.spread_us, timing.count,
-            timing.sm_clock_mhz_before, timing.sm_clock_mhz_after,
-        )
-        for config, timing in timings.items()
-    }
+    return {config: Measured(**vars(timing)) for config, timing in timings.items()}
 
 
 def sample_of(
@@ -267,15 +331,13 @@ def sample_of(
     failure = measured.failure
     if not failure and not 0 < measured.median_us < float("inf"):
         failure = f"median_us={measured.median_us} must be positive and finite"
-    times = {} if failure else {
-        # To the nanosecond, below which nothing is known.
-        "median_us": max(round(measured.median_us, 3), 0.001),
-        "spread_us": round(measured.spread_us, 3), "count": measured.count,
-    }
     return Sample(
         key=key, config=config, status="failed" if failure else "ok", detail=failure,
         kernel_sha256=kernel_sha256, run=run_id,
-        **{"median_us": 0.0, "spread_us": 0.0, "count": 0, **times},
+        # Rounded to nanoseconds.
+        median_us=0.0 if failure else max(round(measured.median_us, 3), 0.001),
+        spread_us=0.0 if failure else round(measured.spread_us, 3),
+        count=0 if failure else measured.count,
         sm_clock_mhz_before=measured.sm_clock_mhz_before,
         sm_clock_mhz_after=measured.sm_clock_mhz_after,
     )

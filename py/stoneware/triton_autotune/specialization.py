@@ -1,20 +1,19 @@
-"""What Triton compiles a kernel for: of each argument its type and what is known of its value.
+"""What Triton compiles a kernel for: the type of each argument, and what is known of its value.
 
-Triton compiles anew when an int becomes 1 or divisible by 16, outgrows 32 bits, a pointer loses its
-16-byte alignment, a constant changes, and so on (python/src/specialize.cc and
-create_function_from_signature in triton/runtime/jit.py). Two things follow it here:
+Triton compiles again when an int becomes 1 or divisible by 16, outgrows 32 bits, a pointer loses
+its 16-byte alignment, a constant changes, and so on (python/src/specialize.cc and
+create_function_from_signature in triton/runtime/jit.py). Two things here follow it:
 
-`Kinds.of` makes, on the way of every launch, a token of each argument. Equal tokens mean
-that Triton's answer is equal; different tokens may mean the same to it. `specialize` gives Triton's
-answer itself, by which compiled kernels are filed. Anything that is not covered (a subclass of
-Tensor, a tuple, a descriptor, a CPU tensor) gets no token, and Triton runs that call itself. tests
-compare both with Triton's own code.
+`Kinds.of` makes a token of each argument, at every launch. Equal tokens mean that Triton's answer
+is equal; different tokens may mean the same to it. `specialize` gives Triton's answer itself, by
+which compiled kernels are filed. What is not covered (a subclass of Tensor, a tuple, a descriptor,
+a CPU tensor) gets no token, and Triton runs that call. Tests compare both with Triton's own code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -33,12 +32,9 @@ _DTYPES = {
 }
 """torch's dtypes in Triton's names (triton/_utils.py, type_canonicalisation_dict)."""
 
-# Of an int: what Triton sees in it. True and False for "divisible by 16" and not; 1 == True, so the
-# int 1 has a token of its own.
+# Tokens of ints. An int32 has True for "divisible by 16" and else False; the int 1 has its own, since
+# 1 == True.
 _ONE = "1"
-_INT64 = {True: "i64 divisible", False: "i64"}
-_UINT64 = {True: "u64 divisible", False: "u64"}
-_BOOLS = {True: "bool True", False: "bool False"}
 
 Specialization = tuple[str, Any]
 """A type ("*fp16", "i32", "constexpr") and what is known of the value: "D" for a multiple of 16, ""
@@ -59,21 +55,15 @@ class Rule:
 
 def rules_of(jit_function: Any) -> tuple[Rule, ...]:
     """The rules of a triton.runtime.JITFunction, one a parameter."""
+    names = [field.name for field in fields(Rule)]
     return tuple(
-        Rule(
-            name=parameter.name,
-            is_constexpr=bool(parameter.is_constexpr),
-            is_const=bool(parameter.is_const),
-            annotation_type=parameter.annotation_type,
-            do_not_specialize=bool(parameter.do_not_specialize),
-            do_not_specialize_on_alignment=bool(parameter.do_not_specialize_on_alignment),
-        )
+        Rule(**{name: getattr(parameter, name) for name in names})
         for parameter in jit_function.params
     )
 
 
 class Kinds:
-    """Tokens of arguments; made once torch is imported, since it holds torch's tensor types."""
+    """Makes tokens of arguments; imports torch."""
 
     def __init__(self) -> None:
         import torch
@@ -83,15 +73,16 @@ class Kinds:
     def of(
         self, values: Sequence[Any], is_valued: Sequence[bool], tokens: list[Any]
     ) -> list[Any] | None:
-        """Appends a token of each value, and gives what a launch passes for each.
+        """Appends a token of each value to `tokens`.
 
         Args:
           values: of a call, in the order of its layout.
-          is_valued: of each, whether its value counts and not just what Triton sees in it.
-          tokens: to append to; hashable when this returns.
+          is_valued: for each, whether its value counts and not just what Triton sees in it.
+          tokens: each token is hashable.
 
         Returns:
-          The values, with addresses in the place of tensors; None if one has no token.
+          The values as a launch passes them, with addresses in place of tensors; None if a value
+          has no token.
         """
         passed: list[Any] = []
         note, give, tensors = tokens.append, passed.append, self._tensors
@@ -104,10 +95,8 @@ class Kinds:
                     note(_ONE)
                 elif INT32_MIN <= value <= INT32_MAX:
                     note(not value & 15)
-                elif INT64_MIN <= value <= INT64_MAX:
-                    note(_INT64[not value & 15])
-                elif 0 < value <= UINT64_MAX:
-                    note(_UINT64[not value & 15])
+                elif type_name := _int_type(value):
+                    note((type_name, value & 15 == 0))
                 else:
                     return None
                 give(value)
@@ -130,7 +119,7 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
     if value is None:
         return "None"
     if kind is bool:
-        return _BOOLS[value] if valued else "bool"
+        return ("bool", value) if valued else "bool"
     if kind is float:
         # By its digits: 0.0 and -0.0 are equal and not the same constant.
         return ("float", value.hex()) if valued else "float"
@@ -144,17 +133,17 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
 def specialize(rule: Rule, value: Any) -> Specialization | None:
     """What Triton specialises on for an argument; None for a value that has no token above."""
     if rule.is_constexpr:
-        known = _other_token(value, type(value), True) is not None or type(value) is int
+        known = type(value) is int or _other_token(value, type(value), True) is not None
         return ("constexpr", value) if known else None
-    known = rule.annotation_type
-    if known and (known == "u1" or known[:2] in ("fp", "bf")):
-        return known, None
+    annotated = rule.annotation_type
+    if annotated and (annotated == "u1" or annotated[:2] in ("fp", "bf")):
+        return annotated, None
     found = _specialize_value(rule, value)
-    return (known, found[1]) if found and known else found
+    return (annotated, found[1]) if found and annotated else found
 
 
 def _specialize_value(rule: Rule, value: Any) -> Specialization | None:
-    kind, is_special = type(value), not rule.do_not_specialize
+    kind = type(value)
     if value is None:
         return "constexpr", None
     if kind is bool:
@@ -162,21 +151,22 @@ def _specialize_value(rule: Rule, value: Any) -> Specialization | None:
     if kind is float:
         return "fp32", None
     if kind is int:
-        if is_special and value == 1:
+        if value == 1 and not rule.do_not_specialize:
             return "constexpr", 1
-        if INT32_MIN <= value <= INT32_MAX:
-            type_name = "i32"
-        elif INT64_MIN <= value <= INT64_MAX:
-            type_name = "i64"
-        elif 0 < value <= UINT64_MAX:
-            type_name = "u64"
-        else:
-            return None
-        return type_name, _divisibility(rule, value)
+        type_name = _int_type(value)
+        return type_name and (type_name, _divisibility(rule, value))
     if hasattr(value, "data_ptr") and str(value.dtype) in _DTYPES:
         pointee = _DTYPES[str(value.dtype)]
         return ("*k" if rule.is_const else "*") + pointee, _divisibility(rule, value.data_ptr())
     return None
+
+
+def _int_type(value: int) -> str | None:
+    if INT32_MIN <= value <= INT32_MAX:
+        return "i32"
+    if INT64_MIN <= value <= INT64_MAX:
+        return "i64"
+    return "u64" if 0 < value <= UINT64_MAX else None
 
 
 def _divisibility(rule: Rule, number: int) -> str | None:
