@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: whole or not there, checked, bounded, and never in the way."""
+"""Compiled kernels on disk: whole or not there, checked, bounded, this user's, never in the way."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoneware.runtime import private_folder
 from stoneware.triton_autotune import cache
 from stoneware.triton_autotune.cache import LaunchDescription
 
@@ -168,6 +169,56 @@ def test_a_folder_that_cannot_be_made_is_reported_once_and_costs_nothing_else(
         write()
         assert cache.read(NAME) is None
     assert sum("STONEWARE_CACHE_DIR" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702, 0o720, 0o1777], ids=oct)
+def test_a_folder_that_others_can_write_is_neither_read_nor_written(folder, caplog, mode):
+    """Whoever can write there could have a kernel of theirs launched."""
+    write()
+    folder.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert cache.read(NAME) is None
+            write(cache.digest({}))
+    assert os.listdir(folder) == [f"{NAME}.kernel"]
+    assert len(caplog.records) == 1
+    assert str(folder) in caplog.text and f"mode is {mode:04o}" in caplog.text
+    assert "chmod 700" in caplog.text
+    folder.chmod(0o755)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
+
+
+def test_a_folder_of_another_user_is_neither_read_nor_written(folder, monkeypatch, caplog):
+    write()
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        os.chown(folder, 12345, -1)
+    with caplog.at_level(logging.WARNING):
+        assert cache.read(NAME) is None
+        write(cache.digest({}))
+    assert os.listdir(folder) == [f"{NAME}.kernel"]
+    assert len(caplog.records) == 1 and "must belong to user" in caplog.text
+
+
+def test_a_folder_of_root_is_read(folder, monkeypatch):
+    """As in an image that was made with its kernels. Root could write anywhere anyway."""
+    write()
+    status = os.stat(folder)
+    of_root = os.stat_result((*status[:4], 0, *status[5:]))
+    monkeypatch.setattr(private_folder.os, "stat", lambda path: of_root)
+    monkeypatch.setattr(private_folder.os, "geteuid", lambda: 12345)
+    assert private_folder.why_untrusted(folder) is None
+
+
+def test_folders_are_made_for_this_user_alone(folder):
+    before = os.umask(0)
+    try:
+        write()
+    finally:
+        os.umask(before)
+    for made in (folder, folder.parent):
+        assert made.stat().st_mode & 0o777 == 0o700
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
