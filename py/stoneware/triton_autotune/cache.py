@@ -42,7 +42,7 @@ _LOG = logging.getLogger("stoneware.triton_autotune")
 _reported: set[str] = set()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaunchDescription:
     """How a cubin is launched.
 
@@ -54,9 +54,6 @@ class LaunchDescription:
         those of `arguments`, then pointers to scratch memory, which are null.
       block_threads: threads of a block.
       shared_bytes: dynamic shared memory of a block.
-
-    Raises:
-      ValueError: a field breaks its rule.
     """
 
     symbol: str
@@ -65,43 +62,25 @@ class LaunchDescription:
     block_threads: int
     shared_bytes: int
 
-    def __post_init__(self) -> None:
-        names, is_text = self.arguments, isinstance(self.parameters, str)
-        for name, is_right, rule in (
-            ("symbol", isinstance(self.symbol, str) and self.symbol, "a non-empty str"),
-            (
-                "arguments",
-                type(names) is tuple and all(isinstance(item, str) for item in names),
-                "names of parameters",
-            ),
-            (
-                "parameters",
-                is_text and re.fullmatch(f"[Piqf]{{{len(names)}}}P*", self.parameters),
-                f"{len(names)} letters of Piqf, one for each of the arguments, and then only P",
-            ),
-            ("block_threads", self.block_threads in range(1, 1025), "an int from 1 to 1024"),
-            (
-                "shared_bytes", self.shared_bytes in range(INT32_MAX + 1),
-                f"an int from 0 to {INT32_MAX}",
-            ),
-        ):
-            value = getattr(self, name)
-            if not is_right or isinstance(value, (bool, float)):
-                raise ValueError(f"{name}={value!r} must be {rule}")
-
-    @property
-    def num_scratch(self) -> int:
-        """How many pointers to scratch memory follow the arguments."""
-        return len(self.parameters) - len(self.arguments)
-
     @classmethod
     def from_json(cls, data: Any) -> LaunchDescription:
-        known = {field.name for field in fields(cls)}
-        if not isinstance(data, dict) or set(data) != known or type(data["arguments"]) is not list:
-            raise ValueError(
-                f"a launch has the fields {sorted(known)}, arguments a list; found {data!r:.200}"
-            )
-        return cls(**{**data, "arguments": tuple(data["arguments"])})
+        """Raises ValueError if a field is missing or breaks its rule."""
+        match data:
+            case {
+                "symbol": str(symbol), "arguments": [*names], "parameters": str(parameters),
+                "block_threads": int(threads), "shared_bytes": int(shared_bytes), **rest,
+            } if (
+                symbol and not rest and all(isinstance(name, str) for name in names)
+                and re.fullmatch(f"[Piqf]{{{len(names)}}}P*", parameters)
+                and not isinstance(threads, bool) and 1 <= threads <= 1024
+                and not isinstance(shared_bytes, bool) and 0 <= shared_bytes <= INT32_MAX
+            ):
+                return cls(symbol, tuple(names), parameters, threads, shared_bytes)
+        raise ValueError(
+            "a launch must have a symbol, names of arguments, a letter of Piqf for each of them and "
+            "then P for scratch memory, 1 to 1024 threads, and 0 or more bytes of shared memory, "
+            f"and nothing else; found {data!r:.300}"
+        )
 
 
 def digest(compiled_from: Mapping[str, Any]) -> str:

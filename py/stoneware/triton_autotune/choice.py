@@ -24,7 +24,7 @@ from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
-from stoneware.triton_autotune.tuner import Candidate, Measured
+from stoneware.triton_autotune.tuner import Candidate
 from stoneware.tuning import layers, lookup, policy as tuning
 from stoneware.tuning.choose import choose
 from stoneware.tuning.lookup import Found
@@ -32,7 +32,6 @@ from stoneware.tuning.samples import Run, Sample
 
 ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", layers.MEMORY
 
-_MEMORY_RUN = "memory"
 _NOW = "now"
 """The date of what this call or this process alone knows: sorts after every other date."""
 
@@ -380,8 +379,11 @@ class Chooser:
         from stoneware.measuring import search
 
         is_stored = self.cache_results and call.device is not None and call.ordinal is not None
-        run = self._run_on(call.ordinal) if is_stored else None
-        default, right = call.default, _right(call, known)
+        if is_stored and call.ordinal not in self._run:
+            self._run[call.ordinal] = tuner.new_run(call.ordinal)
+        run = self._run[call.ordinal] if is_stored else None
+        sha256 = self.kernel_sha256() if is_stored else ""
+        default, right, place = call.default, _right(call, known), self._place(call)
         racing = list(missing)
         if right:
             best = min(_of_one_run(call, right), key=lambda one: one.median_us)
@@ -398,13 +400,17 @@ class Chooser:
             candidates = {config: call.candidate(call.configs[config]) for config in configs}
             medians: dict[KernelConfig, float | None] = {}
             for batch in tuner.measure(candidates, call.do_bench, call.ordinal):
-                samples = [self._sample(call, run, *item) for item in batch.items()]
+                samples = [
+                    tuner.sample_of(call.key, config, result, sha256, run.id if run else "memory")
+                    for config, result in batch.items()
+                ]
                 timed = {item.config: _of_sample(item, _NOW, MEASURED) for item in samples}
                 known.update(timed)
                 medians.update((config, one.median_us or None) for config, one in timed.items())
                 if run is None:
-                    in_memory = {config: one._replace(source=MEMORY) for config, one in timed.items()}
-                    self._in_memory.setdefault(self._place(call), {}).update(in_memory)
+                    self._in_memory.setdefault(place, {}).update(
+                        (config, one._replace(source=MEMORY)) for config, one in timed.items()
+                    )
                 else:
                     tuning.keep(run, samples)
             return medians
@@ -414,19 +420,6 @@ class Chooser:
             if config in call.configs
         }
         search.run(racing, measure, always=(default,), known=before)
-
-    def _sample(
-        self, call: Call, run: Run | None, config: KernelConfig, measured: Measured
-    ) -> Sample:
-        return tuner.sample_of(
-            call.key, config, measured, self.kernel_sha256() if run else "",
-            run.id if run else _MEMORY_RUN,
-        )
-
-    def _run_on(self, ordinal: int) -> Run:
-        if ordinal not in self._run:
-            self._run[ordinal] = tuner.new_run(ordinal)
-        return self._run[ordinal]
 
     def _say_miss(self, call: Call, mode: str, found: KernelDecision | None) -> None:
         """Says once per kernel that a call is not measured, and what to do about it."""

@@ -206,9 +206,9 @@ def packer(
             raise NotLaunchable(f"{name}={value!r} is passed as {letter}")
         chosen.append(idx)
     # What is fixed and the null pointers follow what is passed, and one call in C picks all.
-    rest = (*fixed, *(0,) * launch.num_scratch)
-    first_null = len(passed) + len(fixed)
-    chosen += range(first_null, first_null + launch.num_scratch)
+    nulls = (0,) * (len(launch.parameters) - len(launch.arguments))
+    rest = (*fixed, *nulls)
+    chosen += range(len(passed) + len(fixed), len(passed) + len(rest))
     if len(chosen) < 2:  # an itemgetter of one gives no tuple
         return lambda values: tuple((*values, *rest)[idx] for idx in chosen)
     pick = operator.itemgetter(*chosen)

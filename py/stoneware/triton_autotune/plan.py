@@ -17,7 +17,7 @@ from stoneware.triton_autotune.call import Layout
 from stoneware.triton_autotune.identity import Identity
 from stoneware.triton_autotune.launch import NotLaunchable
 from stoneware.triton_autotune.specialization import (
-    INT32_MAX, Kinds, Rule, Specialization, rules_of, specialize,
+    INT32_MAX, Kinds, Specialization, specialize,
 )
 from stoneware.tuning import policy as tuning
 
@@ -75,8 +75,8 @@ class FastPath:
             for parameter in fn.signature.parameters.values()
         )
         self._jit = fn if is_plain else None
-        self.rules: tuple[Rule, ...] = rules_of(fn) if is_plain else ()
-        self.constants = tuple(rule.name for rule in self.rules if rule.is_constexpr)
+        self.parameters = {item.name: item for item in fn.params} if is_plain else {}
+        self.constants = [name for name, item in self.parameters.items() if item.is_constexpr]
         self._knobs = triton.knobs
         self._compiled: dict[str, Compiled] = {}
         self._kinds: Kinds | None = None
@@ -136,12 +136,12 @@ class FastPath:
         import triton
 
         specializations: dict[str, Specialization] = {}
-        for rule in self.rules:
-            known = specialize(rule, arguments[rule.name]) if rule.name in arguments else None
+        for name, parameter in self.parameters.items():
+            known = specialize(parameter, arguments[name]) if name in arguments else None
             if known is None:
-                value = arguments.get(rule.name, "missing")
-                raise NotLaunchable(f"{rule.name}={value!r:.100} is Triton's to convert")
-            specializations[rule.name] = known
+                value = arguments.get(name, "missing")
+                raise NotLaunchable(f"{name}={value!r:.100} is Triton's to convert")
+            specializations[name] = known
         compiled_from = {
             "kernel": self.identity().sha256,
             "parameters": [
@@ -212,13 +212,9 @@ class Plan:
         self.config, self.generation = config, -1
         self._fast, self._layout = fast, layout
         self._config_kwargs = config.all_kwargs()
-        parameters = {rule.name for rule in fast.rules}
-        self._config_options = {
-            name: value for name, value in self._config_kwargs.items() if name not in parameters
-        }
-        self._given = {
-            name: value for name, value in self._config_kwargs.items() if name in parameters
-        }
+        self._given, self._config_options = {}, {}
+        for name, value in self._config_kwargs.items():
+            (self._given if name in fast.parameters else self._config_options)[name] = value
         self._globals = fast.identity().global_values
         self._variants: dict[tuple[Any, ...], Variant | None] = {}
         self._lean: Variant | None = None  # the only one, where nothing is asked before a launch

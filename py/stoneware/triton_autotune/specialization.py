@@ -13,7 +13,6 @@ a CPU tensor) gets no token, and Triton runs that call. Tests compare both with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -39,27 +38,6 @@ _ONE = "1"
 Specialization = tuple[str, Any]
 """A type ("*fp16", "i32", "constexpr") and what is known of the value: "D" for a multiple of 16, ""
 for nothing, None where Triton does not look, the value of a constant."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """How Triton treats one parameter of a kernel (its KernelParam)."""
-
-    name: str
-    is_constexpr: bool
-    is_const: bool
-    annotation_type: str
-    do_not_specialize: bool
-    do_not_specialize_on_alignment: bool
-
-
-def rules_of(jit_function: Any) -> tuple[Rule, ...]:
-    """The rules of a triton.runtime.JITFunction, one a parameter."""
-    names = [field.name for field in fields(Rule)]
-    return tuple(
-        Rule(**{name: getattr(parameter, name) for name in names})
-        for parameter in jit_function.params
-    )
 
 
 class Kinds:
@@ -130,19 +108,24 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
     return None
 
 
-def specialize(rule: Rule, value: Any) -> Specialization | None:
-    """What Triton specialises on for an argument; None for a value that has no token above."""
-    if rule.is_constexpr:
+def specialize(parameter: Any, value: Any) -> Specialization | None:
+    """What Triton specialises on for an argument; None for a value that has no token above.
+
+    Args:
+      parameter: triton.runtime.jit.KernelParam.
+      value: what is passed for it.
+    """
+    if parameter.is_constexpr:
         known = type(value) is int or _other_token(value, type(value), True) is not None
         return ("constexpr", value) if known else None
-    annotated = rule.annotation_type
+    annotated = parameter.annotation_type
     if annotated and (annotated == "u1" or annotated[:2] in ("fp", "bf")):
         return annotated, None
-    found = _specialize_value(rule, value)
+    found = _specialize_value(parameter, value)
     return (annotated, found[1]) if found and annotated else found
 
 
-def _specialize_value(rule: Rule, value: Any) -> Specialization | None:
+def _specialize_value(parameter: Any, value: Any) -> Specialization | None:
     kind = type(value)
     if value is None:
         return "constexpr", None
@@ -151,13 +134,13 @@ def _specialize_value(rule: Rule, value: Any) -> Specialization | None:
     if kind is float:
         return "fp32", None
     if kind is int:
-        if value == 1 and not rule.do_not_specialize:
+        if value == 1 and not parameter.do_not_specialize:
             return "constexpr", 1
         type_name = _int_type(value)
-        return type_name and (type_name, _divisibility(rule, value))
+        return type_name and (type_name, _divisibility(parameter, value))
     if hasattr(value, "data_ptr") and str(value.dtype) in _DTYPES:
-        pointee = _DTYPES[str(value.dtype)]
-        return ("*k" if rule.is_const else "*") + pointee, _divisibility(rule, value.data_ptr())
+        pointer = ("*k" if parameter.is_const else "*") + _DTYPES[str(value.dtype)]
+        return pointer, _divisibility(parameter, value.data_ptr())
     return None
 
 
@@ -169,8 +152,8 @@ def _int_type(value: int) -> str | None:
     return "u64" if 0 < value <= UINT64_MAX else None
 
 
-def _divisibility(rule: Rule, number: int) -> str | None:
-    if rule.do_not_specialize:
+def _divisibility(parameter: Any, number: int) -> str | None:
+    if parameter.do_not_specialize:
         return None
-    is_known = not rule.do_not_specialize_on_alignment and number % ALIGNMENT == 0
+    is_known = not parameter.do_not_specialize_on_alignment and number % ALIGNMENT == 0
     return "D" if is_known else ""

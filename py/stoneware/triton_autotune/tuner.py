@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.tuning.samples import Run, Sample
+
+if TYPE_CHECKING:  # measuring is only imported to measure
+    from stoneware.measuring.device_timer import Timing
 
 BATCH_SIZE = 32
 """How many configs are timed against each other before their samples are stored. A process that is
@@ -190,18 +193,6 @@ class Candidate:
         self.around(self.kernel)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The result for one config: microseconds, or the text of its failure."""
-
-    median_us: float = 0.0
-    spread_us: float = 0.0
-    count: int = 0
-    sm_clock_mhz_before: int = 0
-    sm_clock_mhz_after: int = 0
-    failure: str = ""
-
-
 def failures() -> tuple[type[Exception], ...]:
     """Errors that only mean that a config cannot be compiled or does not fit the GPU."""
     from triton.compiler.errors import CompileTimeAssertionFailure
@@ -214,7 +205,7 @@ def measure(
     candidates: Mapping[KernelConfig, Candidate],
     do_bench: Callable[..., Any] | None,
     ordinal: int | None,
-) -> Iterator[dict[KernelConfig, Measured]]:
+) -> Iterator[dict[KernelConfig, Timing | Exception]]:
     """Measures every candidate, and yields results as soon as there are some.
 
     Args:
@@ -223,9 +214,11 @@ def measure(
         Stoneware's timer.
       ordinal: torch's number of the GPU; used without `do_bench`.
 
+    Yields:
+      For some of the configs a timing, or the error of a config that cannot run.
+
     Raises:
-      Exception: what a kernel or hook raises, except `failures()`. What was measured before has
-        been yielded.
+      Exception: what a kernel or hook raises, except `failures()`.
     """
     if do_bench is not None:
         for config, candidate in candidates.items():
@@ -239,12 +232,24 @@ def measure(
             try:
                 candidates[config]()
             except failures() as error:
-                yield {config: _failed(error)}
+                yield {config: error}
             else:
                 running[config] = candidates[config]
         if running:
             timer = timer or _timer(ordinal, any(call.has_hooks for call in candidates.values()))
             yield _timed(timer, running)
+
+
+def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing | Exception:
+    from stoneware.measuring.device_timer import Timing
+
+    try:
+        result = do_bench(candidate, quantiles=QUANTILES)
+    except failures() as error:
+        return error
+    times_ms = [result] * 3 if isinstance(result, int | float) else [*result, result[0], result[0]]
+    median_us, low_us, high_us = (float(value) * 1e3 for value in times_ms[:3])
+    return Timing(median_us, max(high_us - low_us, 0.0), 1)
 
 
 def triton_benchmark(
@@ -262,22 +267,6 @@ def triton_benchmark(
         return testing.do_bench(kernel_call, warmup=warmup_ms, rep=rep_ms, quantiles=quantiles)
 
     return do_bench
-
-
-def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Measured:
-    try:
-        result = do_bench(candidate, quantiles=QUANTILES)
-    except failures() as error:
-        return _failed(error)
-    times_ms = [result] * 3 if isinstance(result, int | float) else [*result, result[0], result[0]]
-    median_us, low_us, high_us = (float(value) * 1e3 for value in times_ms[:3])
-    return Measured(median_us, max(high_us - low_us, 0.0), 1)
-
-
-def _failed(error: Exception) -> Measured:
-    text = f"{type(error).__name__}: {error}"
-    _LOG.info("a config failed: %s", text)
-    return Measured(failure=text[:2000])
 
 
 def _timer(ordinal: int | None, has_hooks: bool) -> Any:
@@ -311,36 +300,38 @@ class _BetweenHooks:
         raise AssertionError("nothing is captured")
 
 
-def _timed(timer: Any, running: Mapping[KernelConfig, Candidate]) -> dict[KernelConfig, Measured]:
+def _timed(timer: Any, running: Mapping[KernelConfig, Candidate]) -> dict[KernelConfig, Timing]:
     from stoneware.measuring.device_timer import TimingFailed
 
     try:
-        timings = timer.time(
+        return timer.time(
             running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
             rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
         )
     except TimingFailed as error:
         raise error.__cause__ from None
-    return {config: Measured(**vars(timing)) for config, timing in timings.items()}
 
 
 def sample_of(
-    key: KernelKey, config: KernelConfig, measured: Measured, kernel_sha256: str, run_id: str
+    key: KernelKey, config: KernelConfig, result: Timing | Exception, kernel_sha256: str,
+    run_id: str,
 ) -> Sample:
     """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
-    failure = measured.failure
-    if not failure and not 0 < measured.median_us < float("inf"):
-        failure = f"median_us={measured.median_us} must be positive and finite"
-    return Sample(
-        key=key, config=config, status="failed" if failure else "ok", detail=failure,
-        kernel_sha256=kernel_sha256, run=run_id,
-        # Rounded to nanoseconds.
-        median_us=0.0 if failure else max(round(measured.median_us, 3), 0.001),
-        spread_us=0.0 if failure else round(measured.spread_us, 3),
-        count=0 if failure else measured.count,
-        sm_clock_mhz_before=measured.sm_clock_mhz_before,
-        sm_clock_mhz_after=measured.sm_clock_mhz_after,
-    )
+    made = {"key": key, "config": config, "kernel_sha256": kernel_sha256, "run": run_id}
+    if isinstance(result, Exception):
+        failure = f"{type(result).__name__}: {result}"[:2000]
+    elif 0 < result.median_us < float("inf"):
+        return Sample(
+            **made, status="ok",
+            # In steps of a nanosecond.
+            median_us=max(round(result.median_us, 3), 0.001), spread_us=round(result.spread_us, 3),
+            count=result.count, sm_clock_mhz_before=result.sm_clock_mhz_before,
+            sm_clock_mhz_after=result.sm_clock_mhz_after,
+        )
+    else:
+        failure = f"median_us={result.median_us} must be positive and finite"
+    _LOG.info("%s of %s failed: %s", config, key.op, failure)
+    return Sample(**made, status="failed", median_us=0.0, spread_us=0.0, count=0, detail=failure)
 
 
 def new_run(ordinal: int) -> Run:
