@@ -70,22 +70,23 @@ class Call:
       configs: the list, as pruned, by what they are in samples; the first is the default.
       device: fingerprint; None without an NVIDIA GPU that our driver module knows.
       ordinal: torch's number of the GPU; None without one.
-      is_capturing: whether the current stream is being captured into a CUDA graph.
       candidate: makes a triton.Config of the list runnable.
-      do_bench: the user's; None for Stoneware's timer.
     """
 
     key: KernelKey
     configs: Mapping[KernelConfig, Any]
     device: DeviceFingerprint | None
     ordinal: int | None
-    is_capturing: bool
     candidate: Callable[[Any], Candidate]
-    do_bench: Callable[..., Any] | None
 
     @property
     def default(self) -> KernelConfig:
         return next(iter(self.configs))
+
+    @property
+    def place(self) -> tuple[KernelKey, int | None]:
+        """Under what its timings are filed in memory."""
+        return self.key, self.ordinal
 
 
 class Timed(NamedTuple):
@@ -201,8 +202,10 @@ def _best(call: Call, timed: Sequence[Timed], found: Found | None = None) -> Ker
     )
 
 
-def _first(call: Call, reason: str) -> KernelDecision:
-    return KernelDecision(config=call.configs[call.default], source=FIRST, reason=reason)
+def _first(
+    call: Call, reason: str = "no timing of a config of the list is known", source: str = FIRST
+) -> KernelDecision:
+    return KernelDecision(config=call.configs[call.default], source=source, reason=reason)
 
 
 def _of_entry(call: Call, found: Found) -> list[Timed]:
@@ -230,11 +233,13 @@ class Chooser:
 
     Attributes:
       kernel_sha256: gives the kernel's digest.
+      do_bench: the user's; None for Stoneware's timer.
       cache_results: whether the user's store is read and written.
     """
 
     kernel_sha256: Callable[[], str]
-    cache_results: bool = True
+    do_bench: Callable[..., Any] | None
+    cache_results: bool
     _run: dict[int, Run] = field(default_factory=dict)
     _in_memory: dict[Any, dict[KernelConfig, Timed]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
@@ -252,10 +257,11 @@ class Chooser:
           Exception: what a kernel or hook raises while it is measured.
         """
         if len(call.configs) == 1:
-            return replace(_first(call, "there is no other"), source=ONLY)
+            return _first(call, "there is no other", ONLY)
         mode = tuning.current_mode()
-        can_measure = call.do_bench is not None or call.ordinal is not None
-        if mode == "on_miss" and can_measure and not call.is_capturing:
+        is_capturing = call.ordinal is not None and tuning.is_capturing()
+        can_measure = self.do_bench is not None or call.ordinal is not None
+        if mode == "on_miss" and can_measure and not is_capturing:
             return self._decide_timed(call, may_measure)
         decision = self._look_up(call)
         is_overlaid = decision is not None and decision.source == layers.OVERLAY
@@ -267,9 +273,25 @@ class Chooser:
             return decision
         if mode == "error_on_miss":
             self._raise_miss(call, decision)
-        self._say_miss(call, mode, decision)
-        decision = decision or _first(call, "no timing of a config of the list is known")
-        return replace(decision, is_provisional=mode == "on_miss" and call.is_capturing)
+        if mode == "on_miss" and is_capturing:
+            self._say(
+                call, "is not measured while a CUDA graph is captured",
+                "call it once before the capture",
+            )
+        elif mode == "on_miss":
+            self._say(
+                call, "is not measured, since there is no GPU",
+                "pass a do_bench=, or the first config of the list runs",
+            )
+        elif decision is None and call.ordinal is not None:
+            self._say(
+                call, "has no timing, so the first config of the list runs",
+                'tune with `with stoneware.tuning("on_miss"):` around the calls, or '
+                "STONEWARE_TUNING=on_miss",
+            )
+        return replace(
+            decision or _first(call), is_provisional=mode == "on_miss" and is_capturing
+        )
 
     def _find(self, call: Call) -> Found | None:
         """The nearest entry that has a config of the list; None without one."""
@@ -301,19 +323,16 @@ class Chooser:
         known = self._known(call)
         missing = _missing(call, known)
         if missing and not may_measure:
-            found = self._look_up(call) or _first(
-                call, "no timing of a config of the list is known"
-            )
+            found = self._look_up(call) or _first(call)
             reason = f"{found.reason}; {len(missing)} of {len(call.configs)} configs would be timed"
             return replace(found, reason=reason)
         if missing:
-            place = self._place(call)
-            with self._measuring.setdefault(place, threading.RLock()):
+            with self._measuring.setdefault(call.place, threading.RLock()):
                 known = self._known(call)  # which another thread may just have completed
                 missing = _missing(call, known)
                 if missing:
                     self._measure(call, missing, known)
-            self._measuring.pop(place, None)
+            self._measuring.pop(call.place, None)
             if tuning.current_overlay() is not None:
                 known = self._known(call)  # the overlay's timings come first there
         return _best(call, _right(call, known)) or _first(
@@ -322,11 +341,8 @@ class Chooser:
             + "; ".join(one.failure for one in known.values())[:500],
         )
 
-    def _place(self, call: Call) -> tuple[KernelKey, int | None]:
-        return call.key, call.ordinal
-
     def _memory(self, call: Call) -> dict[KernelConfig, Timed]:
-        return dict(self._in_memory.get(self._place(call), {}))
+        return dict(self._in_memory.get(call.place, {}))
 
     def _known(self, call: Call) -> dict[KernelConfig, Timed]:
         """Timings and failures of this very kernel, key and device."""
@@ -383,7 +399,7 @@ class Chooser:
             self._run[call.ordinal] = tuner.new_run(call.ordinal)
         run = self._run[call.ordinal] if is_stored else None
         sha256 = self.kernel_sha256() if is_stored else ""
-        default, right, place = call.default, _right(call, known), self._place(call)
+        default, right = call.default, _right(call, known)
         racing = list(missing)
         if right:
             best = min(_of_one_run(call, right), key=lambda one: one.median_us)
@@ -399,7 +415,7 @@ class Chooser:
         def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
             candidates = {config: call.candidate(call.configs[config]) for config in configs}
             medians: dict[KernelConfig, float | None] = {}
-            for batch in tuner.measure(candidates, call.do_bench, call.ordinal):
+            for batch in tuner.measure(candidates, self.do_bench, call.ordinal):
                 samples = [
                     tuner.sample_of(call.key, config, result, sha256, run.id if run else "memory")
                     for config, result in batch.items()
@@ -408,7 +424,7 @@ class Chooser:
                 known.update(timed)
                 medians.update((config, one.median_us or None) for config, one in timed.items())
                 if run is None:
-                    self._in_memory.setdefault(place, {}).update(
+                    self._in_memory.setdefault(call.place, {}).update(
                         (config, one._replace(source=MEMORY)) for config, one in timed.items()
                     )
                 else:
@@ -421,31 +437,11 @@ class Chooser:
         }
         search.run(racing, measure, always=(default,), known=before)
 
-    def _say_miss(self, call: Call, mode: str, found: KernelDecision | None) -> None:
-        """Says once per kernel that a call is not measured, and what to do about it."""
-        op = call.key.op
-        if mode == "on_miss" and call.is_capturing:
-            message = (
-                f"{op}: {call.key.shape} is not measured while a CUDA graph is captured; call it "
-                "once before the capture"
-            )
-        elif mode == "on_miss":
-            message = (
-                f"{op}: without a GPU configs are timed only by do_bench=; the first of the list "
-                "runs"
-            )
-        elif found is None and call.ordinal is not None:
-            message = (
-                f"{op}: no timing is known for {call.key.shape}, so the first config of the list "
-                'runs; tune with `with stoneware.tuning("on_miss"):` around the calls, or '
-                "STONEWARE_TUNING=on_miss"
-            )
-        else:
-            return
-        kind = f"{mode} {call.is_capturing}"
-        if kind not in self._said:
-            self._said.add(kind)
-            _LOG.warning("%s", message)
+    def _say(self, call: Call, what: str, remedy: str) -> None:
+        """Logs a warning, once per kernel."""
+        if what not in self._said:
+            self._said.add(what)
+            _LOG.warning("%s: %s %s; %s", call.key.op, call.key.shape, what, remedy)
 
     def _raise_miss(self, call: Call, found: KernelDecision | None) -> None:
         from stoneware.errors import TuningMissError

@@ -87,7 +87,7 @@ def autotune(
         restore_value=restore_value or (),
     )
     return lambda fn: AutotunedKernel(
-        fn, configs, key, Pruning.of(prune_configs_by), hooks, do_bench, cache_results
+        fn, configs, key, Pruning(prune_configs_by), hooks, do_bench, cache_results
     )
 
 
@@ -164,7 +164,8 @@ class AutotunedKernel:
         checked_names("restore_value", hooks.restore_value, self.arg_names)
         self._pruning, self._hooks = pruning, hooks
         self._chooser = Chooser(
-            kernel_sha256=lambda: self._identity().sha256, cache_results=cache_results
+            kernel_sha256=lambda: self._identity().sha256, do_bench=do_bench,
+            cache_results=cache_results,
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         # By key, GPU and state of `tuning`; each with the generation that it was made for.
@@ -321,8 +322,6 @@ class AutotunedKernel:
             Call(
                 key=key, configs=by_name, ordinal=ordinal, candidate=candidate,
                 device=None if ordinal is None else _fingerprint(ordinal),
-                is_capturing=ordinal is not None and tuning.is_capturing(),
-                do_bench=self.do_bench,
             ),
             may_measure=may_measure,
         )

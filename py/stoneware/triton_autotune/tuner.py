@@ -38,44 +38,31 @@ spread of a sample. (Triton asks for 0.2 and 0.8.)"""
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pruning:
     """Triton's prune_configs_by.
 
     Raises:
       TypeError: top_k is neither an int nor a float up to 1.0.
+      ValueError: it is no dict, or one with another name in it.
     """
 
-    early_config_prune: Callable[..., Any] | None = None
-    perf_model: Callable[..., float] | None = None
-    top_k: float = 1.0
-
-    def __post_init__(self) -> None:
-        top_k = self.top_k
+    def __init__(self, given: Mapping[str, Any] | None) -> None:
+        given = given or {}
+        known = ("early_config_prune", "perf_model", "top_k")
+        if not isinstance(given, Mapping) or set(given) - set(known):
+            raise ValueError(
+                f"prune_configs_by={given!r} must be a dict with some of {', '.join(known)}; "
+                "correct the name, or leave it out"
+            )
+        self.early_config_prune, self.perf_model, _ = map(given.get, known)
+        self.top_k = top_k = given.get("top_k", 1.0)
         if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
             raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Pruning:
-        try:
-            return cls(**(given or {}))
-        except TypeError as error:
-            if isinstance(given, Mapping) and set(given) <= set(cls.__dataclass_fields__):
-                raise
-            raise ValueError(
-                f"prune_configs_by={given!r} must be a dict with some of "
-                f"{', '.join(cls.__dataclass_fields__)}; correct the name, or leave it out"
-            ) from error
 
     def __call__(
         self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """The configs that are left.
-
-        Args:
-          configs: all of them.
-          named, kwargs: the positional arguments of the call, by name, and the others.
-        """
+        """The configs that are left; `named` are a call's positional arguments, by name."""
         left = list(configs)
         if self.early_config_prune:
             left = list(self.early_config_prune(configs, dict(named), **kwargs))
@@ -224,6 +211,8 @@ def measure(
         for config, candidate in candidates.items():
             yield {config: _with_do_bench(candidate, do_bench)}
         return
+    from stoneware.measuring.device_timer import TimingFailed
+
     timer = None
     configs = list(candidates)
     for start in range(0, len(configs), BATCH_SIZE):
@@ -237,7 +226,13 @@ def measure(
                 running[config] = candidates[config]
         if running:
             timer = timer or _timer(ordinal, any(call.has_hooks for call in candidates.values()))
-            yield _timed(timer, running)
+            try:
+                yield timer.time(
+                    running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
+                    rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
+                )
+            except TimingFailed as error:
+                raise error.__cause__ from None
 
 
 def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing | Exception:
@@ -285,7 +280,6 @@ class _BetweenHooks:
     def __init__(self, stopwatch: Any) -> None:
         self._stopwatch = stopwatch
         self.sm_clock_mhz = stopwatch.sm_clock_mhz
-        self.say_waiting = getattr(stopwatch, "say_waiting", None)
 
     def warm_up(self, name: Any, call: Candidate) -> None:
         call.around(lambda: self._stopwatch.warm_up(name, call.kernel))
@@ -294,22 +288,7 @@ class _BetweenHooks:
         return call.around(lambda: self._stopwatch.time_call(name, call.kernel))
 
     def capture(self, call: Any, num_pairs: int) -> None:
-        """None, so that no CUDA graph is used: hooks cannot be captured."""
-
-    def time_graph(self, name: Any, graph: Any) -> float:
-        raise AssertionError("nothing is captured")
-
-
-def _timed(timer: Any, running: Mapping[KernelConfig, Candidate]) -> dict[KernelConfig, Timing]:
-    from stoneware.measuring.device_timer import TimingFailed
-
-    try:
-        return timer.time(
-            running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
-            rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
-        )
-    except TimingFailed as error:
-        raise error.__cause__ from None
+        """None, so that nothing is timed in a CUDA graph: hooks cannot be captured."""
 
 
 def sample_of(
