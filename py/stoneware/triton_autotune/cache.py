@@ -20,7 +20,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,9 @@ class LaunchDescription:
             ):
                 return cls(symbol, tuple(names), parameters, threads, shared_bytes)
         raise ValueError(
-            "a launch must have a symbol, names of arguments, a letter of Piqf for each of them and "
-            "then P for scratch memory, 1 to 1024 threads, and 0 or more bytes of shared memory, "
-            f"and nothing else; found {data!r:.300}"
+            "a launch must have a symbol, names of arguments, parameters (a letter of Piqf for "
+            "each, then P for scratch memory), block_threads from 1 to 1024, shared_bytes from "
+            f"0, and nothing else; found {data!r:.300}"
         )
 
 

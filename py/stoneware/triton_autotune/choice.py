@@ -178,13 +178,7 @@ def _missing(call: Call, known: Mapping[KernelConfig, Timed]) -> list[KernelConf
 
 
 def _best(call: Call, timed: Sequence[Timed], found: Found | None = None) -> KernelDecision | None:
-    """The decision by timings, at least one of them usable; None without.
-
-    Args:
-      call: the call.
-      timed: those of configs of the list that ran.
-      found: the entry that they come from, if they are not of this very key.
-    """
+    """The decision by timings, None without any; `found` is their entry in a table."""
     if not timed:
         return None
     # The canonical order is that of the list, which a table does not know.

@@ -40,7 +40,7 @@ class Compiled(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """`_driver`'s launch, how a call's values become its arguments, and Triton's kernel if known."""
+    """`_driver`'s launch, how to make its arguments from a call, Triton's kernel if known."""
 
     launch: Callable[..., None]
     pack: Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -212,9 +212,9 @@ class Plan:
         self.config, self.generation = config, -1
         self._fast, self._layout = fast, layout
         self._config_kwargs = config.all_kwargs()
-        self._given, self._config_options = {}, {}
+        self._fixed, self._config_options = dict(layout.defaults), {}
         for name, value in self._config_kwargs.items():
-            (self._given if name in fast.parameters else self._config_options)[name] = value
+            (self._fixed if name in fast.parameters else self._config_options)[name] = value
         self._globals = fast.identity().global_values
         self._variants: dict[tuple[Any, ...], Variant | None] = {}
         self._lean: Variant | None = None  # the only one, where nothing is asked before a launch
@@ -261,8 +261,10 @@ class Plan:
 
     def _bound(self, values: Sequence[Any]) -> dict[str, Any]:
         """The value of each parameter: of the call, its defaults and the config."""
-        bound = self._layout.bound(values)
-        bound.update(self._given)
+        bound = dict(zip(self._layout.names, values))
+        for name in self._layout.options:
+            del bound[name]
+        bound.update(self._fixed)
         return bound
 
     def arguments(

@@ -31,8 +31,7 @@ _DTYPES = {
 }
 """torch's dtypes in Triton's names (triton/_utils.py, type_canonicalisation_dict)."""
 
-# Tokens of ints. An int32 has True for "divisible by 16" and else False; the int 1 has its own, since
-# 1 == True.
+# An int32 has the token True if it is divisible by 16, else False; 1 has its own, since 1 == True.
 _ONE = "1"
 
 Specialization = tuple[str, Any]
