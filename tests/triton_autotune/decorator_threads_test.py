@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 
@@ -126,6 +128,29 @@ def test_a_key_that_two_threads_need_is_measured_once(gpu):
         join()
     assert benched == [16, 32, 64]
     assert gpu.order.count("triton") + gpu.order.count("ours") == 3 + 2
+
+
+def test_a_process_forked_during_a_measurement_measures_too(gpu):
+    """The thread that measures, and would give a lock back, does not exist there."""
+    pause = Pause()
+    kernel = kernel_with(pause, "do_bench")
+    tune(kernel, 32)
+    pause.is_on = True
+    join = in_thread(lambda: tune(kernel, 33))
+    assert pause.reached.wait(LIMIT_S)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(LIMIT_S))
+        pause.is_on = False
+        try:
+            tune(kernel, 33)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    pause.let_go.set()
+    join()
+    assert status == 0
 
 
 def test_keys_that_are_measured_at_once_restore_their_own_tensors(gpu):

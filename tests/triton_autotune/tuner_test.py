@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -148,6 +150,30 @@ def test_another_error_propagates_after_what_was_timed_before(timed):
     assert sorted(next(batches)) == [16, 32]
     with pytest.raises(RuntimeError, match="illegal memory access"):
         next(batches)
+
+
+def test_measurements_of_two_threads_take_turns(monkeypatch):
+    """Two at once would time each other."""
+    running, at_once = [], []
+
+    class Timer:
+        def time(self, found, **_):
+            running.append(1)
+            at_once.append(len(running))
+            time.sleep(0.05)
+            running.pop()
+            return {}
+
+    monkeypatch.setattr(tuner, "_timer", lambda ordinal, has_hooks: Timer())
+    threads = [
+        threading.Thread(target=lambda: list(tuner.measure(candidates(Kernel()), None, 0)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert at_once == [1] * 4
 
 
 def test_an_error_reaches_the_post_hook(timed):

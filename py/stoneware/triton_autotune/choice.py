@@ -15,6 +15,7 @@ newest that timed the default, which is timed whenever anything is measured.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -321,12 +322,13 @@ class Chooser:
             reason = f"{found.reason}; {len(missing)} of {len(call.configs)} configs would be timed"
             return replace(found, reason=reason)
         if missing:
-            with self._measuring.setdefault(call.place, threading.RLock()):
+            place = os.getpid(), call.place  # a fork would copy the lock of a thread that it lacks
+            with self._measuring.setdefault(place, threading.RLock()):
                 known = self._known(call)  # which another thread may just have completed
                 missing = _missing(call, known)
                 if missing:
                     self._measure(call, missing, known)
-            self._measuring.pop(call.place, None)
+            self._measuring.pop(place, None)
             if tuning.current_overlay() is not None:
                 known = self._known(call)  # the overlay's timings come first there
         return _best(call, _right(call, known)) or _first(

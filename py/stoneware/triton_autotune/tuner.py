@@ -8,6 +8,7 @@ kernel alone.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,10 @@ MAX_SECONDS = 3.0
 QUANTILES = (0.5, 0.25, 0.75)
 """What a do_bench is asked for: the median and the ends of the interquartile range, which is the
 spread of a sample. (Triton asks for 0.2 and 0.8.)"""
+
+_TIMING = threading.RLock()
+"""Held while Stoneware's timer runs: two at once would time each other, and CUDA graphs cannot be
+captured at once. Only other measurements wait for it; a hook may measure another kernel."""
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -227,12 +232,14 @@ def measure(
         if running:
             timer = timer or _timer(ordinal, any(call.has_hooks for call in candidates.values()))
             try:
-                yield timer.time(
-                    running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
-                    rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
-                )
+                with _TIMING:
+                    timings = timer.time(
+                        running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
+                        rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
+                    )
             except TimingFailed as error:
                 raise error.__cause__ from None
+            yield timings
 
 
 def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing | Exception:
