@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoneware.kernels.key import KernelKey
-from stoneware.runtime.device import cuda_device
+from stoneware.runtime import native
+from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 from stoneware.triton_autotune.call import KernelSignature, Layout, check_given_once, checked_names
 from stoneware.triton_autotune.choice import MEASURED, Call, Chooser, KernelDecision, identify
 from stoneware.triton_autotune.identity import Identity, identity_of, op_name, python_function
@@ -289,14 +290,13 @@ class AutotunedKernel:
         values: Sequence[Any], *, may_measure: bool = True,
     ) -> KernelDecision:
         key, ordinal = self._key(layout, values), _current_device()
-        place = key, ordinal, id(tuning.state())
+        place = key, ordinal, tuning.state()
         generation = tuning.generation()
-        if place in self._decisions:
-            known, made_for = self._decisions[place]
-            # Nothing is newer than what was measured here, whatever samples others have brought.
-            is_measured = known.source == MEASURED and not tuning.wheel_only()
-            if made_for == generation or is_measured:
-                return known
+        known, made_for = self._decisions.get(place, (None, -1))
+        # Nothing is newer than what was measured here, whatever samples others have brought.
+        is_measured = known and known.source == MEASURED and not tuning.wheel_only()
+        if known and (is_measured or made_for == generation):
+            return known
         decision = self._decide_anew(key, ordinal, grid, args, kwargs, may_measure)
         if may_measure and not decision.is_provisional:
             _put(self._decisions, place, (decision, generation))
@@ -367,9 +367,6 @@ def _current_device() -> int | None:
 
 def _fingerprint(ordinal: int) -> Any:
     """The GPU's; None where our driver module does not run, as on another vendor's GPU."""
-    from stoneware.runtime import native
-    from stoneware.runtime.device import DRIVER_MODULE
-
     import torch
 
     if torch.version.hip or native.why_missing(DRIVER_MODULE):
