@@ -22,12 +22,12 @@ import json
 from acme.axpb import axpb
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.triton_autotune import kernel_identity
+from stoneware.triton_autotune.identity import identity_of
 from stoneware.tuning import layers, lookup
 
 h200 = DeviceFingerprint(name="H200 SXM", compute_capability=(9, 0), num_sms=132,
                          l2_bytes=62914560, memory_clock_khz=3201000)
-digest = kernel_identity.kernel_sha256(axpb.fn)
+digest = identity_of(axpb.fn).sha256
 
 def answer(count, digest=digest):
     key = KernelKey(op="acme.axpb:axpb", names=("count",), values=(count,),

@@ -1,4 +1,4 @@
-"""sw.autotune on a GPU: right values whoever launches; streams, graphs, threads, processes."""
+"""sw.autotune on a GPU: correct values on each launch path; streams, graphs, threads, processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def assert_right(kernel, a, b, c, times=3):
 
 
 def test_values_are_right_while_divisibility_changes_from_call_to_call(kernel, monkeypatch):
-    """A kernel for multiples of 16 that runs on other strides or pointers reads wrong elements."""
+    """A kernel compiled for multiples of 16 reads wrong elements with other strides or pointers."""
     launches = Launches(monkeypatch)
     sizes = [(64, 64, 64), (64, 64, 63), (64, 65, 64), (1, 64, 64), (33, 17, 48), (128, 256, 1)]
     num_calls = 0
@@ -73,7 +73,7 @@ def test_values_are_right_while_divisibility_changes_from_call_to_call(kernel, m
 
 
 def test_values_are_right_on_views(kernel):
-    """Other strides, pointers that are not 16-byte aligned, transposes."""
+    """With other strides, transposes, and pointers that are not 16-byte aligned."""
     whole_a, whole_b, _ = tuned_matmul.operands(130, 130, 130)
     for a, b in (
         (whole_a[:64, :64], whole_b[:64, :64]), (whole_a[1:65, 1:65], whole_b[3:67, 1:65]),
@@ -194,7 +194,7 @@ def test_a_kernel_that_adds_is_measured_without_changing_its_result(device, opti
 
 
 def test_scalars_of_every_type_arrive(device, monkeypatch):
-    """int32, int64, unsigned 64-bit, float and None, by us as by Triton."""
+    """int32, int64, unsigned 64-bit, float and None; launched by Triton and by the driver."""
     launches = Launches(monkeypatch)
     kernel = sw.autotune([triton.Config({"UNUSED": 0})], [])(write_scalars)
     for small, large, huge, real in (

@@ -2,16 +2,16 @@
 
     python -m tools.gpu_check.autotune_bench --out DIR
 
-First launch: each decorator tunes once and keeps what it found, in folders of this run; then fresh
-processes, the two by turns, launch the tuned kernel once. Before the clock runs a process has
-imported torch, Triton and Stoneware, decorated the kernel, made the operands and started CUDA; it
-stops when the GPU is done. triton.autotune has cache_results=True.
+First launch: each decorator tunes once and keeps its results, in folders of this run. Then new
+processes, interleaved, launch the tuned kernel once. Before the clock runs a process has imported
+torch, Triton and Stoneware, decorated the kernel, made the operands and started CUDA; it stops when
+the GPU has finished. triton.autotune has cache_results=True.
 
-Each launch: one process, the kernel tuned and launched before; the host's time per call, without
-waiting for the GPU, in rounds of 100 calls of each way by turns.
+Each launch: in one process, with the kernel tuned and launched before. The host's time per call,
+without waiting for the GPU, in interleaved rounds of 100 calls.
 
-Every result is compared with float64; a wrong one makes the exit code 1. Writes
-autotune.json, and autotune.md, which it prints too.
+Every result is compared with float64; a wrong one makes the exit code 1. Writes autotune.json and
+autotune.md, and prints the latter.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from tools.gpu_check import tuned_matmul
 
 OURS, TRITON, JIT = "stoneware.autotune", "triton.autotune", "triton.jit"
 FIRST_LAUNCH_RATIO = 3.0
-"""The goal: triton.autotune's first launch costs at least so many times ours."""
+"""The goal: triton.autotune's first launch costs at least this many times ours."""
 LAUNCH_LIMIT_US = 15.0
 MOST_ERROR = 1e-3
 
-_CALLS_PER_ROUND = 100  # far below the 1024 launches that a stream queues before the host waits
+_CALLS_PER_ROUND = 100  # far fewer than the 1024 that a stream queues before the host waits
 _CHILD_LIMIT_S = 300
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.")
 _DEVICE_ORDINAL = flags.DEFINE_integer("device", 0, "Number of the GPU.")
-_PROCESSES = flags.DEFINE_integer("processes", 7, "Fresh processes of each.", lower_bound=1)
+_PROCESSES = flags.DEFINE_integer("processes", 7, "New processes of each.", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 30, "Rounds of launches.", lower_bound=1)
 _SIZE = flags.DEFINE_integer("size", 512, "M, N and K.", lower_bound=16)
-_COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
-_CHILD = flags.DEFINE_enum("child", None, [OURS, TRITON], "Of this program itself: launch once.")
-_MODE = flags.DEFINE_string("mode", "off", "Of this program itself: tuning mode of the child.")
+_COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program's name.")
+_CHILD = flags.DEFINE_enum("child", None, [OURS, TRITON], "Internal: launch once.")
+_MODE = flags.DEFINE_string("mode", "off", "Internal: tuning mode of the child.")
 
 
 def decorated(name: str) -> Any:
@@ -73,7 +73,7 @@ def _timed_ms(call: Callable[[], object]) -> float:
 
 
 def launch_once(name: str, mode: str) -> dict[str, Any]:
-    """In a fresh process: what the first launch costs, and the second."""
+    """In a new process: what the first launch costs, and the second."""
     from triton.runtime import cache, driver
 
     a, b, c = tuned_matmul.operands(*[_SIZE.value] * 3)
@@ -112,9 +112,9 @@ def _child(name: str, mode: str, environment: Mapping[str, str]) -> dict[str, An
 
 
 def first_launches(folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-    """Of each decorator the results of fresh processes after one that tuned and kept."""
+    """For each decorator the results of new processes, after one that tuned."""
     environment = {
-        # Compiled Python is kept, as in what pip installs; gpu_check's other programs write none.
+        # Bytecode is kept, as pip does; gpu_check's other programs write none.
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "STONEWARE_CACHE_DIR": str(folder / "stoneware"),
@@ -127,16 +127,14 @@ def first_launches(folder: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     results: dict[str, list[dict[str, Any]]] = {OURS: [], TRITON: []}
     order = random.Random(0)
     for process_idx in range(_PROCESSES.value):
-        names = list(results)
-        order.shuffle(names)
-        for name in names:
+        for name in order.sample(list(results), len(results)):
             results[name].append(_child(name, "off", environment))
         logging.info("first launch: process %d/%d", process_idx + 1, _PROCESSES.value)
     return results
 
 
 def launches(folder: pathlib.Path) -> dict[str, list[float]]:
-    """Host time per launch in microseconds, one value a round, of each way."""
+    """Host time per launch in microseconds, one value a round, for each way to launch."""
     os.environ["STONEWARE_CACHE_DIR"] = str(folder / "stoneware")
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
     operands = tuned_matmul.operands(*[_SIZE.value] * 3)
@@ -163,9 +161,7 @@ def launches(folder: pathlib.Path) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = random.Random(0)
     for _ in range(_ROUNDS.value):
-        names = list(calls)
-        order.shuffle(names)
-        for name in names:
+        for name in order.sample(list(calls), len(calls)):
             call = calls[name]
             call()
             torch.cuda.synchronize()
@@ -191,7 +187,12 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def to_markdown(report: Mapping[str, Any]) -> str:
     facts, first = report["machine"], report["first_launch_ms"]
-    lines = [
+    second = report["second_launch_ms"]
+
+    def shown(times: Mapping[str, float], digits: int) -> str:
+        return f"{times['median']:.{digits}f} ± {times['spread']:.{digits}f}"
+
+    return "\n".join([
         f"# sw.autotune on {facts['gpu']}",
         "",
         f"{report['date']}, driver {facts['driver']}, torch {facts['torch']}, Triton "
@@ -201,40 +202,34 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         f"Command: `{report['command']}`",
         "",
         f"First launch in a new process after a persisted tune, milliseconds, "
-        f"{report['processes']} processes each, by turns: median ± interquartile range.",
+        f"{report['processes']} processes each, interleaved: median ± interquartile range.",
         "",
         "| decorator | first launch | second launch |",
         "|---|---|---|",
-    ]
-    for name in (OURS, TRITON):
-        second = report["second_launch_ms"][name]
-        lines.append(
-            f"| {name} | {first[name]['median']:.1f} ± {first[name]['spread']:.1f} "
-            f"| {second['median']:.3f} ± {second['spread']:.3f} |"
-        )
-    lines += [
+        *(
+            f"| {name} | {shown(first[name], 1)} | {shown(second[name], 3)} |"
+            for name in (OURS, TRITON)
+        ),
         "",
         f"triton.autotune costs {report['first_launch_ratio']:.1f} times ours (goal: at least "
         f"{FIRST_LAUNCH_RATIO:g}).",
         "",
-        "Host time per launch, microseconds, by turns: median ± interquartile range.",
+        "Host time per launch, microseconds, interleaved: median ± interquartile range.",
         "",
-        "| way | host time |",
+        "| launched by | host time |",
         "|---|---|",
-    ]
-    lines += [
-        f"| {name} | {times['median']:.1f} ± {times['spread']:.1f} |"
-        for name, times in report["launch_us"].items()
-    ]
-    return "\n".join(lines) + "\n"
+        *(f"| {name} | {shown(times, 1)} |" for name, times in report["launch_us"].items()),
+        "",
+    ])
 
 
 def _report(
     first: Mapping[str, list[dict[str, Any]]], times: Mapping[str, list[float]]
 ) -> dict[str, Any]:
-    first_ms = {
-        name: summary([run["first_launch_ms"] for run in runs]) for name, runs in first.items()
-    }
+    def summaries(of: str) -> dict[str, dict[str, float]]:
+        return {name: summary([run[of] for run in runs]) for name, runs in first.items()}
+
+    first_ms = summaries("first_launch_ms")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": _COMMAND.value or "python -m tools.gpu_check.autotune_bench",
@@ -242,10 +237,7 @@ def _report(
         "size": f"{_SIZE.value} x {_SIZE.value} x {_SIZE.value}, fp16",
         "processes": _PROCESSES.value,
         "first_launch_ms": first_ms,
-        "second_launch_ms": {
-            name: summary([run["second_launch_ms"] for run in runs])
-            for name, runs in first.items()
-        },
+        "second_launch_ms": summaries("second_launch_ms"),
         "first_launch_ratio": first_ms[TRITON]["median"] / first_ms[OURS]["median"],
         "launch_us": {name: summary(values) for name, values in times.items()},
         "runs": first,

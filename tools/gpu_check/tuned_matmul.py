@@ -2,7 +2,7 @@
 
     c[m, n] = sum over k of a[m, k] * b[k, n]
 
-a, b: fp16 of any strides; c: fp16; fp32 accumulator. A program of the grid makes one BM x BN tile.
+a, b: fp16 with any strides; c: fp16; fp32 accumulator. Each program computes one BM x BN tile.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
 
 
 def arguments(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple[Any, ...]:
-    """What the kernel is passed for c = a @ b."""
+    """The arguments of the kernel for c = a @ b."""
     (m, k), n = a.shape, b.shape[1]
     return a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride()
 
@@ -66,6 +66,6 @@ def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 def error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
-    """||c - a @ b|| / ||a @ b||, the product in float64; the fp16 result alone costs some 3e-4."""
+    """||c - a @ b|| / ||a @ b|| in float64; rounding to fp16 alone gives some 3e-4."""
     wanted = a.double() @ b.double()
     return float((c.double() - wanted).norm() / wanted.norm())

@@ -1,10 +1,10 @@
-"""What is known of a decorated kernel, from tables and stores alone: its module is not imported."""
+"""What is known of a decorated kernel, from tables and stores; its module is not imported."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from stoneware.runtime.device import DeviceFingerprint, cuda_device, names_match
 from stoneware.tuning import layers, lookup
 from stoneware.tuning.layers import Source
 from stoneware.tuning.lookup import Found
-from stoneware.tuning.table import Choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +31,17 @@ class KernelAnswer:
 
     def as_dict(self) -> dict[str, Any]:
         found = self.found
-        chosen, *runners_up = found.entry.choices
+        chosen, *runners_up = [
+            {
+                "config": choice.config.to_json(), "median_us": choice.median_us,
+                "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
+            }
+            for choice in found.entry.choices
+        ]
         return {
             "key": self.key.to_json(), "device": self.device.to_json(), "source": found.source,
             "layer": found.layer, "grade": found.grade, "rule": found.entry.rule,
-            "answered_by": found.entry.key.to_json(), "chosen": _as_dict(chosen),
-            "runners_up": [_as_dict(choice) for choice in runners_up],
+            "answered_by": found.entry.key.to_json(), "chosen": chosen, "runners_up": runners_up,
         }
 
     def __str__(self) -> str:
@@ -59,11 +63,11 @@ class KernelAnswer:
 
 
 def explain(op: str, arguments: Sequence[str], device: str | None) -> list[KernelAnswer]:
-    """Asks the look-up for a decorated kernel, for every combination of dtypes that was measured.
+    """Looks up a decorated kernel, for every combination of dtypes that was measured.
 
     Args:
       op: "package.module:function".
-      arguments: each "NAME=VALUE"; a VALUE is JSON, as 128 or true, else text.
+      arguments: each "NAME=VALUE"; a VALUE is JSON, such as 128 or true, else text.
       device: name or alias of a device in the tables, or "cuda" or "cuda:1"; None for each device
         in the tables.
 
@@ -82,45 +86,39 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
             f"op={op!r} must be a kernel that was measured, and no table or store knows it; run it "
             'under stoneware.tuning("on_miss"), or check the spelling: package.module:function'
         )
-    names = sorted({", ".join(family.names) for family in families})
     if not any(set(family.names) == set(values) for family in families):
+        names = sorted({", ".join(family.names) for family in families})
         raise ValueError(
             f"{' '.join(arguments) or 'no KEY=VALUE'} must give each key argument of {op} once: "
             f"{' or '.join(names)}; pass each as NAME=VALUE"
         )
-    devices = _devices(sources, device)
-    answers = list(_answers(op, values, families, devices, sources))
-    if not answers:
-        raise ValueError(
-            f"{' '.join(arguments)} must be of a kind that was measured, and {op} was not with "
-            "such values; sizes may be any integers, other values must be known ones"
-        )
-    return answers
-
-
-def _answers(
-    op: str, values: dict[str, Value], families: Sequence[KernelKey],
-    devices: Sequence[DeviceFingerprint], sources: Sequence[Source],
-) -> Iterator[KernelAnswer]:
-    for fingerprint in devices:
-        for family in families:
-            if set(family.names) != set(values):
-                continue
+    keys = []
+    for family in families:
+        if set(family.names) == set(values):
             key = KernelKey(
                 op=op, names=family.names, dtypes=family.dtypes,
                 values=tuple(values[name] for name in family.names),
             )
-            if key.family != family:
-                continue
-            found = lookup.find(key, fingerprint, sources)
-            if found is not None:
-                yield KernelAnswer(key=key, device=fingerprint, found=found)
+            keys += [key] if key.family == family else []
+    answers = [
+        KernelAnswer(key=key, device=fingerprint, found=found)
+        for fingerprint in _devices(sources, device) for key in keys
+        if (found := lookup.find(key, fingerprint, sources)) is not None
+    ]
+    if not answers:
+        raise ValueError(
+            f"{' '.join(arguments)} must be of a kind that was measured, and {op} was not "
+            "measured with such values; sizes may be any integers, other values must be known ones"
+        )
+    return answers
 
 
 def _argument(text: str) -> tuple[str, Value]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
-        raise ValueError(f"{text!r} must be KEY=VALUE, as M=4096; the keys are the kernel's key=")
+        raise ValueError(
+            f"{text!r} must be KEY=VALUE, such as M=4096, with a key argument of the kernel as KEY"
+        )
     try:
         parsed = json.loads(value)
         check_value(name, parsed)
@@ -129,26 +127,19 @@ def _argument(text: str) -> tuple[str, Value]:
     return name, parsed
 
 
-def _devices(sources: Sequence[Source], name: str | None) -> list[DeviceFingerprint]:
+def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerprint]:
     if name is not None and (match := re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)):
         return [cuda_device(int(match[1] or 0)).fingerprint]
     known = [entries for source in sources for entries in source.table.devices]
-    chosen = [entries for entries in known if name is None or names_match(name, entries.names)]
-    if not chosen:
+    found: list[DeviceFingerprint] = []
+    for entries in known:
+        is_meant = name is None or names_match(name, entries.names)
+        if is_meant and not any(entries.fingerprint.same_hardware(other) for other in found):
+            found.append(entries.fingerprint)
+    if not found:
         names = sorted({other for entries in known for other in entries.names})
         raise ValueError(
             f"--device={name!r} must be a device that was measured, one of {', '.join(names)}, or "
             "'cuda' or 'cuda:1'"
         )
-    found: list[DeviceFingerprint] = []
-    for entries in chosen:
-        if not any(entries.fingerprint.same_hardware(other) for other in found):
-            found.append(entries.fingerprint)
     return found
-
-
-def _as_dict(choice: Choice) -> dict[str, Any]:
-    return {
-        "config": choice.config.to_json(), "median_us": choice.median_us,
-        "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
-    }

@@ -1,4 +1,4 @@
-"""sw.autotune: triton.autotune's decorator with timings that stay, and a short way to the GPU.
+"""sw.autotune: triton.autotune's decorator, with timings that last and short launches.
 
     @sw.autotune(configs=[triton.Config({"BLOCK": 64}), ...], key=["M", "N", "K"])
     @triton.jit
@@ -6,36 +6,36 @@
 
     kernel[grid](a, b, m, n, k)
 
-The way of a launch: the values' kinds (kernel_specialization.py) -> one dict look-up -> `_driver`.
-The first launch of a kind: which config (kernel_choice.py) -> its cubin on disk (kernel_cache.py),
-else Triton compiles, launches, and the cubin is kept. What only Triton can launch, it launches
-each time (kernel_launch.py says what that is). Triton is imported when a kernel is decorated.
+The path of a launch: the kinds of the values (specialization.py) -> one dict look-up -> `_driver`.
+The first launch of a kind: which config (choice.py) -> its cubin on disk (cache.py), else Triton
+compiles and launches, and the cubin is kept. What only Triton can launch, it launches each time
+(launch.py says what that is). Triton is imported when a kernel is decorated.
+
+Threads: no lock is held here, least of all while pruning, hooks or measurements run. A decision or
+plan carries the generation of `tuning` that it was made for. Once the generation has changed, the
+next launch decides again, by a look-up, and keeps the plan if the config is still the same.
 """
 
 from __future__ import annotations
 
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
-from stoneware.runtime.device import cuda_device
-from stoneware.triton_autotune import kernel_call
-from stoneware.triton_autotune.kernel_call import KernelSignature, Layout
-from stoneware.triton_autotune.kernel_choice import Call, Chooser, KernelDecision, identify
-from stoneware.triton_autotune.kernel_identity import (
-    Identity, identity_of, op_name, python_function,
-)
-from stoneware.triton_autotune.kernel_plan import FastPath
-from stoneware.triton_autotune.kernel_tuner import Candidate, Hooks
+from stoneware.runtime import native
+from stoneware.runtime.device import DRIVER_MODULE, cuda_device
+from stoneware.triton_autotune.call import KernelSignature, Layout, check_given_once, checked_names
+from stoneware.triton_autotune.choice import MEASURED, Call, Chooser, KernelDecision, identify
+from stoneware.triton_autotune.identity import Identity, identity_of, op_name, python_function
+from stoneware.triton_autotune.plan import FastPath, Plan
+from stoneware.triton_autotune.tuner import Candidate, Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy as tuning
 
 MAX_DECISIONS = 4096
-"""So many keys a kernel remembers; then all are forgotten and asked for anew."""
+"""Most decisions cached per kernel, and most plans per form of call; past it all are dropped."""
 
 
 def autotune(
@@ -52,7 +52,7 @@ def autotune(
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = True,
 ) -> Callable[[Any], AutotunedKernel]:
-    """Decorates a `triton.jit` kernel with configs of which the fastest known one runs.
+    """Decorates a `triton.jit` kernel; of its configs the fastest known one runs.
 
     Takes the arguments of triton.autotune. By default nothing is measured: timings come from
     `stoneware.tuning(overlay=)`, the user's store, the wheel and other packages' tables, and
@@ -62,11 +62,11 @@ def autotune(
 
     Args:
       configs: triton.Config objects; the first is the default.
-      key: parameters by whose values, beside the dtypes of tensors, timings are filed.
+      key: parameters whose values, besides the dtypes of tensors, identify a problem.
       prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
       reset_to_zero, restore_value: tensors to zero before, or restore after, each measured launch.
-      pre_hook, post_hook: in their place, `pre_hook(arguments, reset_only=...)` and
-        `post_hook(arguments, exception=...)`. Hooks do not switch anything off.
+      pre_hook, post_hook: replace these two: `pre_hook(arguments, reset_only=...)` and
+        `post_hook(arguments, exception=...)`. Timings are kept with hooks, too.
       warmup, rep, use_cuda_graph: deprecated in Triton; measure with triton.testing as it did.
       do_bench: `do_bench(kernel_call, quantiles=(0.5, 0.25, 0.75))`, in milliseconds; None for
         Stoneware's interleaved timer.
@@ -74,90 +74,22 @@ def autotune(
 
     Raises:
       ValueError: `key`, `reset_to_zero` or `restore_value` names no parameter of the kernel.
-      TypeError: what is decorated is no kernel.
+      TypeError: what is decorated is no kernel, or an argument has the wrong type.
     """
     if warmup is not None or rep is not None or use_cuda_graph:
         warnings.warn(
             "warmup, rep and use_cuda_graph are deprecated in triton.autotune, and honoured here; "
             "pass do_bench, or none of them for Stoneware's timer",
-            DeprecationWarning, stacklevel=3,  # of sw.autotune: the package calls this
+            DeprecationWarning, stacklevel=3,  # of sw.autotune, which calls this
         )
-        do_bench = _triton_benchmark(warmup, rep, use_cuda_graph)
-
-    def decorate(fn: Any) -> AutotunedKernel:
-        return AutotunedKernel(
-            fn, configs, key, Pruning.of(prune_configs_by),
-            Hooks(
-                pre_hook=pre_hook, post_hook=post_hook,
-                reset_to_zero=tuple(reset_to_zero or ()), restore_value=tuple(restore_value or ()),
-            ),
-            do_bench, cache_results,
-        )
-
-    return decorate
-
-
-def _triton_benchmark(
-    warmup: int | None, rep: int | None, use_cuda_graph: bool
-) -> Callable[..., Any]:
-    def do_bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
-        from triton import testing
-
-        rep_ms = 100 if rep is None else rep
-        if use_cuda_graph:
-            return testing.do_bench_cudagraph(kernel_call, rep=rep_ms, quantiles=quantiles)
-        warmup_ms = 25 if warmup is None else warmup
-        return testing.do_bench(kernel_call, warmup=warmup_ms, rep=rep_ms, quantiles=quantiles)
-
-    return do_bench
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """Triton's prune_configs_by."""
-
-    early_config_prune: Callable[..., Any] | None = None
-    perf_model: Callable[..., float] | None = None
-    top_k: float = 1.0
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Pruning:
-        given = given or {}
-        known = ("early_config_prune", "perf_model", "top_k")
-        if not isinstance(given, Mapping) or set(given) - set(known):
-            raise ValueError(
-                f"prune_configs_by={given!r} must be a dict with some of {', '.join(known)}; "
-                "correct the name, or leave it out"
-            )
-        top_k = given.get("top_k", 1.0)
-        if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
-            raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
-        return cls(given.get("early_config_prune"), given.get("perf_model"), top_k)
-
-    def __call__(
-        self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
-        """The configs that are left; `named` are the positional arguments, as in Triton."""
-        left = list(configs)
-        if self.early_config_prune:
-            left = list(self.early_config_prune(configs, dict(named), **kwargs))
-            if not left:
-                from triton.runtime.errors import AutotunerError
-
-                raise AutotunerError(
-                    f"early_config_prune must leave at least one config, and left none of "
-                    f"{len(configs)}; have it keep the default"
-                )
-        if self.perf_model:
-            most = self.top_k if type(self.top_k) is int else int(len(left) * self.top_k)
-            if len(left) > max(most, 1):
-                times = [
-                    self.perf_model(**{**named, **kwargs, **config.all_kwargs()})
-                    for config in left
-                ]
-                order = sorted(range(len(left)), key=times.__getitem__)
-                left = [left[idx] for idx in order[: max(most, 1)]]
-        return left
+        do_bench = triton_benchmark(warmup, rep, use_cuda_graph)
+    hooks = Hooks(
+        pre_hook=pre_hook, post_hook=post_hook, reset_to_zero=reset_to_zero or (),
+        restore_value=restore_value or (),
+    )
+    return lambda fn: AutotunedKernel(
+        fn, configs, key, Pruning(prune_configs_by), hooks, do_bench, cache_results
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +134,7 @@ class AutotunedKernel:
       configs: as given.
       keys, key_idx: the key arguments, and their positions in the kernel's signature.
       arg_names: of the kernel.
-      best_config: the config of the last first call of a kind; None before.
+      best_config: the config that was decided last; None before.
       configs_timings: of the last decision, {triton.Config: median in ms}.
     """
 
@@ -210,8 +142,6 @@ class AutotunedKernel:
         self, fn: Any, configs: Sequence[Any], key: Sequence[str], pruning: Pruning, hooks: Hooks,
         do_bench: Callable[..., Any] | None, cache_results: bool,
     ) -> None:
-        import triton
-
         self.base_fn = python_function(fn)
         if not hasattr(fn, "arg_names"):
             raise TypeError(
@@ -220,18 +150,7 @@ class AutotunedKernel:
             )
         self.fn, self.op = fn, op_name(fn)
         self.arg_names = list(fn.arg_names)
-        if not isinstance(configs, (list, tuple)):
-            raise TypeError(
-                f"configs={configs!r} must be a list of triton.Config, not "
-                f"{type(configs).__name__}; write configs=[triton.Config(...), ...]"
-            )
-        for idx, config in enumerate(configs):
-            if not isinstance(config, triton.Config):
-                raise TypeError(
-                    f"configs[{idx}]={config!r} must be a triton.Config, not "
-                    f"{type(config).__name__}; write triton.Config({{...}})"
-                )
-        self.configs = list(configs) or [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
+        self.configs = _checked_configs(configs)
         self.do_bench, self.cache_results = do_bench, cache_results
         self.best_config: Any = None
         self.configs_timings: dict[Any, float] = {}
@@ -242,17 +161,17 @@ class AutotunedKernel:
             inspect.signature(self.base_fn), key, self._fast.constants
         )
         self.keys, self.key_idx = list(self._signature.key_names), self._signature.key_idx
-        for parameter in ("reset_to_zero", "restore_value"):
-            kernel_call.checked_names(parameter, getattr(hooks, parameter), self.arg_names)
+        checked_names("reset_to_zero", hooks.reset_to_zero, self.arg_names)
+        checked_names("restore_value", hooks.restore_value, self.arg_names)
         self._pruning, self._hooks = pruning, hooks
         self._chooser = Chooser(
-            kernel_sha256=lambda: self._identity().sha256, cache_results=cache_results
+            kernel_sha256=lambda: self._identity().sha256, do_bench=do_bench,
+            cache_results=cache_results,
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
-        self._decisions: dict[Any, KernelDecision] = {}
+        # By key, GPU and state of `tuning`; each with the generation that it was made for.
+        self._decisions: dict[Any, tuple[KernelDecision, int]] = {}
         self._known_identity: Identity | None = None
-        self._generation = tuning.generation()
-        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"AutotunedKernel({self.op}, {len(self.configs)} configs, key={self.keys})"
@@ -268,7 +187,7 @@ class AutotunedKernel:
         )
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        """Launches the kernel; what decorators above this one call.
+        """Launches the kernel; decorators above this one call it.
 
         Returns:
           Triton's compiled kernel; None if it was launched from disk and Triton knows none.
@@ -282,7 +201,7 @@ class AutotunedKernel:
         return self._launch(grid, args, kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Compiles every config that pruning leaves, and launches none; as Triton's."""
+        """Compiles every config that pruning leaves, and launches none, like Triton's."""
         named = dict(zip(self.arg_names, args))
         return [
             self.fn.warmup(*args, **kwargs, **config.all_kwargs())
@@ -299,51 +218,53 @@ class AutotunedKernel:
         values, layout = self._values(args, kwargs)
         decision = self._decide(grid, args, kwargs, layout, values, may_measure=False)
         run = {**dict(zip(self.arg_names, args)), **kwargs, "grid": grid, "warmup": False}
-        compiled = self._fast.where(layout, values, decision.config, run)
         return KernelExplanation(
             key=self._key(layout, values), decision=decision,
-            kernel_sha256=self._identity().sha256, compiled=compiled,
+            kernel_sha256=self._identity().sha256,
+            compiled=self._fast.where(layout, values, decision.config, run),
         )
 
     @property
     def cache(self) -> dict[KernelKey, Any]:
-        """The config of each key that was decided in this process and still holds."""
-        with self._lock:
-            return {key[0]: decision.config for key, decision in self._decisions.items()}
+        """The config that was decided last for each key, in this process."""
+        return {place[0]: decision.config for place, (decision, _) in [*self._decisions.items()]}
 
     def _launch(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if tuning.generation() != self._generation:
-            self._forget()
         values, layout = self._values(args, kwargs)
         kinds = self._fast.kinds(layout, values)
-        if kinds is not None:
-            plan = layout.plans.get(kinds[0])
-            if plan is not None and not self._fast.must_ask_triton():
-                return plan(grid, kinds, values, args, kwargs)
-        return self._first_launch(grid, args, kwargs, layout, values, kinds)
+        if kinds is None or self._fast.must_ask_triton():
+            return self._launch_by_triton(grid, args, kwargs, layout, values)
+        plan = layout.plans.get(kinds[0])
+        if plan is None or plan.generation != tuning.generation():
+            plan = self._plan(grid, args, kwargs, layout, values, kinds)
+        return plan(grid, kinds, values, args, kwargs)
 
-    def _first_launch(
+    def _plan(
         self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
         values: Sequence[Any], kinds: Any,
-    ) -> Any:
+    ) -> Plan:
+        generation = tuning.generation()
         decision = self._decide(grid, args, kwargs, layout, values)
-        config = self.best_config = decision.config
-        if kinds is not None:
-            plan = self._fast.plan(layout, config)
-            with self._lock:
-                # Not if another thread has brought new samples since it was decided.
-                if self._decisions.get(self._place(layout, values)) is decision:
-                    if len(layout.plans) >= MAX_DECISIONS:
-                        layout.plans.clear()
-                    plan = layout.plans.setdefault(kinds[0], plan)
-            if not self._fast.must_ask_triton():
-                return plan(grid, kinds, values, args, kwargs)
+        self.best_config = decision.config
+        plan = layout.plans.get(kinds[0])
+        if plan is None or plan.config is not decision.config:
+            plan = Plan(self._fast, layout, decision.config)
+        if not decision.is_provisional:
+            plan.generation = generation
+            _put(layout.plans, kinds[0], plan)
+        return plan
+
+    def _launch_by_triton(
+        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
+        values: Sequence[Any],
+    ) -> Any:
+        config = self._decide(grid, args, kwargs, layout, values).config
+        self.best_config = config
+        options = config.all_kwargs()
         if config.pre_hook is not None:
-            config.pre_hook(
-                {**dict(zip(self.arg_names, args)), **kwargs, "grid": grid, "warmup": False,
-                 **config.all_kwargs()}
-            )
-        return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **config.all_kwargs())
+            named = dict(zip(self.arg_names, args))
+            config.pre_hook({**named, **kwargs, "grid": grid, "warmup": False, **options})
+        return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **options)
 
     def _values(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -352,84 +273,89 @@ class AutotunedKernel:
         if layout is None:
             layout = self._signature.layout(len(args), tuple(kwargs))
             for config in self.configs:
-                kernel_call.conflicts(layout.names, config.all_kwargs())
+                check_given_once(layout.names, config.all_kwargs())
             layout = self._layouts.setdefault((len(args), *kwargs), layout)
         return (*args, *kwargs.values()) if kwargs else args, layout
 
     def _key(self, layout: Layout, values: Sequence[Any]) -> KernelKey:
         return self._signature.key(self.op, layout.bound(values))
 
-    def _place(self, layout: Layout, values: Sequence[Any]) -> tuple[KernelKey, int | None, int]:
-        """Under what a decision is filed: key, GPU, and the state of `sw.tuning`."""
-        return self._key(layout, values), _current_device(), id(tuning.state())
-
     def _identity(self) -> Identity:
         if self._known_identity is None:
             self._known_identity = identity_of(self.fn)
         return self._known_identity
 
-    def _forget(self) -> None:
-        with self._lock:
-            self._generation = tuning.generation()
-            for layout in list(self._layouts.values()):
-                layout.plans.clear()
-            self._decisions.clear()
-
     def _decide(
         self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
         values: Sequence[Any], *, may_measure: bool = True,
     ) -> KernelDecision:
-        if tuning.generation() != self._generation:
-            self._forget()
-        with self._lock:
-            place = key, ordinal, _ = self._place(layout, values)
-            known = self._decisions.get(place)
-            if known is not None:
-                return known
-            generation = tuning.generation()
-            decision = self._decide_anew(key, grid, args, kwargs, ordinal, may_measure)
-            if not decision.is_provisional and may_measure:
-                if len(self._decisions) >= MAX_DECISIONS:
-                    self._decisions.clear()
-                self._decisions[place] = decision
-                if tuning.generation() != generation:
-                    self._forget()  # what was measured just now is news to the other plans
-                    self._decisions[place] = decision
-            return decision
+        key, ordinal = self._key(layout, values), _current_device()
+        place = key, ordinal, tuning.state()
+        generation = tuning.generation()
+        known, made_for = self._decisions.get(place, (None, -1))
+        # Nothing is newer than what was measured here, whatever samples others have brought.
+        is_measured = known and known.source == MEASURED and not tuning.wheel_only()
+        if known and (is_measured or made_for == generation):
+            return known
+        decision = self._decide_anew(key, ordinal, grid, args, kwargs, may_measure)
+        if may_measure and not decision.is_provisional:
+            _put(self._decisions, place, (decision, generation))
+        return decision
 
     def _decide_anew(
-        self, key: KernelKey, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
-        ordinal: int | None, may_measure: bool,
+        self, key: KernelKey, ordinal: int | None, grid: Any, args: tuple[Any, ...],
+        kwargs: dict[str, Any], may_measure: bool,
     ) -> KernelDecision:
         named = dict(zip(self.arg_names, args))
         run_kwargs = {**kwargs, "grid": grid, "warmup": False}
         configs = self.configs
         if len(configs) > 1:
             configs = self._pruning(configs, named, run_kwargs)
-        used: list[Candidate] = []
+        measured = []
 
         def candidate(config: Any) -> Candidate:
-            used.append(Candidate(self.fn, config, args, run_kwargs, named, self._hooks))
-            return used[-1]
+            measured.append(config)
+            return Candidate(self.fn, config, args, run_kwargs, named, self._hooks)
 
-        by_name: dict[KernelConfig, Any] = identify(configs)
+        by_name = identify(configs)
         decision = self._chooser.decide(
             Call(
                 key=key, configs=by_name, ordinal=ordinal, candidate=candidate,
                 device=None if ordinal is None else _fingerprint(ordinal),
-                is_capturing=ordinal is not None and tuning.is_capturing(),
-                do_bench=self.do_bench,
             ),
             may_measure=may_measure,
         )
         self.configs_timings = {
             by_name[config]: median_us / 1e3 for config, median_us, _ in decision.choices
         }
-        if used:
+        if measured:
             self._hooks.before(
                 {**named, **run_kwargs, **decision.config.all_kwargs()}, reset_only=True
             )
         return decision
+
+
+def _put(known: dict[Any, Any], place: Any, value: Any) -> None:
+    if len(known) >= MAX_DECISIONS and place not in known:
+        known.clear()
+    known[place] = value
+
+
+def _checked_configs(configs: Sequence[Any]) -> list[Any]:
+    import triton
+
+    if not isinstance(configs, (list, tuple)):
+        raise TypeError(
+            f"configs={configs!r} must be a list of triton.Config, not {type(configs).__name__}; "
+            "write configs=[triton.Config(...), ...]"
+        )
+    for idx, config in enumerate(configs):
+        if not isinstance(config, triton.Config):
+            raise TypeError(
+                f"configs[{idx}]={config!r} must be a triton.Config, not "
+                f"{type(config).__name__}; write triton.Config({{...}})"
+            )
+    return list(configs) or [triton.Config({}, num_warps=4, num_stages=3, num_ctas=1)]
 
 
 def _current_device() -> int | None:
@@ -441,9 +367,6 @@ def _current_device() -> int | None:
 
 def _fingerprint(ordinal: int) -> Any:
     """The GPU's; None where our driver module does not run, as on another vendor's GPU."""
-    from stoneware.runtime import native
-    from stoneware.runtime.device import DRIVER_MODULE
-
     import torch
 
     if torch.version.hip or native.why_missing(DRIVER_MODULE):

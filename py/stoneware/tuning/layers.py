@@ -157,7 +157,7 @@ def table_of_store(store: Store, op: str) -> Table:
     place = str(store.path), op
     cached = _tables_of_stores.get(place)
     if cached is None or cached[0] != stamp or cached[1] is not wheel:
-        # Those of a decorated kernel are asked for by themselves, too (kernel_sources.py).
+        # Those of a decorated kernel are asked for by themselves, too (triton_autotune).
         samples = samples_of_store(store, op) if is_kernel(op) else store.samples(op)
         cached = stamp, wheel, table_of_samples(op, samples if stamp else (), known=wheel)
         _tables_of_stores[place] = cached

@@ -14,9 +14,9 @@ from triton.runtime.errors import OutOfResources
 from stoneware.errors import TuningMissError
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
-from stoneware.triton_autotune import kernel_tuner
+from stoneware.triton_autotune import tuner
 from stoneware.triton_autotune.decorator import autotune
-from stoneware.triton_autotune.kernel_identity import kernel_sha256
+from stoneware.triton_autotune.identity import identity_of
 from stoneware.tuning import layers, policy as tuning, store
 from stoneware.tuning.samples import Sample
 
@@ -45,7 +45,7 @@ def sample(block, median_us, n=33, run=0, spread_us=0.0, sha256=None, status="ok
         ),
         config=KernelConfig(kwargs=(("BLOCK", block),)), median_us=median_us if is_ok else 0,
         spread_us=spread_us, count=int(is_ok), status=status, run=run_of(run).id,
-        kernel_sha256=kernel_sha256(scale) if sha256 is None else sha256,
+        kernel_sha256=identity_of(scale).sha256 if sha256 is None else sha256,
     )
 
 
@@ -503,7 +503,7 @@ def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
         call(kernel)
     names = {"rep": 9} if "use_cuda_graph" in options else {"warmup": 3, "rep": 7}
     wanted = "do_bench_cudagraph" if "use_cuda_graph" in options else "do_bench"
-    assert seen == [(wanted, {**names, "quantiles": kernel_tuner.QUANTILES})] * 3
+    assert seen == [(wanted, {**names, "quantiles": tuner.QUANTILES})] * 3
 
 
 def test_configs_that_differ_in_their_hook_alone_are_both_measured(gpu):
@@ -514,7 +514,7 @@ def test_configs_that_differ_in_their_hook_alone_are_both_measured(gpu):
     configs = [triton.Config({"BLOCK": 16}, pre_hook=hook) for hook in (None, one)]
 
     def bench(candidate, quantiles):
-        benched.append(candidate._config_hook)
+        benched.append(candidate.config.pre_hook)
         return 2.0 - len(benched) / 2
 
     with tuning.tuning("on_miss"):

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoneware.triton_autotune import kernel_call
-from stoneware.triton_autotune.kernel_call import OMITTED, KernelSignature
+from stoneware.triton_autotune.call import KernelSignature, checked_names
 
 KINDS = inspect.Parameter
 VALUES = st.one_of(
@@ -76,9 +75,8 @@ def test_a_key_is_what_bind_and_apply_defaults_give(call):
         (name, bound.arguments[name].dtype) for name in signature.parameters
         if hasattr(bound.arguments.get(name), "dtype")
     )
-    assert layout.options(values) == {
-        name: value for name, value in kwargs.items() if name not in signature.parameters
-    }
+    assert layout.bound(values) == bound.arguments
+    assert set(layout.options) == set(kwargs) - set(signature.parameters)
 
 
 @given(calls())
@@ -109,14 +107,14 @@ def test_one_call_written_in_different_ways_has_one_key():
 def test_an_argument_that_is_left_to_the_config_is_none_in_the_key():
     assert key_of(["n", "a"], b=1) == (None, None)
     layout = KernelSignature(inspect.signature(kernel), []).layout(0, ())
-    assert layout.bound(()) == [OMITTED, OMITTED, OMITTED, 2, 3]
+    assert layout.bound(()) == {"scale": 2, "m": 3}
 
 
 @pytest.mark.parametrize("parameter", ["key", "reset_to_zero", "restore_value"])
 def test_an_unknown_name_is_refused_with_the_known_ones(parameter):
     with pytest.raises(ValueError, match=rf"{parameter} must name.*'nn'.*a, b, n, scale, m"):
         known = list(inspect.signature(kernel).parameters)
-        kernel_call.checked_names(parameter, ["n", "nn"], known)
+        checked_names(parameter, ["n", "nn"], known)
 
 
 def test_a_name_given_twice_is_refused():

@@ -13,8 +13,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.triton_autotune import decorator, kernel_launch, kernel_plan
-from stoneware.triton_autotune.kernel_specialization import Kinds
+from stoneware.triton_autotune import decorator, launch, plan
+from stoneware.triton_autotune.specialization import Kinds
 
 FINGERPRINT = DeviceFingerprint(
     name="Test GPU", compute_capability=(9, 0), num_sms=132, l2_bytes=50 << 20,
@@ -102,12 +102,14 @@ class FakeGpu:
 
     # _driver.
     def Kernel(self, cubin: bytes, symbol: str, parameters: str, *_: Any) -> Any:
-        def launch(device: int, stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
+        def launch_kernel(
+            device: int, stream: int, x: int, y: int, z: int, *arguments: Any
+        ) -> None:
             assert len(arguments) == len(parameters)
             self.launches.append((symbol, device, stream, (x, y, z), arguments))
             self.order.append("ours")
 
-        return types.SimpleNamespace(launch=launch)
+        return types.SimpleNamespace(launch=launch_kernel)
 
     def install(self, monkeypatch: Any) -> None:
         """For the test that `monkeypatch` belongs to."""
@@ -118,7 +120,7 @@ class FakeGpu:
         monkeypatch.setattr(driver, "_active", self)
         monkeypatch.setattr(driver, "_default", self)
         monkeypatch.setattr(
-            kernel_launch, "native",
+            launch, "native",
             types.SimpleNamespace(why_missing=lambda name: None, load=lambda name: self),
         )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
@@ -126,7 +128,7 @@ class FakeGpu:
         monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: FINGERPRINT)
         gpu = self
 
-        def start(fast: kernel_plan.FastPath) -> bool:
+        def start(fast: plan.FastPath) -> bool:
             if fast._jit is None:
                 return False
             fast._kinds = Kinds()
@@ -134,4 +136,4 @@ class FakeGpu:
             fast._device, fast.stream = (lambda: gpu.ordinal), (lambda device: STREAM)
             return True
 
-        monkeypatch.setattr(kernel_plan.FastPath, "_start", start)
+        monkeypatch.setattr(plan.FastPath, "_start", start)

@@ -2,11 +2,12 @@
 
     <tuning folder>/kernels/<sha256 of what it was compiled from>.kernel
 
-A file is three parts: a line with the sha256 of the rest, a line of JSON (the launch), the cubin.
+A file has three parts: a line with the sha256 of the rest, a line of JSON (the launch), the cubin.
 It is written under another name and renamed, so a reader sees all of it or nothing. Each file is
 checked when it is read; one that is damaged, cut short or of another kernel is reported once and
-compiled anew. The folder is bounded: past MAX_FOLDER_BYTES the files written longest ago go.
-Nothing here runs what it reads but the GPU; there is no pickle and no eval.
+compiled anew. The digest protects against damage, not against people: a folder that other users can
+write is not used at all. The size of the folder is bounded: past MAX_FOLDER_BYTES the oldest files
+are deleted. There is no pickle and no eval.
 """
 
 from __future__ import annotations
@@ -16,33 +17,32 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoneware.runtime import environment, regular_file
+from stoneware.runtime import environment, private_folder, regular_file
 from stoneware.runtime.canonical import canonical_json
-from stoneware.triton_autotune.kernel_specialization import INT32_MAX
+from stoneware.triton_autotune.specialization import INT32_MAX
 
 FORMAT = 1
-"""Part of every digest: files of another format are not found, and go with the oldest."""
+"""Part of every digest: files of another format are not found, and are deleted in time."""
 
 MAX_FOLDER_BYTES = 256 << 20
 _KEPT_FRACTION = 0.9
-"""How full the folder is left, so that not every file written makes one go."""
+"""How full the folder is left, so that not every write deletes a file."""
 
 _SUFFIX = ".kernel"
 _PARTIAL_SUFFIX = ".partial"
-_MAX_BLOCK_THREADS = 1024
-_LETTERS = "Piqf"
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 _reported: set[str] = set()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaunchDescription:
     """How a cubin is launched.
 
@@ -54,9 +54,6 @@ class LaunchDescription:
         those of `arguments`, then pointers to scratch memory, which are null.
       block_threads: threads of a block.
       shared_bytes: dynamic shared memory of a block.
-
-    Raises:
-      TypeError, ValueError: a field breaks its rule.
     """
 
     symbol: str
@@ -65,39 +62,25 @@ class LaunchDescription:
     block_threads: int
     shared_bytes: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.symbol, str) or not self.symbol:
-            raise ValueError(f"symbol={self.symbol!r} must be a non-empty str")
-        if not isinstance(self.arguments, tuple) or not all(
-            isinstance(name, str) for name in self.arguments
-        ):
-            raise TypeError(f"arguments={self.arguments!r} must be names of parameters")
-        if not isinstance(self.parameters, str) or self.parameters.strip(_LETTERS):
-            raise ValueError(f"parameters={self.parameters!r} must be letters of {_LETTERS}")
-        if len(self.parameters) < len(self.arguments) or self.scratch.strip("P"):
-            raise ValueError(
-                f"parameters={self.parameters!r} must be {len(self.arguments)} letters, one for "
-                "each of the arguments, and then only pointers"
-            )
-        for name, least, most in (
-            ("block_threads", 1, _MAX_BLOCK_THREADS), ("shared_bytes", 0, INT32_MAX),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                raise ValueError(f"{name}={value!r} must be an int from {least} to {most}")
-
-    @property
-    def scratch(self) -> str:
-        return self.parameters[len(self.arguments):]
-
     @classmethod
     def from_json(cls, data: Any) -> LaunchDescription:
-        known = {field.name for field in fields(cls)}
-        if not isinstance(data, Mapping) or set(data) != known:
-            raise ValueError(f"a launch has the fields {sorted(known)}, found {data!r:.200}")
-        if not isinstance(data["arguments"], list):
-            raise TypeError(f"arguments={data['arguments']!r} must be a list")
-        return cls(**{**data, "arguments": tuple(data["arguments"])})
+        """Raises ValueError if a field is missing or breaks its rule."""
+        match data:
+            case {
+                "symbol": str(symbol), "arguments": [*names], "parameters": str(parameters),
+                "block_threads": int(threads), "shared_bytes": int(shared_bytes), **rest,
+            } if (
+                symbol and not rest and all(isinstance(name, str) for name in names)
+                and re.fullmatch(f"[Piqf]{{{len(names)}}}P*", parameters)
+                and not isinstance(threads, bool) and 1 <= threads <= 1024
+                and not isinstance(shared_bytes, bool) and 0 <= shared_bytes <= INT32_MAX
+            ):
+                return cls(symbol, tuple(names), parameters, threads, shared_bytes)
+        raise ValueError(
+            "a launch must have a symbol, names of arguments, parameters (a letter of Piqf for "
+            "each, then P for scratch memory), block_threads from 1 to 1024, shared_bytes from "
+            f"0, and nothing else; found {data!r:.300}"
+        )
 
 
 def digest(compiled_from: Mapping[str, Any]) -> str:
@@ -106,9 +89,20 @@ def digest(compiled_from: Mapping[str, Any]) -> str:
 
 
 def folder() -> Path | None:
-    """Where compiled kernels are kept; None where there is no home."""
+    """Where compiled kernels are kept; None where there is no home, or where other users can write,
+    which is reported once."""
     parent = environment.tuning_folder()
-    return None if parent is None else Path(parent, "kernels")
+    if parent is None:
+        return None
+    found = Path(parent, "kernels")
+    reason = private_folder.why_untrusted(found)
+    if reason:
+        _report(
+            str(found),
+            f"{reason}; until then compiled kernels are neither read nor kept, and each process "
+            "compiles its own",
+        )
+    return None if reason else found
 
 
 def read(name: str) -> tuple[LaunchDescription, bytes] | None:
@@ -122,12 +116,12 @@ def read(name: str) -> tuple[LaunchDescription, bytes] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        report(str(path), f"cannot be read: {error}; the kernel is compiled anew")
+        _report(str(path), f"cannot be read: {error}; the kernel is compiled anew")
         return None
     try:
         return _decode(name, data)
-    except (ValueError, TypeError, RecursionError) as error:
-        report(
+    except (ValueError, RecursionError) as error:
+        _report(
             str(path),
             f"must be a compiled kernel, whole and of this name, and is not: {error}; the kernel "
             "is compiled anew and the file replaced",
@@ -167,11 +161,11 @@ def write(
     rest = canonical_json(header).encode() + b"\n" + cubin
     data = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        private_folder.make(parent)
         _publish(parent / f"{name}{_SUFFIX}", data)
         _trim(parent)
     except OSError as error:
-        report(
+        _report(
             str(parent),
             f"compiled kernels must be writable here to be kept, and are not: {error}; each "
             "process compiles its own until STONEWARE_CACHE_DIR names a folder with room",
@@ -191,26 +185,24 @@ def _publish(path: Path, data: bytes) -> None:
 
 
 def _trim(parent: Path) -> None:
-    """Removes the oldest files, partial ones of killed processes among them, past the bound."""
+    """Deletes the oldest files, partial ones of killed processes among them, past the bound."""
     files = []
-    with os.scandir(parent) as entries:
-        for entry in entries:
-            if entry.name.endswith((_SUFFIX, _PARTIAL_SUFFIX)):
-                with contextlib.suppress(FileNotFoundError):  # another process trims too
-                    status = entry.stat()
-                    files.append((status.st_mtime_ns, status.st_size, entry.path))
+    for path in parent.iterdir():
+        if path.suffix in (_SUFFIX, _PARTIAL_SUFFIX):
+            with contextlib.suppress(FileNotFoundError):  # another process trims too
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
     total = sum(size for _, size, _ in files)
     if total <= MAX_FOLDER_BYTES:
         return
     for _, size, path in sorted(files):
         if total <= MAX_FOLDER_BYTES * _KEPT_FRACTION:
             break
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        path.unlink(missing_ok=True)
         total -= size
 
 
-def report(place: str, message: str) -> None:
+def _report(place: str, message: str) -> None:
     """Logs a problem, once per place and process."""
     if place not in _reported:
         _reported.add(place)

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from stoneware.triton_autotune.kernel_identity import identity_of, kernel_sha256, op_name
+from stoneware.triton_autotune.identity import identity_of, op_name
 
 SOURCE = '''
 import triton
@@ -43,7 +43,7 @@ def load(folder, source, name="kernels"):
 
 
 def digest(folder, source, name="kernels"):
-    return kernel_sha256(load(folder, source, name).kernel)
+    return identity_of(load(folder, source, name).kernel).sha256
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_global_values_that_are_compiled_in_are_known(tmp_path):
 def test_the_interpreter_gives_a_digest_too(tmp_path):
     (tmp_path / "kernels.py").write_text(SOURCE)
     code = (
-        "from stoneware.triton_autotune.kernel_identity import kernel_sha256; import kernels; "
-        "print(kernel_sha256(kernels.kernel))"
+        "from stoneware.triton_autotune.identity import identity_of; import kernels; "
+        "print(identity_of(kernels.kernel).sha256)"
     )
     digests = {run(code, tmp_path, TRITON_INTERPRET=flag) for flag in ("0", "1")}
     assert len(digests) == 1, digests
@@ -181,7 +181,7 @@ def test_a_name_is_module_and_function(tmp_path):
 
 def test_a_kernel_of_the_main_program_is_named_as_an_import_would_name_it(tmp_path):
     program = SOURCE + textwrap.dedent("""
-        from stoneware.triton_autotune.kernel_identity import op_name
+        from stoneware.triton_autotune.identity import op_name
         print(op_name(kernel))
     """)
     package = tmp_path / "package"

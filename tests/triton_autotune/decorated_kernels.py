@@ -7,7 +7,7 @@ import pytest
 import triton
 import triton.language as tl
 
-from stoneware.triton_autotune import kernel_cache, kernel_tuner
+from stoneware.triton_autotune import cache, tuner
 from stoneware.tuning.samples import Run
 
 FACTOR = tl.constexpr(3)
@@ -56,7 +56,7 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     scale.device_caches.clear()  # what other tests compiled
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
     monkeypatch.delenv("STONEWARE_TUNING", raising=False)
-    monkeypatch.setattr(kernel_cache, "_reported", set())
+    monkeypatch.setattr(cache, "_reported", set())
     runs = iter(range(60))
-    monkeypatch.setattr(kernel_tuner, "new_run", lambda ordinal: run_of(next(runs)))
+    monkeypatch.setattr(tuner, "new_run", lambda ordinal: run_of(next(runs)))
     return found

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: whole or not there, checked, bounded, and never in the way."""
+"""Compiled kernels on disk: whole or not there, checked, bounded, this user's, never in the way."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoneware.triton_autotune import kernel_cache
-from stoneware.triton_autotune.kernel_cache import LaunchDescription
+from stoneware.runtime import private_folder
+from stoneware.triton_autotune import cache
+from stoneware.triton_autotune.cache import LaunchDescription
 
 LAUNCH = LaunchDescription(
     symbol="kernel", arguments=("a", "n"), parameters="PiPP", block_threads=128, shared_bytes=1024
 )
 CUBIN = bytes(range(256)) * 8
 FROM = {"kernel": "0" * 64, "options": [["num_warps", "int 4"]]}
-NAME = kernel_cache.digest(FROM)
+NAME = cache.digest(FROM)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
-    monkeypatch.setattr(kernel_cache, "_reported", set())
+    monkeypatch.setattr(cache, "_reported", set())
     return tmp_path / "tuning" / "kernels"
 
 
@@ -34,13 +35,13 @@ def path(folder):
 
 
 def write(name=NAME, cubin=CUBIN):
-    kernel_cache.write(name, LAUNCH, cubin, FROM)
+    cache.write(name, LAUNCH, cubin, FROM)
 
 
 def test_what_is_written_is_read(folder):
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
     write()
-    assert kernel_cache.read(NAME) == (LAUNCH, CUBIN)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
     assert os.listdir(folder) == [f"{NAME}.kernel"]
 
 
@@ -55,7 +56,7 @@ def test_every_input_of_the_compiler_changes_the_name():
         {**FROM, "kernel": "1" * 64}, {**FROM, "options": [["num_warps", "int 8"]]},
         {**FROM, "triton": "3.7.0"}, {"kernel": FROM["kernel"]},
     ]
-    assert len({NAME, *map(kernel_cache.digest, other)}) == 5
+    assert len({NAME, *map(cache.digest, other)}) == 5
 
 
 @given(position=st.integers(0, 1 << 20), bit=st.integers(0, 7))
@@ -68,21 +69,21 @@ def test_any_flipped_bit_is_found(tmp_path_factory, position, bit):
         data = bytearray(file.read_bytes())
         data[position % len(data)] ^= 1 << bit
         file.write_bytes(data)
-        assert kernel_cache.read(NAME) is None
+        assert cache.read(NAME) is None
 
 
 @pytest.mark.parametrize("kept", [0, 1, 64, 65, 66, 200, 400, -1], ids=lambda kept: f"{kept}_bytes")
 def test_a_truncated_file_is_found(folder, kept):
     write()
     path(folder).write_bytes(path(folder).read_bytes()[:kept])
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 def test_a_file_of_another_kernel_is_found(folder):
-    other = kernel_cache.digest({"kernel": "f" * 64})
+    other = cache.digest({"kernel": "f" * 64})
     write(other)
     os.rename(folder / f"{other}.kernel", path(folder))
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 def test_damage_is_reported_once_and_healed_by_the_next_write(folder, caplog):
@@ -90,10 +91,10 @@ def test_damage_is_reported_once_and_healed_by_the_next_write(folder, caplog):
     path(folder).write_bytes(b"not a kernel")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert kernel_cache.read(NAME) is None
+            assert cache.read(NAME) is None
     assert len(caplog.records) == 1 and str(path(folder)) in caplog.text
     write()
-    assert kernel_cache.read(NAME) == (LAUNCH, CUBIN)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{}", b'{"name": 3}', b"[" * 100_000, b"\xff\xfe"])
@@ -104,7 +105,7 @@ def test_a_header_that_is_no_launch_is_found(folder, content):
     folder.mkdir(parents=True)
     rest = content + b"\n" + CUBIN
     path(folder).write_bytes(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
-    assert kernel_cache.read(NAME) is None
+    assert cache.read(NAME) is None
 
 
 @pytest.mark.parametrize(
@@ -124,14 +125,14 @@ def test_a_launch_that_breaks_a_rule_is_refused(change):
 
 
 def test_the_folder_is_bounded_and_the_oldest_go_first(folder, monkeypatch):
-    monkeypatch.setattr(kernel_cache, "MAX_FOLDER_BYTES", 10 * (len(CUBIN) + 500))
-    names = [kernel_cache.digest({"kernel": str(idx)}) for idx in range(30)]
+    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 10 * (len(CUBIN) + 500))
+    names = [cache.digest({"kernel": str(idx)}) for idx in range(30)]
     for idx, name in enumerate(names):
         write(name)
         os.utime(folder / f"{name}.kernel", ns=(idx, idx))
     total = sum(file.stat().st_size for file in folder.iterdir())
-    assert total <= kernel_cache.MAX_FOLDER_BYTES + len(CUBIN) + 500
-    left = [name for name in names if kernel_cache.read(name)]
+    assert total <= cache.MAX_FOLDER_BYTES + len(CUBIN) + 500
+    left = [name for name in names if cache.read(name)]
     assert left == names[-len(left):] and left
 
 
@@ -139,10 +140,10 @@ def test_what_killed_processes_left_counts_and_goes(folder, monkeypatch):
     write()
     (folder / "tmpabc.partial").write_bytes(bytes(1 << 20))
     os.utime(folder / "tmpabc.partial", ns=(1, 1))
-    monkeypatch.setattr(kernel_cache, "MAX_FOLDER_BYTES", 1 << 19)
-    write(kernel_cache.digest({}))
+    monkeypatch.setattr(cache, "MAX_FOLDER_BYTES", 1 << 19)
+    write(cache.digest({}))
     assert not (folder / "tmpabc.partial").exists()
-    assert kernel_cache.read(NAME) is not None
+    assert cache.read(NAME) is not None
 
 
 def test_a_killed_write_leaves_the_old_file(folder, monkeypatch):
@@ -151,10 +152,10 @@ def test_a_killed_write_leaves_the_old_file(folder, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kernel_cache.os, "replace", killed)
+    monkeypatch.setattr(cache.os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         write(cubin=b"other")
-    assert kernel_cache.read(NAME) == (LAUNCH, CUBIN)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
     assert os.listdir(folder) == [f"{NAME}.kernel"]
 
 
@@ -166,14 +167,64 @@ def test_a_folder_that_cannot_be_made_is_reported_once_and_costs_nothing_else(
     with caplog.at_level(logging.WARNING):
         write()
         write()
-        assert kernel_cache.read(NAME) is None
+        assert cache.read(NAME) is None
     assert sum("STONEWARE_CACHE_DIR" in record.message for record in caplog.records) == 1
 
 
-def test_without_a_home_nothing_is_kept(monkeypatch):
-    monkeypatch.setattr(kernel_cache.environment, "tuning_folder", lambda: None)
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702, 0o720, 0o1777], ids=oct)
+def test_a_folder_that_others_can_write_is_neither_read_nor_written(folder, caplog, mode):
+    """Whoever can write there could have a kernel of theirs launched."""
     write()
-    assert kernel_cache.read(NAME) is None
+    folder.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert cache.read(NAME) is None
+            write(cache.digest({}))
+    assert os.listdir(folder) == [f"{NAME}.kernel"]
+    assert len(caplog.records) == 1
+    assert str(folder) in caplog.text and f"mode is {mode:04o}" in caplog.text
+    assert "chmod 700" in caplog.text
+    folder.chmod(0o755)
+    assert cache.read(NAME) == (LAUNCH, CUBIN)
+
+
+def test_a_folder_of_another_user_is_neither_read_nor_written(folder, monkeypatch, caplog):
+    write()
+    if os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    else:
+        os.chown(folder, 12345, -1)
+    with caplog.at_level(logging.WARNING):
+        assert cache.read(NAME) is None
+        write(cache.digest({}))
+    assert os.listdir(folder) == [f"{NAME}.kernel"]
+    assert len(caplog.records) == 1 and "must belong to user" in caplog.text
+
+
+def test_a_folder_of_root_is_read(folder, monkeypatch):
+    """As in an image that was made with its kernels. Root could write anywhere anyway."""
+    write()
+    status = os.stat(folder)
+    of_root = os.stat_result((*status[:4], 0, *status[5:]))
+    monkeypatch.setattr(private_folder.os, "stat", lambda path: of_root)
+    monkeypatch.setattr(private_folder.os, "geteuid", lambda: 12345)
+    assert private_folder.why_untrusted(folder) is None
+
+
+def test_folders_are_made_for_this_user_alone(folder):
+    before = os.umask(0)
+    try:
+        write()
+    finally:
+        os.umask(before)
+    for made in (folder, folder.parent):
+        assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    monkeypatch.setattr(cache.environment, "tuning_folder", lambda: None)
+    write()
+    assert cache.read(NAME) is None
 
 
 if __name__ == "__main__":

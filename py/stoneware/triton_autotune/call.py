@@ -1,13 +1,11 @@
-"""A call of a decorated kernel: which value each parameter has, and the key that follows from it.
+"""A call of a decorated kernel: the value of each parameter, and the key that follows from them.
 
 `kernel[grid](*args, **kwargs)` may pass a parameter by position, by keyword, by its default, or not
-at all (then the config gives it). The key must not depend on which; so key arguments are found by
-their position in the kernel's signature (`key_idx`).
+at all, when the config gives it. The key is the same for all of these.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
 from collections.abc import Mapping, Sequence
@@ -17,66 +15,39 @@ from typing import Any
 from stoneware.kernels.key import KernelKey, Value, check_value
 
 
-class _Omitted:
-    def __repr__(self) -> str:
-        return "OMITTED"
-
-
-OMITTED = _Omitted()
-"""The value of a parameter that the call leaves out and that has no default."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layout:
-    """How the values of calls of one form lie: so many by position, these by keyword.
+    """How calls of one form pass their values: so many by position, these by keyword.
 
     Attributes:
       names: of each value, in the order of the call: positional ones, then keywords.
-      positions: of each value in the signature; -1 for an option such as `maxnreg`.
-      rest: (position, default or OMITTED) of each parameter that the call does not pass.
-      num_parameters: of the kernel.
-      is_valued: of each value, whether plans are made for its value and not just its kind: key
-        arguments, constants and options.
+      options: those of the names that are no parameters of the kernel, such as "maxnreg".
+      defaults: of the parameters that the call does not pass, where they have one.
+      is_valued: for each value, whether a plan is made for this very value and not just its kind:
+        key arguments, constants and options.
       plans: what was prepared for calls of this form, by the kinds of the values.
     """
 
     names: tuple[str, ...]
-    positions: tuple[int, ...]
-    rest: tuple[tuple[int, Any], ...]
-    num_parameters: int
+    options: tuple[str, ...]
+    defaults: dict[str, Any]
     is_valued: tuple[bool, ...]
     plans: dict[Any, Any] = field(default_factory=dict)
 
-    @functools.cached_property
-    def has_options(self) -> bool:
-        """Whether a value is no parameter's."""
-        return -1 in self.positions
-
-    def options(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The call's arguments that are no parameters of the kernel."""
-        return {
-            name: value
-            for name, position, value in zip(self.names, self.positions, values)
-            if position < 0
-        }
-
-    def bound(self, values: Sequence[Any]) -> list[Any]:
-        """The value of each parameter, in the order of the signature."""
-        found: list[Any] = [OMITTED] * self.num_parameters
-        for position, value in zip(self.positions, values):
-            if position >= 0:
-                found[position] = value
-        for position, value in self.rest:
-            found[position] = value
-        return found
+    def bound(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The value of each parameter that is passed or has a default."""
+        bound = {**self.defaults, **dict(zip(self.names, values))}
+        for name in self.options:
+            del bound[name]
+        return bound
 
 
 class KernelSignature:
-    """The parameters of a kernel, and where its key arguments are among them.
+    """The parameters of a kernel, and which of them are key arguments.
 
     Attributes:
-      names: of the parameters, in order.
-      key_names: of the key arguments, in the order of the decorator's `key`.
+      names: the parameters, in order.
+      key_names: the key arguments, in the order of the decorator's `key`.
       key_idx: their positions in the signature.
 
     Raises:
@@ -90,17 +61,16 @@ class KernelSignature:
         self.key_names = checked_names("key", key, self.names)
         self.key_idx = tuple(self.names.index(name) for name in self.key_names)
         kinds = [parameter.kind for parameter in signature.parameters.values()]
-        # Triton takes keyword-only parameters by position too, up to 3.6; Python's rule is later's.
+        # Up to Triton 3.6 keyword-only parameters can be passed by position too; later ones follow
+        # Python's rule, as this does.
         self._num_positional = sum(
             kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             for kind in kinds
         )
         self._has_rest = inspect.Parameter.VAR_POSITIONAL in kinds  # *args
-        self._position = {name: position for position, name in enumerate(self.names)}
         self._valued = {*self.key_names, *constants}
         self._defaults = {
-            position: parameter.default
-            for position, parameter in enumerate(signature.parameters.values())
+            name: parameter.default for name, parameter in signature.parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
 
@@ -116,42 +86,31 @@ class KernelSignature:
                 f"a call passes {num_positional} arguments by position and must pass at most "
                 f"{self._num_positional}, of ({', '.join(self.names)}); pass options by keyword"
             )
-        num_positional -= num_rest
-        positions = [
-            *range(num_positional), *[self._num_positional] * num_rest,
-            *(self._position.get(name, -1) for name in keywords),
-        ]
+        by_position = self.names[: num_positional - num_rest]
         for name in keywords:
-            if self._position.get(name, num_positional) < num_positional:
+            if name in by_position:
                 raise TypeError(
                     f"{name} is passed by position and by keyword and must be passed once; drop "
                     "the keyword"
                 )
-        passed = set(positions)
-        if self._has_rest:
-            passed.add(self._num_positional)
         rest_name = self.names[self._num_positional : self._num_positional + 1]
-        names = (*self.names[:num_positional], *rest_name * num_rest, *keywords)
+        names = (*by_position, *rest_name * num_rest, *keywords)
+        options = tuple(name for name in keywords if name not in self.names)
         return Layout(
             names=names,
-            positions=tuple(positions),
-            rest=tuple(
-                (position, self._defaults.get(position, OMITTED))
-                for position in range(len(self.names))
-                if position not in passed
-            ),
-            num_parameters=len(self.names),
-            is_valued=tuple(
-                position < 0 or name in self._valued for name, position in zip(names, positions)
-            ),
+            options=options,
+            defaults={
+                name: value for name, value in self._defaults.items() if name not in names
+            },
+            is_valued=tuple(name in self._valued or name in options for name in names),
         )
 
-    def key(self, op: str, bound: Sequence[Any]) -> KernelKey:
+    def key(self, op: str, bound: Mapping[str, Any]) -> KernelKey:
         """The key of a call.
 
         Args:
           op: the kernel's name.
-          bound: the value of each parameter, as Layout.bound gives them.
+          bound: from Layout.bound. A key argument that is missing there counts as None.
 
         Raises:
           TypeError, ValueError: a key argument has a value that cannot be part of a key.
@@ -159,14 +118,10 @@ class KernelSignature:
         return KernelKey(
             op=op,
             names=self.key_names,
-            values=tuple(
-                key_value(name, bound[position])
-                for name, position in zip(self.key_names, self.key_idx)
-            ),
+            values=tuple(key_value(name, bound.get(name)) for name in self.key_names),
             dtypes=tuple(
-                (name, str(value.dtype).removeprefix("torch."))
-                for name, value in zip(self.names, bound)
-                if hasattr(value, "dtype")
+                (name, str(bound[name].dtype).removeprefix("torch."))
+                for name in self.names if hasattr(bound.get(name), "dtype")
             ),
         )
 
@@ -175,7 +130,8 @@ def checked_names(parameter: str, names: Sequence[str] | None, known: Sequence[s
     """`names` as a tuple, if each is a parameter of the kernel and none comes twice.
 
     Raises:
-      ValueError: one is not, or does.
+      TypeError: `names` is one str.
+      ValueError: a name is unknown, or comes twice.
     """
     if isinstance(names, str):
         raise TypeError(f"{parameter}={names!r} must be a list of names; write [{names!r}]")
@@ -192,23 +148,22 @@ def checked_names(parameter: str, names: Sequence[str] | None, known: Sequence[s
 
 
 def key_value(name: str, value: Any) -> Value:
-    """`value` as what JSON gives back: dtypes by name, Triton's constexpr unwrapped."""
-    if value is OMITTED:
-        return None
+    """`value` in the form that JSON gives back: dtypes by name, Triton's constexpr unwrapped."""
     if type(value).__name__ == "constexpr" and hasattr(value, "value"):
         value = value.value
     if type(value).__name__ == "dtype":
         return str(value).removeprefix("torch.")
-    if hasattr(value, "__index__") and type(value) not in (int, bool):
-        if not hasattr(value, "data_ptr"):  # an integer of another library, such as numpy's
-            value = operator.index(value)
+    # Integers of other libraries, such as numpy's; a tensor with one element is not meant.
+    is_integer = hasattr(value, "__index__") and not hasattr(value, "data_ptr")
+    if is_integer and type(value) not in (int, bool):
+        value = operator.index(value)
     check_value(name, value)
     return value
 
 
-def conflicts(given: Mapping[str, Any] | Sequence[str], config_kwargs: Mapping[str, Any]) -> None:
-    """Raises ValueError if the call passes what the config gives."""
-    twice = sorted(config_kwargs.keys() & set(given))
+def check_given_once(names: Sequence[str], config_kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError if a call passes what the config gives."""
+    twice = sorted(config_kwargs.keys() & set(names))
     if twice:
         raise ValueError(
             f"{', '.join(twice)} must be given once, and both the call and the config give "

@@ -1,8 +1,8 @@
-"""What a kernel under `sw.autotune` is called, and the digest of what it computes.
+"""The name of a kernel under `sw.autotune`, and the digest of what it computes.
 
-The name files its timings, the digest says whether they are still of this kernel. Neither depends
-on where in its file the function stands, on the file's path, or on the version of Triton; so moving
-a function keeps its timings and editing it makes them drift. Triton is not imported here.
+Timings are filed under the name; the digest tells whether they are stale. Neither depends on where
+in its file the function stands, on the file's path, or on the version of Triton: moving a function
+keeps its timings, editing it makes them stale. Triton is not imported here.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def python_function(fn: Any) -> FunctionType:
 def op_name(fn: Any) -> str:
     """The kernel's name in samples and tables: "package.module:function".
 
-    A kernel of the program that was started is in the module `__main__`, whichever program that is.
-    It gets the name that an import would give it: that of `python -m NAME`, else the file's stem
-    (train.py: "train:kernel"). Two programs of one stem share a name; the digest of the kernel,
-    which every timing carries, keeps their timings apart unless the kernels are the same.
+    In the program that was started, whose module is `__main__`, a kernel is named as an import
+    would name it: after NAME of `python -m NAME`, else after the file's stem (train.py:
+    "train:kernel"). Two programs with the same stem share a name; their timings are kept apart by
+    the kernel's digest.
     """
     function = python_function(fn)
     module = function.__module__
@@ -70,12 +70,12 @@ def _name_of_main() -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a kernel computes, as far as Python says it.
+    """What a kernel computes.
 
     Attributes:
-      sha256: of the function's source and of the functions and global values that it depends on.
-      global_values: (name, value, the scope it stands in) of global values that are compiled in;
-        a kernel that was compiled with other values is another kernel.
+      sha256: of the function's source and of the functions and global values that it uses.
+      global_values: (name, value, dict of the module) of global values that are compiled in. If one
+        changes, the compiled kernel is stale.
     """
 
     sha256: str
@@ -91,11 +91,6 @@ def identity_of(fn: Any) -> Identity:
     return Identity(sha256, tuple(global_values))
 
 
-def kernel_sha256(fn: Any) -> str:
-    """`identity_of(fn).sha256`."""
-    return identity_of(fn).sha256
-
-
 def _digest(jit: Any, callers: tuple[FunctionType, ...], global_values: list) -> str:
     function = jit.fn
     if function in callers:
@@ -106,12 +101,12 @@ def _digest(jit: Any, callers: tuple[FunctionType, ...], global_values: list) ->
     uses = []
     for name, value in _references(function, source):
         uses.append([name, _value_text(value, callers, global_values)])
-        # Of a module's attributes Triton does not look either whether they change.
+        # Like Triton, this does not notice when an attribute of a module changes.
         if name in scope and scope[name] is value and _is_data(value):
             global_values.append((name, value, scope))
     parts = {
         "source": source,
-        # A default stands in the source by name; its value was fixed when the function was made.
+        # The source may give a default by name; its value was fixed when the function was made.
         "defaults": [
             [name, _value_text(parameter.default, callers, global_values)]
             for name, parameter in inspect.signature(function).parameters.items()
@@ -138,7 +133,7 @@ def source_of(jit: Any) -> str:
 
 
 def _references(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything outside that the function's body names."""
+    """(dotted name, value) of everything outside of the function that its body names."""
     scope: Mapping[str, Any] = {
         **function.__globals__, **inspect.getclosurevars(function).nonlocals,
     }
@@ -180,12 +175,14 @@ def _value_text(value: Any, callers: tuple[FunctionType, ...], global_values: li
     if type(value).__name__ == "dtype":
         return f"dtype {value}"
     if isinstance(value, dict):
-        items = sorted((str(name), _value_text(item, callers, global_values))
-                       for name, item in value.items())
-        return f"dict {items}"
+        items = [
+            (str(name), _value_text(item, callers, global_values)) for name, item in value.items()
+        ]
+        return f"dict {sorted(items)}"
     if isinstance(value, type):
         # The methods and fields of a Triton aggregate are compiled into the kernel.
-        members = getattr(value, "hash_attrs", ()) if _is_aggregate(value) else ()
+        is_aggregate = getattr(value, "__triton_aggregate__", False)
+        members = getattr(value, "hash_attrs", ()) if is_aggregate else ()
         inner = [_value_text(member, callers, global_values) for member in members]
         fields = sorted(map(str, getattr(value, "__annotations__", {}).items()))
         return f"class {value.__module__}.{value.__qualname__} {inner} {fields}"
@@ -193,15 +190,10 @@ def _value_text(value: Any, callers: tuple[FunctionType, ...], global_values: li
     of = value.fn if is_jit else value
     module = getattr(of, "__module__", None) or type(of).__module__
     if module == "triton" or module.startswith("triton."):
-        return "triton's own"  # which version of it is not the kernel's
-    if is_jit:
-        return _digest(value, callers, global_values)
-    if inspect.isfunction(value):
-        return _digest(SimpleNamespace(fn=value), callers, global_values)
+        return "triton's own"  # its version is no part of the kernel
+    if is_jit or inspect.isfunction(value):
+        jit = value if is_jit else SimpleNamespace(fn=value)
+        return _digest(jit, callers, global_values)
     shown = repr(value)
-    is_same_anywhere = " at 0x" not in shown
-    return shown if is_same_anywhere else f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _is_aggregate(value: type) -> bool:
-    return bool(getattr(value, "__triton_aggregate__", False))
+    has_address = " at 0x" in shown
+    return f"{type(value).__module__}.{type(value).__qualname__}" if has_address else shown

@@ -290,6 +290,19 @@ def test_damaged_kept_kernels_are_compiled_anew_and_reported(gpu, tmp_path, capl
     assert file.read_bytes() == whole
 
 
+def test_a_kernel_from_a_folder_that_others_can_write_is_not_launched(gpu, tmp_path, caplog):
+    """The digest in a file is no proof: whoever writes the file writes the digest."""
+    decorate()[(1,)](Tensor(), Tensor(), 33, 5)
+    folder = tmp_path / "tuning" / "kernels"
+    folder.chmod(0o777)
+    kernel = decorate()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            kernel[(1,)](Tensor(), Tensor(), 33, 5)
+    assert gpu.order == ["triton", "triton", "ours"]  # compiled in this process, and kept in it
+    assert sum(str(folder) in record.message for record in caplog.records) == 1
+
+
 def test_a_kept_kernel_is_of_the_same_toolkit_knobs_and_device(gpu, monkeypatch):
     def launched_by(setting) -> str:
         with pytest.MonkeyPatch.context() as patch:

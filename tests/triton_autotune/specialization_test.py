@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import KernelParam, create_function_from_signature
 
-from stoneware.triton_autotune.kernel_specialization import Kinds, Rule, rules_of, specialize
+from stoneware.triton_autotune.specialization import Kinds, specialize
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 DTYPES = [
@@ -63,13 +63,6 @@ def parameter(annotation, do_not_specialize, do_not_specialize_on_alignment):
 PARAMETERS = st.builds(parameter, ANNOTATIONS, st.booleans(), st.booleans())
 
 
-def rule_of(known: KernelParam) -> Rule:
-    class Function:
-        params = [known]
-
-    return rules_of(Function)[0]
-
-
 def by_triton(known: KernelParam, value):
     signature = inspect.Signature([known._param])
     binder = create_function_from_signature(signature, [known], BACKEND)
@@ -85,7 +78,7 @@ def kinds() -> Kinds:
 @settings(max_examples=600, deadline=None)
 @given(PARAMETERS, PLAIN)
 def test_a_specialization_is_tritons(known, value):
-    assert specialize(rule_of(known), value) == by_triton(known, value)
+    assert specialize(known, value) == by_triton(known, value)
 
 
 @settings(max_examples=600, deadline=None)

@@ -1,0 +1,327 @@
+"""Measures the configs of a decorated kernel at one call of it.
+
+Hooks run as under triton.autotune: a config's pre_hook, then pre_hook (or reset_to_zero and
+restore_value), then the kernel, then post_hook (or the restoring). Stoneware's timer times the
+kernel alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stoneware.kernels.config import KernelConfig
+from stoneware.kernels.key import KernelKey
+from stoneware.tuning.samples import Run, Sample
+
+if TYPE_CHECKING:  # measuring is only imported to measure
+    from stoneware.measuring.device_timer import Timing
+
+BATCH_SIZE = 32
+"""How many configs are timed against each other before their samples are stored. A process that is
+killed loses at most one batch."""
+
+ROUNDS = 40
+ROUNDS_BEFORE_DROP = 5
+DROP_RATIO = 1.5
+"""After ROUNDS_BEFORE_DROP rounds, configs slower than this multiple of the fastest are dropped."""
+
+MAX_SECONDS = 3.0
+"""Longest time for a batch, after compiling."""
+
+QUANTILES = (0.5, 0.25, 0.75)
+"""What a do_bench is asked for: the median and the ends of the interquartile range, which is the
+spread of a sample. (Triton asks for 0.2 and 0.8.)"""
+
+_TIMING = threading.RLock()
+"""Held while Stoneware's timer runs: two at once would time each other, and CUDA graphs cannot be
+captured at once. Only other measurements wait for it; a hook may measure another kernel."""
+
+_LOG = logging.getLogger("stoneware.triton_autotune")
+
+
+class Pruning:
+    """Triton's prune_configs_by.
+
+    Raises:
+      TypeError: top_k is neither an int nor a float up to 1.0.
+      ValueError: it is no dict, or one with another name in it.
+    """
+
+    def __init__(self, given: Mapping[str, Any] | None) -> None:
+        given = given or {}
+        known = ("early_config_prune", "perf_model", "top_k")
+        if not isinstance(given, Mapping) or set(given) - set(known):
+            raise ValueError(
+                f"prune_configs_by={given!r} must be a dict with some of {', '.join(known)}; "
+                "correct the name, or leave it out"
+            )
+        self.early_config_prune, self.perf_model, _ = map(given.get, known)
+        self.top_k = top_k = given.get("top_k", 1.0)
+        if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
+            raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
+
+    def __call__(
+        self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The configs that are left; `named` are a call's positional arguments, by name."""
+        left = list(configs)
+        if self.early_config_prune:
+            left = list(self.early_config_prune(configs, dict(named), **kwargs))
+            if not left:
+                from triton.runtime.errors import AutotunerError
+
+                raise AutotunerError(
+                    f"early_config_prune must leave at least one config, and left none of "
+                    f"{len(configs)}; have it keep the default"
+                )
+        if self.perf_model:
+            most = self.top_k if type(self.top_k) is int else int(len(left) * self.top_k)
+            if len(left) > max(most, 1):
+                times = {
+                    idx: self.perf_model(**{**named, **kwargs, **config.all_kwargs()})
+                    for idx, config in enumerate(left)
+                }
+                left = [left[idx] for idx in sorted(times, key=times.get)[: max(most, 1)]]
+        return left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What runs around each launch while configs are measured.
+
+    Attributes:
+      pre_hook, post_hook: the user's, called as triton.autotune calls them; None if there is none.
+      reset_to_zero, restore_value: names of tensors.
+    """
+
+    pre_hook: Callable[..., Any] | None = None
+    post_hook: Callable[..., Any] | None = None
+    reset_to_zero: Sequence[str] = ()
+    restore_value: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.pre_hook or self.post_hook or self.reset_to_zero or self.restore_value
+        )
+
+    def before(self, arguments: dict[str, Any], *, reset_only: bool = False) -> dict[str, Any]:
+        """Runs what comes before a launch; returns copies of the tensors to restore.
+
+        Args:
+          arguments: of the launch, by name.
+          reset_only: for the launch that counts, after which nothing is restored.
+        """
+        if self.pre_hook:
+            # Triton passes reset_only only where it is true.
+            self.pre_hook(arguments, **({"reset_only": True} if reset_only else {}))
+            return {}
+        for name in self.reset_to_zero:
+            if arguments.get(name) is not None:
+                arguments[name].zero_()
+        restored = () if reset_only else self.restore_value
+        return {
+            name: arguments[name].clone() for name in restored if arguments.get(name) is not None
+        }
+
+    def after(
+        self, arguments: dict[str, Any], copies: Mapping[str, Any], exception: Exception | None
+    ) -> None:
+        if self.post_hook:
+            self.post_hook(arguments, exception=exception)
+            return
+        for name, copy in copies.items():
+            arguments[name].copy_(copy)
+
+
+class Candidate:
+    """One config of one call: called, it runs hooks and kernel once.
+
+    Args:
+      fn: what is below the decorator, with Triton's `run`.
+      config: a triton.Config.
+      args, kwargs: of the call, grid and warmup among them.
+      named: the positional arguments by name.
+      hooks: the decorator's.
+
+    Attributes:
+      config: the triton.Config.
+      arguments: of the call and the config, by name.
+    """
+
+    def __init__(
+        self, fn: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
+        named: Mapping[str, Any], hooks: Hooks,
+    ) -> None:
+        self.config = config
+        self._fn, self._args, self._hooks = fn, args, hooks
+        self._current = {**kwargs, **config.all_kwargs()}
+        self.arguments = {**named, **self._current}
+
+    @property
+    def has_hooks(self) -> bool:
+        return bool(self._hooks or self.config.pre_hook)
+
+    def kernel(self) -> None:
+        self._fn.run(*self._args, **self._current)
+
+    def around(self, step: Callable[[], Any]) -> Any:
+        """Runs `step` between the hooks, and returns its result."""
+        if self.config.pre_hook:
+            self.config.pre_hook(self.arguments)
+        copies = self._hooks.before(self.arguments)
+        try:
+            result = step()
+        except Exception as error:
+            self._hooks.after(self.arguments, copies, error)
+            raise
+        self._hooks.after(self.arguments, copies, None)
+        return result
+
+    def __call__(self) -> None:
+        self.around(self.kernel)
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Errors that only mean that a config cannot be compiled or does not fit the GPU."""
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return OutOfResources, CompileTimeAssertionFailure, PTXASError
+
+
+def measure(
+    candidates: Mapping[KernelConfig, Candidate],
+    do_bench: Callable[..., Any] | None,
+    ordinal: int | None,
+) -> Iterator[dict[KernelConfig, Timing | Exception]]:
+    """Measures every candidate, and yields results as soon as there are some.
+
+    Args:
+      candidates: by config.
+      do_bench: the user's `do_bench(kernel_call, quantiles=...)`, in milliseconds; None for
+        Stoneware's timer.
+      ordinal: torch's number of the GPU; used without `do_bench`.
+
+    Yields:
+      For some of the configs a timing, or the error of a config that cannot run.
+
+    Raises:
+      Exception: what a kernel or hook raises, except `failures()`.
+    """
+    if do_bench is not None:
+        for config, candidate in candidates.items():
+            yield {config: _with_do_bench(candidate, do_bench)}
+        return
+    from stoneware.measuring.device_timer import TimingFailed
+
+    timer = None
+    configs = list(candidates)
+    for start in range(0, len(configs), BATCH_SIZE):
+        running = {}
+        for config in configs[start : start + BATCH_SIZE]:
+            try:
+                candidates[config]()
+            except failures() as error:
+                yield {config: error}
+            else:
+                running[config] = candidates[config]
+        if running:
+            timer = timer or _timer(ordinal, any(call.has_hooks for call in candidates.values()))
+            try:
+                with _TIMING:
+                    timings = timer.time(
+                        running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
+                        rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
+                    )
+            except TimingFailed as error:
+                raise error.__cause__ from None
+            yield timings
+
+
+def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing | Exception:
+    from stoneware.measuring.device_timer import Timing
+
+    try:
+        result = do_bench(candidate, quantiles=QUANTILES)
+    except failures() as error:
+        return error
+    times_ms = [result] * 3 if isinstance(result, int | float) else [*result, result[0], result[0]]
+    median_us, low_us, high_us = (float(value) * 1e3 for value in times_ms[:3])
+    return Timing(median_us, max(high_us - low_us, 0.0), 1)
+
+
+def triton_benchmark(
+    warmup: int | None, rep: int | None, use_cuda_graph: bool
+) -> Callable[..., Any]:
+    """The do_bench that triton.autotune makes of its deprecated options."""
+
+    def do_bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
+        from triton import testing
+
+        rep_ms = 100 if rep is None else rep
+        if use_cuda_graph:
+            return testing.do_bench_cudagraph(kernel_call, rep=rep_ms, quantiles=quantiles)
+        warmup_ms = 25 if warmup is None else warmup
+        return testing.do_bench(kernel_call, warmup=warmup_ms, rep=rep_ms, quantiles=quantiles)
+
+    return do_bench
+
+
+def _timer(ordinal: int | None, has_hooks: bool) -> Any:
+    from stoneware.measuring.device_timer import DeviceTimer
+
+    if not has_hooks:
+        return DeviceTimer(ordinal)
+    from stoneware.measuring.stopwatch import CudaStopwatch
+
+    return DeviceTimer(ordinal, stopwatch=_BetweenHooks(CudaStopwatch(ordinal)))
+
+
+class _BetweenHooks:
+    """A stopwatch that runs a candidate's hooks around what another stopwatch times."""
+
+    def __init__(self, stopwatch: Any) -> None:
+        self._stopwatch = stopwatch
+        self.sm_clock_mhz = stopwatch.sm_clock_mhz
+
+    def warm_up(self, name: Any, call: Candidate) -> None:
+        call.around(lambda: self._stopwatch.warm_up(name, call.kernel))
+
+    def time_call(self, name: Any, call: Candidate) -> float:
+        return call.around(lambda: self._stopwatch.time_call(name, call.kernel))
+
+    def capture(self, call: Any, num_pairs: int) -> None:
+        """None, so that nothing is timed in a CUDA graph: hooks cannot be captured."""
+
+
+def sample_of(
+    key: KernelKey, config: KernelConfig, result: Timing | Exception, kernel_sha256: str,
+    run_id: str,
+) -> Sample:
+    """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
+    made = {"key": key, "config": config, "kernel_sha256": kernel_sha256, "run": run_id}
+    if isinstance(result, Exception):
+        failure = f"{type(result).__name__}: {result}"[:2000]
+    elif 0 < result.median_us < float("inf"):
+        return Sample(
+            **made, status="ok",
+            # In steps of a nanosecond.
+            median_us=max(round(result.median_us, 3), 0.001), spread_us=round(result.spread_us, 3),
+            count=result.count, sm_clock_mhz_before=result.sm_clock_mhz_before,
+            sm_clock_mhz_after=result.sm_clock_mhz_after,
+        )
+    else:
+        failure = f"median_us={result.median_us} must be positive and finite"
+    _LOG.info("%s of %s failed: %s", config, key.op, failure)
+    return Sample(**made, status="failed", median_us=0.0, spread_us=0.0, count=0, detail=failure)
+
+
+def new_run(ordinal: int) -> Run:
+    """The run of the samples that a decorated kernel takes in this process."""
+    from stoneware.measuring import machine
+
+    return machine.new_run(ordinal, command="sw.autotune")
