@@ -22,7 +22,8 @@
 //
 //   Kernel<Config>   Params, the kernel's only parameter; kThreads, kSharedBytes, kSharedAlignment;
 //                    static __device__ void Run(const Params&, char* shared).
-//   Host<Config>     static bool CanImplement(const GemmProblem&);
+//   Host<Config>     kParameterBytes, the size of Params; kThreads, kSharedBytes;
+//                    static bool CanImplement(const GemmProblem&);
 //                    static std::size_t WorkspaceBytes(const GemmProblem&);
 //                    static void Launch(const GemmProblem&, const GemmTensors&, CUfunction,
 //                                       CUstream);

@@ -11,7 +11,11 @@ def _cuda_cubin_impl(ctx):
         out = cubin,
         flags = [gencode(ctx.attr.arch), "-O3", "-Xptxas", "-v", "-cubin"],
         defines = ctx.attr.defines,
-        includes = [ctx.label.workspace_root or "."],
+        includes = [
+            ctx.label.workspace_root or ".",
+            # Generated headers.
+            "/".join([part for part in [ctx.bin_dir.path, ctx.label.workspace_root] if part]),
+        ],
         inputs = depset(ctx.files.hdrs),
         mnemonic = "CudaCubin",
     )

@@ -1,8 +1,16 @@
-"""nvcc with zig as its host compiler: flags and actions shared by cuda_cubin and cuda_library."""
+"""nvcc with zig as its preprocessor: what cuda_cubin and, of headers, cuda_library share."""
 
 NVCC_ATTRS = {
-    "_clang": attr.label(default = Label("//third_party/zig:clang++"), allow_single_file = True),
-    "_cuda": attr.label(default = Label("@stoneware_cuda//:tree"), allow_single_file = True),
+    "_clang": attr.label(
+        default = Label("//third_party/zig:clang++"),
+        allow_single_file = True,
+        cfg = "exec",
+    ),
+    "_cuda": attr.label(
+        default = Label("@stoneware_cuda//:tree"),
+        allow_single_file = True,
+        cfg = "exec",
+    ),
     "_cutlass": attr.label(default = Label("@stoneware_cutlass//:tree"), allow_single_file = True),
     "_nvcc": attr.label(
         default = Label("//tools/build_rules/private:nvcc"),
@@ -10,12 +18,27 @@ NVCC_ATTRS = {
         executable = True,
         cfg = "exec",
     ),
-    "_zig": attr.label(default = Label("@stoneware_zig//:tree"), allow_single_file = True),
+    "_zig": attr.label(
+        default = Label("@stoneware_zig//:tree"),
+        allow_single_file = True,
+        cfg = "exec",
+    ),
 }
 
 def gencode(arch):
     """nvcc's flag for machine code of one architecture ("sm_90a"), without PTX."""
     return "-gencode=arch=compute_{0},code=sm_{0}".format(arch.removeprefix("sm_"))
+
+def cuda_includes(ctx):
+    """Folders of CUDA's and CUTLASS's headers, of a rule with NVCC_ATTRS."""
+    cuda = ctx.file._cuda.path
+    cutlass = ctx.file._cutlass.path
+    return [
+        cuda + "/include",
+        cuda + "/include/cccl",
+        cutlass + "/include",
+        cutlass + "/tools/util/include",
+    ]
 
 # Measured: 3.1 to 4.2 GB for an sm_90a CUTLASS kernel.
 def _memory(_os, _num_inputs):
@@ -58,9 +81,7 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
     ])
     args.add_all(flags)
     args.add_all(includes, before_each = "-I", uniquify = True)
-    args.add_all([ctx.file._cuda.path + "/include", ctx.file._cuda.path + "/include/cccl"], before_each = "-I", expand_directories = False)
-    args.add("-I", ctx.file._cutlass.path + "/include")
-    args.add("-I", ctx.file._cutlass.path + "/tools/util/include")
+    args.add_all(cuda_includes(ctx), before_each = "-I")
     args.add_all(defines, format_each = "-D%s")
     args.add(src)
     args.add("-o", out)
