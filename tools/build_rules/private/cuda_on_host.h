@@ -3,7 +3,7 @@
 //
 // CUDA's headers are read as they show themselves to a C++ compiler. Then come the words that they
 // keep for nvcc: what marks a function, which for a host that launches through the driver all mean
-// "host, too", and the device's functions that CUTLASS 4.2 names outside of what depends on a
+// "host, too", and the device's functions that CUTLASS 4.2 and ours name outside of what depends on a
 // template's arguments. None of these is ever called: one that is, is an undefined symbol at link
 // time. Another version of CUTLASS may name others, and fail to compile until they stand here.
 
@@ -56,6 +56,7 @@ template <class T>
 T atomicCAS(T* address, T compare, T value);
 int __ffs(int value);
 unsigned __byte_perm(unsigned x, unsigned y, unsigned selector);
+unsigned __umulhi(unsigned x, unsigned y);
 int __dp4a(int a, int b, int c);
 __half2 __hfma2(__half2 a, __half2 b, __half2 c);
 __half2 __hsub2(__half2 a, __half2 b);
