@@ -1,5 +1,6 @@
 """cuda_cubin: one kernel for one architecture."""
 
+load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc")
 load(":providers.bzl", "KernelInfo")
 
@@ -58,4 +59,5 @@ Example:
         "op": attr.string(mandatory = True, doc = "the op it serves"),
         "src": attr.label(mandatory = True, allow_single_file = [".cu"]),
     } | NVCC_ATTRS,
+    toolchains = [CUDA_TOOLCHAIN],
 )

@@ -1,6 +1,7 @@
 """cuda_library: host code that needs CUDA's dialect (CUTLASS types), linked like any cc_library."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_cpp_toolchain")
+load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "cuda_includes")
 
 # CUTLASS asks for nvcc's version to know what its headers have.
@@ -32,12 +33,13 @@ def _memory(_os, _num_inputs):
     return {"cpu": 1, "memory": 1000}
 
 def _compile(ctx, src, context):
+    toolchain = ctx.toolchains[CUDA_TOOLCHAIN]
     out = ctx.actions.declare_file("_objs/{}/{}.pic.o".format(ctx.label.name, src.basename))
     roots = [root for root in [ctx.label.workspace_root] if root] or ["."]
     generated = "/".join([part for part in [ctx.bin_dir.path, ctx.label.workspace_root] if part])
     args = ctx.actions.args()
     args.add_all(_COPTS)
-    args.add(ctx.file._cuda.path, format = "--cuda-path=%s")
+    args.add(toolchain.cuda.path, format = "--cuda-path=%s")
     args.add_all(_NVCC_VERSION + ctx.attr.defines, format_each = "-D%s")
     args.add_all(context.defines, format_each = "-D%s")
     args.add_all(ctx.attr.copts)
@@ -50,13 +52,13 @@ def _compile(ctx, src, context):
     args.add("-c", src)
     args.add("-o", out)
     ctx.actions.run(
-        executable = ctx.file._clang,
+        executable = toolchain.clang,
         arguments = [args],
         inputs = depset(
-            [src, ctx.file._cuda, ctx.file._cuda_on_host, ctx.file._cutlass, ctx.file._zig] +
-            ctx.files.hdrs,
-            transitive = [context.headers],
+            [src, ctx.file._cuda_on_host, ctx.file._cutlass] + ctx.files.hdrs,
+            transitive = [context.headers, toolchain.files],
         ),
+        toolchain = CUDA_TOOLCHAIN,
         outputs = [out],
         env = {"PATH": "/bin:/usr/bin"},
         mnemonic = "CudaHostCompile",
@@ -130,5 +132,5 @@ Example:
         ),
     } | NVCC_ATTRS,
     fragments = ["cpp"],
-    toolchains = use_cpp_toolchain(),
+    toolchains = use_cpp_toolchain() + [CUDA_TOOLCHAIN],
 )
