@@ -117,8 +117,9 @@ def stoneware_repositories():
     )
 
 def stoneware_toolchains():
-    """Registers zig for C and C++ and the host's Python; call it after stoneware_repositories()."""
+    """Registers zig for C and C++, CUDA and the host's Python; call it after stoneware_repositories()."""
     native.register_toolchains(
         str(Label("//third_party/zig:cc_toolchain")),
+        str(Label("//tools/build_rules/private:cuda_toolchain")),
         "@stoneware_python//:toolchain",
     )

@@ -1,8 +1,7 @@
 // What a kernel shows to the module that binds it: plain data and three functions.
 //
-// Each config is compiled into one KernelEntry (<family>.cc), so the module knows no CUTLASS type,
-// and the types of two configs never meet in one translation unit. One problem and one set of
-// tensors serve every family; what a family does not have stays at its default.
+// Each config becomes one KernelEntry (make_kernel_entry.h), so the module knows no CUTLASS type. One
+// problem and one set of tensors serve every family; what a family does not have stays at its default.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// The eight symbols that CUTLASS host code compiled by nvcc leaves undefined, on top of cc/driver.
+// The three symbols of libcudart that CUTLASS's host code leaves undefined, on top of cc/driver.
 //
 // They are hidden: inside a module they take libcudart's place, outside nobody sees them, so a
 // libcudart in the same process (torch's) is neither used nor disturbed. This is for CUTLASS 4.2
@@ -44,13 +44,3 @@ STONEWARE_SHIM cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr att
                                               device));
   return cudaSuccess;
 }
-
-// No error can be pending: each failed driver call has thrown.
-STONEWARE_SHIM cudaError_t cudaGetLastError() { return cudaSuccess; }
-
-// nvcc registers an object's device code with the runtime when the object is loaded. Host objects
-// have none: kernels are separate cubins, which cc/driver loads.
-STONEWARE_SHIM void** __cudaRegisterFatBinary(void*) { return nullptr; }
-STONEWARE_SHIM void __cudaRegisterFatBinaryEnd(void**) {}
-STONEWARE_SHIM void __cudaUnregisterFatBinary(void**) {}
-STONEWARE_SHIM void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}

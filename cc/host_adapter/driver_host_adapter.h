@@ -1,8 +1,8 @@
 // CUTLASS's view of the CUDA driver.
 //
 // CUTLASS leaves launching a kernel and encoding tensor maps to a CudaHostAdapter. This one does
-// both through cc/driver, so that a module links neither libcuda nor libcudart. Compile what
-// includes it with nvcc: the class has other virtual functions under another compiler.
+// both through cc/driver, so that a module links neither libcuda nor libcudart. What includes it is a
+// cuda_library: without CUDA's version the class has other virtual functions.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 #include "cc/driver/driver_api.h"
 
 #if !defined(CUDA_HOST_ADAPTER_TENSORMAP_ENABLED) || !CUTLASS_ENABLE_CUDA_HOST_ADAPTER
-#error "driver_host_adapter.h needs nvcc (-x cu) and CUTLASS_ENABLE_CUDA_HOST_ADAPTER=1"
+#error "driver_host_adapter.h needs cuda_library and CUTLASS_ENABLE_CUDA_HOST_ADAPTER=1"
 #endif
 
 namespace stoneware::host_adapter {

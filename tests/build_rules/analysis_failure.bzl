@@ -1,6 +1,11 @@
 """analysis_failure_test: a target must fail in analysis, in the right words."""
 
-load("//cc/gemm:gemm_configs.bzl", "SCALED_MM_SM90", "gemm_config", "splitk_config")
+load("//cc/gemm:grouped_mm_sm90.bzl", "grouped_mm_config")
+load("//cc/gemm:matmul_sm90.bzl", "matmul_config")
+load("//cc/gemm:persistent_mm_sm90.bzl", "persistent_mm_config")
+load("//cc/gemm:scaled_mm_block_sm90.bzl", "scaled_mm_block_config")
+load("//cc/gemm:scaled_mm_sm90.bzl", "scaled_mm_config")
+load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _allow_failures = analysis_test_transition(
@@ -41,78 +46,114 @@ Example:
     analysis_test = True,
 )
 
-_VALID_CONFIG = {
-    "a": "e4m3",
-    "b": "e4m3",
-    "cluster": [2, 1, 1],
-    "out": "bf16",
-    "schedule": "pingpong",
-    "tile": [128, 128, 128],
-}
-
-_VALID_SPLITK_CONFIG = {
-    "dtype": "e4m3",
-    "op": "scaled_mm",
-    "out": "bf16",
-    "stages": 6,
-    "tile": [64, 64, 256],
+# Function -> itself, and arguments that it takes.
+_CONFIGS = {
+    "grouped_mm_config": (grouped_mm_config, {
+        "operand": "bf16",
+        "out": "bf16",
+        "schedule": "cooperative",
+        "tile": [128, 128],
+    }),
+    "matmul_config": (matmul_config, {
+        "cluster": [2, 1, 1],
+        "layout": "nt",
+        "operand": "bf16",
+        "schedule": "pingpong",
+        "tile": [128, 128, 64],
+    }),
+    "persistent_mm_config": (persistent_mm_config, {
+        "dtype": "e4m3",
+        "op": "scaled_mm",
+        "out": "bf16",
+        "stages": 6,
+        "tile": [64, 64, 256],
+    }),
+    "scaled_mm_block_config": (scaled_mm_block_config, {
+        "a": "e4m3",
+        "b": "e4m3",
+        "cluster": [1, 1, 1],
+        "out": "bf16",
+        "schedule": "pingpong",
+        "tile": [64, 128, 128],
+    }),
+    "scaled_mm_config": (scaled_mm_config, {
+        "a": "e4m3",
+        "b": "e4m3",
+        "cluster": [2, 1, 1],
+        "out": "bf16",
+        "schedule": "pingpong",
+        "tile": [128, 128, 128],
+    }),
 }
 
 def _one_config_impl(ctx):
-    changes = json.decode(ctx.attr.changes)
-    if ctx.attr.is_splitk:
-        splitk_config(**(_VALID_SPLITK_CONFIG | changes))
-    else:
-        gemm_config(**(_VALID_CONFIG | changes))
+    function, valid = _CONFIGS[ctx.attr.function]
+    function(**(valid | json.decode(ctx.attr.changes)))
     return []
 
 _one_config = rule(
     implementation = _one_config_impl,
-    attrs = {"changes": attr.string(), "is_splitk": attr.bool()},
+    attrs = {"changes": attr.string(), "function": attr.string()},
 )
 
-def gemm_config_failure_test(name, says, is_splitk = False, **changes):
+def config_failure_test(name, function, says, **changes):
     """A valid config with `changes` is refused in the words of `says`.
 
     Args:
       name: the test.
+      function: the name of the function that makes it, which the error names.
       says: parts of the message: rule, value, remedy.
-      is_splitk: whether splitk_config makes it, not gemm_config.
       **changes: arguments of that function that differ from a valid config.
     """
     _one_config(
         name = name + "_config",
         changes = json.encode(changes),
-        is_splitk = is_splitk,
+        function = function,
         tags = ["manual"],
     )
     analysis_failure_test(
         name = name,
-        says = ["gemm_config: "] + says,
+        says = [function + ": "] + says,
         target_under_test = ":{}_config".format(name),
     )
 
-def splitk_config_failure_test(name, **rest):
-    """As gemm_config_failure_test, of splitk_config."""
-    gemm_config_failure_test(name = name, is_splitk = True, **rest)
+def _one_config_twice_impl(_ctx):
+    function, valid = _CONFIGS["matmul_config"]
+    check_ids([function(**valid)] * 2)
+    return []
 
-def _gemm_config_test_impl(ctx):
-    config = gemm_config(**_VALID_CONFIG)
+one_config_twice = rule(
+    implementation = _one_config_twice_impl,
+    doc = "What cutlass_kernels checks, where a test can see it fail.",
+)
+
+def _config_test_impl(ctx):
+    # A rule's implementation, not a macro: a valid config must not fail anywhere.
+    for function, valid in _CONFIGS.values():
+        function(**valid)
+    function, valid = _CONFIGS["scaled_mm_config"]
+    config = function(**valid)
+    swapped = function(swap_ab = True, **valid)
+    wide = function(**(valid | {"tile": [128, 160, 128]}))
+    split = _CONFIGS["persistent_mm_config"][0](**_CONFIGS["persistent_mm_config"][1])
     expected = "scaled_mm_sm90_e4m3_e4m3_bf16_128x128x128_2x1x1_pingpong"
-    swapped = gemm_config(swap_ab = True, **_VALID_CONFIG)
-    ids = [config.id for config in SCALED_MM_SM90]
     problems = [text for is_right, text in [
         (config.id == expected, "id is {}, not {}".format(config.id, expected)),
         (config.arch == "sm_90a", "arch is {}".format(config.arch)),
         (swapped.id == expected + "_swap", "id with swap_ab is {}".format(swapped.id)),
+        (split.id == "scaled_mm_sm90_e4m3_e4m3_bf16_64x64x256_1x1x1_splitk1x6_swap", split.id),
         (json.decode(config.config_json)["tile"] == [128, 128, 128], config.config_json),
-        (len({id: None for id in ids}) == len(ids), "an id twice in {}".format(ids)),
+        ("kTileN = 128;" in config.header, config.header),
+        ("kSchedule = Schedule::kPingpong;" in config.header, config.header),
+        ("struct {}_config {{".format(expected) in config.header, config.header),
+        (not config.defines, "{}".format(config.defines)),
+        (wide.defines == ["CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"], "{}".format(wide.defines)),
     ] if not is_right]
     return [AnalysisTestResultInfo(success = not problems, message = "\n".join(problems))]
 
-gemm_config_test = rule(
-    implementation = _gemm_config_test_impl,
-    doc = "Ids of configs are those that manifests and tables know.",
+config_test = rule(
+    implementation = _config_test_impl,
+    doc = "Ids of configs are those that manifests and tables know, and headers have their values.",
     analysis_test = True,
 )
 

@@ -1,10 +1,11 @@
 """nvcc_canary: one source compiled from two folders, with the flags of the rules and without."""
 
+load("//tools/build_rules/private:cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load("//tools/build_rules/private:nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc")
 
 _FOLDERS = ["short", "a_folder_with_a_much_longer_name"]
 
-# Extension to flags, as in cuda_cubin.bzl and cuda_library.bzl.
+# Extension to flags, as in cuda_cubin.bzl; the object is what else nvcc can make.
 _KINDS = {
     "cubin": ["-O3", "-cubin"],
     # Without -O2 zig adds its undefined-behaviour sanitizer, which puts real paths into the object.
@@ -13,18 +14,20 @@ _KINDS = {
 
 def _run_nvcc_without_path_flags(ctx, src, out, flags):
     """What run_nvcc does, less the two orig_src_path_name flags."""
+    toolchain = ctx.toolchains[CUDA_TOOLCHAIN]
     ctx.actions.run(
-        executable = ctx.executable._nvcc,
+        executable = ctx.executable._nvcc_wrapper,
         arguments = [
-            ctx.file._cuda.path + "/bin/nvcc",
+            toolchain.cuda.path + "/bin/nvcc",
             "-ccbin",
-            ctx.file._clang.path,
+            toolchain.clang.path,
             "-x",
             "cu",
             "-std=c++17",
             "--frandom-seed=canary",
         ] + flags + [src.path, "-o", out.path],
-        inputs = [src, ctx.file._clang, ctx.file._cuda, ctx.file._zig],
+        inputs = depset([src], transitive = [toolchain.files]),
+        toolchain = CUDA_TOOLCHAIN,
         outputs = [out],
         env = {"PATH": "/bin:/usr/bin"},
         mnemonic = "NvccCanary",
@@ -66,4 +69,5 @@ Example:
     )
 """,
     attrs = {"src": attr.label(mandatory = True, allow_single_file = [".cu"])} | NVCC_ATTRS,
+    toolchains = [CUDA_TOOLCHAIN],
 )

@@ -8,14 +8,50 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import struct
 import subprocess
 
 import pytest
+
+PROGBITS = 1
+NOBITS = 8
 
 
 def kernel(id: str, cubin: str) -> dict:
     return {"id": id, "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]},
             "cubin": cubin}
+
+
+def elf(sections: dict[str, bytes | int]) -> bytes:
+    """A cubin of these sections; an int is the size of one that has no content."""
+    names, content, headers = b"\0", b"", [bytes(64)]
+    for name, data in {**sections, ".shstrtab": b""}.items():
+        names_before, names = names, names + name.encode() + b"\0"
+        data = names if name == ".shstrtab" else data
+        is_reserved = isinstance(data, int)
+        size = data if is_reserved else len(data)
+        headers.append(struct.pack(
+            "<IIQQQQIIQQ", len(names_before), NOBITS if is_reserved else PROGBITS, 0, 0,
+            64 + len(content), size, 0, 0, 1, 0,
+        ))
+        content += b"" if is_reserved else data
+    head = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0, 64 + len(content), 0, 64, 0, 0,
+        64, len(headers), len(headers) - 1,
+    )
+    return head + content + b"".join(headers)
+
+
+KERNEL_SECTIONS = {
+    ".text.k": b"code", ".nv.info.k": b"info", ".nv.constant0.k": b"params", ".nv.shared.k": 1024,
+}
+
+
+def digest_of(*sections: tuple[str, int, bytes]) -> str:
+    return hashlib.sha256(b"".join(
+        prefix.encode() + b"\0" + size.to_bytes(8, "little") + content
+        for prefix, size, content in sections
+    )).hexdigest()
 
 
 def without_digest(text: str) -> dict:
@@ -36,17 +72,18 @@ def write(tmp_path):
         )
         return (tmp_path / "manifest.json").read_text()
 
-    (tmp_path / "b.cubin").write_bytes(b"\x7fELF b")
-    (tmp_path / "a.cubin").write_bytes(b"\x7fELF a, longer")
+    (tmp_path / "b.cubin").write_bytes(elf({".text.b": b"b"}))
+    (tmp_path / "a.cubin").write_bytes(elf({".text.a": b"a, longer"}))
     return run
 
 
 def test_manifest_has_digest_and_size_and_drops_the_path(write):
-    data = b"\x7fELF a, longer"
+    data = elf({".text.a": b"a, longer"})
     text = write([kernel("a", "a.cubin")])
     assert without_digest(text) == {"schema": 1, "kernels": [{
         "id": "a", "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]},
         "sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data),
+        "code_sha256": digest_of((".text.", 9, b"a, longer")),
     }]}
     assert ".cubin" not in text
 
@@ -80,3 +117,53 @@ def test_digest_is_that_of_the_canonical_content(write):
     manifest = json.loads(write([kernel("a", "a.cubin")]))
     content = json.dumps({**manifest, "digest": ""}, sort_keys=True, separators=(",", ":"))
     assert manifest["digest"] == hashlib.sha256(content.encode("ascii")).hexdigest()
+
+
+@pytest.fixture
+def code_sha256(write, tmp_path):
+    """The digest of the code of a cubin with these sections."""
+
+    def run(sections: dict[str, bytes | int]) -> str:
+        (tmp_path / "k.cubin").write_bytes(elf(sections))
+        (entry,) = without_digest(write([kernel("k", "k.cubin")]))["kernels"]
+        return entry["code_sha256"]
+
+    return run
+
+
+def test_code_digest_is_that_of_the_kernel_s_sections_in_a_fixed_order(code_sha256):
+    expected = digest_of(
+        (".text.", 4, b"code"), (".nv.info.", 4, b"info"), (".nv.constant0.", 6, b"params"),
+        (".nv.shared.", 1024, b""),
+    )
+    assert code_sha256(KERNEL_SECTIONS) == expected
+    assert code_sha256(dict(reversed(KERNEL_SECTIONS.items()))) == expected
+
+
+def test_code_digest_does_not_depend_on_names_and_notes(code_sha256):
+    renamed = {name[:-1] + "another": data for name, data in KERNEL_SECTIONS.items()}
+    others = {".symtab": b"s", ".nv.info": b"i", ".nv.global": 3, ".nv.constant4": b"0000"}
+    assert code_sha256(renamed | others) == code_sha256(KERNEL_SECTIONS)
+
+
+@pytest.mark.parametrize("name", KERNEL_SECTIONS)
+def test_code_digest_depends_on_every_section_of_the_kernel(code_sha256, name):
+    changed = 2048 if name == ".nv.shared.k" else b"other"
+    assert code_sha256(KERNEL_SECTIONS | {name: changed}) != code_sha256(KERNEL_SECTIONS)
+
+
+@pytest.mark.parametrize(("data", "words"), [
+    (b"text", "must begin as a 64-bit ELF file"),
+    (elf({".text.k": b"code"})[:-100], "ends early"),
+    (elf({".data": b"code"}), "must have a section .text.KERNEL"),
+])
+def test_what_is_no_cubin_is_refused(tmp_path, data, words):
+    (tmp_path / "k.cubin").write_bytes(data)
+    (tmp_path / "kernels.json").write_text(json.dumps([kernel("k", "k.cubin")]))
+    program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_MANIFEST"])
+    result = subprocess.run(
+        [program, "--kernels=kernels.json", "--out=manifest.json"], cwd=tmp_path,
+        capture_output=True, text=True,
+    )
+    assert result.returncode != 0
+    assert words in result.stderr

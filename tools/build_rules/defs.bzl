@@ -3,7 +3,7 @@
     cuda_archs       the build setting //:cuda_archs
     cuda_cubin       one CUDA kernel for one architecture
     cuda_library     host code with CUDA types, as a C++ library
-    cutlass_kernels  a family of CUTLASS kernels, from configs to a library with its cubins inside
+    cutlass_kernels  CUTLASS kernels, from configs to a library with its cubins inside
     nanobind_module  a Python extension module for the host's Python and the stable ABI
     triton_aot       a Triton kernel, compiled ahead of time for several architectures
     kernel_group     several kernel targets under one name

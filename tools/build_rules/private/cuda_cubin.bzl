@@ -1,5 +1,6 @@
 """cuda_cubin: one kernel for one architecture."""
 
+load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc")
 load(":providers.bzl", "KernelInfo")
 
@@ -11,7 +12,11 @@ def _cuda_cubin_impl(ctx):
         out = cubin,
         flags = [gencode(ctx.attr.arch), "-O3", "-Xptxas", "-v", "-cubin"],
         defines = ctx.attr.defines,
-        includes = [ctx.label.workspace_root or "."],
+        includes = [
+            ctx.label.workspace_root or ".",
+            # Generated headers.
+            "/".join([part for part in [ctx.bin_dir.path, ctx.label.workspace_root] if part]),
+        ],
         inputs = depset(ctx.files.hdrs),
         mnemonic = "CudaCubin",
     )
@@ -54,4 +59,5 @@ Example:
         "op": attr.string(mandatory = True, doc = "the op it serves"),
         "src": attr.label(mandatory = True, allow_single_file = [".cu"]),
     } | NVCC_ATTRS,
+    toolchains = [CUDA_TOOLCHAIN],
 )

@@ -1,4 +1,4 @@
-"""cutlass_kernels: a family of CUTLASS kernels, from configs to one library with its cubins inside."""
+"""cutlass_kernels: CUTLASS kernels, from configs to one library with their cubins inside."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_cpp_toolchain")
 load(":cuda_cubin.bzl", "cuda_cubin")
@@ -18,6 +18,50 @@ _EMBED_ONE = """\
     .byte 0
 """
 
+_REGISTRY = """\
+#include <cstddef>
+
+#include "{header}"
+
+{declarations}
+
+namespace {namespace} {{
+
+extern const {type}* const kKernelEntries[];
+extern const std::size_t kNumKernelEntries;
+
+// An array of no elements is not C++.
+const {type}* const kKernelEntries[] = {{
+{elements}    nullptr,
+}};
+const std::size_t kNumKernelEntries = {count};
+
+}}  // namespace {namespace}
+"""
+
+def _generated_file_impl(ctx):
+    ctx.actions.write(ctx.outputs.out, ctx.attr.content)
+
+_generated_file = rule(
+    implementation = _generated_file_impl,
+    attrs = {"content": attr.string(), "out": attr.output(mandatory = True)},
+)
+
+def _registry(ctx, kernels):
+    file = ctx.actions.declare_file(ctx.label.name + "_registry.cc")
+    ctx.actions.write(file, _REGISTRY.format(
+        count = len(kernels),
+        declarations = "\n".join([
+            "extern \"C\" const {} {}_entry;".format(ctx.attr.entry_type, kernel.id)
+            for kernel in kernels
+        ]),
+        elements = "".join(["    &{}_entry,\n".format(kernel.id) for kernel in kernels]),
+        header = ctx.attr.entry_header,
+        namespace = ctx.attr.namespace,
+        type = ctx.attr.entry_type,
+    ))
+    return file
+
 def _embedded_kernels_impl(ctx):
     archs = ctx.attr._cuda_archs[CudaArchsInfo].archs
     kernels = [
@@ -31,15 +75,6 @@ def _embedded_kernels_impl(ctx):
         _EMBED_ONE.format(id = kernel.id, path = kernel.cubin.path)
         for kernel in kernels
     ]) + "    .section .note.GNU-stack, \"\", @progbits\n")
-    registry = ctx.actions.declare_file(ctx.label.name + "_registry.cc")
-    ctx.actions.write(registry, "\n".join(
-        ["#include \"cc/gemm/kernel_entry.h\""] +
-        ["extern \"C\" const stoneware::gemm::KernelEntry {}_entry;".format(kernel.id) for kernel in kernels] +
-        ["namespace stoneware::gemm {", "const KernelEntry* const kKernelEntries[] = {"] +
-        ["    &{}_entry,".format(kernel.id) for kernel in kernels] +
-        # An array of no elements is not C++.
-        ["    nullptr,", "};", "const std::size_t kNumKernelEntries = {};".format(len(kernels)), "}", ""],
-    ))
 
     toolchain = find_cpp_toolchain(ctx)
     features = cc_common.configure_features(
@@ -48,15 +83,14 @@ def _embedded_kernels_impl(ctx):
         requested_features = ctx.features,
         unsupported_features = ctx.disabled_features,
     )
-    ids = [kernel.id for kernel in kernels]
-    hosts = [host for host in ctx.attr.hosts if host.label.name.removesuffix("_host") in ids]
+    hosts = [host for host, arch in ctx.attr.hosts.items() if arch in archs]
     deps = [dep[CcInfo] for dep in ctx.attr.deps + hosts]
     compilation_context, outputs = cc_common.compile(
         actions = ctx.actions,
         feature_configuration = features,
         cc_toolchain = toolchain,
         name = ctx.label.name,
-        srcs = [assembler, registry],
+        srcs = [assembler, _registry(ctx, kernels)],
         compilation_contexts = [dep.compilation_context for dep in deps],
         additional_inputs = [kernel.cubin for kernel in kernels],
         user_compile_flags = ["-fvisibility=hidden"],
@@ -81,70 +115,154 @@ _embedded_kernels = rule(
     doc = "Cubins as data in an object file, with the registry that lists their entries.",
     attrs = {
         "deps": attr.label_list(providers = [CcInfo]),
-        "hosts": attr.label_list(providers = [CcInfo], doc = "`<id>_host` of each kernel"),
+        "entry_header": attr.string(mandatory = True),
+        "entry_type": attr.string(mandatory = True),
+        "hosts": attr.label_keyed_string_dict(
+            providers = [CcInfo],
+            doc = "the host object of each family, and its architecture",
+        ),
         "kernels": attr.label_list(providers = [KernelInfo]),
+        "namespace": attr.string(mandatory = True),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
     },
     fragments = ["cpp"],
     toolchains = use_cpp_toolchain(),
 )
 
+def _names(config):
+    """What a family's templates may name of one config."""
+    header = config.id + "_config.h"
+    package = native.package_name()
+    return {
+        "config_header": package + "/" + header if package else header,
+        "cubin_begin": config.id + "_cubin_begin",
+        "cubin_end": config.id + "_cubin_end",
+        "entry": config.id + "_entry",
+        "id": config.id,
+    }
+
+def _cubin(config, backend):
+    """The targets of one kernel: its config's header, its device source, its cubin."""
+    _generated_file(
+        name = config.id + "_config_header",
+        content = config.header,
+        out = config.id + "_config.h",
+    )
+    _generated_file(
+        name = config.id + "_device_source",
+        content = config.family.device.format(**_names(config)),
+        out = config.id + ".cu",
+    )
+    cuda_cubin(
+        name = config.id + "_cubin",
+        src = config.id + ".cu",
+        hdrs = config.family.device_hdrs + [config.id + "_config.h"],
+        arch = config.arch,
+        backend = backend,
+        config = config.config_json,
+        defines = config.defines,
+        kernel_id = config.id,
+        op = config.op,
+    )
+
+def _host(name, configs, deps, copts):
+    """The host object of one family's kernels for one architecture."""
+    family = configs[0].family
+    _generated_file(
+        name = name + "_source",
+        content = "\n".join([family.host] + [
+            family.host_entry.format(**_names(config))
+            for config in configs
+        ]),
+        out = name + ".cc",
+    )
+    cuda_library(
+        name = name,
+        srcs = [name + ".cc"],
+        hdrs = family.host_hdrs + [config.id + "_config.h" for config in configs],
+        copts = copts,
+        deps = deps,
+    )
+
+def check_ids(configs):
+    """Fails if two configs have one id."""
+    seen = {}
+    for config in configs:
+        if config.id in seen:
+            fail("cutlass_kernels: each config must have an id of its own, but {} is given twice; remove one of them"
+                .format(config.id))
+        seen[config.id] = True
+
 def cutlass_kernels(
         name,
         backend,
         configs,
+        entry_header,
+        entry_type,
+        namespace,
         deps,
-        nvcc_flags = [],
+        copts = [],
         visibility = None):
-    """One cubin and one host object per config, and the library `name` that holds them all.
+    """A cubin for each config, a host object for each family, and the library `name` of them all.
 
-    Editing one config recompiles that kernel alone. An architecture that //:cuda_archs leaves out is
-    neither compiled nor listed.
+    Editing one config recompiles that kernel's cubin and its family's host object. An architecture
+    that //:cuda_archs leaves out is neither compiled nor listed.
+
+    A config is a struct with
+
+      id            a C identifier: the kernel's symbol, its id in the manifest
+      op            the op that it serves
+      arch          such as "sm_90a"
+      config_json   the manifest's "config"
+      header        the text of <package>/<id>_config.h, which both sides include
+      defines       of the device side
+      family        a struct with name; device_hdrs and host_hdrs, labels; and three texts for
+                    str.format: `device`, the source of a cubin, with {id} and {config_header};
+                    `host`, how the source of the host object begins; and `host_entry`, what it has
+                    for each kernel, with {id}, {config_header}, {cubin_begin} and {cubin_end}
+                    (chars of extern "C" linkage) and {entry}, the constant to define, extern "C"
+                    too. Braces that shall stay are written twice.
+
+    The library defines, in `namespace`, `const entry_type* const kKernelEntries[]` and
+    `const std::size_t kNumKernelEntries`.
 
     Example:
         cutlass_kernels(
             name = "kernels_sm90",
             backend = "cutlass_sm90",
-            configs = SCALED_MM_SM90 + MATMUL_SM90,
+            configs = KERNELS_SM90,
+            entry_header = "cc/gemm/kernel_entry.h",
+            entry_type = "stoneware::gemm::KernelEntry",
+            namespace = "stoneware::gemm",
             deps = [":kernel_entry", "//cc/host_adapter"],
         )
 
     Args:
       name: the library; it offers CcInfo to modules and KernelInfo to manifests.
       backend: the backend that launches them.
-      configs: structs with id, op, source, arch, defines and config_json. `<source>.cu` is the
-        source of the cubin; `<source>.cc` that of the host object, compiled with the same defines,
-        which defines `<id>_entry`; `<source>.cuh` a header of both. One with `device_hdrs` (a list)
-        names further headers of its cubin.
-      deps: libraries of the host side; one of them offers cc/gemm/kernel_entry.h.
-      nvcc_flags: further flags for the host side.
+      configs: the kernels.
+      entry_header: the header of entry_type, by the path by which sources include it.
+      entry_type: the C++ type of a kernel's entry, with its namespace.
+      namespace: of the list of entries.
+      deps: libraries of the host side; one of them offers entry_header.
+      copts: further flags for the host side.
       visibility: of `name`.
     """
+    families = {}
+    check_ids(configs)
     for config in configs:
-        cuda_cubin(
-            name = config.id + "_cubin",
-            src = config.source + ".cu",
-            hdrs = [config.source + ".cuh"] + getattr(config, "device_hdrs", []),
-            arch = config.arch,
-            backend = backend,
-            config = config.config_json,
-            defines = config.defines,
-            kernel_id = config.id,
-            op = config.op,
-        )
-        cuda_library(
-            name = config.id + "_host",
-            srcs = [config.source + ".cc"],
-            hdrs = [config.source + ".cuh"],
-            arch = config.arch,
-            defines = config.defines,
-            nvcc_flags = nvcc_flags,
-            deps = deps,
-        )
+        key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
+        families.setdefault(key, []).append(config)
+        _cubin(config, backend)
+    for key, of_family in families.items():
+        _host(key, of_family, deps, copts)
     _embedded_kernels(
         name = name,
-        hosts = [":" + config.id + "_host" for config in configs],
+        entry_header = entry_header,
+        entry_type = entry_type,
+        hosts = {":" + key: of_family[0].arch for key, of_family in families.items()},
         kernels = [":" + config.id + "_cubin" for config in configs],
+        namespace = namespace,
         visibility = visibility,
         deps = deps,
     )

@@ -42,6 +42,9 @@ kernel_manifest = rule(
     implementation = _kernel_manifest_impl,
     doc = """A JSON file with id, op, backend, arch, config, sha256 and size of every kernel.
 
+"code_sha256" is the digest of what the GPU executes of it (cubin_code.py): the same where a source was
+only arranged in another way.
+
 A kernel with a launch description, such as an ahead-of-time one, has its sha256 too, and the file
 has a digest of its whole content.
 

@@ -1,21 +1,31 @@
-"""nvcc with zig as its host compiler: flags and actions shared by cuda_cubin and cuda_library."""
+"""nvcc with zig as its preprocessor: what cuda_cubin and, of headers, cuda_library share."""
 
+load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
+
+# Of rules that compile CUDA, which also have toolchains = [CUDA_TOOLCHAIN].
 NVCC_ATTRS = {
-    "_clang": attr.label(default = Label("//third_party/zig:clang++"), allow_single_file = True),
-    "_cuda": attr.label(default = Label("@stoneware_cuda//:tree"), allow_single_file = True),
     "_cutlass": attr.label(default = Label("@stoneware_cutlass//:tree"), allow_single_file = True),
-    "_nvcc": attr.label(
-        default = Label("//tools/build_rules/private:nvcc"),
-        allow_single_file = True,
+    "_nvcc_wrapper": attr.label(
+        default = Label("//tools/build_rules/private:nvcc_wrapper"),
         executable = True,
         cfg = "exec",
     ),
-    "_zig": attr.label(default = Label("@stoneware_zig//:tree"), allow_single_file = True),
 }
 
 def gencode(arch):
     """nvcc's flag for machine code of one architecture ("sm_90a"), without PTX."""
     return "-gencode=arch=compute_{0},code=sm_{0}".format(arch.removeprefix("sm_"))
+
+def cuda_includes(ctx):
+    """Folders of CUDA's and CUTLASS's headers, of a rule that compiles CUDA."""
+    cuda = ctx.toolchains[CUDA_TOOLCHAIN].cuda.path
+    cutlass = ctx.file._cutlass.path
+    return [
+        cuda + "/include",
+        cuda + "/include/cccl",
+        cutlass + "/include",
+        cutlass + "/tools/util/include",
+    ]
 
 # Measured: 3.1 to 4.2 GB for an sm_90a CUTLASS kernel.
 def _memory(_os, _num_inputs):
@@ -25,7 +35,7 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
     """One nvcc action, the same bytes from any folder.
 
     Args:
-      ctx: rule context with NVCC_ATTRS.
+      ctx: context of a rule with NVCC_ATTRS and CUDA_TOOLCHAIN.
       src: File, the source.
       out: File, what nvcc's -o names.
       flags: list of strings for this kind of output.
@@ -40,11 +50,12 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
     # a canary.
     name = "{}:{}".format(ctx.label.package, ctx.label.name)
     seed = "{}/{}".format(name, src.basename)
+    toolchain = ctx.toolchains[CUDA_TOOLCHAIN]
     args = ctx.actions.args()
     args.add_all([
-        ctx.file._cuda.path + "/bin/nvcc",
+        toolchain.cuda.path + "/bin/nvcc",
         "-ccbin",
-        ctx.file._clang,
+        toolchain.clang,
         "-x",
         "cu",
         "-std=c++17",
@@ -58,19 +69,15 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
     ])
     args.add_all(flags)
     args.add_all(includes, before_each = "-I", uniquify = True)
-    args.add_all([ctx.file._cuda.path + "/include", ctx.file._cuda.path + "/include/cccl"], before_each = "-I", expand_directories = False)
-    args.add("-I", ctx.file._cutlass.path + "/include")
-    args.add("-I", ctx.file._cutlass.path + "/tools/util/include")
+    args.add_all(cuda_includes(ctx), before_each = "-I")
     args.add_all(defines, format_each = "-D%s")
     args.add(src)
     args.add("-o", out)
     ctx.actions.run(
-        executable = ctx.executable._nvcc,
+        executable = ctx.executable._nvcc_wrapper,
         arguments = [args],
-        inputs = depset(
-            [src, ctx.file._clang, ctx.file._cuda, ctx.file._cutlass, ctx.file._zig],
-            transitive = [inputs],
-        ),
+        inputs = depset([src, ctx.file._cutlass], transitive = [inputs, toolchain.files]),
+        toolchain = CUDA_TOOLCHAIN,
         outputs = [out],
         env = {"PATH": "/bin:/usr/bin"},
         mnemonic = mnemonic,

@@ -2,12 +2,14 @@
 
 The manifest's "digest" is the sha256 of its content with an empty digest, as JSON on one line with
 sorted keys, ASCII only and no spaces; stoneware/kernels/manifest.py checks it by the same formula.
+Of each cubin "sha256" is that of its bytes, and "code_sha256" that of what the GPU executes of it.
 """
 
 import hashlib
 import json
 import pathlib
 
+import cubin_code
 from absl import app, flags
 
 _KERNELS = flags.DEFINE_string(
@@ -25,6 +27,7 @@ def main(argv: list[str]) -> None:
     for kernel in kernels:
         cubin = pathlib.Path(kernel.pop("cubin")).read_bytes()
         kernel["sha256"] = hashlib.sha256(cubin).hexdigest()
+        kernel["code_sha256"] = cubin_code.code_sha256(cubin)
         kernel["size_bytes"] = len(cubin)
         description = kernel.pop("description", None)
         if description is not None:

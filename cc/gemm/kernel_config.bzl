@@ -1,0 +1,182 @@
+"""A checked config as cutlass_kernels takes it, with the C++ of it."""
+
+_DTYPES = {
+    "bf16": "DType::kBF16",
+    "e4m3": "DType::kE4M3",
+    "e5m2": "DType::kE5M2",
+    "fp16": "DType::kFP16",
+    "fp32": "DType::kFP32",
+}
+
+_SCHEDULES = {
+    "cooperative": "Schedule::kCooperative",
+    "persistent": "Schedule::kPersistent",
+    "pingpong": "Schedule::kPingpong",
+    "splitk": "Schedule::kSplitK",
+    "warpspecialized": "Schedule::kWarpSpecialized",
+}
+
+# Widths of wgmma that CuTe has without CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED: with it a tile of 160
+# columns is not computed by five of 32, but its headers are twice as long.
+_USUAL_WIDTHS = [8, 16, 32, 64, 96, 128, 192, 256]
+
+_HEADER = """\
+// Generated from the config of {id}.
+
+#pragma once
+
+#include "cc/gemm/config.h"
+
+namespace stoneware::gemm {{
+
+struct {id}_config {{
+{members}
+}};
+
+}}  // namespace stoneware::gemm
+"""
+
+_DEVICE = """\
+// Generated: the device side of {{id}}, a cubin with one kernel of that name.
+
+#include "{{config_header}}"
+#include "cc/gemm/{family}.cuh"
+
+using Kernel = stoneware::gemm::sm90::{template}Kernel<stoneware::gemm::{{id}}_config>;
+
+extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
+{{id}}(__grid_constant__ const Kernel::Params params) {{{{
+  extern __shared__ __align__(Kernel::kSharedAlignment) char shared_storage[];
+  Kernel::Run(params, shared_storage);
+}}}}
+"""
+
+_HOST = """\
+// Generated: the host side of every kernel of {family}.
+
+#include "cc/gemm/make_kernel_entry.h"
+#include "cc/gemm/{family}_host.h"
+"""
+
+_HOST_ENTRY = """\
+#include "{{config_header}}"
+
+extern "C" const char {{cubin_begin}}[];
+extern "C" const char {{cubin_end}}[];
+extern "C" const stoneware::gemm::KernelEntry {{entry}};
+const stoneware::gemm::KernelEntry {{entry}} =
+    stoneware::gemm::MakeKernelEntry<stoneware::gemm::{{id}}_config,
+                                     stoneware::gemm::sm90::{template}Host>({{cubin_begin}},
+                                                                            {{cubin_end}});
+"""
+
+def kernel_family(name, template, device_hdrs, host_hdrs):
+    """A family: what its kernels' generated sources include and name.
+
+    Args:
+      name: <name>.cuh has the class template <template>Kernel, <name>_host.h <template>Host.
+      template: the first part of both names.
+      device_hdrs: labels of the headers of a cubin.
+      host_hdrs: labels of those of the host object.
+
+    Returns:
+      A struct for cutlass_kernels.
+    """
+    names = {"family": name, "template": template}
+    return struct(
+        name = name,
+        device = _DEVICE.format(**names),
+        device_hdrs = device_hdrs,
+        host = _HOST.format(**names),
+        host_entry = _HOST_ENTRY.format(**names),
+        host_hdrs = host_hdrs,
+    )
+
+def _member(name, value):
+    if type(value) == "bool":
+        return "  static constexpr bool {} = {};".format(name, "true" if value else "false")
+    if type(value) == "int":
+        return "  static constexpr int {} = {};".format(name, value)
+    if value in _DTYPES:
+        return "  static constexpr DType {} = {};".format(name, _DTYPES[value])
+    if value in _SCHEDULES:
+        return "  static constexpr Schedule {} = {};".format(name, _SCHEDULES[value])
+    return "  static constexpr char {}[] = \"{}\";".format(name, value)
+
+def kernel_config(
+        family,
+        id,
+        op,
+        a,
+        b,
+        out,
+        tile,
+        swap_ab,
+        a_is_m_major = False,
+        b_is_n_major = False,
+        constants = {},
+        uses_cute = True,
+        json_fields = {}):
+    """One kernel of a family, from values that were checked.
+
+    Args:
+      family: of kernel_family().
+      id: a C identifier, the kernel's symbol; measurements name it for good.
+      op: the op that it serves.
+      a: dtype of the left operand.
+      b: dtype of the right operand.
+      out: dtype of the result.
+      tile: (m, n, k) of the product that is computed.
+      swap_ab: whether that is d^T = b^T a^T.
+      a_is_m_major: whether a is column-major.
+      b_is_n_major: whether b is row-major.
+      constants: dict of further members of the config's struct; bool, int, dtype or schedule.
+      uses_cute: whether its device side takes wgmma from CuTe.
+      json_fields: of the manifest's "config", beside a, b, out, swap_ab and tile.
+
+    Returns:
+      A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side) and
+      config_json.
+    """
+    arch = "sm_90a"  # wgmma exists on exactly this one.
+    members = {
+        "kId": id,
+        "kOp": op,
+        "kArch": arch,
+        "kA": a,
+        "kB": b,
+        "kOut": out,
+        "kTileM": tile[0],
+        "kTileN": tile[1],
+        "kTileK": tile[2],
+        "kSwapAb": swap_ab,
+        "kAIsMMajor": a_is_m_major,
+        "kBIsNMajor": b_is_n_major,
+    } | constants
+    is_wide = uses_cute and tile[1] not in _USUAL_WIDTHS
+    return struct(
+        id = id,
+        op = op,
+        arch = arch,
+        family = family,
+        header = _HEADER.format(
+            id = id,
+            members = "\n".join([_member(name, value) for name, value in members.items()]),
+        ),
+        defines = ["CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED"] if is_wide else [],
+        config_json = json.encode({
+            "a": a,
+            "b": b,
+            "out": out,
+            "swap_ab": swap_ab,
+            "tile": tile,
+        } | json_fields),
+    )
+
+def join(*parts):
+    """The parts of a kernel's id that are not empty; a tuple of ints is written as 128x64."""
+    words = [
+        "x".join([str(x) for x in part]) if type(part) in ["list", "tuple"] else part
+        for part in parts
+    ]
+    return "_".join([word for word in words if word])

@@ -1,0 +1,20 @@
+// A family of somebody else's, with a namespace, an entry and sources of its own, is in the library
+// that cutlass_kernels makes: each kernel with its config's value and its cubin.
+
+#include <cstdio>
+#include <cstring>
+
+#include "tests/build_rules/own_family/entry.h"
+
+int main() {
+  const float expected[] = {1.5F, 2.5F};
+  if (own::kNumKernelEntries != 2) return 1;
+  for (std::size_t i = 0; i < own::kNumKernelEntries; ++i) {
+    const own::Entry& entry = *own::kKernelEntries[i];
+    if (entry.value != expected[i]) return 2;
+    if (entry.cubin_end - entry.cubin_begin < 64) return 3;
+    if (std::memcmp(entry.cubin_begin, "\x7f" "ELF", 4) != 0) return 4;
+  }
+  std::puts("all as expected");
+  return 0;
+}
