@@ -49,7 +49,7 @@ struct Operands {
 
  private:
   static __device__ int WarpGroup() {
-    return Shape::kWarpGroups > 1 ? static_cast<int>(threadIdx.x) / 128 : 0;
+    return static_cast<int>(threadIdx.x) / 128 % Shape::kWarpGroups;
   }
 };
 
@@ -182,7 +182,7 @@ __device__ void MultiplyTiles(const typename Shape::Params& params,
   int tile_idx = 0;
   for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride, ++tile_idx) {
     const TileOffset<Shape> offset(params, tile);
-    const TileVectors<Shape> vectors(params, offset);
+    const TileVectors<Shape> vectors(params, offset.n, offset.m);
     if constexpr (Shape::kBlockScales) {
       SumScaledTile<Shape>(shared, operands, ring, slice.num_steps, sums);
       vectors.Share(shared, tile_idx);

@@ -68,13 +68,12 @@ struct TileVectors {
   float scale_b[kOfN];
   float bias[kOfN];
 
-  __device__ TileVectors(const PersistentMmScalars& params,
-                                         const TileOffset<Shape>& offset) {
+  __device__ TileVectors(const PersistentMmScalars& params, int first_n, int first_m) {
     const int thread = static_cast<int>(threadIdx.x);
     const auto* const biases = static_cast<const unsigned short*>(params.bias);
 #pragma unroll
     for (int i = 0; i < kOfN; ++i) {
-      const int n = offset.n + thread + i * Shape::kConsumerThreads;
+      const int n = first_n + thread + i * Shape::kConsumerThreads;
       const bool is_inside = n < params.n;
       bias[i] = is_inside && biases != nullptr ? Unpack<Shape::kOut>(biases[n]) : 0.0f;
       scale_b[i] = !Shape::kBlockScales && is_inside && params.scale_b != nullptr
@@ -83,7 +82,7 @@ struct TileVectors {
     }
 #pragma unroll
     for (int i = 0; i < kOfM; ++i) {
-      const int m = offset.m + thread + i * Shape::kConsumerThreads;
+      const int m = first_m + thread + i * Shape::kConsumerThreads;
       scale_a[i] = !Shape::kBlockScales && m < params.m && params.scale_a != nullptr
                        ? params.scale_a[m * params.scale_a_stride]
                        : 1.0f;
@@ -338,7 +337,7 @@ class TileStore {
   const int lane_row_ = lane_ % 8;
 
   const Params& params_;
-  const TileOffset<Shape>& offset_;
+  const TileOffset<Shape> offset_;
   const float* const scales_a_;
   const float* const scales_b_;
   const float* const biases_;
