@@ -125,7 +125,8 @@ __device__ void LoadGroups(const GroupedMmParams& params, const GroupedShared<Sh
   }
 }
 
-// Scales, rounds and stores the sums of one warp group, which a thread holds as wgmma_sm90.cuh says.
+// Scales, rounds and stores the sums of one warp group, which a thread holds as wgmma_sm90.cuh
+// says.
 template <class Shape>
 class GroupedTileStore {
  public:

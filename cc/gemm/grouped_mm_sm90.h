@@ -25,8 +25,8 @@
 // weights take wgmma's side of 64 rows and the tokens the side that may be as narrow as 16, so that
 // few tokens a group cost little beside the bytes of the weights.
 //
-// Beside what every config has (config.h), one of this family has kSchedule. This header is what the
-// device side (grouped_mm_sm90.cuh) and the host side (grouped_mm_sm90_host.h) share.
+// Beside what every config has (config.h), one of this family has kSchedule. This header is what
+// the device side (grouped_mm_sm90.cuh) and the host side (grouped_mm_sm90_host.h) share.
 
 #pragma once
 

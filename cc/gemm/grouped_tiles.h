@@ -1,5 +1,5 @@
-// The order in which grouped_mm goes over its output tiles. It runs on the device, and on the host in
-// its test.
+// The order in which grouped_mm goes over its output tiles. It runs on the device, and on the host
+// in its test.
 
 #pragma once
 

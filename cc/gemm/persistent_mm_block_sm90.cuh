@@ -17,8 +17,8 @@ inline constexpr unsigned kBarriersReadyForScales = 11;
 // Among a warp group that multiplies; of the next ones those after it.
 inline constexpr unsigned kAmongWarpGroup = 12;
 
-// This block's part of the work: some tiles of d, and of their k all or a slice. Nothing is divided:
-// that is a chain of some 20 instructions, for which the first load would wait.
+// This block's part of the work: some tiles of d, and of their k all or a slice. Nothing is
+// divided: that is a chain of some 20 instructions, for which the first load would wait.
 template <bool kSplitsK>
 struct KSlice {
   int splits = static_cast<int>(kSplitsK ? BlocksOfCluster() : 1);

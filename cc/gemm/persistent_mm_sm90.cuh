@@ -245,8 +245,8 @@ struct PersistentMmKernel {
       } else if (Shape::kBlockScales && thread < Shape::kConsumerThreads + 64) {
         LoadBlockScales<Shape>(params, shared, slice);
       }
-      // Who has arrived at the cluster's barrier must not leave before it is complete, or is counted
-      // as one more that arrives.
+      // Who has arrived at the cluster's barrier must not leave before it is complete, or is
+      // counted as one more that arrives.
       if constexpr (kSplitsK) WaitForClusterToArriveApart();
     }
   }

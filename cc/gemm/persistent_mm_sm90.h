@@ -193,8 +193,8 @@ struct PersistentMmShape {
       kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
   static constexpr int kBoxesBytes = kWarpGroups * kGroupBoxesBytes;
 
-  // The blocks of a cluster share the warps of a tile: what a warp has summed goes to the block that
-  // stores it. Of several warp groups a whole one stores, so that boxes stay whole.
+  // The blocks of a cluster share the warps of a tile: what a warp has summed goes to the block
+  // that stores it. Of several warp groups a whole one stores, so that boxes stay whole.
   static constexpr int kMaxSplits = Config::kMaxSplits;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kWarpGroups == 1 ? 4 : 2));
   static constexpr bool kSplitsStoreBoxes = kStoresBoxes && kMaxSplits <= kWarpGroups;

@@ -74,8 +74,8 @@ struct PersistentMmHost {
   // Programming Guide, compute capability 9.0).
   static constexpr int kBlocksPerSm = 228 * 1024 / (Shape::kSharedBytes + 1024);
 
-  // Rows of a that are gone through for all n before the next: a's share of L2, and tiles enough for
-  // all SMs.
+  // Rows of a that are gone through for all n before the next: a's share of L2, and tiles enough
+  // for all SMs.
   static constexpr int kBandM = 2048;
 
   static int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }

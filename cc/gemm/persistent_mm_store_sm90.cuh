@@ -198,8 +198,8 @@ class Boxes {
   int place_bytes_ = Shape::kBoxBytes;
 };
 
-// Scales, rounds and stores a tile, whose sums a thread holds as wgmma_sm90.cuh says. With kUsesBoxes
-// it goes by way of shared memory, else 8 neighbours in n at a time.
+// Scales, rounds and stores a tile, whose sums a thread holds as wgmma_sm90.cuh says. With
+// kUsesBoxes it goes by way of shared memory, else 8 neighbours in n at a time.
 template <class Shape, bool kUsesBoxes>
 class TileStore {
  public:

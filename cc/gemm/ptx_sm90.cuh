@@ -15,8 +15,8 @@ __device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Barriers of threads of the block. Barrier 0 is that of __syncthreads; a count is of threads, those
-// that arrive and those that wait together.
+// Barriers of threads of the block. Barrier 0 is that of __syncthreads; a count is of threads,
+// those that arrive and those that wait together.
 __device__ __forceinline__ void ArriveAtNamedBarrier(unsigned num_threads, unsigned barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads));
 }
@@ -108,7 +108,8 @@ __device__ __forceinline__ void LoadBox(const CUtensorMap* map, const Mbarrier* 
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(SharedAddress(shared)),
-      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier->Address()), "r"(x), "r"(y), "l"(static_cast<std::uint64_t>(hint))
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier->Address()), "r"(x), "r"(y),
+      "l"(static_cast<std::uint64_t>(hint))
       : "memory");
 }
 

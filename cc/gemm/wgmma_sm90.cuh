@@ -50,8 +50,8 @@ __device__ __forceinline__ void FenceSums(float (&sums)[kSteps][kSums]) {
   }
 }
 
-// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): rows of 128 bytes with
-// the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16 bytes.
+// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): rows of 128 bytes
+// with the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16 bytes.
 __device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared) {
   constexpr std::uint64_t kLeadingOffset = std::uint64_t{1} << 16;  // means nothing with a swizzle
   constexpr std::uint64_t kRowsOffset = std::uint64_t{8 * 128 / 16} << 32;  // to the next 8 rows
@@ -123,14 +123,14 @@ struct Wgmma;
 #define STONEWARE_SUMS_48(i) STONEWARE_SUMS_32(i), STONEWARE_SUMS_16(i + 32)
 #define STONEWARE_SUMS_56(i) STONEWARE_SUMS_48(i), STONEWARE_SUMS_8(i + 48)
 #define STONEWARE_SUMS_64(i) STONEWARE_SUMS_32(i), STONEWARE_SUMS_32(i + 32)
-#define STONEWARE_SUMS_88(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_16(i + 64), STONEWARE_SUMS_8(i + 80)
+#define STONEWARE_SUMS_88(i) STONEWARE_SUMS_56(i), STONEWARE_SUMS_32(i + 56)
 #define STONEWARE_SUMS_96(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_32(i + 64)
 #define STONEWARE_SUMS_112(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_48(i + 64)
 #define STONEWARE_SUMS_128(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_64(i + 64)
 
-// `kind` is the instruction's name from n on, `factors` what follows scale_d: the signs of a and b
-// and, of 16 bits, that both are K-major. Operand `registers` is
-// a, the first after the registers; `b_operand` is b, `scale` scale_d.
+// `kind` is the instruction's name from the columns on, `factors` what follows scale_d: the signs
+// of a and b and, of 16 bits, that both are K-major. Operand `registers` is a, the first one after
+// the registers; then come b and scale_d.
 #define STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, kind, factors)    \
   asm volatile(                                                                               \
       "{\n"                                                                                   \
