@@ -105,7 +105,8 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
     const float* const scales_b =
         params.scale_b + offset.n / Shape::kScaleBlock * params.scale_b_stride;
     // Left alone, the compiler unrolls this or not by the size of what stands around it.
-#pragma unroll 2
+    constexpr int kUnrolled = Shape::kColumns <= 32 ? 2 : 1;
+#pragma unroll kUnrolled
     for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
       const int stage = ring.stage;
       shared.empty[stage].Wait(ring.parity ^ 1);
