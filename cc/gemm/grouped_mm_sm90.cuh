@@ -1,187 +1,380 @@
-// Grouped matrix product for Hopper (mixture of experts), one config per compilation: what the
-// device side (grouped_mm_sm90.cu) and the host side (grouped_mm_sm90.cc) share.
+// The device side of grouped_mm; grouped_mm_sm90.h says what it computes.
 //
-//   d[m, n] = scale_a[m] * scale_b[g, n] * sum_k a[m, k] * b[g, k, n]
-//   for the rows m of group g: offsets[g - 1] <= m < offsets[g], with offsets[-1] = 0
-//
-//   tensor    shape           stride                      dtype
-//   a         [m, k]          [lda, 1]                    STONEWARE_OPERAND (e4m3, bf16 or fp16)
-//   b         [groups, k, n]  [batch_stride_b, 1, ldb]    STONEWARE_OPERAND
-//   d         [m, n]          [ldd, 1]                    STONEWARE_OUT (bf16 or fp16)
-//   offsets   [groups]        [1]                         int32, never decreasing
-//   scale_a   [m]             [1]                         fp32; null: 1
-//   scale_b   [groups, n]     [n, 1]                      fp32; null: 1
-//
-// The accumulator is fp32, summed by the tensor core over all of k; scales are applied to it in
-// fp32. Rows of d from the last offset on are not written. A group may be empty or end at any row.
-//
-// The grid is persistent, at most one block per SM, each walking over output tiles. Which tiles
-// there are is known on the device alone, from the offsets: each block makes a table of them in
-// shared memory, so that there is no set-up kernel, no workspace and no tensor map but two, one for
-// all of a and one for all of b. A tile of a begins at any row, which TMA allows; it reads rows of
-// the group after its own, which are not stored.
-//
-// What makes it fast: one thread keeps TMA loads in flight, across the ends of tiles and groups,
-// while the other warp groups run wgmma and store straight from registers; and with
-// STONEWARE_SWAP_AB the weights take wgmma's side of 64 rows and the tokens the side that may be as
-// narrow as 16, so that few tokens a group cost little beside the bytes of the weights.
-//
-// The defines come from gemm_configs.bzl, the only place a config is written.
+// Warp group 0 loads, one thread of it; the other two multiply. They meet at two barriers for each
+// stage of the ring in shared memory: `full` (the bytes have come) and `empty` (every warp that
+// multiplies the stage is done with it). Loader and multipliers walk the same tiles, so that the
+// number of the step within the block gives the stage and the phase of its barriers on both sides.
 
 #pragma once
 
-#include <cuda.h>
-
-#include <cstddef>
 #include <cstdint>
 
-#if !defined(STONEWARE_KERNEL_ID) || !defined(STONEWARE_OPERAND) || !defined(STONEWARE_OUT) || \
-    !defined(STONEWARE_TILE_M) || !defined(STONEWARE_TILE_N) || !defined(STONEWARE_TILE_K) ||  \
-    !defined(STONEWARE_SCHEDULE) || !defined(STONEWARE_SWAP_AB)
-#error "compile with the defines of one grouped_mm_config() of gemm_configs.bzl"
-#endif
-
-// The walk over the tiles also runs on the host, in its test.
-#if defined(__CUDACC__)
-#define STONEWARE_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define STONEWARE_HOST_DEVICE inline
-#endif
+#include "cc/gemm/grouped_mm_sm90.h"
+#include "cc/gemm/ptx_sm90.cuh"
+#include "cc/gemm/ring_position_sm90.cuh"
+#include "cc/gemm/transpose_sm90.cuh"
+#include "cc/gemm/wgmma_sm90.cuh"
 
 namespace stoneware::gemm::sm90 {
 
-// Groups that a block's table in shared memory has room for.
-inline constexpr int kMaxGroups = 1024;
+// Where things are in the block's shared memory.
+template <class Shape>
+struct GroupedShared {
+  // An element of an operand, of which nothing but its place counts here.
+  struct Element {
+    char bytes[Shape::kOperandBytes];
+  };
 
-// The rows of one group: begin <= row < end.
-struct GroupRows {
-  int begin;
-  int end;
+  char* base;
+
+  __device__ Element* rows() const { return reinterpret_cast<Element*>(base); }
+  __device__ Element* columns() const {
+    return reinterpret_cast<Element*>(base + Shape::kStages * Shape::kRowStageBytes);
+  }
+  __device__ Mbarrier* full(int stage) const {
+    return reinterpret_cast<Mbarrier*>(base + Shape::kStages * Shape::kStageBytes) + stage;
+  }
+  __device__ Mbarrier* empty(int stage) const { return full(Shape::kMaxStages) + stage; }
+  __device__ int* m_tile_ends() const {
+    return reinterpret_cast<int*>(base + Shape::kStages * Shape::kStageBytes +
+                                  Shape::kBarrierBytes);
+  }
+  __device__ int* offsets() const { return m_tile_ends() + kMaxGroups; }
 };
 
-// The rows of group `group`. Offsets that decrease or lie outside of [0, m] break the caller's
-// promise; they are cut, so that no row beyond d is ever written, and no count is negative.
-STONEWARE_HOST_DEVICE GroupRows RowsOfGroup(const std::int32_t* offsets, int group, int m) {
-  int begin = group == 0 ? 0 : offsets[group - 1];
-  int end = offsets[group];
-  begin = begin < 0 ? 0 : begin;
-  begin = begin > m ? m : begin;
-  end = end > m ? m : end;
-  end = end < begin ? begin : end;
-  return {begin, end};
+// Fills the table: offsets, and the ends of the groups in tiles along m. Called by the whole block.
+template <class Shape>
+__device__ void MakeTable(const GroupedMmParams& params, const GroupedShared<Shape>& shared) {
+  int* const offsets = shared.offsets();
+  int* const ends = shared.m_tile_ends();
+  for (int group = threadIdx.x; group < params.num_groups; group += Shape::kThreads) {
+    offsets[group] = params.offsets[group];
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    // Each lane counts a run of groups, the lanes sum up to their run, each writes its run.
+    const int lane = threadIdx.x;
+    const int run = (params.num_groups + 31) / 32;
+    const int begin = min(lane * run, params.num_groups);
+    const int end = min(begin + run, params.num_groups);
+    int count = 0;
+    for (int group = begin; group < end; ++group) {
+      const GroupRows rows = RowsOfGroup(offsets, group, params.m);
+      count += NumTiles(rows.end - rows.begin, Shape::kTileM);
+      ends[group] = count;
+    }
+    int sum = count;
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, distance);
+      if (lane >= distance) sum += other;
+    }
+    for (int group = begin; group < end; ++group) ends[group] += sum - count;
+  }
+  __syncthreads();
 }
 
-STONEWARE_HOST_DEVICE int NumTiles(int extent, int tile) { return (extent + tile - 1) / tile; }
-
-// Which tile along m of which group, and which along n.
-struct GroupTile {
+// One tile of the walk with its places in the tensors.
+struct GroupedTileOffset {
   int group;
-  int m_idx;  // within the group
-  int n_idx;
+  int m_begin;
+  int m_end;  // the group's, not the tile's
+  int n_begin;
 };
 
-// The tile at position `tile` of the order: group after group; in a group, bands of `band` tiles
-// along m; in a band, n after n, and for each n the band's tiles along m, which share b.
-//
-// m_tile_ends[g]: tiles along m of the groups 0 to g together. 0 <= tile < (the last of them) *
-// num_n_tiles.
-STONEWARE_HOST_DEVICE GroupTile TileAt(int tile, const int* m_tile_ends, int num_groups,
-                                       int num_n_tiles, int band) {
-  // The first group whose end lies after the tile; empty groups end where they begin, so that none
-  // is ever found.
-  const int position = tile / num_n_tiles;
-  int low = 0;
-  int high = num_groups - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (m_tile_ends[middle] > position) {
-      high = middle;
-    } else {
-      low = middle + 1;
+template <class Shape>
+__device__ GroupedTileOffset FindTile(const GroupedMmParams& params,
+                                      const GroupedShared<Shape>& shared, int num_n_tiles,
+                                      int tile) {
+  const GroupTile found =
+      TileAt(tile, shared.m_tile_ends(), params.num_groups, num_n_tiles, params.band);
+  const GroupRows rows = RowsOfGroup(shared.offsets(), found.group, params.m);
+  return {found.group, rows.begin + found.m_idx * Shape::kTileM, rows.end,
+          found.n_idx * Shape::kTileN};
+}
+
+// Runs on one thread.
+template <class Shape>
+__device__ void LoadGroups(const GroupedMmParams& params, const GroupedShared<Shape>& shared,
+                           int num_tiles, int num_n_tiles, int num_steps) {
+  RingPosition<Shape::kStages> ring;
+  for (int tile_idx = blockIdx.x; tile_idx < num_tiles; tile_idx += gridDim.x) {
+    const GroupedTileOffset tile = FindTile(params, shared, num_n_tiles, tile_idx);
+    for (int step = 0; step < num_steps; ++step) {
+      Mbarrier* const full = shared.full(ring.stage);
+      // At the first round the stage is empty: the parity before the first counts as passed.
+      shared.empty(ring.stage)->Wait(ring.parity ^ 1);
+      // Boxes that reach over the ends of a tensor bring as many bytes, zeros there.
+      full->ArriveAndExpect(Shape::kStageBytes);
+      auto* rows = shared.rows() + ring.stage * (Shape::kTileRows * Shape::kTileK);
+      auto* columns = shared.columns() + ring.stage * (Shape::kTileColumns * Shape::kTileK);
+      for (int slab = 0; slab < Shape::kNumSlabs; ++slab) {
+        const int k = step * Shape::kTileK + slab * Shape::kSlabK;
+        constexpr CacheHint kHint = CacheHint::kEvictNormal;
+        if constexpr (Shape::kSwapAb) {
+          LoadBox(&params.rows, full, kHint, rows, k, tile.n_begin, tile.group);
+          LoadBox(&params.columns, full, kHint, columns, k, tile.m_begin);
+        } else {
+          LoadBox(&params.rows, full, kHint, rows, k, tile.m_begin);
+          LoadBox(&params.columns, full, kHint, columns, k, tile.n_begin, tile.group);
+        }
+        rows += Shape::kTileRows * Shape::kSlabK;
+        columns += Shape::kTileColumns * Shape::kSlabK;
+      }
+      ring.Advance();
     }
   }
-  const int first = low == 0 ? 0 : m_tile_ends[low - 1];
-  const int num_m_tiles = m_tile_ends[low] - first;
-  int rest = tile - first * num_n_tiles;
-  const int band_tiles = band * num_n_tiles;
-  const int band_begin = rest / band_tiles * band;
-  rest -= band_begin * num_n_tiles;
-  const int left = num_m_tiles - band_begin;
-  const int width = left < band ? left : band;
-  return {low, band_begin + rest % width, rest / width};
 }
 
-// wgmma exists on exactly this architecture.
-inline constexpr char kArch[] = "sm_90a";
+// Scales, rounds and stores the sums of one warp group, which a thread holds as wgmma_sm90.cuh
+// says.
+template <class Shape>
+class GroupedTileStore {
+ public:
+  using Sums = float[Shape::kSums];
 
-inline constexpr bool kSwapAb = STONEWARE_SWAP_AB;
+  __device__ GroupedTileStore(const GroupedMmParams& params, const GroupedTileOffset& tile)
+      : params_(params), tile_(tile) {}
 
-// The config's words for what both sides need to know of them.
-namespace operand_bytes {
-inline constexpr int e4m3 = 1;
-inline constexpr int bf16 = 2;
-inline constexpr int fp16 = 2;
-}  // namespace operand_bytes
+  __device__ void Run(const float (&sums)[Shape::kRowSteps][Shape::kSums], int consumer_idx) const {
+    const int warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int step = 0; step < Shape::kRowSteps; ++step) {
+      const int row = (step * Shape::kConsumersPerTile + consumer_idx) * 64 + warp * 16;
+      if constexpr (Shape::kSwapAb) {
+        StoreTransposed(sums[step], tile_.n_begin + row);
+      } else {
+        StoreStraight(sums[step], tile_.m_begin + row);
+      }
+    }
+  }
 
-namespace is_pingpong {
-inline constexpr bool cooperative = false;
-inline constexpr bool pingpong = true;
-}  // namespace is_pingpong
+ private:
+  // Rows run along m: `first_m` is this warp's first.
+  __device__ void StoreStraight(const Sums& sums, int first_m) const {
+    static_assert(Shape::kTileColumns % 32 == 0);
+    const int m[2] = {first_m + lane_ / 4, first_m + lane_ / 4 + 8};
+    const float scale_a[2] = {ScaleOfRow(m[0]), ScaleOfRow(m[1])};
+#pragma unroll
+    for (int block = 0; block < Shape::kTileColumns / 8; block += 4) {
+      unsigned words[2][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = tile_.n_begin + (block + i) * 8 + 2 * quad_lane_;
+        const float scale_b[2] = {ScaleOfColumn(n), ScaleOfColumn(n + 1)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = (block + i) * 4 + half * 2;
+          words[half][i] = Pack<Shape::kOut>(sums[at] * scale_a[half] * scale_b[0],
+                                             sums[at + 1] * scale_a[half] * scale_b[1]);
+        }
+      }
+      // Lane q of the quad gets all eight columns of block + q.
+      const int n = tile_.n_begin + (block + quad_lane_) * 8;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        TransposeInQuad(words[half], quad_lane_);
+        if (m[half] < tile_.m_end && n < params_.n) StoreEight(m[half], n, words[half]);
+      }
+    }
+  }
 
-inline constexpr int kOperandBytes = operand_bytes::STONEWARE_OPERAND;
-inline constexpr int kOutBytes = 2;
+  // Rows run along n: `first_n` is this warp's first.
+  __device__ void StoreTransposed(const Sums& sums, int first_n) const {
+    static_assert(Shape::kTileColumns % 16 == 0);
+    const float scale_b[2] = {ScaleOfColumn(first_n + lane_ / 4),
+                              ScaleOfColumn(first_n + lane_ / 4 + 8)};
+#pragma unroll
+    for (int block = 0; block < Shape::kTileColumns / 8; block += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int m = tile_.m_begin + (block + i) * 8 + 2 * quad_lane_;
+        const float scale_a[2] = {ScaleOfRow(m), ScaleOfRow(m + 1)};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = (block + i) * 4 + half * 2;
+          words[2 * i + half] =
+              TransposeInWarp(Pack<Shape::kOut>(sums[at] * scale_a[0] * scale_b[half],
+                                                sums[at + 1] * scale_a[1] * scale_b[half]));
+        }
+      }
+      // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
+      // eight n of half q % 2 of that row of block + q / 2.
+      TransposeInQuad(words, quad_lane_);
+      const int m = tile_.m_begin + (block + quad_lane_ / 2) * 8 + lane_ / 4;
+      const int n = first_n + (quad_lane_ % 2) * 8;
+      if (m < tile_.m_end && n < params_.n) StoreEight(m, n, words);
+    }
+  }
 
-// "Rows" are those of wgmma's first operand, 64 a step, "columns" those of its second: the caller's
-// m and n, or with kSwapAb n and m.
-inline constexpr int kTileRows = STONEWARE_TILE_M;
-inline constexpr int kTileColumns = STONEWARE_TILE_N;
-inline constexpr int kTileK = STONEWARE_TILE_K;
-inline constexpr int kTileM = kSwapAb ? kTileColumns : kTileRows;
-inline constexpr int kTileN = kSwapAb ? kTileRows : kTileColumns;
+  __device__ float ScaleOfRow(int m) const {
+    return params_.scale_a != nullptr && m < tile_.m_end ? __ldg(params_.scale_a + m) : 1.0f;
+  }
 
-// With pingpong each of two warp groups multiplies a tile of its own, else both share one.
-inline constexpr bool kIsPingpong = is_pingpong::STONEWARE_SCHEDULE;
-inline constexpr int kNumConsumers = 2;
-inline constexpr int kConsumersPerTile = kIsPingpong ? 1 : kNumConsumers;
-inline constexpr int kThreadsPerGroup = 128;
-inline constexpr int kNumThreads = (1 + kNumConsumers) * kThreadsPerGroup;
-static_assert(kTileRows % (64 * kConsumersPerTile) == 0);
+  __device__ float ScaleOfColumn(int n) const {
+    return params_.scale_b != nullptr && n < params_.n
+               ? __ldg(params_.scale_b + static_cast<std::int64_t>(tile_.group) * params_.n + n)
+               : 1.0f;
+  }
 
-// A row of a TMA box is one row of the 128-byte swizzle.
-inline constexpr int kSlabK = 128 / kOperandBytes;
-inline constexpr int kNumSlabs = kTileK / kSlabK;
-static_assert(kTileK % kSlabK == 0);
+  // Stores eight neighbours in n of one row of d.
+  __device__ void StoreEight(int m, int n, const unsigned (&words)[4]) const {
+    auto* const target = static_cast<unsigned short*>(params_.d) + m * params_.ldd + n;
+    *reinterpret_cast<uint4*>(target) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
 
-inline constexpr int kRowStageBytes = kTileRows * kTileK * kOperandBytes;
-inline constexpr int kColumnStageBytes = kTileColumns * kTileK * kOperandBytes;
-inline constexpr int kStageBytes = kRowStageBytes + kColumnStageBytes;
+  const int lane_ = threadIdx.x % 32;
+  const int quad_lane_ = lane_ % 4;
+  const GroupedMmParams& params_;
+  const GroupedTileOffset& tile_;
+};
 
-// Shared memory: the stages, then what is left. 227 KiB a block (CUDA C++ Programming Guide,
-// compute capability 9.0).
-inline constexpr int kMaxSharedBytes = 227 * 1024;
-inline constexpr int kMaxStages = 16;
-inline constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(std::uint64_t));
-inline constexpr int kTableBytes = 2 * kMaxGroups * static_cast<int>(sizeof(int));
-inline constexpr int kStagesThatFit =
-    (kMaxSharedBytes - kBarrierBytes - kTableBytes) / kStageBytes;
-inline constexpr int kStages = kStagesThatFit < kMaxStages ? kStagesThatFit : kMaxStages;
-static_assert(kStages >= 2);
-inline constexpr int kSharedBytes = kStages * kStageBytes + kBarrierBytes + kTableBytes;
+// What runs on a warp group that multiplies; `consumer_idx` is its position among those.
+template <class Shape>
+class GroupedMultiplier {
+ public:
+  __device__ GroupedMultiplier(const GroupedMmParams& params, const GroupedShared<Shape>& shared,
+                               int consumer_idx)
+      : params_(params),
+        shared_(shared),
+        consumer_idx_(consumer_idx),
+        idx_in_tile_(Shape::kIsPingpong ? 0 : consumer_idx),
+        rows_(OperandDescriptor(shared.rows() + idx_in_tile_ * 64 * Shape::kSlabK)),
+        columns_(OperandDescriptor(shared.columns())) {}
 
-// The kernel's only parameter.
-struct Params {
-  CUtensorMap rows;     // of wgmma's first operand
-  CUtensorMap columns;  // of its second
-  void* d;
-  const float* scale_a;
-  const float* scale_b;
-  const std::int32_t* offsets;
-  std::int64_t ldd;
-  int m;
-  int n;
-  int k;
-  int num_groups;
-  int band;  // tiles along m that are taken together, for the sake of the L2
+  __device__ void Run(int num_tiles, int num_n_tiles, int num_steps) {
+    float sums[Shape::kRowSteps][Shape::kSums] = {};
+    int tile_idx = blockIdx.x;
+    int stride = gridDim.x;
+    if constexpr (Shape::kIsPingpong) {
+      tile_idx += consumer_idx_ * gridDim.x;
+      stride *= Shape::kNumConsumers;
+      ring_.Advance(consumer_idx_ * num_steps);
+      // The first warp group begins as if the second had just multiplied a tile.
+      if (consumer_idx_ == 1) ArriveAtNamedBarrier(kConsumerThreads, kTurnBarrier);
+    }
+    for (; tile_idx < num_tiles; tile_idx += stride) {
+      const GroupedTileOffset tile = FindTile(params_, shared_, num_n_tiles, tile_idx);
+      if constexpr (Shape::kIsPingpong) {
+        // Not before the other one has waited for every step before these: a barrier tells only two
+        // phases apart.
+        SyncAtNamedBarrier(kConsumerThreads, kTurnBarrier + consumer_idx_);
+      }
+      Sum(sums, num_steps);
+      if constexpr (Shape::kIsPingpong) ring_.Advance(num_steps);
+      GroupedTileStore<Shape>(params_, tile).Run(sums, idx_in_tile_);
+    }
+  }
+
+ private:
+  // Sums a tile over k.
+  __device__ void Sum(float (&sums)[Shape::kRowSteps][Shape::kSums], int num_steps) {
+    const bool is_arriving = threadIdx.x % 32 == 0;
+    int is_added = 0;
+    int last_stage = 0;
+    for (int step = 0; step < num_steps; ++step) {
+      shared_.full(ring_.stage)->Wait(ring_.parity);
+      FenceSums(sums);
+      FenceWgmma();
+      MultiplyStage(sums, is_added);
+      CommitWgmma();
+      // All but the newest step are done: the one before gives its stage back.
+      WaitForWgmma<1>();
+      FenceSums(sums);
+      if (step > 0 && is_arriving) shared_.empty(last_stage)->Arrive();
+      last_stage = ring_.stage;
+      ring_.Advance();
+    }
+    if constexpr (Shape::kIsPingpong) {
+      ArriveAtNamedBarrier(kConsumerThreads, kTurnBarrier + 1 - consumer_idx_);
+    }
+    WaitForWgmma<0>();
+    FenceSums(sums);
+    if (is_arriving) shared_.empty(last_stage)->Arrive();
+  }
+
+  // Multiplies a stage, and adds the products to the sums if `is_added` is 1; after this it is.
+  __device__ void MultiplyStage(float (&sums)[Shape::kRowSteps][Shape::kSums],
+                                int& is_added) const {
+    using Instruction = Wgmma<Shape::kOperand, Shape::kOperand, Shape::kTileColumns>;
+    // In the units of a matrix descriptor: from one wgmma to the next along k, and from row to row.
+    constexpr int kWgmmaOffset = kWgmmaBytes / kDescriptorBytes;
+    constexpr int kRowOffset = Shape::kSlabBytes / kDescriptorBytes;
+    constexpr int kWgmmas = Shape::kSlabBytes / kWgmmaBytes;  // of a slab
+#pragma unroll
+    for (int at = 0; at < Shape::kNumSlabs * kWgmmas; ++at) {
+      const int slab = ring_.stage * Shape::kNumSlabs + at / kWgmmas;
+      const std::uint64_t rows = Advance(
+          rows_, at % kWgmmas * kWgmmaOffset + slab * (Shape::kTileRows * kRowOffset));
+      const std::uint64_t columns = Advance(
+          columns_, at % kWgmmas * kWgmmaOffset + slab * (Shape::kTileColumns * kRowOffset));
+#pragma unroll
+      for (int step = 0; step < Shape::kRowSteps; ++step) {
+        Instruction::Multiply(sums[step],
+                              Advance(rows, step * (Shape::kConsumersPerTile * 64 * kRowOffset)),
+                              Advance(columns, 0), is_added);
+      }
+      is_added = 1;
+    }
+  }
+
+  static constexpr int kConsumerThreads = Shape::kNumConsumers * Shape::kThreadsPerGroup;
+  // Named barriers on which a warp group of pingpong waits for its turn: this one and the next.
+  static constexpr unsigned kTurnBarrier = 9;
+
+  const GroupedMmParams& params_;
+  const GroupedShared<Shape>& shared_;
+  const int consumer_idx_;
+  const int idx_in_tile_;
+  const std::uint64_t rows_;
+  const std::uint64_t columns_;
+  RingPosition<Shape::kStages> ring_;
+};
+
+template <class Config>
+struct GroupedMmKernel {
+  using Shape = GroupedMmShape<Config>;
+  using Params = GroupedMmParams;
+
+  static constexpr int kThreads = Shape::kThreads;
+  static constexpr int kSharedBytes = Shape::kSharedBytes;
+  // The swizzle counts from multiples of it.
+  static constexpr int kSharedAlignment = 1024;
+
+  static __device__ void Run(const Params& params, char* shared_bytes) {
+    const GroupedShared<Shape> shared{shared_bytes};
+    if (threadIdx.x == 0) {
+      PrefetchTensorMap(&params.rows);
+      PrefetchTensorMap(&params.columns);
+      for (int stage = 0; stage < Shape::kStages; ++stage) {
+        shared.full(stage)->Init(1);
+        shared.empty(stage)->Init(Shape::kConsumersPerTile * Shape::kThreadsPerGroup / 32);
+      }
+      FenceBarrierInit();
+    }
+    // Ends with a __syncthreads, after which every thread sees table and barriers.
+    MakeTable(params, shared);
+
+    const int num_n_tiles = NumTiles(params.n, Shape::kTileN);
+    const int num_tiles = shared.m_tile_ends()[params.num_groups - 1] * num_n_tiles;
+    const int num_steps = NumTiles(params.k, Shape::kTileK);
+    // The same for all threads of a warp, and known to be.
+    const int group_idx = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x), 0) /
+                          Shape::kThreadsPerGroup;
+    if (group_idx == 0) {
+      GiveRegisters<kLoaderRegisters>();
+      if (threadIdx.x == 0) LoadGroups(params, shared, num_tiles, num_n_tiles, num_steps);
+    } else {
+      TakeRegisters<kMultiplierRegisters>();
+      GroupedMultiplier<Shape>(params, shared, group_idx - 1)
+          .Run(num_tiles, num_n_tiles, num_steps);
+    }
+  }
+
+ private:
+  // Registers a thread: 40 * 128 + 2 * 232 * 128 of the 65536 of an SM.
+  static constexpr int kLoaderRegisters = 40;
+  static constexpr int kMultiplierRegisters = 232;
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -3,24 +3,33 @@
 
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "cute/numeric/numeric_types.hpp"
-#include "cutlass/numeric_types.h"
+#include "cc/gemm/config.h"
 
 namespace stoneware::gemm::sm90 {
 
-// Two values, rounded to 16 bits, in one word.
-template <class Out>
+// Two values, rounded to the nearest of 16 bits, in one word.
+template <DType kOut>
 __device__ unsigned Pack(float low, float high) {
-  static_assert(sizeof(Out) == 2);
-  if constexpr (cute::is_same_v<Out, cutlass::bfloat16_t>) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<const unsigned&>(pair);
+  static_assert(kOut == DType::kBF16 || kOut == DType::kFP16);
+  unsigned pair;
+  if constexpr (kOut == DType::kBF16) {
+    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
   } else {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<const unsigned&>(pair);
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(pair) : "f"(low), "f"(high));
+  }
+  return pair;
+}
+
+// The value of 16 bits.
+template <DType kOut>
+__device__ float Unpack(unsigned short bits) {
+  static_assert(kOut == DType::kBF16 || kOut == DType::kFP16);
+  if constexpr (kOut == DType::kBF16) {
+    return __uint_as_float(static_cast<unsigned>(bits) << 16);
+  } else {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
   }
 }
 

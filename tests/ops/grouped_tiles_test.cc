@@ -7,11 +7,14 @@
 #include <random>
 #include <vector>
 
-#include "cc/gemm/grouped_mm_sm90.cuh"
+#include "cc/gemm/grouped_tiles.h"
 
 namespace {
 
 namespace sm90 = stoneware::gemm::sm90;
+
+// Rows of a tile along m.
+constexpr int kTileM = 128;
 
 int g_failures = 0;
 
@@ -30,7 +33,7 @@ void CheckWalk(const std::vector<std::int32_t>& offsets, int m, int num_n_tiles,
   for (int group = 0; group < num_groups; ++group) {
     const sm90::GroupRows rows = sm90::RowsOfGroup(offsets.data(), group, m);
     EXPECT(0 <= rows.begin && rows.begin <= rows.end && rows.end <= m);
-    end += sm90::NumTiles(rows.end - rows.begin, sm90::kTileM);
+    end += sm90::NumTiles(rows.end - rows.begin, kTileM);
     ends.push_back(end);
   }
   std::map<std::vector<int>, int> seen;
@@ -40,7 +43,7 @@ void CheckWalk(const std::vector<std::int32_t>& offsets, int m, int num_n_tiles,
         sm90::TileAt(tile, ends.data(), num_groups, num_n_tiles, band);
     ++seen[{found.group, found.m_idx, found.n_idx}];
     const sm90::GroupRows rows = sm90::RowsOfGroup(offsets.data(), found.group, m);
-    EXPECT(rows.begin + found.m_idx * sm90::kTileM < rows.end);
+    EXPECT(rows.begin + found.m_idx * kTileM < rows.end);
     EXPECT(found.m_idx >= 0 && found.n_idx >= 0 && found.n_idx < num_n_tiles);
     // Group after group, band after band, n after n, m after m.
     const std::vector<int> place = {found.group, found.m_idx / band, found.n_idx, found.m_idx};
@@ -64,8 +67,8 @@ int main() {
       const int kind = static_cast<int>(random() % 4);
       end += static_cast<std::int32_t>(kind == 0   ? 0
                                        : kind == 1 ? 1
-                                       : kind == 2 ? random() % (3 * sm90::kTileM)
-                                                   : random() % (20 * sm90::kTileM));
+                                       : kind == 2 ? random() % (3 * kTileM)
+                                                   : random() % (20 * kTileM));
       offsets.push_back(end);
     }
     const int num_n_tiles = 1 + static_cast<int>(random() % 9);

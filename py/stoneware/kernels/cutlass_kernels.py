@@ -29,7 +29,7 @@ MAX_EXTENT = 2**31 - 128
 
 TILE_SCHEDULED = ("pingpong", "cooperative")
 """Schedules whose blocks walk over tiles by CUTLASS's tile scheduler, so that the order of the tiles
-is a choice; a block of splitk_sm90.cuh has an order of its own."""
+is a choice; a block of persistent_mm_sm90.cuh has an order of its own."""
 
 _LEAST_TILES_OF_SWIZZLE = ((2, 2), (4, 3), (8, 6))
 """(max_swizzle, the fewest tiles along both m and n at which it differs from the one before), from

@@ -1,6 +1,6 @@
 """Into how many shares the k of a tile may be split: which splits run, and which are worth timing.
 
-A split-k kernel (cc/gemm/splitk_sm90.cuh) has no split of its own: one cubin runs with each. Free of
+A split-k kernel (cc/gemm/persistent_mm_sm90.h) has no split of its own: one cubin runs with each. Free of
 torch.
 """
 
@@ -31,7 +31,7 @@ def is_split_k(kernel: KernelRecord) -> bool:
 
 
 def is_splitk_sm90(kernel: KernelRecord) -> bool:
-    """Whether a kernel is of splitk_sm90.cuh, split or not: those compute one product at a time."""
+    """Whether a kernel is of persistent_mm_sm90.h, split or not: those compute one product at a time."""
     return kernel.config.get("schedule") in (SCHEDULE, PERSISTENT_SCHEDULE)
 
 

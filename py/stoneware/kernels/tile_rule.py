@@ -78,7 +78,7 @@ def by_tile_m(
 ) -> list[Config]:
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
     ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
-    then by id. Above LARGEST_SPLIT_M those of splitk_sm90.cuh come after all others, and of them
+    then by id. Above LARGEST_SPLIT_M those of persistent_mm_sm90.h come after all others, and of them
     last the ones that split k, which at equal tiles take some 3 % longer there: what ties is chosen
     by this order, and a difference as wide as the band of a tie would be chosen by noise.
 

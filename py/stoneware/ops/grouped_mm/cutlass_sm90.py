@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAME = cutlass_kernels.BACKEND
 
 MAX_GROUPS = 1024
-"""A block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_mm_sm90.cuh)."""
+"""A block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_tiles.h)."""
 
 MAX_EXTENT = 2**30 - 1
 """Of m, n and k: a tile that reaches over an end still counts in int32 (CanImplement in

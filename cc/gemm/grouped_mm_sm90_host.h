@@ -1,0 +1,101 @@
+// The host side of grouped_mm_sm90.h: turns a problem into the kernel's parameters and launches it.
+
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "cc/driver/driver_api.h"
+#include "cc/driver/launch.h"
+#include "cc/gemm/grouped_mm_sm90.h"
+#include "cc/gemm/kernel_entry.h"
+#include "cc/gemm/tensor_map_type.h"
+#include "cc/host_adapter/encode_tiled.h"
+
+namespace stoneware::gemm::sm90 {
+
+template <class Config>
+struct GroupedMmHost {
+  using Shape = GroupedMmShape<Config>;
+
+  static constexpr std::size_t kParameterBytes = sizeof(GroupedMmParams);
+  static constexpr unsigned kSharedBytes = Shape::kSharedBytes;
+  static constexpr unsigned kThreads = Shape::kThreads;
+
+  static bool CanImplement(const GemmProblem& problem) {
+    const bool has_scales = problem.scale_a != Scale::kNone;
+    const Scale scale = has_scales ? Scale::kRow : Scale::kNone;
+    return problem.batch == 1 && problem.num_groups >= 1 && problem.num_groups <= kMaxGroups &&
+           problem.splits == 1 && problem.scale_a == scale && problem.scale_b == scale &&
+           // Tile counts and the coordinates of tiles that reach over an end are ints.
+           MaxTiles(problem) <= std::numeric_limits<int>::max() / 2 &&
+           problem.m <= std::numeric_limits<int>::max() / 2 &&
+           problem.n <= std::numeric_limits<int>::max() / 2 &&
+           problem.k <= std::numeric_limits<int>::max() / 2;
+  }
+
+  static std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
+
+  static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
+                     CUstream stream) {
+    GroupedMmParams params{};
+    EncodeMap(Shape::kSwapAb ? &params.columns : &params.rows, tensors.a, problem.k, problem.m,
+              problem.lda, Shape::kTileM, /*num_groups=*/1, /*group_stride=*/0, /*rank=*/2);
+    EncodeMap(Shape::kSwapAb ? &params.rows : &params.columns, tensors.b, problem.k, problem.n,
+              problem.ldb, Shape::kTileN, problem.num_groups, problem.batch_stride_b, /*rank=*/3);
+    const bool has_scales = problem.scale_a != Scale::kNone;
+    params.d = tensors.d;
+    params.scale_a = has_scales ? tensors.scale_a : nullptr;
+    params.scale_b = has_scales ? tensors.scale_b : nullptr;
+    params.offsets = tensors.offsets;
+    params.ldd = problem.ldd;
+    params.m = problem.m;
+    params.n = problem.n;
+    params.k = problem.k;
+    params.num_groups = problem.num_groups;
+    params.band = kBand * problem.max_swizzle;
+
+    const auto num_blocks = static_cast<unsigned>(
+        std::min<std::int64_t>(problem.num_sms, MaxTiles(problem)));
+    void* parameters[] = {&params};
+    driver::Launch(driver::DriverApi::Get(), function,
+                   {{num_blocks, 1, 1}, {1, 1, 1}, {kThreads, 1, 1}, kSharedBytes}, stream,
+                   parameters);
+  }
+
+ private:
+  // Tiles along m that share one tile of b before the next n is taken, at max_swizzle 1: with 132
+  // SMs some 16 x 8 tiles run at once, whose operands are few.
+  static constexpr int kBand = 16;
+
+  // The most tiles that any offsets give: each group wastes less than one tile along m, and one
+  // without rows has none.
+  static std::int64_t MaxTiles(const GemmProblem& problem) {
+    const std::int64_t m = problem.m;
+    const std::int64_t m_tiles = std::min(m, m / Shape::kTileM + problem.num_groups);
+    return m_tiles * NumTiles(problem.n, Shape::kTileN);
+  }
+
+  // The map of an operand of num_rows rows of k, num_groups times (rank 3), or once (rank 2).
+  static void EncodeMap(CUtensorMap* map, const void* address, int k, int num_rows,
+                        std::int64_t row_stride, int box_rows, int num_groups,
+                        std::int64_t group_stride, cuuint32_t rank) {
+    const cuuint64_t extents[] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(num_rows),
+                                  static_cast<cuuint64_t>(num_groups)};
+    const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride) * Shape::kOperandBytes,
+                                  static_cast<cuuint64_t>(group_stride) * Shape::kOperandBytes};
+    const cuuint32_t box[] = {Shape::kSlabK, static_cast<cuuint32_t>(box_rows), 1};
+    const cuuint32_t element_strides[] = {1, 1, 1};
+    // It returns nothing but success.
+    host_adapter::EncodeTiledByMemo(
+        map, TensorMapType(Shape::kOperand), rank, const_cast<void*>(address), extents, strides,
+        box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  }
+};
+
+}  // namespace stoneware::gemm::sm90

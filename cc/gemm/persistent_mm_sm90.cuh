@@ -1,0 +1,255 @@
+// The device side of persistent_mm; persistent_mm_sm90.h says what it computes.
+//
+// The first warp groups multiply; then a warp loads tiles, and one block scales. They meet at two
+// barriers for each stage in shared memory: `full` (its bytes have come) and `empty` (those who
+// multiply have read it).
+
+#pragma once
+
+#include "cc/gemm/persistent_mm_block_sm90.cuh"
+#include "cc/gemm/persistent_mm_load_sm90.cuh"
+#include "cc/gemm/persistent_mm_sm90.h"
+#include "cc/gemm/persistent_mm_store_sm90.cuh"
+#include "cc/gemm/ptx_sm90.cuh"
+#include "cc/gemm/ring_position_sm90.cuh"
+#include "cc/gemm/wgmma_sm90.cuh"
+
+namespace stoneware::gemm::sm90 {
+
+// Asks L2 for what b has in the block's first stage, where no other block reads it; of rows that
+// begin between two lines of L2, for the first line of each chunk.
+template <class Shape, bool kSplitsK>
+__device__ void FetchAhead(const typename Shape::Params& params,
+                                           const KSlice<kSplitsK>& slice) {
+  if (params.num_m_tiles > 1) return;
+  for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
+       line += Shape::kConsumerThreads) {
+    const int n = slice.first_tile * Shape::kTileN + line / Shape::kChunks;
+    const int k = slice.first_step * Shape::kTileK + line % Shape::kChunks * Shape::kChunkElements;
+    if (n < params.n && k < params.k) {
+      PrefetchToL2(static_cast<const char*>(params.b) + n * params.ldb_bytes +
+                   static_cast<unsigned>(k * Shape::kOperandBytes));
+    }
+  }
+}
+
+// The sums of a thread, of each 64 rows that its warp group has.
+template <class Shape>
+using Sums = float[Shape::kRowSteps][Shape::kSums];
+
+// Where this thread's warp group finds its rows and the columns, as wgmma takes it.
+template <class Shape>
+struct Operands {
+  std::uint64_t rows;
+  std::uint64_t columns;
+
+  __device__ explicit Operands(const SharedMemory<Shape>& shared)
+      : rows(OperandDescriptor(shared.rows + WarpGroup() * (64 * Shape::kChunkElements))),
+        columns(OperandDescriptor(shared.columns)) {}
+
+ private:
+  static __device__ int WarpGroup() {
+    return static_cast<int>(threadIdx.x) / 128 % Shape::kWarpGroups;
+  }
+};
+
+// Multiplies a chunk of the stages, and adds the products to the sums if `is_added` is 1; after
+// this it is.
+template <class Shape>
+__device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& is_added,
+                              Sums<Shape>& sums) {
+  using Instruction = Wgmma<Shape::kRowOperand, Shape::kColumnOperand, Shape::kColumns>;
+  // In the units of a matrix descriptor: from one wgmma to the next along k, and from row to row.
+  constexpr int kWgmmaOffset = kWgmmaBytes / kDescriptorBytes;
+  constexpr int kRowOffset = Shape::kChunkBytes / kDescriptorBytes;
+#pragma unroll
+  for (int at = 0; at < Shape::kChunkBytes / kWgmmaBytes; ++at) {
+    const std::uint64_t rows = Advance(
+        operands.rows, at * kWgmmaOffset + chunk * (Shape::kRows * kRowOffset));
+    const std::uint64_t columns = Advance(
+        operands.columns, at * kWgmmaOffset + chunk * (Shape::kColumns * kRowOffset));
+#pragma unroll
+    for (int step = 0; step < Shape::kRowSteps; ++step) {
+      Instruction::Multiply(sums[step],
+                            Advance(rows, step * (Shape::kWarpGroups * 64 * kRowOffset)),
+                            Advance(columns, 0), is_added);
+    }
+    is_added = 1;
+  }
+}
+
+// Tells who loads that a stage has been read: block scales by each thread, tiles by wgmma.
+template <class Shape>
+__device__ void Release(const SharedMemory<Shape>& shared, int stage) {
+  if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
+}
+
+// Sums a tile over k, and returns when all but the last products have been summed: the last stage,
+// which is to be released.
+template <class Shape>
+__device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
+                       RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) {
+  int is_added = 0;
+  int last_stage = 0;
+  for (int i = 0; i < num_steps; ++i, ring.Advance()) {
+    const int stage = ring.stage;
+    shared.full[stage].Wait(ring.parity);
+    FenceSums(sums);
+    FenceWgmma();
+#pragma unroll
+    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
+      MultiplyChunk<Shape>(operands, stage * Shape::kChunks + chunk, is_added, sums);
+    }
+    CommitWgmma();
+    // The stage before this one has been read.
+    WaitForWgmma<1>();
+    FenceSums(sums);
+    if (i > 0) Release(shared, last_stage);
+    last_stage = stage;
+  }
+  return last_stage;
+}
+
+// Adds to the sums those of a chunk, scaled.
+template <class Shape>
+__device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk,
+                          const Sums<Shape>& of_chunk, Sums<Shape>& sums) {
+  const float* const scales = shared.BlockScales(chunk);
+  const float row_scale = scales[Shape::kColumns];
+  const int column = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int step = 0; step < Shape::kRowSteps; ++step) {
+#pragma unroll
+    for (int i = 0; i < Shape::kSums; ++i) {
+      sums[step][i] += of_chunk[step][i] * (scales[i / 4 * 8 + column + i % 2] * row_scale);
+    }
+  }
+}
+
+// Sums a tile over k with block scales, all of it.
+template <class Shape>
+__device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
+                              RingPosition<Shape::kStages>& ring, int num_steps,
+                              Sums<Shape>& sums) {
+  static_assert(Shape::kChunks <= 2);
+#pragma unroll
+  for (int step = 0; step < Shape::kRowSteps; ++step) {
+#pragma unroll
+    for (int i = 0; i < Shape::kSums; ++i) sums[step][i] = 0.0f;
+  }
+  Sums<Shape> first = {};
+  Sums<Shape> second = {};
+  for (int i = 0; i < num_steps; ++i, ring.Advance()) {
+    const int stage = ring.stage;
+    shared.full[stage].Wait(ring.parity);
+    FenceSums(first);
+    FenceSums(second);
+    FenceWgmma();
+    int is_added = 0;
+    MultiplyChunk<Shape>(operands, stage * Shape::kChunks, is_added, first);
+    CommitWgmma();
+    if constexpr (Shape::kChunks == 2) {
+      is_added = 0;
+      MultiplyChunk<Shape>(operands, stage * Shape::kChunks + 1, is_added, second);
+      CommitWgmma();
+      WaitForWgmma<1>();
+      FenceSums(first);
+      AddScaled<Shape>(shared, stage * Shape::kChunks, first, sums);
+      WaitForWgmma<0>();
+      FenceSums(second);
+      AddScaled<Shape>(shared, stage * Shape::kChunks + 1, second, sums);
+    } else {
+      WaitForWgmma<0>();
+      FenceSums(first);
+      AddScaled<Shape>(shared, stage * Shape::kChunks, first, sums);
+    }
+    Release(shared, stage);
+  }
+}
+
+// Runs on the warp groups that multiply.
+template <class Shape, bool kSplitsK>
+__device__ void MultiplyTiles(const typename Shape::Params& params,
+                                              const SharedMemory<Shape>& shared,
+                                              const KSlice<kSplitsK>& slice) {
+  if constexpr (Shape::kFetchesAhead) FetchAhead<Shape>(params, slice);
+  // With the loader, which has made the barriers.
+  SyncAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
+
+  const Operands<Shape> operands(shared);
+  Sums<Shape> sums = {};
+  RingPosition<Shape::kStages> ring;
+  int tile_idx = 0;
+  for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride, ++tile_idx) {
+    const TileOffset<Shape> offset(params, tile);
+    const TileVectors<Shape> vectors(params, offset.n, offset.m);
+    if constexpr (Shape::kBlockScales) {
+      SumScaledTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+      vectors.Share(shared, tile_idx);
+    } else {
+      const int last_stage = SumTile<Shape>(shared, operands, ring, slice.num_steps, sums);
+      vectors.Share(shared, tile_idx);  // while the last products are summed
+      WaitForWgmma<0>();
+      FenceSums(sums);
+      Release(shared, last_stage);
+    }
+
+    const bool is_last_tile = tile + slice.stride >= params.num_tiles;
+    if constexpr (!kSplitsK) {
+      TileStore<Shape, Shape::kStoresBoxes>(params, shared, offset, tile_idx, is_last_tile)
+          .Run(sums);
+    } else if (AddPartialSums(shared, slice, sums)) {
+      TileStore<Shape, Shape::kSplitsStoreBoxes>(params, shared, offset, tile_idx, is_last_tile)
+          .Run(sums);
+    }
+  }
+  if constexpr (Shape::kStoresBoxes) Boxes<Shape>::End();
+}
+
+template <class Config>
+struct PersistentMmKernel {
+  using Shape = PersistentMmShape<Config>;
+  using Params = typename Shape::Params;
+
+  static constexpr int kThreads = Shape::kThreads;
+  static constexpr int kSharedBytes = Shape::kSharedBytes;
+  // A swizzle atom begins at a multiple of it.
+  static constexpr int kSharedAlignment = 1024;
+
+  static __device__ void Run(const Params& params, char* shared_bytes) {
+    const SharedMemory<Shape> shared(shared_bytes);
+    if (Shape::kMaxSplits > 1 && BlocksOfCluster() > 1) {
+      RunBlock<(Shape::kMaxSplits > 1)>(params, shared);
+    } else {
+      RunBlock<false>(params, shared);
+    }
+  }
+
+ private:
+  template <bool kSplitsK>
+  static __device__ void RunBlock(const Params& params,
+                                                  const SharedMemory<Shape>& shared) {
+    const KSlice<kSplitsK> slice(params);
+    const int thread = static_cast<int>(threadIdx.x);
+    // Every warp arrives at the cluster's barrier before its loads and products, and so waits for
+    // nothing there: who loads when its barriers are made.
+    const bool is_loader = thread / 32 == Shape::kConsumerThreads / 32;
+    if (kSplitsK && !is_loader) ArriveAtCluster();
+    if (thread < Shape::kConsumerThreads) {
+      if constexpr (Shape::kMovesRegisters) TakeRegisters<Shape::kConsumerRegisters>();
+      MultiplyTiles<Shape>(params, shared, slice);
+    } else {
+      if constexpr (Shape::kMovesRegisters) GiveRegisters<Shape::kLoaderRegisters>();
+      if (thread < Shape::kConsumerThreads + 32) {
+        LoadTiles<Shape>(params, shared, slice);
+      } else if (Shape::kBlockScales && thread < Shape::kConsumerThreads + 64) {
+        LoadBlockScales<Shape>(params, shared, slice);
+      }
+      // Who has arrived at the cluster's barrier must not leave before it is complete, or is
+      // counted as one more that arrives.
+      if constexpr (kSplitsK) WaitForClusterToArriveApart();
+    }
+  }
+};
+
+}  // namespace stoneware::gemm::sm90

@@ -1,0 +1,172 @@
+// The host side of persistent_mm_sm90.h: tensor maps, parameters, launch.
+
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "cc/driver/driver_api.h"
+#include "cc/driver/launch.h"
+#include "cc/gemm/fast_divmod.h"
+#include "cc/gemm/kernel_entry.h"
+#include "cc/gemm/persistent_mm_sm90.h"
+#include "cc/gemm/tensor_map_type.h"
+#include "cc/host_adapter/encode_tiled.h"
+
+namespace stoneware::gemm::sm90 {
+
+template <class Config>
+struct PersistentMmHost {
+  using Shape = PersistentMmShape<Config>;
+  using Params = typename Shape::Params;
+
+  static constexpr std::size_t kParameterBytes = sizeof(Params);
+  static constexpr unsigned kSharedBytes = Shape::kSharedBytes;
+  static constexpr unsigned kThreads = Shape::kThreads;
+
+  static bool CanImplement(const GemmProblem& problem) {
+    const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
+    const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, Shape::kTileM)} *
+                                   CeilDiv(problem.n, Shape::kTileN);
+    // Of a last tile what reaches over the end is counted too, in an int.
+    const auto fits = [](int extent, int tile) {
+      return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
+    };
+    return fits(problem.m, Shape::kTileM) && fits(problem.n, Shape::kTileN) &&
+           fits(problem.k, Shape::kTileK) && problem.batch == 1 && problem.num_groups == 0 &&
+           HasScales(problem) && is_power_of_two && problem.splits <= Shape::kMaxSplits &&
+           problem.splits <= CeilDiv(problem.k, Shape::kTileK) &&
+           // Blocks along x are counted in an int.
+           num_tiles * problem.splits <= std::numeric_limits<int>::max();
+  }
+
+  static std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
+
+  static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
+                     CUstream stream) {
+    Params params;
+    EncodeMaps(&params, problem, tensors);
+    SetTensors(&params, problem, tensors);
+    SetTiles(&params, problem);
+
+    // So many blocks that each has as many tiles, or one less.
+    int num_clusters = params.num_tiles;
+    if (problem.splits == 1 && problem.num_sms > 0) {
+      const int waves = CeilDiv(params.num_tiles, problem.num_sms * kBlocksPerSm);
+      num_clusters = CeilDiv(params.num_tiles, waves);
+    }
+    void* parameters[] = {&params};
+    const auto cluster_size = static_cast<unsigned>(problem.splits);
+    driver::Launch(driver::DriverApi::Get(), function,
+                   {{static_cast<unsigned>(num_clusters) * cluster_size, 1, 1},
+                    {cluster_size, 1, 1},
+                    {kThreads, 1, 1},
+                    kSharedBytes},
+                   stream, parameters);
+  }
+
+ private:
+  // What a block has of an SM's 228 KiB of shared memory, and 1 KiB that the system takes (CUDA C++
+  // Programming Guide, compute capability 9.0).
+  static constexpr int kBlocksPerSm = 228 * 1024 / (Shape::kSharedBytes + 1024);
+
+  // Rows of a that are gone through for all n before the next: a's share of L2, and tiles enough
+  // for all SMs.
+  static constexpr int kBandM = 2048;
+
+  static int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }
+
+  static bool HasScales(const GemmProblem& problem) {
+    const auto is_plain = [](Scale scale) {
+      return scale == Scale::kNone || scale == Scale::kTensor || scale == Scale::kRow;
+    };
+    return Shape::kBlockScales ? problem.scale_a == Scale::kBlock1x128 &&
+                                     problem.scale_b == Scale::kBlock128x128
+                               : is_plain(problem.scale_a) && is_plain(problem.scale_b);
+  }
+
+  // A row-major matrix [rows, columns], in boxes of so many rows and columns.
+  static void Encode(CUtensorMap* map, CUtensorMapDataType type, unsigned element_bytes,
+                     const void* address, int rows, int columns, std::int64_t ld, int box_rows,
+                     int box_columns, CUtensorMapSwizzle swizzle,
+                     CUtensorMapL2promotion promotion) {
+    const cuuint64_t dims[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+    const cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * element_bytes};
+    const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
+                              static_cast<cuuint32_t>(box_rows)};
+    const cuuint32_t element_strides[] = {1, 1};
+    host_adapter::EncodeTiledByMemo(map, type, 2, const_cast<void*>(address), dims, strides, box,
+                                    element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                    promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  }
+
+  static void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k,
+                            std::int64_t ld, int box_extent) {
+    Encode(map, TensorMapType(Shape::kA), Shape::kOperandBytes, address, extent, k, ld, box_extent,
+           Shape::kChunkElements, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  }
+
+  static void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_columns,
+                           CUtensorMapSwizzle swizzle) {
+    Encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, Shape::kOutBytes, d, problem.m, problem.n,
+           problem.ldd, Shape::kBoxRows, box_columns, swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+  }
+
+  static void EncodeMaps(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
+    EncodeOperand(&params->b_map, tensors.b, problem.n, problem.k, problem.ldb, Shape::kTileN);
+    EncodeOperand(&params->a_map, tensors.a, problem.m, problem.k, problem.lda, Shape::kTileM);
+    if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
+      EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxColumns,
+                   CU_TENSOR_MAP_SWIZZLE_128B);
+    }
+    if constexpr (Shape::kNarrowBoxes) {
+      // As Boxes::ChunkAt has them.
+      EncodeResult(&params->narrow_d_map, problem, tensors.d, Shape::kLastBoxColumns,
+                   Shape::kLastBoxColumns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                : CU_TENSOR_MAP_SWIZZLE_NONE);
+    }
+  }
+
+  static void SetTensors(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
+    if constexpr (Shape::kFetchesAhead) {
+      params->b = tensors.b;
+      params->ldb_bytes = problem.ldb * Shape::kOperandBytes;
+    }
+    params->d = tensors.d;
+    params->scale_a = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
+    params->scale_b = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;
+    params->bias = tensors.bias;
+    params->ldd = problem.ldd;
+    if constexpr (Shape::kBlockScales) {
+      params->scale_a_stride = problem.scale_a_stride_m;
+      params->scale_b_stride = problem.scale_b_stride_n;
+      params->ld_scale_a = problem.ld_scale_a;
+      params->ld_scale_b = problem.ld_scale_b;
+    } else {
+      params->scale_a_stride = problem.scale_a == Scale::kRow;
+      params->scale_b_stride = problem.scale_b == Scale::kRow;
+      params->ld_scale_a = params->ld_scale_b = 0;
+    }
+  }
+
+  static void SetTiles(Params* params, const GemmProblem& problem) {
+    params->m = problem.m;
+    params->n = problem.n;
+    params->k = problem.k;
+    params->num_k_tiles = CeilDiv(problem.k, Shape::kTileK);
+    params->num_m_tiles = CeilDiv(problem.m, Shape::kTileM);
+    const int num_n_tiles = CeilDiv(problem.n, Shape::kTileN);
+    params->num_tiles = params->num_m_tiles * num_n_tiles;
+    const int band = std::min(std::max(kBandM / Shape::kTileM, 1), params->num_m_tiles);
+    params->last_band = (params->num_m_tiles - 1) / band;
+    params->tiles_of_band = FastDivmod(band * num_n_tiles);
+    params->height_of_band = FastDivmod(band);
+    params->height_of_last_band = FastDivmod(params->num_m_tiles - params->last_band * band);
+  }
+};
+
+}  // namespace stoneware::gemm::sm90

@@ -1,0 +1,347 @@
+// What persistent_mm does with a tile's sums: adds those of other blocks, scales, rounds, stores.
+
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cc/gemm/persistent_mm_block_sm90.cuh"
+#include "cc/gemm/persistent_mm_sm90.h"
+#include "cc/gemm/ptx_sm90.cuh"
+#include "cc/gemm/transpose_sm90.cuh"
+
+namespace stoneware::gemm::sm90 {
+
+// Adds to this block's share of a tile what the other blocks of the cluster have summed of it, and
+// sends them theirs. Returns whether this warp has some to store. All threads that multiply call.
+template <class Shape, bool kSplitsK>
+__device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
+                                               const KSlice<kSplitsK>& slice,
+                                               float (&sums)[Shape::kRowSteps][Shape::kSums]) {
+  constexpr int kWordsOfStep = Shape::kSums / 4;  // of four sums
+  constexpr int kWords = Shape::kRowSteps * kWordsOfStep;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int num_warps = Shape::kConsumerThreads / 32 / slice.splits;  // that store, of a block
+  const int warp = thread / 32 % num_warps;
+  const int rank = thread / 32 / num_warps;  // of the block that stores what this warp has
+  // Of each sender the words of each warp, lane by lane.
+  const int sender_bytes = num_warps * kWords * 32 * 16;
+  const std::uint32_t partial =
+      SharedAddress(shared.partial) +
+      static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
+  WaitForClusterToArrive();
+  if (rank != slice.rank) {
+    const int slot = slice.rank - (slice.rank > rank);
+    const std::uint32_t address = AddressInBlock(partial + slot * sender_bytes, rank);
+    const std::uint32_t barrier = AddressInBlock(shared.summed->Address(), rank);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
+      StoreToBlock(address + i * 32 * 16, barrier, word[0], word[1], word[2], word[3]);
+    }
+    return false;
+  }
+  shared.summed->WaitForCluster();
+  for (int slot = 0; slot + 1 < slice.splits; ++slot) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const float4 other = LoadShared(partial + slot * sender_bytes + i * 32 * 16);
+      float* const word = &sums[i / kWordsOfStep][i % kWordsOfStep * 4];
+      word[0] += other.x;
+      word[1] += other.y;
+      word[2] += other.z;
+      word[3] += other.w;
+    }
+  }
+  return true;
+}
+
+// A thread's part of the vectors that a tile's epilogue needs. They are read from global memory
+// before the tile is multiplied, and shared after it.
+template <class Shape>
+struct TileVectors {
+  static constexpr int kOfN = (Shape::kTileN - 1) / Shape::kConsumerThreads + 1;
+  static constexpr int kOfM = (Shape::kTileM - 1) / Shape::kConsumerThreads + 1;
+
+  float scale_a[kOfM];
+  float scale_b[kOfN];
+  float bias[kOfN];
+
+  __device__ TileVectors(const PersistentMmScalars& params, int first_n, int first_m) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto* const biases = static_cast<const unsigned short*>(params.bias);
+#pragma unroll
+    for (int i = 0; i < kOfN; ++i) {
+      const int n = first_n + thread + i * Shape::kConsumerThreads;
+      const bool is_inside = n < params.n;
+      bias[i] = is_inside && biases != nullptr ? Unpack<Shape::kOut>(biases[n]) : 0.0f;
+      scale_b[i] = !Shape::kBlockScales && is_inside && params.scale_b != nullptr
+                       ? params.scale_b[n * params.scale_b_stride]
+                       : 1.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kOfM; ++i) {
+      const int m = first_m + thread + i * Shape::kConsumerThreads;
+      scale_a[i] = !Shape::kBlockScales && m < params.m && params.scale_a != nullptr
+                       ? params.scale_a[m * params.scale_a_stride]
+                       : 1.0f;
+    }
+  }
+
+  // They may be read once all consumers have come here. Their place is that of the tile before the
+  // last, of which the last one's barrier says that it has been read.
+  __device__ void Share(const SharedMemory<Shape>& shared, int tile_idx) const {
+    const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+    for (int i = 0; i < kOfN; ++i) {
+      const int at = thread + i * Shape::kConsumerThreads;
+      if (at < Shape::kTileN) {
+        shared.ScalesOfB(tile_idx)[at] = scale_b[i];
+        shared.Biases(tile_idx)[at] = bias[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kOfM; ++i) {
+      const int at = thread + i * Shape::kConsumerThreads;
+      if (at < Shape::kTileM) shared.ScalesOfA(tile_idx)[at] = scale_a[i];
+    }
+    SyncAtNamedBarrier(Shape::kConsumerThreads, kAmongConsumers);
+  }
+};
+
+// Stores eight neighbours in n of one row of d.
+__device__ void StoreRun(const PersistentMmScalars& params, int m, int n,
+                                         const unsigned (&words)[4]) {
+  if (m < params.m && n < params.n) {
+    *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.d) + m * params.ldd + n) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// The boxes of a warp group: parts of its tile in shared memory, on their way to d, one after the
+// other. All its threads call together.
+template <class Shape>
+class Boxes {
+ public:
+  // With `uses_stages`, for a block's last tile, when nothing is left to be loaded or multiplied:
+  // each box has a place where this warp group alone has read its rows of a stage.
+  __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
+                                   bool uses_stages)
+      : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
+    static_assert(Shape::kSwapAb || (Shape::kBoxBytes == 64 * Shape::kChunkBytes &&
+                                     Shape::kBoxesWanted <= Shape::kStages * Shape::kChunks),
+                  "gemm_configs.bzl refuses such a config");
+    if (uses_stages) {
+      // All have read them.
+      SyncAtNamedBarrier(128, barrier_);
+      address_ = SharedAddress(shared.rows) + warp_group * Shape::kBoxBytes;
+      place_bytes_ = Shape::kRows * Shape::kChunkBytes;
+    } else {
+      address_ = SharedAddress(shared.boxes) + warp_group * Shape::kGroupBoxesBytes;
+      place_ = tile_idx * Shape::kBoxesWanted % kNumPlaces;
+    }
+  }
+
+  // Waits until what the next place held has been read.
+  __device__ void Begin() const {
+    if (uses_stages_) return;
+    if (IsSender()) WaitForStoredBoxes<kNumPlaces - 1>();
+    SyncAtNamedBarrier(128, barrier_);
+  }
+
+  // Writes four matrices as StoreMatrices has them: `row` and `chunk`, which counts 16 bytes, say
+  // where this lane's row goes.
+  template <int kColumnsOfBox, bool kTransposes>
+  __device__ void Write(const unsigned (&words)[4], int row, int chunk) const {
+    constexpr int kRowBytes = kColumnsOfBox * 2;
+    StoreMatrices<kTransposes>(
+        Address() + row * kRowBytes + ChunkAt<kRowBytes>(row, chunk) * 16, words);
+  }
+
+  // Stores it, as far as it lies in d, and waits for nothing.
+  __device__ void Send(const CUtensorMap* d_map, int first_m, int first_n) {
+    FenceSharedForTma();
+    SyncAtNamedBarrier(128, barrier_);
+    if (IsSender()) StoreBox(d_map, Address(), first_n, first_m);
+    ++place_;
+    if (!uses_stages_) place_ %= kNumPlaces;
+  }
+
+  // No block leaves before its last boxes have been read.
+  static __device__ void End() {
+    if (IsSender()) WaitForStoredBoxes<0>();
+  }
+
+ private:
+  static __device__ bool IsSender() { return threadIdx.x % 128 == 0; }
+
+  __device__ std::uint32_t Address() const {
+    return address_ + place_ * place_bytes_;
+  }
+
+  // Rows of 128 and 64 bytes have their 16-byte chunks permuted as the swizzles of a tensor map do,
+  // so that a matrix meets each bank once; of others, one after the other, it meets some twice.
+  template <int kRowBytes>
+  static __device__ int ChunkAt(int row, int chunk) {
+    if constexpr (kRowBytes == 128) return chunk ^ (row % 8);
+    if constexpr (kRowBytes == 64) return chunk ^ (row / 2 % 4);
+    return chunk;
+  }
+
+  static constexpr int kNumPlaces = Shape::kBoxes > 0 ? Shape::kBoxes : 1;
+
+  bool uses_stages_;
+  unsigned barrier_;
+  std::uint32_t address_;
+  int place_ = 0;
+  int place_bytes_ = Shape::kBoxBytes;
+};
+
+// Scales, rounds and stores a tile, whose sums a thread holds as wgmma_sm90.cuh says. With
+// kUsesBoxes it goes by way of shared memory, else 8 neighbours in n at a time.
+template <class Shape, bool kUsesBoxes>
+class TileStore {
+ public:
+  using Params = typename Shape::Params;
+
+  __device__ TileStore(const Params& params, const SharedMemory<Shape>& shared,
+                                       const TileOffset<Shape>& offset, int tile_idx,
+                                       bool is_last_tile)
+      : params_(params),
+        offset_(offset),
+        scales_a_(shared.ScalesOfA(tile_idx)),
+        scales_b_(shared.ScalesOfB(tile_idx)),
+        biases_(shared.Biases(tile_idx)),
+        boxes_(shared, warp_group_, tile_idx, !Shape::kSwapAb && is_last_tile) {}
+
+  __device__ void Run(const float (&sums)[Shape::kRowSteps][Shape::kSums]) {
+#pragma unroll
+    for (int step = 0; step < Shape::kRowSteps; ++step) {
+      const int row = (step * Shape::kWarpGroups + warp_group_) * 64 + warp_ * 16;
+      if constexpr (Shape::kSwapAb) {
+        StoreTransposed(sums[step], row);
+      } else {
+        StoreStraight(sums[step], row);
+      }
+    }
+  }
+
+ private:
+  using Sums = float[Shape::kSums];
+
+  // Rows run along n: `row` is this warp's first.
+  __device__ void StoreTransposed(const Sums& sums, int row) {
+    float scale_b[2];
+    float bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      scale_b[half] = scales_b_[row + lane_ / 4 + 8 * half];
+      bias[half] = biases_[row + lane_ / 4 + 8 * half];
+    }
+    if constexpr (kUsesBoxes) boxes_.Begin();
+#pragma unroll
+    for (int block = 0; block < Shape::kColumns / 8; block += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 scale_a = Pair(scales_a_, (block + i) * 8 + 2 * quad_lane_);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          // Two m of one n.
+          words[2 * i + half] = Pack<Shape::kOut>(
+              scale_a.x * sums[(block + i) * 4 + half * 2] * scale_b[half] + bias[half],
+              scale_a.y * sums[(block + i) * 4 + half * 2 + 1] * scale_b[half] + bias[half]);
+        }
+      }
+      if constexpr (kUsesBoxes) {
+        boxes_.template Write<Shape::kBoxColumns, true>(
+            words, (block + lane_matrix_ / 2) * 8 + lane_row_, warp_ * 2 + lane_matrix_ % 2);
+      } else {
+        StoreTransposedRun(words, row, block);
+      }
+    }
+    if constexpr (kUsesBoxes) {
+      boxes_.Send(&params_.d_map, offset_.m, offset_.n + row - warp_ * 16);
+    }
+  }
+
+  // Two blocks of eight m, each of two halves of eight n, from registers.
+  __device__ void StoreTransposedRun(unsigned (&words)[4], int row, int block) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = TransposeInWarp(words[i]);
+    // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
+    // eight n of half q % 2 of that row of block + q / 2.
+    TransposeInQuad(words, quad_lane_);
+    StoreRun(params_, offset_.m + (block + quad_lane_ / 2) * 8 + lane_ / 4,
+             offset_.n + row + quad_lane_ % 2 * 8, words);
+  }
+
+  // Rows run along m: `row` is this warp's first.
+  __device__ void StoreStraight(const Sums& sums, int row) {
+    static_assert(kUsesBoxes);
+    const float scale_a[2] = {scales_a_[row + lane_ / 4], scales_a_[row + lane_ / 4 + 8]};
+#pragma unroll
+    for (int column = 0; column + Shape::kBoxColumns <= Shape::kColumns;
+         column += Shape::kBoxColumns) {
+      StoreBoxAt<Shape::kBoxColumns>(&params_.d_map, sums, row, column, scale_a);
+    }
+    if constexpr (Shape::kNarrowBoxes) {
+      StoreBoxAt<Shape::kLastBoxColumns>(&params_.narrow_d_map, sums, row,
+                                         Shape::kColumns - Shape::kLastBoxColumns, scale_a);
+    }
+  }
+
+  template <int kBoxColumns>
+  __device__ void StoreBoxAt(const CUtensorMap* d_map, const Sums& sums, int row,
+                                             int first_column, const float (&scale_a)[2]) {
+    constexpr int kBlocks = kBoxColumns / 8;
+    // All of them before the box is written: no load passes a write to shared memory.
+    float2 scale_b[kBlocks];
+    float2 bias[kBlocks];
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      scale_b[block] = Pair(scales_b_, first_column + block * 8 + 2 * quad_lane_);
+      bias[block] = Pair(biases_, first_column + block * 8 + 2 * quad_lane_);
+    }
+    boxes_.Begin();
+#pragma unroll
+    for (int block = 0; block < kBlocks; block += 2) {
+      unsigned words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // Two n of a block of eight, in row lane / 4 or the one 8 later.
+        const int at = block + i / 2;
+        const int half = i % 2;
+        const float* const pair = &sums[first_column / 2 + at * 4 + half * 2];
+        words[i] = Pack<Shape::kOut>(scale_a[half] * pair[0] * scale_b[at].x + bias[at].x,
+                                     scale_a[half] * pair[1] * scale_b[at].y + bias[at].y);
+      }
+      boxes_.template Write<kBoxColumns, false>(
+          words, warp_ * 16 + lane_matrix_ % 2 * 8 + lane_row_, block + lane_matrix_ / 2);
+    }
+    boxes_.Send(d_map, offset_.m + row - warp_ * 16, offset_.n + first_column);
+  }
+
+  static __device__ float2 Pair(const float* vector, int at) {
+    return *reinterpret_cast<const float2*>(vector + at);
+  }
+
+  const int thread_ = static_cast<int>(threadIdx.x);
+  const int lane_ = thread_ % 32;
+  const int quad_lane_ = lane_ % 4;
+  const int warp_ = thread_ / 32 % 4;
+  const int warp_group_ = thread_ / 128;
+  // Of the matrices that stmatrix writes, the one and the row whose address this lane gives.
+  const int lane_matrix_ = lane_ / 8;
+  const int lane_row_ = lane_ % 8;
+
+  const Params& params_;
+  const TileOffset<Shape> offset_;
+  const float* const scales_a_;
+  const float* const scales_b_;
+  const float* const biases_;
+  Boxes<Shape> boxes_;
+};
+
+}  // namespace stoneware::gemm::sm90

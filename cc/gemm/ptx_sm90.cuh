@@ -1,0 +1,253 @@
+// The PTX instructions of sm_90 that the kernels use and CUDA C++ has no words for: barriers in
+// shared memory, TMA, clusters, register counts. Each function is one instruction, named after what
+// it does; what it means in full is in the PTX ISA, under the instruction's name.
+
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace stoneware::gemm::sm90 {
+
+// An address in shared memory, as instructions take it.
+__device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// Barriers of threads of the block. Barrier 0 is that of __syncthreads; a count is of threads,
+// those that arrive and those that wait together.
+__device__ __forceinline__ void ArriveAtNamedBarrier(unsigned num_threads, unsigned barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads));
+}
+
+__device__ __forceinline__ void SyncAtNamedBarrier(unsigned num_threads, unsigned barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads));
+}
+
+// A barrier in shared memory: a phase is over when all have arrived and all bytes that were
+// announced have come.
+class Mbarrier {
+ public:
+  __device__ __forceinline__ void Init(std::uint32_t num_arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%1], %0;" ::"r"(num_arrivals), "r"(Address()));
+  }
+
+  __device__ __forceinline__ void Arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()));
+  }
+
+  // Arrives, and announces bytes.
+  __device__ __forceinline__ void ArriveAndExpect(std::uint32_t num_bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%1], %0;" ::"r"(num_bytes),
+                 "r"(Address()));
+  }
+
+  // One arrival of this thread once its CopyAsync so far have been written.
+  __device__ __forceinline__ void ArriveWhenCopied() {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(Address())
+                 : "memory");
+  }
+
+  // Waits until the phase of this parity is over. The last operand is for how many nanoseconds the
+  // hardware may suspend the thread before it asks again.
+  __device__ __forceinline__ void Wait(std::uint32_t parity) {
+    const std::uint32_t address = Address();
+    asm volatile(
+        "{\n"
+        ".reg .pred is_done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 is_done, [%0], %1, %2;\n"
+        "@is_done bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}\n" ::"r"(address),
+        "r"(parity), "r"(10'000'000));
+  }
+
+  // Waits for the first phase, and sees what other blocks of the cluster wrote before.
+  __device__ __forceinline__ void WaitForCluster() {
+    asm volatile(
+        "{\n"
+        ".reg .pred is_done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 is_done, [%0], 0;\n"
+        "@is_done bra done;\n"
+        "bra again;\n"
+        "done:\n"
+        "}\n" ::"r"(Address())
+        : "memory");
+  }
+
+  __device__ __forceinline__ std::uint32_t Address() const { return SharedAddress(this); }
+
+ private:
+  std::uint64_t state_;
+};
+
+// Barriers that this thread made are seen by the cluster and by TMA.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;");
+}
+
+// What L2 does with the lines of a TMA load: the values of CUTLASS's TMA::CacheHintSm90, made by
+// createpolicy.fractional.
+enum class CacheHint : std::uint64_t {
+  kEvictNormal = 0x1000000000000000,
+  kEvictFirst = 0x12F0000000000000,
+  kEvictLast = 0x14F0000000000000,
+};
+
+__device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");
+}
+
+// Loads the box of a tensor map that begins at (x, y) to shared memory. `barrier` gets the bytes.
+__device__ __forceinline__ void LoadBox(const CUtensorMap* map, const Mbarrier* barrier,
+                                        CacheHint hint, void* shared, int x, int y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(SharedAddress(shared)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier->Address()), "r"(x), "r"(y),
+      "l"(static_cast<std::uint64_t>(hint))
+      : "memory");
+}
+
+// The same of a tensor of three dimensions.
+__device__ __forceinline__ void LoadBox(const CUtensorMap* map, const Mbarrier* barrier,
+                                        CacheHint hint, void* shared, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(SharedAddress(shared)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(barrier->Address()), "r"(x), "r"(y), "r"(z),
+      "l"(static_cast<std::uint64_t>(hint))
+      : "memory");
+}
+
+// Stores a box from shared memory, as far as it lies in the tensor, as a group of its own.
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t shared, int x,
+                                         int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                   reinterpret_cast<std::uint64_t>(map)),
+               "r"(shared), "r"(x), "r"(y)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;");
+}
+
+// Waits until all boxes that this thread stored, but for the last kNumLeft, have been read from
+// shared memory.
+template <int kNumLeft>
+__device__ __forceinline__ void WaitForStoredBoxes() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNumLeft) : "memory");
+}
+
+// What this thread wrote to shared memory is seen by TMA.
+__device__ __forceinline__ void FenceSharedForTma() {
+  asm volatile("fence.proxy.async.shared::cta;");
+}
+
+// Copies 4 bytes to shared memory, or zeros if `is_inside` is false.
+__device__ __forceinline__ void CopyAsync(float* shared, const float* global, bool is_inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(SharedAddress(shared)),
+               "l"(global), "r"(is_inside ? 4 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void PrefetchToL2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
+__device__ __forceinline__ float4 LoadShared(std::uint32_t address) {
+  float4 word;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(word.x), "=f"(word.y), "=f"(word.z), "=f"(word.w)
+               : "r"(address)
+               : "memory");
+  return word;
+}
+
+// Writes four 8 x 8 matrices of 16 bits, whose words the threads of a warp hold as wgmma leaves
+// them. Lane l says where row l % 8 of matrix l / 8 goes; with kTransposes column l % 8.
+template <bool kTransposes>
+__device__ __forceinline__ void StoreMatrices(std::uint32_t address, const unsigned (&words)[4]) {
+  if constexpr (kTransposes) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+        : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                 : "memory");
+  }
+}
+
+// Changes the registers that each thread of a warp group has.
+template <int kRegisters>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void GiveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// The cluster of a block, all of whose blocks lie along x.
+__device__ __forceinline__ unsigned BlocksOfCluster() {
+  std::uint32_t x;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(x));
+  return x;
+}
+
+__device__ __forceinline__ unsigned BlockInCluster() {
+  std::uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ unsigned ClusterInGrid() {
+  std::uint32_t x;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(x));
+  return x;
+}
+
+__device__ __forceinline__ unsigned ClustersOfGrid() {
+  std::uint32_t x;
+  asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(x));
+  return x;
+}
+
+// Arrives at the cluster's barrier, and waits for nothing. All threads of a warp call together.
+__device__ __forceinline__ void ArriveAtCluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+}
+
+// Waits until all threads of the cluster have arrived. All threads of a warp call together.
+__device__ __forceinline__ void WaitForClusterToArrive() {
+  asm volatile("barrier.cluster.wait.aligned;");
+}
+
+// The same for threads of a warp that are apart.
+__device__ __forceinline__ void WaitForClusterToArriveApart() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The address in the shared memory of block `block` of the cluster that is `address` in this one's.
+__device__ __forceinline__ std::uint32_t AddressInBlock(std::uint32_t address, int block) {
+  std::uint32_t mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
+  return mapped;
+}
+
+// Writes 16 bytes to the shared memory of a block of the cluster, and tells its barrier.
+__device__ __forceinline__ void StoreToBlock(std::uint32_t address, std::uint32_t barrier, float x,
+                                             float y, float z, float w) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace stoneware::gemm::sm90

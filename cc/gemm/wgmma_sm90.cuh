@@ -1,0 +1,189 @@
+// wgmma of Hopper: a warp group multiplies 64 rows by n columns, both operands in shared memory.
+//
+//   sums[64, n] = scale_d * sums[64, n] + a[64, k] * b[n, k]^T,   k = 32 bytes
+//
+//   a, b      fp8 (e4m3 and e5m2, also mixed), bf16 or fp16; k runs fastest, in swizzle atoms of 8
+//             rows x 128 bytes, as TMA writes them
+//   sums      fp32, n / 2 in each of 128 threads: of each 64 x 8 block, at 4 * block, columns
+//             2 * (lane % 4) and the next of row 16 * warp + lane / 4, then of the row 8 later (PTX
+//             ISA, "wgmma: Register Fragments and Shared Memory Matrix Layouts", accumulator D)
+
+#pragma once
+
+#include <cstdint>
+
+#include "cc/gemm/config.h"
+#include "cc/gemm/ptx_sm90.cuh"
+
+namespace stoneware::gemm::sm90 {
+
+// Bytes of k of one wgmma.
+inline constexpr int kWgmmaBytes = 32;
+
+// What a matrix descriptor counts.
+inline constexpr int kDescriptorBytes = 16;
+
+// Before the first wgmma that reads these registers: what was written to them is seen.
+__device__ __forceinline__ void FenceWgmma() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Makes one group of all wgmma since the last one.
+__device__ __forceinline__ void CommitWgmma() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Waits for all groups but the last kNumLeft.
+template <int kNumLeft>
+__device__ __forceinline__ void WaitForWgmma() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumLeft) : "memory");
+}
+
+// wgmma writes the sums behind the compiler's back: nothing that reads or writes them may be moved
+// over this.
+template <int kSteps, int kSums>
+__device__ __forceinline__ void FenceSums(float (&sums)[kSteps][kSums]) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[step][i])::"memory");
+  }
+}
+
+// Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): rows of 128 bytes
+// with the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16 bytes.
+__device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared) {
+  constexpr std::uint64_t kLeadingOffset = std::uint64_t{1} << 16;  // means nothing with a swizzle
+  constexpr std::uint64_t kRowsOffset = std::uint64_t{8 * 128 / 16} << 32;  // to the next 8 rows
+  constexpr std::uint64_t kSwizzle = std::uint64_t{1} << 62;
+  return (SharedAddress(shared) >> 4 & 0x3fff) | kLeadingOffset | kRowsOffset | kSwizzle;
+}
+
+// Of what lies `offset` times 16 bytes later. The sum stays within the address: half of the
+// registers of a sum of 64 bits.
+__device__ __forceinline__ std::uint64_t Advance(std::uint64_t descriptor, int offset) {
+  union {
+    std::uint64_t whole;
+    std::uint32_t halves[2];
+  } from, to;
+  from.whole = descriptor;
+  to.whole = 0;
+  to.halves[0] = from.halves[0] + static_cast<std::uint32_t>(offset);
+  to.halves[1] = from.halves[1];
+  return to.whole;
+}
+
+// Wgmma<kA, kB, kColumns>::Multiply(sums, a, b, scale_d): one wgmma of these operands and so many
+// columns, on matrix descriptors; scale_d is 0 or 1.
+template <DType kA, DType kB, int kColumns>
+struct Wgmma;
+
+// The first so many registers of an instruction.
+// clang-format off
+#define STONEWARE_REGISTERS_8                                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7"
+#define STONEWARE_REGISTERS_16                                                                     \
+  STONEWARE_REGISTERS_8                                                                            \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define STONEWARE_REGISTERS_32                                                                     \
+  STONEWARE_REGISTERS_16                                                                           \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define STONEWARE_REGISTERS_48                                                                     \
+  STONEWARE_REGISTERS_32                                                                           \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define STONEWARE_REGISTERS_56                                                                     \
+  STONEWARE_REGISTERS_48                                                                           \
+  ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define STONEWARE_REGISTERS_64                                                                     \
+  STONEWARE_REGISTERS_56                                                                           \
+  ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define STONEWARE_REGISTERS_88                                                                     \
+  STONEWARE_REGISTERS_64                                                                           \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"               \
+  ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define STONEWARE_REGISTERS_96                                                                     \
+  STONEWARE_REGISTERS_88                                                                           \
+  ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define STONEWARE_REGISTERS_112                                                                    \
+  STONEWARE_REGISTERS_96                                                                           \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109"               \
+  ", %110, %111"
+#define STONEWARE_REGISTERS_128                                                                    \
+  STONEWARE_REGISTERS_112                                                                          \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125"           \
+  ", %126, %127"
+// clang-format on
+
+// The operands that these are.
+#define STONEWARE_SUMS_8(i)                                                                \
+  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
+      "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define STONEWARE_SUMS_16(i) STONEWARE_SUMS_8(i), STONEWARE_SUMS_8(i + 8)
+#define STONEWARE_SUMS_32(i) STONEWARE_SUMS_16(i), STONEWARE_SUMS_16(i + 16)
+#define STONEWARE_SUMS_48(i) STONEWARE_SUMS_32(i), STONEWARE_SUMS_16(i + 32)
+#define STONEWARE_SUMS_56(i) STONEWARE_SUMS_48(i), STONEWARE_SUMS_8(i + 48)
+#define STONEWARE_SUMS_64(i) STONEWARE_SUMS_32(i), STONEWARE_SUMS_32(i + 32)
+#define STONEWARE_SUMS_88(i) STONEWARE_SUMS_56(i), STONEWARE_SUMS_32(i + 56)
+#define STONEWARE_SUMS_96(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_32(i + 64)
+#define STONEWARE_SUMS_112(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_48(i + 64)
+#define STONEWARE_SUMS_128(i) STONEWARE_SUMS_64(i), STONEWARE_SUMS_64(i + 64)
+
+// `kind` is the instruction's name from the columns on, `factors` what follows scale_d: the signs
+// of a and b and, of 16 bits, that both are K-major. Operand `registers` is a, the first one after
+// the registers; then come b and scale_d.
+#define STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, kind, factors)    \
+  asm volatile(                                                                               \
+      "{\n"                                                                                   \
+      ".reg .pred adds;\n"                                                                    \
+      "setp.ne.b32 adds, %" #scale ", 0;\n"                                                   \
+      "wgmma.mma_async.sync.aligned.m64n" #columns kind " {" STONEWARE_REGISTERS_##registers  \
+      "}, %" #registers ", %" #b_operand ", adds, " factors ";\n"                             \
+      "}\n"                                                                                   \
+      : STONEWARE_SUMS_##registers(0)                                                         \
+      : "l"(a), "l"(b), "r"(scale_d))
+
+#define STONEWARE_WGMMA(columns, registers, b_operand, scale)                         \
+  template <DType kA, DType kB>                                                                  \
+  struct Wgmma<kA, kB, columns> {                                                                \
+    static __device__ __forceinline__ void Multiply(float (&sums)[registers], std::uint64_t a,   \
+                                                    std::uint64_t b, int scale_d) {              \
+      constexpr bool kIsE4M3[2] = {kA == DType::kE4M3, kB == DType::kE4M3};                      \
+      constexpr bool kIsE5M2[2] = {kA == DType::kE5M2, kB == DType::kE5M2};                      \
+      if constexpr (kIsE4M3[0] && kIsE4M3[1]) {                                                  \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
+                           "k32.f32.e4m3.e4m3", "1, 1");                                         \
+      } else if constexpr (kIsE4M3[0] && kIsE5M2[1]) {                                           \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
+                           "k32.f32.e4m3.e5m2", "1, 1");                                         \
+      } else if constexpr (kIsE5M2[0] && kIsE4M3[1]) {                                           \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
+                           "k32.f32.e5m2.e4m3", "1, 1");                                         \
+      } else if constexpr (kIsE5M2[0] && kIsE5M2[1]) {                                           \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
+                           "k32.f32.e5m2.e5m2", "1, 1");                                         \
+      } else if constexpr (kA == DType::kBF16) {                                                 \
+        static_assert(kA == kB, "operands of 16 bits have one dtype");                           \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
+                           "k16.f32.bf16.bf16", "1, 1, 0, 0");                                   \
+      } else {                                                                                   \
+        static_assert(kA == DType::kFP16 && kA == kB, "operands of 16 bits have one dtype");     \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
+                           "k16.f32.f16.f16", "1, 1, 0, 0");                                     \
+      }                                                                                          \
+    }                                                                                            \
+  }
+
+STONEWARE_WGMMA(16, 8, 9, 10);
+STONEWARE_WGMMA(32, 16, 17, 18);
+STONEWARE_WGMMA(64, 32, 33, 34);
+STONEWARE_WGMMA(96, 48, 49, 50);
+STONEWARE_WGMMA(112, 56, 57, 58);
+STONEWARE_WGMMA(128, 64, 65, 66);
+STONEWARE_WGMMA(176, 88, 89, 90);
+STONEWARE_WGMMA(192, 96, 97, 98);
+STONEWARE_WGMMA(224, 112, 113, 114);
+STONEWARE_WGMMA(256, 128, 129, 130);
+
+#undef STONEWARE_WGMMA
+
+}  // namespace stoneware::gemm::sm90
