@@ -1,8 +1,8 @@
 """What a measurement records about the machine: GPU, driver, clocks, power limit, versions.
 
 Clocks and power limit come from NVML, through the package nvidia-ml-py. NVML numbers all GPUs of
-the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for by its UUID. Without NVML
-they are unknown: 0, or "unknown" as text, and the log says once why.
+the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for by its UUID. What cannot
+be found out is 0, or "unknown" as text, and the log says once why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 import platform
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ _LOG = logging.getLogger("stoneware.measuring")
 
 
 def describe(ordinal: int) -> dict[str, Any]:
-    """GPU, driver, versions and clocks, as JSON values; what cannot be found out is "unknown"."""
+    """GPU, driver, versions and clocks, as JSON values."""
     properties = torch.cuda.get_device_properties(ordinal)
     return {
         "gpu": properties.name,
@@ -53,22 +52,17 @@ def describe(ordinal: int) -> dict[str, Any]:
 
 def power_limit_w(ordinal: int) -> int:
     """What the board may draw, in watts; 0 where unknown."""
-    milliwatts = _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle))
-    return round(milliwatts / 1000)
+    return round(_ask(ordinal, "nvmlDeviceGetPowerManagementLimit") / 1000)
 
 
 def sm_clock_mhz(ordinal: int) -> int:
     """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
-    return _ask(
-        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-    )
+    return _ask(ordinal, "nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")
 
 
 def memory_clock_mhz(ordinal: int) -> int:
     """Clock of the memory at this moment; 0 where unknown."""
-    return _ask(
-        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
-    )
+    return _ask(ordinal, "nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")
 
 
 def driver() -> str:
@@ -93,11 +87,7 @@ def version_of(distribution: str) -> str:
 
 
 def fingerprint(ordinal: int) -> DeviceFingerprint:
-    """The GPU's fingerprint with its power limit.
-
-    Raises:
-      DriverError, UnsupportedError: as `cuda_device`.
-    """
+    """The GPU's fingerprint with its power limit; raises as `cuda_device`."""
     known = cuda_device(ordinal).fingerprint
     return dataclasses.replace(known, power_limit_w=power_limit_w(ordinal))
 
@@ -115,39 +105,31 @@ def new_run(ordinal: int, command: str, commit: str = UNKNOWN) -> Run:
     name = device.name.lower().replace(" ", "_")
     return Run(
         # Random digits: ranks and processes that start within a second are different runs.
-        id=f"{now:%Y-%m-%dT%H%M%SZ}-{name}-{secrets.token_hex(2)}",
-        device=device,
-        driver=driver(),
-        cuda=torch.version.cuda or UNKNOWN,
-        torch=torch.__version__,
-        triton=version_of("triton"),
-        python=platform.python_version(),
-        sm_clock_mhz_before=sm_clock_mhz(ordinal),
-        sm_clock_mhz_after=0,
-        memory_clock_mhz_before=memory_clock_mhz(ordinal),
-        memory_clock_mhz_after=0,
-        date=now.isoformat(timespec="seconds"),
-        commit=commit,
-        command=command,
+        id=f"{now:%Y-%m-%dT%H%M%SZ}-{name}-{secrets.token_hex(2)}", device=device,
+        driver=driver(), cuda=torch.version.cuda or UNKNOWN, torch=torch.__version__,
+        triton=version_of("triton"), python=platform.python_version(),
+        sm_clock_mhz_before=sm_clock_mhz(ordinal), sm_clock_mhz_after=0,
+        memory_clock_mhz_before=memory_clock_mhz(ordinal), memory_clock_mhz_after=0,
+        date=now.isoformat(timespec="seconds"), commit=commit, command=command,
     )
 
 
 def end_run(run: Run, ordinal: int) -> Run:
     """The run with its clocks at the end, which is now."""
     return dataclasses.replace(
-        run,
-        sm_clock_mhz_after=sm_clock_mhz(ordinal),
+        run, sm_clock_mhz_after=sm_clock_mhz(ordinal),
         memory_clock_mhz_after=memory_clock_mhz(ordinal),
     )
 
 
-def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
+def _ask(ordinal: int, function: str, *constants: str) -> int:
+    """What a function of NVML says of the GPU, or 0; `constants` are names of its arguments."""
     found = _handle(ordinal)
     if found is None:
         return 0
     nvml, handle = found
     try:
-        return int(question(nvml, handle))
+        return int(getattr(nvml, function)(handle, *(getattr(nvml, name) for name in constants)))
     except nvml.NVMLError as error:
         _say_unknown(str(error))
         return 0

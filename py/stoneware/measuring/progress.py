@@ -45,29 +45,30 @@ class LogReporter(Reporter):
         self._idx, self._num = 0, num_problems - num_known
         self._cost, self._total_cost = 0.0, total_cost
         self._begin = time.monotonic()
-        _LOG.info(
-            "%d problems to measure on %s, %d more are known", self._num, device, num_known
-        )
+        self._print(f"{self._num} problems to measure on {device}, {num_known} more are known")
 
     def end(self, problem: str, cost: float, outcome: str) -> None:
         self._idx += 1
         self._cost += cost
         gone_s = time.monotonic() - self._begin
         left_s = gone_s / self._cost * (self._total_cost - self._cost)
-        _LOG.info(
-            "[%d/%d] %s: %s; %.0f s gone, about %.0f s left",
-            self._idx, self._num, problem, outcome, gone_s, left_s,
+        self._print(
+            f"[{self._idx}/{self._num}] {problem}: {outcome}; {gone_s:.0f} s gone, about "
+            f"{left_s:.0f} s left"
         )
 
     def note(self, text: str) -> None:
-        _LOG.warning("%s", text)
+        self._print(text, logging.WARNING)
 
     def finish(self, outcome: str) -> None:
-        _LOG.info("%s", outcome)
+        self._print(outcome)
+
+    def _print(self, text: str, level: int = logging.INFO) -> None:
+        _LOG.log(level, "%s", text)
 
 
-class TerminalReporter(Reporter):
-    """A bar of rich's, with the time left."""
+class TerminalReporter(LogReporter):
+    """The same lines on the terminal, above a bar with the time left."""
 
     def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
         from rich.console import Console
@@ -75,40 +76,38 @@ class TerminalReporter(Reporter):
             BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn,
         )
 
-        self._console = Console(stderr=True, highlight=False)
         # Remaining time from the last five minutes: the cost is a rough measure of the time.
         self._progress = Progress(
-            TextColumn("{task.fields[count]}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
-            TimeElapsedColumn(), TextColumn("gone, left"), TimeRemainingColumn(),
+            BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
+            TextColumn("gone, left"), TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
-            console=self._console, speed_estimate_period=300.0,
+            console=Console(stderr=True, highlight=False), speed_estimate_period=300.0,
         )
-        self._idx, self._num = 0, num_problems - num_known
-        self._task: Any = self._progress.add_task("", total=total_cost, count=self._count())
-        self._print(f"{self._num} problems to measure on {device}, {num_known} more are known")
+        self._task: Any = self._progress.add_task("", total=total_cost)
+        super().start(num_problems, num_known, total_cost, device)
         self._progress.start()
 
     def begin(self, problem: str) -> None:
-        self._progress.update(self._task, description=problem)
+        self._progress.update(self._task, description=_printable(problem))
 
     def end(self, problem: str, cost: float, outcome: str) -> None:
-        self._idx += 1
-        self._progress.update(self._task, advance=cost, count=self._count())
-        self._print(f"{problem}: {outcome}")
-
-    def note(self, text: str) -> None:
-        self._print(text)
+        self._progress.update(self._task, advance=cost)
+        super().end(problem, cost, outcome)
 
     def finish(self, outcome: str) -> None:
         self._progress.update(self._task, description="")
         self._progress.stop()
-        self._print(outcome)
+        super().finish(outcome)
 
-    def _count(self) -> str:
-        return f"{self._idx}/{self._num}"
+    def _print(self, text: str, level: int = logging.INFO) -> None:
+        self._progress.console.print(_printable(text), markup=False)
 
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False)
+
+def _printable(text: str) -> str:
+    """The text with control characters, such as those of a config's name, written as escapes."""
+    return "".join(
+        letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text
+    )
 
 
 def default() -> Reporter:

@@ -213,7 +213,6 @@ class _BetweenHooks:
 
     def __init__(self, stopwatch: Any) -> None:
         self._stopwatch = stopwatch
-        self.say_waiting = getattr(stopwatch, "say_waiting", None)
 
     def sm_clock_mhz(self) -> int:
         return self._stopwatch.sm_clock_mhz()
