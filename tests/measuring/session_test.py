@@ -177,16 +177,24 @@ def test_an_error_of_the_store_ends_the_session_and_keeps_what_was_stored(bench,
 
     add, calls = Store.add, []
 
-    def full_at_the_second(store, run, samples):
+    def full_at_the_second_problem(store, run, samples):
         calls.append(run.id)
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise StoreError("the disk is full")
         add(store, run, samples)
 
-    monkeypatch.setattr(Store, "add", full_at_the_second)
+    monkeypatch.setattr(Store, "add", full_at_the_second_problem)
     with pytest.raises(StoreError, match="the disk is full"):
         bench.session().measure(problems(1, 16), ALONE)
     assert set(bench.samples) == {(1, "ok_15.0"), (1, "ok_20.0")}
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_measured(bench):
+    bench.folder.joinpath("samples.sqlite3.lock").mkdir()
+    bench.folder.joinpath("samples.sqlite3").mkdir()
+    with pytest.raises(StoreError, match="samples.sqlite3 cannot be written"):
+        bench.session().measure(problems(1), ALONE)
+    assert not bench.measured, "it measured first"
 
 
 def test_progress_is_said_in_lines_with_the_time_left(bench, caplog):

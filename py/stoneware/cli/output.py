@@ -38,7 +38,7 @@ class Output:
         """Prints lines for people; nothing if the output is JSON."""
         if not self.is_json:
             for line in lines:
-                print(line)
+                print(printable(line))
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
@@ -65,12 +65,12 @@ class Output:
                 overflow="fold", no_wrap=column in right,
             )
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))  # Text: brackets are no markup
+            table.add_row(*(Text(printable(cell)) for cell in row))  # Text: brackets are no markup
         console().print(table)
 
     def note(self, line: str) -> None:
         """Prints a line on stderr, in any case."""
-        print(f"stoneware {self.command}: {line}", file=sys.stderr)
+        print(f"stoneware {self.command}: {printable(line)}", file=sys.stderr)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -81,6 +81,13 @@ def console(*, stderr: bool = False) -> Console:
     if not found.is_terminal and found.width < NARROWEST_COLUMNS:
         found.width = NARROWEST_COLUMNS
     return found
+
+
+def printable(text: str) -> str:
+    r"""The text with its control characters, which a name may hold, written as in \x1b."""
+    return "".join(
+        letter if letter == "\n" or letter.isprintable() else repr(letter)[1:-1] for letter in text
+    )
 
 
 def finite(value: Any) -> Any:

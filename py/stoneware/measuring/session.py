@@ -132,7 +132,7 @@ def tune(
       store: what it has is not measured again, unless settings.remeasure.
       ordinal: torch's number of the GPU.
       settings: how thoroughly.
-      reporter: None takes a progress bar on a terminal, and lines in the log elsewhere.
+      reporter: None writes lines to the log.
       ranks: None takes torchrun's, see Ranks.from_environment.
       command: the measuring process, for tests.
 
@@ -149,7 +149,7 @@ def tune(
     run = machine.new_run(ordinal, settings.command, settings.commit)
     session = Session(
         store=store, run=run, device=device, settings=settings,
-        reporter=reporter or progress.default(), command=command,
+        reporter=reporter or progress.LogReporter(), command=command,
         candidates_of=lambda problem: candidates.of_problem(
             workloads.operation(problem.key.op), problem, device
         ),
@@ -200,6 +200,8 @@ class Session:
         self.reporter.start(len(own), summary.num_known, total_cost, str(self.device))
         outcome = "interrupted; what was stored is kept, and the next start goes on after it"
         try:
+            if work:
+                self.store.add(self.run, [])  # raises now where it could not take the samples
             for task in work:
                 self.reporter.begin(str(task.problem))
                 said = self._measure(task)
