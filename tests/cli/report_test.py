@@ -235,4 +235,4 @@ def test_many_kernels_each_have_a_number_and_an_entry_in_the_legend():
 def test_regret_is_that_of_the_library(folder):
     [device] = sources.load([folder])
     samples = [item for item in device.measurements]
-    assert device.regrets("m") == regret.leave_one_out(samples, dates=device.dates)
+    assert device.regrets["m"] == regret.leave_one_out(samples, dates=device.dates)
