@@ -54,7 +54,7 @@ def _family_document(
         "roofline": [{"intensity": point.intensity, "tflops": point.tflops} for point in points],
         "regret": {
             left_out: {
-                **asdict(regret.summary(regrets)),
+                **regret.summary(regrets),
                 "regrets": [
                     {
                         "shape": item.key.shape, "answered_by": item.answered_by.shape,

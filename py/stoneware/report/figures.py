@@ -228,11 +228,11 @@ def regret_histogram(by_name: Mapping[str, Sequence[Regret]]) -> Figure:
     bars = [
         {
             "type": "bar", "name": f"{name} ({len(regrets)} problems)", "x": labels,
-            "y": list(counts), "text": list(map(str, counts)), "textposition": "outside",
+            "y": counts, "text": list(map(str, counts)), "textposition": "outside",
             "cliponaxis": False, "marker": {"color": COLOURS[idx]}, "hoverinfo": "skip",
         }
         for idx, (name, regrets) in enumerate(by_name.items())
-        if regrets and (counts := regret.summary(regrets).histogram)
+        if regrets and (counts := regret.summary(regrets)["histogram"])
     ]
     layout = _layout(
         "Regret: time of what the look-up would choose, over the best", 360,

@@ -171,22 +171,23 @@ def _family_html(
 
 
 def _regret_html(name: str, regrets: Sequence[Regret]) -> str:
-    found = regret.summary(regrets)
-    if found.count == 0:
+    if not regrets:
         return f"<h3>{name}</h3>\n<p>No problem has a neighbour to answer for it.</p>"
+    found = regret.summary(regrets)
+    worst = sorted(regrets, key=lambda item: -item.ratio)[:NUM_WORST]
     rows = [
         [
             f"{item.ratio:.3f}", item.key.shape, item.answered_by.shape,
             figures.kernel_label(item.chosen, item.key), f"{item.chosen_us:.2f}",
             figures.kernel_label(item.best, item.key), f"{item.best_us:.2f}",
         ]
-        for item in regret.worst(regrets, NUM_WORST) if item.ratio > 1
+        for item in worst if item.ratio > 1
     ]
     heads = ["ratio", "problem", "answered by", "would run", "µs", "best", "µs"]
     return "\n".join([
         f"<h3>{name}</h3>",
-        f"<p>{found.count} problems: {found.geomean:.4f} in the geometric mean, {found.worst:.3f} "
-        f"at worst; the best was chosen at {found.num_best}.</p>",
+        "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best was "
+        "chosen at {num_best}.</p>".format(**found),
         _table(heads, rows, numbers=("ratio", "µs")) if rows else "",
     ])
 
