@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,39 +82,31 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
             f"op={op!r} must be a kernel that was measured, and no table or store knows it; run it "
             'under stoneware.tuning("on_miss"), or check the spelling: package.module:function'
         )
-    names = sorted({", ".join(family.names) for family in families})
-    if not any(set(family.names) == set(values) for family in families):
+    asked = [family for family in families if set(family.names) == set(values)]
+    if not asked:
+        names = sorted({", ".join(family.names) for family in families})
         raise ValueError(
             f"{' '.join(arguments) or 'no KEY=VALUE'} must give each key argument of {op} once: "
             f"{' or '.join(names)}; pass each as NAME=VALUE"
         )
-    devices = _devices(sources, device)
-    answers = list(_answers(op, values, families, devices, sources))
+    keys = [
+        KernelKey(
+            op=op, names=family.names, dtypes=family.dtypes,
+            values=tuple(values[name] for name in family.names),
+        )
+        for family in asked
+    ]
+    answers = [
+        KernelAnswer(key=key, device=fingerprint, found=found)
+        for fingerprint in _devices(sources, device) for key, family in zip(keys, asked)
+        if key.family == family and (found := lookup.find(key, fingerprint, sources)) is not None
+    ]
     if not answers:
         raise ValueError(
             f"{' '.join(arguments)} must be of a kind that was measured, and {op} was not with "
             "such values; sizes may be any integers, other values must be known ones"
         )
     return answers
-
-
-def _answers(
-    op: str, values: dict[str, Value], families: Sequence[KernelKey],
-    devices: Sequence[DeviceFingerprint], sources: Sequence[Source],
-) -> Iterator[KernelAnswer]:
-    for fingerprint in devices:
-        for family in families:
-            if set(family.names) != set(values):
-                continue
-            key = KernelKey(
-                op=op, names=family.names, dtypes=family.dtypes,
-                values=tuple(values[name] for name in family.names),
-            )
-            if key.family != family:
-                continue
-            found = lookup.find(key, fingerprint, sources)
-            if found is not None:
-                yield KernelAnswer(key=key, device=fingerprint, found=found)
 
 
 def _argument(text: str) -> tuple[str, Value]:

@@ -122,14 +122,6 @@ class Worker:
                     "the measuring process said something that is no event: %r", line[:200].strip()
                 )
 
-    def close(self) -> None:
-        """Lets it end by itself, and kills it if it does not."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10)
-        self.kill()
-
     def kill(self) -> None:
         """Ends it and what it started, if it has not ended."""
         with contextlib.suppress(ProcessLookupError):

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey
-from stoneware.measuring import candidates, machine, progress, search, workloads
+from stoneware.measuring import candidates, machine, search, workloads
 from stoneware.measuring.child import COMMAND, Worker, WorkerDied, WorkerError, WorkerHung
+from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.runtime.device import Device, cuda_device
 from stoneware.tuning.samples import Run, Sample
@@ -118,11 +119,11 @@ class Summary:
 def tune(
     problems: Sequence[workloads.Problem],
     store: Store,
-    ordinal: int = 0,
-    settings: Settings = Settings(),
-    reporter: progress.Reporter | None = None,
+    ordinal: int,
+    settings: Settings,
+    reporter: Reporter,
     *,
-    ranks: Ranks | None = None,
+    ranks: Ranks,
     command: Sequence[str] = COMMAND,
 ) -> Summary:
     """Measures the candidates of problems on a GPU, and stores each sample as it is taken.
@@ -132,8 +133,8 @@ def tune(
       store: what it has is not measured again, unless settings.remeasure.
       ordinal: torch's number of the GPU.
       settings: how thoroughly.
-      reporter: None writes lines to the log.
-      ranks: None takes torchrun's, see Ranks.from_environment.
+      reporter: is told how far it is.
+      ranks: of which this one measures its share of the problems.
       command: the measuring process, for tests.
 
     Returns:
@@ -149,7 +150,7 @@ def tune(
     run = machine.new_run(ordinal, settings.command, settings.commit)
     session = Session(
         store=store, run=run, device=device, settings=settings,
-        reporter=reporter or progress.LogReporter(), command=command,
+        reporter=reporter, command=command,
         candidates_of=lambda problem: candidates.of_problem(
             workloads.operation(problem.key.op), problem, device
         ),
@@ -158,7 +159,7 @@ def tune(
         ),
         end_run=lambda: machine.end_run(run, ordinal),
     )
-    return session.measure(problems, ranks or Ranks.from_environment())
+    return session.measure(problems, ranks)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -177,7 +178,7 @@ class Session:
     run: Run
     device: Device
     settings: Settings
-    reporter: progress.Reporter
+    reporter: Reporter
     command: Sequence[str]
     candidates_of: Callable[[Any], list[Config]]
     always_of: Callable[[Any, Sequence[Config]], list[Config]]
@@ -206,9 +207,6 @@ class Session:
                 self.reporter.begin(str(task.problem))
                 said = self._measure(task)
                 self.reporter.end(str(task.problem), workloads.cost(task.problem), said)
-            if self._worker is not None:
-                self._worker.close()
-                self._worker = None
             summary.seconds = time.monotonic() - begin
             outcome = str(summary)
         finally:
