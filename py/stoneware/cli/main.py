@@ -15,8 +15,9 @@ import typer
 
 from stoneware import __version__
 from stoneware.cli import exit_codes, help
-from stoneware.cli.output import printable
+from stoneware.cli.output import note
 from stoneware.errors import explained
+from stoneware.runtime.canonical import printable
 
 COMMANDS = ("tune", "bake", "merge", "diff", "verify", "explain", "report", "info")
 
@@ -51,7 +52,7 @@ def _program(
 def main() -> None:
     """Runs the command of sys.argv and ends the process with its exit code."""
     handler = logging.StreamHandler()
-    handler.format = lambda record: printable(record.getMessage())
+    handler.format = lambda record: "\n".join(map(printable, record.getMessage().split("\n")))
     logging.getLogger("stoneware").addHandler(handler)
     sys.exit(run(sys.argv[1:]))
 
@@ -67,8 +68,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     if sys.stdout is None:
         # Before anything is done: the next file that is opened would take its number.
-        print("stoneware: stdout is closed and must be open; give it, if only to /dev/null",
-              file=sys.stderr)
+        note("stoneware: stdout is closed and must be open; give it, if only to /dev/null")
         return exit_codes.ENVIRONMENT
     try:
         code = _invoke(list(arguments))  # a copy, since the parser empties it
@@ -113,7 +113,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
         message = f"{place}: {error.strerror}; check the path, its permissions and the free space"
     if code == exit_codes.INTERNAL or "--traceback" in arguments:
         traceback.print_exception(error)
-    print(f"{program}: {printable(message)}", file=sys.stderr)
+    note(f"{program}: {message}")
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__
         with contextlib.suppress(OSError):  # the flush below says it again

@@ -6,8 +6,9 @@ import logging
 import sys
 from typing import Any
 
-from stoneware.cli.output import printable
+from stoneware.cli.output import note
 from stoneware.measuring.progress import LogReporter, Reporter
+from stoneware.runtime.canonical import printable
 
 
 def reporter(rank: int) -> Reporter:
@@ -22,7 +23,7 @@ class _Notes(Reporter):
         self._rank = rank
 
     def note(self, text: str) -> None:
-        print(f"stoneware tune: rank {self._rank}: {printable(text)}", file=sys.stderr)
+        note(f"stoneware tune: rank {self._rank}: {text}")
 
 
 class _Bar(LogReporter):
@@ -58,4 +59,5 @@ class _Bar(LogReporter):
         super().finish(outcome)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
-        self._progress.console.print(printable(text), markup=False)
+        lines = "\n".join(map(printable, text.split("\n")))
+        self._progress.console.print(lines, markup=False)
