@@ -29,6 +29,7 @@ from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
+    from stoneware.ops.spec import Problem
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
@@ -70,7 +71,7 @@ def kernel_sha256(config: Config) -> str:
 
 
 def measure(
-    problem: workloads.Problem,
+    problem: Problem,
     configs: Sequence[Config],
     device: Device,
     timer: DeviceTimer,
@@ -129,7 +130,7 @@ class _Race:
     """One problem's operands, and the candidates that were checked on them."""
 
     def __init__(
-        self, problem: workloads.Problem, device: Device, timer: DeviceTimer, settings: Settings,
+        self, problem: Problem, device: Device, timer: DeviceTimer, settings: Settings,
         run_id: str, make_plan: MakePlan, announce: Callable[[Config], None],
         emit: Callable[[list[Sample]], None],
     ) -> None:

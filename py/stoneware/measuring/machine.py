@@ -1,8 +1,8 @@
 """What a measurement records about the machine: GPU, driver, clocks, power limit, versions.
 
 Clocks and power limit come from NVML, through the package nvidia-ml-py. NVML numbers all GPUs of
-the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for by its UUID. What cannot
-be found out is 0, or "unknown" as text, and the log says once why.
+the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for by its UUID. Without NVML
+they are unknown: 0, or "unknown" as text, and the log says once why.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import platform
 import re
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +53,22 @@ def describe(ordinal: int) -> dict[str, Any]:
 
 def power_limit_w(ordinal: int) -> int:
     """What the board may draw, in watts; 0 where unknown."""
-    return round(_ask(ordinal, "nvmlDeviceGetPowerManagementLimit") / 1000)
+    milliwatts = _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+    return round(milliwatts / 1000)
 
 
 def sm_clock_mhz(ordinal: int) -> int:
     """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
-    return _ask(ordinal, "nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")
+    return _ask(
+        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    )
 
 
 def memory_clock_mhz(ordinal: int) -> int:
     """Clock of the memory at this moment; 0 where unknown."""
-    return _ask(ordinal, "nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")
+    return _ask(
+        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
+    )
 
 
 def driver() -> str:
@@ -122,14 +128,13 @@ def end_run(run: Run, ordinal: int) -> Run:
     )
 
 
-def _ask(ordinal: int, function: str, *constants: str) -> int:
-    """What a function of NVML says of the GPU, or 0; `constants` are names of its arguments."""
+def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
     found = _handle(ordinal)
     if found is None:
         return 0
     nvml, handle = found
     try:
-        return int(getattr(nvml, function)(handle, *(getattr(nvml, name) for name in constants)))
+        return int(question(nvml, handle))
     except nvml.NVMLError as error:
         _say_unknown(str(error))
         return 0
