@@ -1,4 +1,4 @@
-"""The process that measures, `python -m stoneware.measuring.child`, and the `Worker` that watches it.
+"""The process that measures, `python -m stoneware.measuring.child`, and its parent's view of it.
 
 They speak JSON lines. First the process reads {"device", "run", "settings"} and answers
 {"event": "ready"}; then for each {"problem", "configs", "always", "known"} it writes

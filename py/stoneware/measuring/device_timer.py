@@ -136,7 +136,8 @@ class DeviceTimer:
         for name, call in calls.items():
             self._guarded(name, self.stopwatch.warm_up, name, call)
         first_rounds = min(rounds, rounds_before_drop or _PAIRS_IN_GRAPH)
-        by_event = self._rounds(self.stopwatch.time_call, calls, list(calls), first_rounds, deadline)
+        time_call = self.stopwatch.time_call
+        by_event = self._rounds(time_call, calls, list(calls), first_rounds, deadline)
         timed = _timings(by_event)
         if len(by_event) < first_rounds:
             return timed  # the time is over
@@ -152,9 +153,8 @@ class DeviceTimer:
             )
             if all(timing.median_us > 0 for timing in in_graphs.values()):
                 return {**timed, **in_graphs}
-        return _timings(by_event + self._rounds(
-            self.stopwatch.time_call, calls, left, rounds - first_rounds, deadline
-        ))
+        rest = self._rounds(time_call, calls, left, rounds - first_rounds, deadline)
+        return _timings(by_event + rest)
 
     def _rounds(
         self, step: Callable[[Hashable, Any], float], items: Mapping[Hashable, Any],

@@ -6,9 +6,9 @@ the L2 full of lines that must go to memory before a weight can take their place
 does. `l2="dirty"` writes nevertheless, for figures to compare with theirs.
 
 Between events: the flush keeps the GPU at work while the host queues event, call and event, so that
-the time of the host is not in the figure. If the first event has passed when the last one is queued,
-the host may have been late, and the call is timed again behind a longer sleep. The figure holds what
-event, launch and event cost the GPU, a few microseconds, the same for each call.
+the time of the host is not in the figure. If the first event has passed when the last one is
+queued, the host may have been late, and the call is timed again behind a longer sleep. The figure
+holds what event, launch and event cost the GPU, a few microseconds, the same for each call.
 
 In a graph: several pairs of flush and call, less a graph of as many flushes alone, divided by their
 number (tritonbench's _do_bench_cudagraph_with_cache_clear). What is left is what one more call

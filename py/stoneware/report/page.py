@@ -186,8 +186,8 @@ def _regret_html(name: str, regrets: Sequence[Regret]) -> str:
     heads = ["ratio", "problem", "answered by", "would run", "µs", "best", "µs"]
     return "\n".join([
         f"<h3>{name}</h3>",
-        "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best was "
-        "chosen at {num_best}.</p>".format(**found),
+        "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best "
+        "was chosen at {num_best}.</p>".format(**found),
         _table(heads, rows, numbers=("ratio", "µs")) if rows else "",
     ])
 
