@@ -161,7 +161,14 @@ def explain(
             "'tensor/row'"
         )
     if op == "scaled_mm":
+        from stoneware.ops.scaled_mm.problem import SCALES
+
         scale_a, _, scale_b = scales.partition("/")
+        if not {scale_a, scale_b or scale_a} <= set(SCALES):
+            raise ValueError(
+                f"scales={scales!r} must be one of {', '.join(SCALES)}, or two as tensor/row, for "
+                "a and b; pass one of these"
+            )
         problem = api.Problem.dense(
             m=m, n=n, k=k, dtype="e4m3" if dtype is None else dtype,
             out_dtype="bf16" if out_dtype is None else out_dtype, scales=scale_a,

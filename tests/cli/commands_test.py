@@ -302,6 +302,9 @@ def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatc
 
 @pytest.mark.parametrize("arguments, said", [
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
+    (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "foo"],
+     "scales='foo' must be one of tensor, row, block, or two as tensor/row"),
+    (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "row/foo"], "scales='row/foo' must"),
     ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
     ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
     (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),

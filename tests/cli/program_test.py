@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,9 +11,13 @@ import sys
 
 import pytest
 
+from small_samples import KERNEL_OP, kernel_sample, run, write_folder
+
 from stoneware import __version__
 from stoneware.cli import exit_codes, main
 from stoneware.cli.main import COMMANDS
+from stoneware.kernels.config import KernelConfig
+from stoneware.tuning.store import Store
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -63,7 +68,8 @@ def test_help_of_a_pipe_has_no_colours():
     (["explain", "scaled_mm", "-m", "16"], "stoneware explain: -n -k must be given for an op"),
     (["explain", "conv", "-m", "1", "-n", "1", "-k", "1"], "stoneware explain: op='conv' must be"),
     (["tune", "--m-values", "1,,2"], "stoneware tune: --m-values='1,,2' must be values separated by"),
-    (["tune", "--m-values", "1,-2"], "stoneware tune: --m-values='1,-2' must be integers >= 1"),
+    (["tune", "--m-values", "1,-2"], "stoneware tune: --m-values='1,-2' must be integers >= 1 "
+     "separated by commas, and '-2' is none; pass such as 1,16,64"),
     (["tune", "--alias", "H200"], "stoneware tune: --alias='H200' is written to a sample folder"),
     (["report"], "stoneware report: --out must name the page to write"),
     (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere must be a sample folder"),
@@ -193,3 +199,25 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_a_documented_code(arguments
     lines = [line for line in done.stderr.splitlines() if line.startswith("stoneware")]
     assert len(lines) == 1 and ("stdout" in lines[0] or is_mistake)
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+ESCAPES = "\x1b[31m\x9b5m\u202e\a"
+
+
+def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
+    folder = tmp_path / f"own{ESCAPES}"
+    item = dataclasses.replace(
+        kernel_sample(64, 10.0), config=KernelConfig(kwargs=(("MODE", f"fast{ESCAPES}"),)))
+    Store(folder / "samples.sqlite3").add(run(), [item])
+    samples = write_folder(tmp_path / f"h200{ESCAPES}", [item])
+    with (samples / "runs.json").open("a") as file:
+        file.write("torn")
+    for arguments in (
+        ["info"], ["explain", KERNEL_OP, "COLS=1024", "M=64"], ["verify", f"none{ESCAPES}"],
+        ["explain", KERNEL_OP, "COLS=1024", "M=64", "--device", "none"],
+        ["report", "--json", f"none{ESCAPES}"], ["merge", str(samples), "--out", f"{folder}/out"],
+    ):
+        done = stoneware(*arguments, STONEWARE_CACHE_DIR=str(folder))
+        said = (done.stdout + done.stderr).replace("\n", "")
+        assert said.isprintable(), (arguments, said)
+        assert "\\x1b[31m\\x9b5m\\u202e\\x07" in said or "--device" in arguments, said

@@ -20,7 +20,7 @@ from stoneware.cli import exit_codes, main
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.registry import OPS
-from stoneware.report import figures, page, regret, sources
+from stoneware.report import figures, measures, page, regret, sources
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
@@ -234,5 +234,5 @@ def test_many_kernels_each_have_a_number_and_an_entry_in_the_legend():
 
 def test_regret_is_that_of_the_library(folder):
     [device] = sources.load([folder])
-    samples = [item for item in device.measurements]
-    assert device.regrets("m") == regret.leave_one_out(samples, dates=device.dates)
+    problems = measures.problems(device.measurements, device.dates)
+    assert device.regrets["m"] == regret.of_problems(problems, "m")

@@ -14,7 +14,7 @@ import small_samples as small
 import torch
 from small_samples import H200, VENDOR, bad_sample, ours, run, sample
 
-from stoneware.cli import exit_codes, main, tune_command
+from stoneware.cli import exit_codes, main, progress, tune_command
 from stoneware.measuring import session
 from stoneware.runtime.device import Device
 from stoneware.tuning import samples as sample_format
@@ -178,7 +178,7 @@ def test_mistakes_are_named(measuring, capsys, arguments, said):
     (["--out", "FILE"], "file is none"), (["--out", "FILE/below"], "file is none"),
     (["--out", ""], "--out must be a folder, and is empty"),
     (["--store", ""], "--store= must be a file"), (["--store", "FOLDER"], "must be a file"),
-    (["--device", "-1"], "--device=-1 must be the number of a GPU"),
+    (["--device", "-1"], "Invalid value for '--device': -1 is not in the range x>=0"),
 ])
 def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(
     monkeypatch, capsys, tmp_path, arguments, said
@@ -279,3 +279,42 @@ def test_out_that_could_not_be_written_is_refused_before_measuring(
     code, _, err = tune(capsys, "--out", out)
     assert code == exit_codes.USAGE and f"--out={out}" in err
     assert "problems" not in measuring, "it measured first"
+
+
+def test_out_in_a_place_that_takes_no_files_is_refused_before_measuring(
+    measuring, tmp_path, capsys, monkeypatch
+):
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(tune_command.tempfile, "TemporaryFile", refuse)
+    code, _, err = tune(capsys, "--out", tmp_path / "samples")
+    assert code == exit_codes.ENVIRONMENT
+    assert f"--out={tmp_path / 'samples'} must be a folder that can be written" in err
+    assert f"'{tmp_path}'; make it writable, or pass another" in err
+    assert "problems" not in measuring, "it measured first"
+
+
+def test_ranks_above_0_say_only_what_went_wrong(capsys):
+    notes = progress.reporter(3)
+    notes.start(1, 0, 1.0, "NVIDIA H200")
+    notes.note("a kernel\x1b[31m hung")
+    notes.end("scaled_mm", 1.0, "best of 3")
+    assert capsys.readouterr().err == "stoneware tune: rank 3: a kernel\\x1b[31m hung\n"
+
+
+def test_on_a_terminal_the_lines_stand_above_a_bar(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = progress.reporter(0)
+    bar.start(3, 1, 4.0, "NVIDIA H200")
+    bar.begin("scaled_mm m=1")
+    bar.note("x\x1b[31m: no progress")
+    bar.end("scaled_mm m=1", 1.0, "best of 3: [red]fast[/red]")
+    bar.finish("interrupted")
+    err = capsys.readouterr().err
+    for text in (
+        "2 problems to measure on NVIDIA H200, 1 more are known", "x\\x1b[31m: no progress",
+        "[1/2] scaled_mm m=1: best of 3: [red]fast[/red]; 0 s gone, about 0 s left", "25 %",
+        "interrupted",
+    ):
+        assert text in err, (text, err)

@@ -15,7 +15,7 @@ import stoneware
 from stoneware.measuring import candidates, machine, operands, session, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.progress import LogReporter
-from stoneware.measuring.ranks import Ranks
+from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import api as grouped_mm_api
 from stoneware.ops.scaled_mm import api

@@ -48,6 +48,7 @@ class Stopwatch(FakeStopwatch):
         return self._spent(name, float(name.kernel.partition("_")[2]))
 
     def warm_up(self, name, call):
+        self.announce(name)
         call()
 
 
@@ -232,7 +233,8 @@ def test_each_candidate_is_announced_before_it_runs_and_emitted_as_soon_as_it_is
         emit=lambda samples: said.append([s.config.kernel for s in samples]),
     )
     assert said == [
-        "right_300", "wrong_1", ["wrong_1"], "right_310", None, ["right_300", "right_310"],
+        "right_300", "wrong_1", ["wrong_1"], "right_310", "right_300", "right_310",
+        ["right_300", "right_310"],
     ]
 
 

@@ -13,7 +13,7 @@ from stoneware.errors import StoreError
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.measuring import candidates, device_timer, machine, session, workloads
-from stoneware.measuring.ranks import Ranks
+from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import reference as grouped_reference
 from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem

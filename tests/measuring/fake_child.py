@@ -6,7 +6,7 @@
     hang_timing    never ends when it is timed
     sigkill        takes its process down with SIGKILL when it first runs, with exit_7 by itself
     lost           destroys the CUDA context
-    vanish         takes its process down when it is timed, without a word unless careful
+    vanish         takes its process down when it is timed
     garbage        right, but the process prints what is no event
 
 Every candidate that runs for the first time is written to the file of argv[1]. Imports the standard
@@ -62,23 +62,20 @@ def measure(task: dict, run: str, log: str) -> None:
             status = "wrong" if kernel == "wrong" else "failed"
             say(event="samples", samples=[sample(task, run, config, status)])
             if kernel == "lost":
-                say(event="lost", detail="illegal address")
-                sys.exit(3)
+                os._exit(3)
         else:
             if kernel == "garbage":
                 print("not an event\n{}\n[1]\n" + "x" * 100_000, flush=True)
                 sys.stdout.buffer.write(b"\xff\xfe\n")
                 sys.stdout.buffer.flush()
             right.append((idx, config))
-    say(event="at", config=None)
     for idx, config in right:
+        say(event="at", config=idx)
         if config["kernel"] == "hang_timing":
-            say(event="at", config=idx)
             hang()
         if config["kernel"] == "vanish":
-            if task["careful"]:
-                say(event="at", config=idx)
             os.kill(os.getpid(), signal.SIGKILL)
+    say(event="at", config=None)
     samples = [
         sample(task, run, config, "ok", float(config["kernel"].partition("_")[2] or 50.0))
         for _, config in right

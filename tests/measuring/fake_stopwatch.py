@@ -35,8 +35,7 @@ class FakeStopwatch:
         self.clock_mhz = BASE_MHZ if clocks is None else next(clocks)
         self.now_s = 0.0
         self.rounds: list[list[Any]] = [[]]
-        self.say_waiting: Callable[[Any], None] = lambda name: None
-        self.is_careful = False
+        self.announce: Callable[[Any], None] = lambda name: None
 
     def now(self) -> float:
         return self.now_s
@@ -49,6 +48,7 @@ class FakeStopwatch:
         return clock
 
     def warm_up(self, name: Any, call: FakeCall) -> None:
+        self.announce(name)
         call()
 
     def time_call(self, name: Any, call: FakeCall) -> float:
@@ -64,6 +64,7 @@ class FakeStopwatch:
         return num_pairs * (FLUSH_US + (0.0 if call is None else call.us))
 
     def time_graph(self, name: Any, graph: float) -> float:
+        self.announce(name)
         return self._spent(name, EVENT_US + graph)
 
     def _spent(self, name: Any, us: float) -> float:

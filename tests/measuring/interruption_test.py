@@ -15,7 +15,7 @@ import pytest
 from fake_session import Bench, problems
 
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.ranks import Ranks
+from stoneware.measuring.session import Ranks
 
 NUM_KILLS = 20
 KERNELS = ["ok_10.0", "wrong", "ok_11.0"]
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_session_and_its_process_and_a_second_start_goes_on(tmp_
         sys.path[:0] = [sys.argv[1]]
         from fake_session import Bench, problems
         from stoneware.measuring.progress import Reporter
-        from stoneware.measuring.ranks import Ranks
+        from stoneware.measuring.session import Ranks
         from stoneware.measuring.settings import Settings
 
         class Telling(Reporter):

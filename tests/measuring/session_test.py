@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import logging
 
 import pytest
 from fake_session import H100, H200, QUICK, Bench, problems
 
 from stoneware.errors import StoreError
+from stoneware.measuring.child import WorkerError
 from stoneware.measuring.progress import LogReporter, Reporter
-from stoneware.measuring.ranks import Ranks
+from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
-from stoneware.measuring.worker import WorkerError
 from stoneware.tuning.samples import Sample
 
 ALONE = Ranks()
@@ -163,7 +165,7 @@ def test_ranks_are_read_from_torchruns_environment(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert Ranks.from_environment() == Ranks(rank=9, world_size=16, local_rank=1)
     monkeypatch.setenv("RANK", "16")
-    with pytest.raises(ValueError, match="RANK=16 must be .* below WORLD_SIZE=16"):
+    with pytest.raises(ValueError, match="RANK=16 must be below WORLD_SIZE=16; start with torchrun"):
         Ranks.from_environment()
     monkeypatch.setenv("RANK", "one")
     with pytest.raises(ValueError, match="RANK='one' must be a number"):
@@ -175,16 +177,24 @@ def test_an_error_of_the_store_ends_the_session_and_keeps_what_was_stored(bench,
 
     add, calls = Store.add, []
 
-    def full_at_the_second(store, run, samples):
+    def full_at_the_second_problem(store, run, samples):
         calls.append(run.id)
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise StoreError("the disk is full")
         add(store, run, samples)
 
-    monkeypatch.setattr(Store, "add", full_at_the_second)
+    monkeypatch.setattr(Store, "add", full_at_the_second_problem)
     with pytest.raises(StoreError, match="the disk is full"):
         bench.session().measure(problems(1, 16), ALONE)
     assert set(bench.samples) == {(1, "ok_15.0"), (1, "ok_20.0")}
+
+
+def test_a_store_that_cannot_be_written_is_refused_before_anything_is_measured(bench):
+    bench.folder.joinpath("samples.sqlite3.lock").mkdir()
+    bench.folder.joinpath("samples.sqlite3").mkdir()
+    with pytest.raises(StoreError, match="samples.sqlite3 cannot be written"):
+        bench.session().measure(problems(1), ALONE)
+    assert not bench.measured, "it measured first"
 
 
 def test_progress_is_said_in_lines_with_the_time_left(bench, caplog):
@@ -211,14 +221,15 @@ def test_what_is_reported_as_stored_is_in_the_store(bench):
     ("changes", "message"),
     [
         ({"rounds": 0}, "rounds=0 must be at least 1"),
-        ({"rounds": 1.5}, "rounds=1.5 must be an int"),
+        ({"rounds": 1.5}, "rounds=1.5 must be an int, not float; pass one"),
         ({"seconds_per_problem": 0}, "seconds_per_problem=0 must be positive"),
         ({"hang_limit_s": float("inf")}, "hang_limit_s=inf must be positive and finite"),
-        ({"drop_ratio": 0.5}, "drop_ratio=0.5 must be at least 1"),
-        ({"remeasure": 1}, "remeasure=1 must be a bool"),
+        ({"drop_ratio": 0.5}, "drop_ratio=0.5 must be at least 1; pass a finite number from 1 up"),
+        ({"remeasure": 1}, "remeasure=1 must be a bool, not int; pass one"),
+        ({"commit": 1}, "commit=1 must be a str, not int; pass one"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Settings(**changes)
-    assert Settings.from_json(QUICK.to_json()) == QUICK
+    assert Settings(**json.loads(json.dumps(dataclasses.asdict(QUICK)))) == QUICK

@@ -1,4 +1,4 @@
-"""How one call is timed, with events that are made up: a late host is noticed, a late call is said."""
+"""How one call is timed, with events that are made up: a late host is noticed, calls are announced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from stoneware.measuring import stopwatch
 from stoneware.measuring.stopwatch import CudaStopwatch
 
-FLUSH_S, CALL_S, POLL_S = 70e-6, 10e-6, 1e-3
+FLUSH_S, CALL_S = 70e-6, 10e-6
 
 
 class Gpu:
@@ -36,18 +36,18 @@ class Gpu:
         self.queue(self.call_s)
 
     def make_event(self, enable_timing: bool = False) -> types.SimpleNamespace:
-        event = types.SimpleNamespace(passed_s=None)
+        event = types.SimpleNamespace(passed_s=0.0)
 
         def record() -> None:
             event.passed_s = self.queue(0.0)
 
         def query() -> bool:
-            has_passed = event.passed_s <= self.now_s
-            if not has_passed:
-                self.now_s += POLL_S if event.passed_s - self.now_s > POLL_S else 1e-6
-            return has_passed
+            return event.passed_s <= self.now_s
 
-        event.record, event.query = record, query
+        def synchronize() -> None:
+            self.now_s = max(self.now_s, event.passed_s)
+
+        event.record, event.query, event.synchronize = record, query, synchronize
         event.elapsed_time = lambda end: (end.passed_s - event.passed_s) * 1e3
         return event
 
@@ -58,13 +58,11 @@ def make(monkeypatch):
         monkeypatch.setattr(torch.cuda, "Event", gpu.make_event)
         monkeypatch.setattr(torch.cuda, "_sleep", gpu.sleep)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(stopwatch.time, "monotonic", lambda: gpu.now_s)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: gpu.make_event())
         made = CudaStopwatch.__new__(CudaStopwatch)
         made._device, made._sleep_cycles = torch.device("cuda", 0), {}
         made._flush = lambda: gpu.queue(FLUSH_S)
-        made._last_said, made.is_careful = gpu.now_s, False
-        made.said = []
-        made.say_waiting = made.said.append
+        made.announce = lambda name: None
         return made
 
     return make
@@ -104,34 +102,12 @@ def test_a_host_that_is_always_late_ends(make):
     assert max(gpu.sleeps) == stopwatch._LONGEST_SLEEP_CYCLES, "the sleep grows from call to call"
 
 
-def test_quick_calls_are_not_said(make):
+def test_each_call_is_announced_before_it_is_made(make):
     gpu = Gpu()
-    made = make(gpu)
-    for _ in range(100):
-        made.time_call("a", gpu.call)
-    assert made.said == []
-
-
-def test_a_call_that_takes_long_is_said_while_it_is_waited_for(make):
-    gpu = Gpu(call_s=0.5)
-    made = make(gpu)
-    made.warm_up("slow", gpu.call)
-    assert made.said == ["slow", None]
-
-
-def test_once_a_second_there_is_a_sign_of_life(make):
-    gpu = Gpu(call_s=0.1)
-    made = make(gpu)
-    for _ in range(100):  # 10 s
-        made.time_call("a", gpu.call)
-    assert 8 <= made.said.count("a") <= 10
-
-
-def test_a_careful_stopwatch_says_each_call_before_it_is_made(make):
-    gpu = Gpu()
-    made = make(gpu)
-    made.is_careful = True
-    order = []
-    made.say_waiting = order.append
-    made.time_call("a", lambda: (order.append("called"), gpu.call()))
-    assert order == ["a", "called"]
+    made, order = make(gpu), []
+    made.announce = order.append
+    graph = types.SimpleNamespace(replay=lambda: (order.append("replayed"), gpu.call()))
+    made.warm_up("a", lambda: order.append("called"))
+    made.time_call("b", lambda: (order.append("called"), gpu.call()))
+    assert made.time_graph("c", graph) == pytest.approx(10.0, abs=0.01)
+    assert order == ["a", "called", "called", "called", "b", "called", "c", "replayed"]

@@ -36,7 +36,6 @@ class Stopwatch:
 
     def __init__(self, log: list[str]) -> None:
         self._log = log
-        self.say_waiting = lambda name: None
 
     def sm_clock_mhz(self) -> int:
         return 1980

@@ -50,6 +50,7 @@ def integers(name: str, text: str | None) -> list[int] | None:
     for part in parts:
         if not part.isascii() or not part.isdigit() or int(part) < 1:
             raise ValueError(
-                f"--{name}={text!r} must be integers >= 1 separated by commas; {part!r} is none"
+                f"--{name}={text!r} must be integers >= 1 separated by commas, and {part!r} is "
+                "none; pass such as 1,16,64"
             )
     return [int(part) for part in parts]

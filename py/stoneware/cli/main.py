@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 import typer
 
 from stoneware import __version__
 from stoneware.cli import exit_codes, help
+from stoneware.cli.output import note
 from stoneware.errors import explained
+from stoneware.runtime.canonical import printable
 
 COMMANDS = ("tune", "bake", "merge", "diff", "verify", "explain", "report", "info")
 
@@ -47,6 +51,9 @@ def _program(
 
 def main() -> None:
     """Runs the command of sys.argv and ends the process with its exit code."""
+    handler = logging.StreamHandler()
+    handler.format = lambda record: "\n".join(map(printable, record.getMessage().split("\n")))
+    logging.getLogger("stoneware").addHandler(handler)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -59,17 +66,12 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
       The exit code, one of exit_codes.MEANINGS. Nothing is raised.
     """
-    arguments = list(arguments)
     if sys.stdout is None:
         # Before anything is done: the next file that is opened would take its number.
-        print("stoneware: stdout is closed and must be open; give it, if only to /dev/null",
-              file=sys.stderr)
+        note("stoneware: stdout is closed and must be open; give it, if only to /dev/null")
         return exit_codes.ENVIRONMENT
     try:
-        try:
-            code = _invoke(list(arguments))  # a copy, since the parser empties it
-        except typer.Exit as end:
-            code = end.exit_code
+        code = _invoke(list(arguments))  # a copy, since the parser empties it
         sys.stdout.flush()
         return code
     except SystemExit:  # how rich's console ends when the reader of its output has gone
@@ -80,9 +82,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    # Not app(...): it would end the process itself, and print errors its own way.
-    with command.make_context("stoneware", arguments) as context:
-        return command.invoke(context) or exit_codes.OK
+    try:
+        # Not app(...): it would end the process itself, and print errors its own way.
+        with command.make_context("stoneware", arguments) as context:
+            return command.invoke(context) or exit_codes.OK
+    except typer.Exit as end:
+        return end.exit_code
 
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:
@@ -96,21 +101,19 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     if code == exit_codes.PIPE_CLOSED:
         _close_stdout()
         return code
-    message = "interrupted" if code == exit_codes.INTERRUPTED else (
-        error.format_message() if is_usage else str(error) or type(error).__name__
-    )
-    message = " ".join(message.split())
-    if isinstance(error, OSError) and error.strerror:
+    program = f"stoneware {command}".strip()
+    message = " ".join(str(error).split()) or type(error).__name__
+    if code == exit_codes.INTERRUPTED:
+        message = "interrupted"
+    elif is_usage:
+        message = f"{' '.join(error.format_message().split())} (see {program} --help)"
+    elif isinstance(error, OSError) and error.strerror:
         # What is written, unlike what is opened, has no name.
         place = error.filename or "stdout or another open file"
-        message = f"{place}: {error.strerror}; {_OS_REMEDY}"
-    if is_usage:
-        message += f" (see stoneware {f'{command} ' if command else ''}--help)"
+        message = f"{place}: {error.strerror}; check the path, its permissions and the free space"
     if code == exit_codes.INTERNAL or "--traceback" in arguments:
-        import traceback
-
         traceback.print_exception(error)
-    print(f"stoneware{f' {command}' if command else ''}: {message}", file=sys.stderr)
+    note(f"{program}: {message}")
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__
         with contextlib.suppress(OSError):  # the flush below says it again
@@ -122,9 +125,6 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     except OSError:
         _close_stdout()
     return code
-
-
-_OS_REMEDY = "check the path, its permissions and the free space"
 
 
 def _close_stdout() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
-import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,7 @@ from stoneware.errors import StoreError, TableError, UnsupportedError
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
 
 if TYPE_CHECKING:
-    from stoneware.measuring.progress import Reporter
+    from stoneware.measuring.settings import Settings
     from stoneware.tuning.store import Store
 
 HELP = help.text(
@@ -82,7 +81,8 @@ def tune(
         help="A further name of this device, for --out; may be repeated.", show_default=False,
     )] = None,
     device: Annotated[int | None, typer.Option(
-        help="Number of the GPU. Default: 0, under torchrun the local rank.", show_default=False,
+        help="Number of the GPU. Default: 0, under torchrun the local rank.", min=0,
+        show_default=False,
     )] = None,
     store: Annotated[str | None, typer.Option(
         help="Store to write to. Default: the user's.", show_default=False)] = None,
@@ -92,7 +92,6 @@ def tune(
     )] = None,
     json: Json = False,
 ) -> int:
-    output = Output("tune", json)
     if alias and out is None:
         raise ValueError(
             f"--alias={alias[0]!r} is written to a sample folder; pass --out=FOLDER too"
@@ -100,7 +99,7 @@ def tune(
     # Not --m: torchrun would take it for an abbreviation of its own flags.
     rows = integers("m-values", m_values)
     found_store = _store(store)
-    from stoneware.measuring import progress, session, workloads
+    from stoneware.measuring import workloads
     from stoneware.measuring.settings import Settings
 
     selection: dict[str, Any] = {
@@ -116,89 +115,110 @@ def tune(
         _refuse_flags_of_other_ops(context, selection["ops"])
     settings = Settings(
         rounds=rounds, seconds_per_problem=seconds_per_problem, remeasure=remeasure, commit=commit,
-        command=typed(context.params),
+        command=_typed(context),
     )
     if out is not None:
-        _refuse_what_is_no_folder(out)
-    if device is not None and device < 0:
-        raise ValueError(f"--device={device} must be the number of a GPU; pass 0 or more")
+        _check_folder(out)
+    return _measure(
+        Output("tune", json), problems, settings, found_store, out, alias or (), device
+    )
+
+
+def _measure(
+    output: Output, problems: Sequence[Any], settings: Settings, store: Store, out: str | None,
+    aliases: Sequence[str], device: int | None,
+) -> int:
+    from stoneware.cli import progress
+    from stoneware.measuring import session
+
     torch = _torch_with_gpu()
     if out is not None:
-        _take_in(found_store, Path(out))
+        _take_in(store, Path(out))
     ranks = session.Ranks.from_environment()
     ordinal = ranks.local_rank if device is None else device
-    if not 0 <= ordinal < torch.cuda.device_count():
+    if ordinal >= torch.cuda.device_count():
         raise ValueError(
             f"--device={ordinal} must be the number of a GPU that torch finds, 0 to "
             f"{torch.cuda.device_count() - 1}; pass one of them (under torchrun its default is "
             "LOCAL_RANK: start as many ranks as there are GPUs)"
         )
-    _log_to_stderr()
-    reporter: Reporter = progress.default() if ranks.rank == 0 else _notes(output, ranks.rank)
-    summary = session.tune(problems, found_store, ordinal, settings, reporter, ranks=ranks)
+    logging.getLogger("stoneware").setLevel(logging.INFO)
+    summary = session.tune(
+        problems, store, ordinal, settings, progress.reporter(ranks.rank), ranks=ranks
+    )
     folders: list[str] = []
     if out is not None:
         if ranks.world_size > 1:
             _wait_for_all_ranks()
         if ranks.rank == 0:
-            folders = _write_folders(
-                found_store, Path(out), alias or (), cuda_device(ordinal).fingerprint
-            )
-    bad = sum(summary.statuses[status] for status in ("wrong", "failed", "hung"))
-    code = exit_codes.FOUND if bad or summary.failures else exit_codes.OK
+            folders = _write_folders(store, Path(out), aliases, cuda_device(ordinal).fingerprint)
+    statuses = {name: summary.statuses[name] for name in ("ok", "wrong", "failed", "hung")}
+    is_good = not summary.failures and summary.statuses.total() == statuses["ok"]
+    code = exit_codes.OK if is_good else exit_codes.FOUND
     if ranks.rank != 0:
         return code
     output.text(str(summary), *(f"wrote {folder}" for folder in folders))
     return output.document({
         "run": summary.run, "rank": ranks.rank, "world_size": ranks.world_size,
-        "store": str(found_store.path), "num_problems": summary.num_problems,
+        "store": str(store.path), "num_problems": summary.num_problems,
         "num_known": summary.num_known, "num_measured": summary.num_measured,
-        "statuses": {
-            status: summary.statuses[status] for status in ("ok", "wrong", "failed", "hung")
-        },
-        "failures": [
+        "statuses": statuses, "failures": [
             {"problem": problem, "reason": reason} for problem, reason in summary.failures
         ],
         "seconds": summary.seconds, "out": folders,
     }, code)
 
 
-def typed(parameters: Mapping[str, Any]) -> str:
-    """The command for the record of the run: what was given, without folders of this machine."""
+def _given(context: typer.Context) -> dict[str, Any]:
+    """The flags that were typed."""
+    return {
+        name: value for name, value in context.params.items()
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+
+
+def _typed(context: typer.Context) -> str:
+    """The command for the record of the run: what was typed, without folders of this machine."""
     words = ["stoneware tune"]
-    defaults = inspect.signature(tune).parameters
-    for name, value in parameters.items():
-        if name == "json" or value in (None, ()) or value == defaults[name].default:
-            continue
+    for name, value in _given(context).items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
-            words.append(flag)
+            words += [flag] if name != "json" else []
         elif name in _PATHS:
             words.append(f"{flag} {name.upper()}")
         else:
-            items = value if isinstance(value, (list, tuple)) else [value]
-            words += [f"{flag} {item}" for item in items]
+            words += [f"{flag} {item}" for item in (value if isinstance(value, tuple) else [value])]
     return " ".join(words)
 
 
 def _refuse_flags_of_other_ops(context: typer.Context, ops: Sequence[str]) -> None:
     """Raises ValueError if a flag was typed that none of these ops takes."""
+    given = _given(context)
     for name, op in _OP_OF_FLAG.items():
-        source = context.get_parameter_source(name)
-        if op not in ops and source is not None and source.name == "COMMANDLINE":
+        if op not in ops and name in given:
             raise ValueError(
-                f"--{name}={context.params[name]} is for {op}, which --ops={','.join(ops)} leaves "
-                f"out; add {op}, or leave --{name} out"
+                f"--{name}={given[name]} is for {op}, which --ops={','.join(ops)} leaves out; add "
+                f"{op}, or leave --{name} out"
             )
 
 
-def _refuse_what_is_no_folder(out: str) -> None:
+def _check_folder(out: str) -> None:
+    """Raises an error unless the folder is there or can be made, and takes files."""
     if not out:
         raise ValueError("--out must be a folder, and is empty; pass one, or leave it out")
-    nearest = next(folder for folder in (Path(out), *Path(out).absolute().parents)
-                   if folder.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"--out={out} must be a folder, and {nearest} is none; pass another")
+    try:
+        nearest = next(
+            folder for folder in (Path(out), *Path(out).absolute().parents) if folder.exists()
+        )
+        if not nearest.is_dir():
+            raise ValueError(f"--out={out} must be a folder, and {nearest} is none; pass another")
+        for folder in (nearest, *filter(Path.is_dir, Path(out).glob("*"))):
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise StoreError(
+            f"--out={out} must be a folder that can be written, and cannot: {error}; make it "
+            "writable, or pass another"
+        ) from error
 
 
 def _store(path: str | None) -> Store:
@@ -226,26 +246,6 @@ def _torch_with_gpu() -> Any:
             "it on a machine with an NVIDIA GPU, with a torch that is built for CUDA"
         )
     return torch
-
-
-def _log_to_stderr() -> None:
-    """Shows what the measuring says: progress off a terminal, and what was skipped."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log = logging.getLogger("stoneware")
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-
-
-def _notes(output: Output, rank: int) -> Reporter:
-    """A reporter for the ranks above 0: only what went wrong."""
-    from stoneware.measuring.progress import Reporter
-
-    class Notes(Reporter):
-        def note(self, text: str) -> None:
-            output.note(f"rank {rank}: {text}")
-
-    return Notes()
 
 
 def _take_in(store: Store, out: Path) -> None:

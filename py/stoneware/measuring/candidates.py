@@ -4,8 +4,8 @@ Each candidate runs once on fresh random operands over an output of NaN, without
 and its op take one, with; every element is compared with float64. What is right is timed against
 the others (device_timer.py); what is wrong or fails is written down as such, with the reason.
 
-Nothing here survives a kernel that hangs or destroys the CUDA context: `session.tune` runs this in
-a process of its own, and gives `announce` and `emit` to know how far it came.
+A kernel that hangs or destroys the CUDA context takes this process along: `session.tune` runs it in
+one of its own, and passes `announce` and `emit` to know how far it came.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
+    from stoneware.ops.spec import Problem
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
 _LARGEST_ERROR = 1e9
 """Stands for infinity, which JSON has not."""
 
-_LONGEST_DETAIL = 500
+LONGEST_DETAIL = 500
 
 _LOG = logging.getLogger("stoneware.measuring")
 
@@ -70,7 +71,7 @@ def kernel_sha256(config: Config) -> str:
 
 
 def measure(
-    problem: workloads.Problem,
+    problem: Problem,
     configs: Sequence[Config],
     device: Device,
     timer: DeviceTimer,
@@ -80,8 +81,7 @@ def measure(
     always: Sequence[Config] = (),
     known: Mapping[Config, float | None] | None = None,
     make_plan: MakePlan | None = None,
-    is_careful: bool = False,
-    announce: Callable[[Config | None], None] = lambda config: None,
+    announce: Callable[[Config], None] = lambda config: None,
     emit: Callable[[list[Sample]], None] = lambda samples: None,
 ) -> list[Sample]:
     """Checks and times candidates.
@@ -96,10 +96,7 @@ def measure(
       always: the candidates that a search races against each other one.
       known: medians in microseconds that a search may build on; None for a config that is wrong.
       make_plan: in place of the op's own, for tests.
-      is_careful: announce every call that is timed, at the cost of some of the speed; for a problem
-        at which a process died for an unknown reason.
-      announce: called with a candidate before it runs for the first time, with None when several
-        are timed against each other, and with one of those while it is late.
+      announce: called with a candidate before each of its runs.
       emit: called with samples as soon as they are final.
 
     Returns:
@@ -109,8 +106,7 @@ def measure(
       ContextLostError: a candidate destroyed the CUDA context; its sample was emitted.
     """
     make_plan = make_plan or workloads.operation(problem.key.op).make_plan
-    timer.stopwatch.say_waiting = announce
-    timer.stopwatch.is_careful = is_careful
+    timer.stopwatch.announce = announce
     known = known or {}
     race = _Race(problem, device, timer, settings, run_id, make_plan, announce, emit)
     search.run(
@@ -134,8 +130,8 @@ class _Race:
     """One problem's operands, and the candidates that were checked on them."""
 
     def __init__(
-        self, problem: workloads.Problem, device: Device, timer: DeviceTimer, settings: Settings,
-        run_id: str, make_plan: MakePlan, announce: Callable[[Config | None], None],
+        self, problem: Problem, device: Device, timer: DeviceTimer, settings: Settings,
+        run_id: str, make_plan: MakePlan, announce: Callable[[Config], None],
         emit: Callable[[list[Sample]], None],
     ) -> None:
         self.samples: dict[Config, Sample] = {}
@@ -158,7 +154,6 @@ class _Race:
                 self._checked[config] = self._check(config)
                 if self._checked[config].status != "ok":
                     self._finish([config])
-        self._announce(None)
         timings = self._time([c for c in configs if self._checked[c].status == "ok"])
         for config, timing in timings.items():
             if config not in self.samples:
@@ -264,7 +259,7 @@ class _Race:
             error=float(f"{measured.error:.3e}"),
             kernel_sha256=kernel_sha256(config),
             run=self._run_id,
-            detail=measured.detail[:_LONGEST_DETAIL],
+            detail=measured.detail[:LONGEST_DETAIL],
         )
 
     def _synchronize(self) -> None:

@@ -1,33 +1,158 @@
-"""The process that measures, supervised by session.tune: `python -m stoneware.measuring.child`.
+"""The process that measures, `python -m stoneware.measuring.child`, and its parent's view of it.
 
-It speaks JSON lines. First it reads {"device", "run", "settings"} and answers {"event": "ready"};
-then for each {"problem", "configs", "always", "known", "careful"} it writes
+They speak JSON lines. First the process reads {"device", "run", "settings"} and answers
+{"event": "ready"}; then for each {"problem", "configs", "always", "known"} it writes
 
-    {"event": "at", "config": 3}            before that candidate runs alone, or when it is late;
-                                            null when several are timed against each other;
-                                            if "careful", before each call that is timed
+    {"event": "at", "config": 3}            before each run of that candidate; null: of none
     {"event": "samples", "samples": [...]}  as soon as they are final
     {"event": "done"}                       the problem is measured
     {"event": "error", "detail": "..."}     it cannot be: not a candidate but the problem fails
-    {"event": "lost", "detail": "..."}      a candidate destroyed the CUDA context; the process ends
 
-It ends at the end of its input, and with its parent.
+The process ends at the end of its input, with its parent, and when the CUDA context is lost.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import logging
 import os
+import queue
 import signal
+import subprocess
 import sys
+import tempfile
+import threading
 import traceback
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
 
-LOST_CONTEXT_EXIT_CODE = 3
+from stoneware.errors import StonewareError
 
+COMMAND = (sys.executable, "-P", "-m", "stoneware.measuring.child")
+"""A fresh interpreter, not a fork: CUDA does not survive one. -P: its path is its parent's."""
+
+_EVENTS = ("ready", "at", "samples", "done", "error")
+_LOST_CONTEXT_EXIT_CODE = 3
+_TAIL_BYTES = 2000
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+_LOG = logging.getLogger("stoneware.measuring")
+
+
+class WorkerError(StonewareError, RuntimeError):
+    """The measuring process cannot be started."""
+
+
+class WorkerHung(Exception):
+    """It said nothing for longer than its limit."""
+
+
+class WorkerDied(Exception):
+    """It ended without being told to; the message has exit code or signal, and what it said."""
+
+
+class Worker:
+    """A measuring process seen from its parent.
+
+    Args:
+      command: the program.
+      hello: its first line of input.
+      start_limit_s: how long it may take until it is ready.
+
+    Raises:
+      WorkerError: it did not become ready; the message has what it said.
+    """
+
+    def __init__(
+        self, command: Sequence[str], hello: Mapping[str, Any], start_limit_s: float
+    ) -> None:
+        self._stderr = tempfile.TemporaryFile()
+        # A session of its own: Ctrl-C at the terminal reaches the parent alone, which ends it.
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+            start_new_session=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(
+            target=_read_lines, args=(self._process.stdout, self._lines), daemon=True
+        ).start()
+        try:
+            self.send(hello)
+            next(event for event in self.events(start_limit_s) if event["event"] == "ready")
+        except BaseException as error:
+            self.kill()
+            if not isinstance(error, (WorkerHung, WorkerDied)):
+                raise
+            raise WorkerError(
+                f"the measuring process must start within {start_limit_s:g} s and did not: "
+                f"{error}; start it by hand to see more: {' '.join(command[1:])}"
+            ) from error
+
+    def send(self, task: Mapping[str, Any]) -> None:
+        """Gives it a line of input; raises WorkerDied if it has ended."""
+        try:
+            self._process.stdin.write(json.dumps(task).encode("ascii") + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise WorkerDied(self._epitaph()) from error
+
+    def events(self, limit_s: float) -> Iterator[dict[str, Any]]:
+        """What it says, until the caller has enough.
+
+        Raises:
+          WorkerHung: it said nothing for `limit_s`.
+          WorkerDied: it ended.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=limit_s)
+            except queue.Empty:
+                raise WorkerHung(f"no progress for {limit_s:g} s") from None
+            if not line:
+                raise WorkerDied(self._epitaph())
+            event = None
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+            if isinstance(event, dict) and event.get("event") in _EVENTS:
+                yield event
+            else:
+                _LOG.warning(
+                    "the measuring process said something that is no event: %r", line[:200].strip()
+                )
+
+    def kill(self) -> None:
+        """Ends it and what it started, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            # The driver holds a process whose kernel it cannot stop; a new one may still work.
+            _LOG.warning(
+                "measuring process %d does not end, the driver holds it; if the GPU stays busy, "
+                "restart the machine", self._process.pid,
+            )
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._stderr.close()
+
+    def _epitaph(self) -> str:
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - _TAIL_BYTES))
+        said = self._stderr.read().decode("utf-8", "replace").strip()
+        return f"the measuring process ended with {how}" + (f": {said}" if said else "")
+
+
+def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    """Moves lines into the queue, which unlike a pipe can be waited for with a limit; b"" ends."""
+    with stream:
+        for line in stream:
+            lines.put(line)
+    lines.put(b"")
 
 
 def main(make_plan: Any = None) -> int:
@@ -35,79 +160,55 @@ def main(make_plan: Any = None) -> int:
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # What a library prints must not stand among the events.
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii", buffering=1)
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="ascii")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(event: str, **values: Any) -> None:
+        print(json.dumps({"event": event, **values}), file=events, flush=True)
+
     # After the pipes are in place, since this takes seconds and may fail.
     import torch
 
+    from stoneware.kernels.config import Config
+    from stoneware.measuring import candidates, workloads
     from stoneware.measuring.device_timer import DeviceTimer
     from stoneware.measuring.settings import Settings
     from stoneware.runtime.device import cuda_device
 
     hello = json.loads(sys.stdin.readline())
-    ordinal = hello["device"]
+    ordinal, settings = hello["device"], Settings(**hello["settings"])
     torch.cuda.set_device(ordinal)
-    worker = _Worker(
-        events, cuda_device(ordinal), DeviceTimer(ordinal), Settings.from_json(hello["settings"]),
-        hello["run"], make_plan,
-    )
-    _say(events, event="ready")
+    device, timer = cuda_device(ordinal), DeviceTimer(ordinal)
+    say("ready")
     for line in sys.stdin:
-        if not worker.measure(json.loads(line)):
-            # Not sys.exit: torch would try to clean up a context that is gone.
-            os._exit(LOST_CONTEXT_EXIT_CODE)
-        torch.cuda.empty_cache()
-    return 0
-
-
-class _Worker:
-    def __init__(
-        self, events: TextIO, device: Any, timer: Any, settings: Any, run_id: str, make_plan: Any
-    ) -> None:
-        self._events, self._device, self._timer = events, device, timer
-        self._settings, self._run_id, self._make_plan = settings, run_id, make_plan
-
-    def measure(self, task: Mapping[str, Any]) -> bool:
-        """Measures one problem; False if the CUDA context is lost."""
-        from stoneware.kernels.config import Config
-        from stoneware.measuring import candidates, workloads
-
+        task = json.loads(line)
         configs = [Config.from_json(data) for data in task["configs"]]
         positions = {config: idx for idx, config in enumerate(configs)}
         try:
             candidates.measure(
                 workloads.problem_from_json(task["problem"]),
                 configs,
-                self._device,
-                self._timer,
-                self._settings,
-                self._run_id,
+                device,
+                timer,
+                settings,
+                hello["run"],
                 always=[configs[idx] for idx in task["always"]],
                 known={Config.from_json(data): us for data, us in task["known"]},
-                make_plan=self._make_plan,
-                is_careful=task["careful"],
-                announce=lambda config: _say(
-                    self._events, event="at", config=positions.get(config)
-                ),
-                emit=lambda samples: _say(
-                    self._events, event="samples",
-                    samples=[sample.to_json() for sample in samples],
-                ),
+                make_plan=make_plan,
+                announce=lambda config: say("at", config=positions.get(config)),
+                emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
             )
         except candidates.ContextLostError as error:
-            _say(self._events, event="lost", detail=str(error))
-            return False
+            print(error, file=sys.stderr, flush=True)
+            # Not sys.exit: torch would try to clean up a context that is gone.
+            os._exit(_LOST_CONTEXT_EXIT_CODE)
         except Exception as error:
             traceback.print_exc()
-            _say(self._events, event="error", detail=f"{type(error).__name__}: {error}"[:1000])
-            return True
-        _say(self._events, event="done")
-        return True
-
-
-def _say(events: TextIO, **event: Any) -> None:
-    events.write(json.dumps(event) + "\n")
-    events.flush()
+            say("error", detail=f"{type(error).__name__}: {error}"[:1000])
+        else:
+            say("done")
+        torch.cuda.empty_cache()
+    return 0
 
 
 def _end_with_parent() -> None:

@@ -3,7 +3,7 @@
 Rounds: each round times every call once, in an order drawn anew, so that a change of clock or
 temperature meets all of them alike. How one call is timed: see stopwatch.py.
 
-Hopeless calls are dropped early: after a few rounds those that are slower than a multiple of the
+Slow calls are dropped early: after a few rounds those that are slower than a multiple of the
 fastest keep the timings they have.
 
 Short calls: if the fastest that is left takes less than SHORT_US between events, all that are left
@@ -12,11 +12,11 @@ It is all or none: two methods are never compared with each other. If one cannot
 is.
 
 Drooped rounds: the clock of the SMs is read at the end of each round, and rounds whose clock is
-below 97 % of the median over all rounds are discarded and repeated (NVBench does so against the
-default clock; but large products keep an H200 at its power limit and at a lower clock all along,
-and the median follows that). At least half of the rounds have the median's clock or more, so at
-most half are discarded; no more rounds are taken than twice those asked for, and none after
-`max_seconds`. Where the clock is unknown nothing is discarded.
+below DROOP_RATIO of the median over all rounds are discarded and repeated. NVBench compares with
+the default clock; but large products keep a GPU at its power limit and at a lower clock all along,
+and the median follows that. At most half of the rounds are below the median, so at most half are
+discarded; no more rounds are taken than twice those asked for, and none after `max_seconds`. Where
+the clock is unknown nothing is discarded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 SHORT_US = 100.0
-"""Below this a call counts as short: event, launch and event cost more than 3 % of it. On an H200
-they are some 3 us: fp8 of m = 16, n = k = 8192 took 20.7 us between events and 18.0 in a graph."""
+"""Below this a call counts as short: event, launch and event cost more than 3 % of it."""
 
 DROOP_RATIO = 0.97
 """Two of the steps of 15 MHz in which an H200 changes its clock are 1.5 % of 1980 MHz."""
@@ -42,8 +39,6 @@ _PAIRS_IN_GRAPH = 8
 
 _FLUSH = object()
 """Stands for the flushes alone among the graphs of a round."""
-
-_HOST_WARM_UP_CALLS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,23 +69,6 @@ class Timing:
         return cls(median_us, spread_us, len(samples_us), before_mhz, after_mhz)
 
 
-class Stopwatch(Protocol):
-    """What DeviceTimer asks of a GPU; `stopwatch.CudaStopwatch` is the real one."""
-
-    say_waiting: Callable[[Any], None]
-    is_careful: bool
-
-    def sm_clock_mhz(self) -> int: ...
-
-    def warm_up(self, name: Any, call: Callable[[], object]) -> None: ...
-
-    def time_call(self, name: Any, call: Callable[[], object]) -> float: ...
-
-    def capture(self, call: Callable[[], object] | None, num_pairs: int) -> Any | None: ...
-
-    def time_graph(self, name: Any, graph: Any) -> float: ...
-
-
 class TimingFailed(Exception):
     """A call raised while it was timed; `name` is its name, the cause is in __cause__."""
 
@@ -110,15 +88,12 @@ class DeviceTimer:
 
     Args:
       ordinal: torch's number of the GPU.
-      stopwatch: in place of the GPU's own, for tests.
+      stopwatch: in place of a `stopwatch.CudaStopwatch` of the GPU; it has the same methods.
       now: seconds, for tests.
     """
 
     def __init__(
-        self,
-        ordinal: int,
-        stopwatch: Stopwatch | None = None,
-        now: Callable[[], float] = time.monotonic,
+        self, ordinal: int, stopwatch: Any = None, now: Callable[[], float] = time.monotonic
     ) -> None:
         if stopwatch is None:
             from stoneware.measuring.stopwatch import CudaStopwatch
@@ -161,64 +136,42 @@ class DeviceTimer:
         for name, call in calls.items():
             self._guarded(name, self.stopwatch.warm_up, name, call)
         first_rounds = min(rounds, rounds_before_drop or _PAIRS_IN_GRAPH)
-        by_event = self._rounds(list(calls), first_rounds, deadline, self._event_round(calls))
-        medians = {name: timing.median_us for name, timing in _timings(by_event).items()}
-        fastest_us = min(medians.values())
-        left = [
-            name for name in calls
-            if not rounds_before_drop or medians[name] <= drop_ratio * fastest_us
-        ]
+        time_call = self.stopwatch.time_call
+        by_event = self._rounds(time_call, calls, list(calls), first_rounds, deadline)
         timed = _timings(by_event)
         if len(by_event) < first_rounds:
             return timed  # the time is over
+        fastest_us = min(timing.median_us for timing in timed.values())
+        left = [
+            name for name in calls
+            if not rounds_before_drop or timed[name].median_us <= drop_ratio * fastest_us
+        ]
         graphs = self._captured(calls, left) if fastest_us < short_us else None
         if graphs is not None:
-            by_graph = self._rounds(list(graphs), rounds, deadline, self._graph_round(graphs))
-            if all(timing.median_us > 0 for timing in _timings(by_graph).values()):
-                return {**timed, **_timings(by_graph)}
-        rest = self._rounds(left, rounds - first_rounds, deadline, self._event_round(calls))
+            in_graphs = _timings(
+                self._rounds(self.stopwatch.time_graph, graphs, list(graphs), rounds, deadline)
+            )
+            if all(timing.median_us > 0 for timing in in_graphs.values()):
+                return {**timed, **in_graphs}
+        rest = self._rounds(time_call, calls, left, rounds - first_rounds, deadline)
         return _timings(by_event + rest)
 
     def _rounds(
-        self,
-        names: list[Hashable],
-        count: int,
-        deadline: float,
-        take: Callable[[list[Hashable]], dict[Hashable, float]],
+        self, step: Callable[[Hashable, Any], float], items: Mapping[Hashable, Any],
+        names: list[Hashable], count: int, deadline: float,
     ) -> list[_Round]:
         """At least one round, until `count` have not drooped, but no more than twice as many."""
         taken: list[_Round] = []
         while len(taken) < 2 * count and len(_steady(taken)) < count:
             self._order.shuffle(names)
-            us = take(names)
+            us = {name: self._guarded(name, step, name, items[name]) for name in names}
+            if _FLUSH in us:
+                flushes_us = us.pop(_FLUSH)
+                us = {name: (pairs - flushes_us) / _PAIRS_IN_GRAPH for name, pairs in us.items()}
             taken.append(_Round(self.stopwatch.sm_clock_mhz(), us))
             if self._now() > deadline:
                 break
         return taken
-
-    def _event_round(
-        self, calls: Mapping[Hashable, Callable[[], object]]
-    ) -> Callable[[list[Hashable]], dict[Hashable, float]]:
-        def take(names: list[Hashable]) -> dict[Hashable, float]:
-            return {
-                name: self._guarded(name, self.stopwatch.time_call, name, calls[name])
-                for name in names
-            }
-
-        return take
-
-    def _graph_round(
-        self, graphs: Mapping[Hashable, Any]
-    ) -> Callable[[list[Hashable]], dict[Hashable, float]]:
-        def take(names: list[Hashable]) -> dict[Hashable, float]:
-            us = {
-                name: self._guarded(name, self.stopwatch.time_graph, name, graphs[name])
-                for name in names
-            }
-            flushes_us = us.pop(_FLUSH)
-            return {name: (value - flushes_us) / _PAIRS_IN_GRAPH for name, value in us.items()}
-
-        return take
 
     def _captured(
         self, calls: Mapping[Hashable, Callable[[], object]], names: list[Hashable]
@@ -262,20 +215,3 @@ def _timings(rounds: list[_Round]) -> dict[Hashable, Timing]:
             [taken.us[name] for taken in of_name], of_name[0].clock_mhz, of_name[-1].clock_mhz
         )
     return timings
-
-
-def host_time(call: Callable[[], object], count: int = 100) -> Timing:
-    """The host's time per call, in microseconds; the GPU is idle at the start and never waited for.
-
-    `count` stays far below the 1024 launches that a stream queues before the host must wait.
-    """
-    for _ in range(_HOST_WARM_UP_CALLS):
-        call()
-    torch.cuda.synchronize()
-    samples_us = []
-    for _ in range(count):
-        begin = time.perf_counter_ns()
-        call()
-        samples_us.append((time.perf_counter_ns() - begin) / 1e3)
-    torch.cuda.synchronize()
-    return Timing.of(samples_us)

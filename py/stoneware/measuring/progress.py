@@ -1,12 +1,10 @@
-"""How far a tuning session is: a bar with the time left on a terminal, lines in a log elsewhere."""
+"""Who is told how far a tuning session is."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from stoneware.tuning.samples import Sample
 
@@ -39,78 +37,29 @@ class Reporter:
 
 
 class LogReporter(Reporter):
-    """Lines in the log "stoneware.measuring"."""
+    """Lines in the log "stoneware.measuring", with the time left."""
 
     def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
         self._idx, self._num = 0, num_problems - num_known
         self._cost, self._total_cost = 0.0, total_cost
         self._begin = time.monotonic()
-        _LOG.info(
-            "%d problems to measure on %s, %d more are known", self._num, device, num_known
-        )
+        self.say(f"{self._num} problems to measure on {device}, {num_known} more are known")
 
     def end(self, problem: str, cost: float, outcome: str) -> None:
         self._idx += 1
         self._cost += cost
         gone_s = time.monotonic() - self._begin
         left_s = gone_s / self._cost * (self._total_cost - self._cost)
-        _LOG.info(
-            "[%d/%d] %s: %s; %.0f s gone, about %.0f s left",
-            self._idx, self._num, problem, outcome, gone_s, left_s,
+        self.say(
+            f"[{self._idx}/{self._num}] {problem}: {outcome}; {gone_s:.0f} s gone, about "
+            f"{left_s:.0f} s left"
         )
 
     def note(self, text: str) -> None:
-        _LOG.warning("%s", text)
+        self.say(text, logging.WARNING)
 
     def finish(self, outcome: str) -> None:
-        _LOG.info("%s", outcome)
+        self.say(outcome)
 
-
-class TerminalReporter(Reporter):
-    """A bar of rich's, with the time left."""
-
-    def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn,
-        )
-
-        self._console = Console(stderr=True, highlight=False)
-        # Remaining time from the last five minutes: the cost is a rough measure of the time.
-        self._progress = Progress(
-            TextColumn("{task.fields[count]}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"),
-            TimeElapsedColumn(), TextColumn("gone, left"), TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=self._console, speed_estimate_period=300.0,
-        )
-        self._idx, self._num = 0, num_problems - num_known
-        self._task: Any = self._progress.add_task("", total=total_cost, count=self._count())
-        self._print(f"{self._num} problems to measure on {device}, {num_known} more are known")
-        self._progress.start()
-
-    def begin(self, problem: str) -> None:
-        self._progress.update(self._task, description=problem)
-
-    def end(self, problem: str, cost: float, outcome: str) -> None:
-        self._idx += 1
-        self._progress.update(self._task, advance=cost, count=self._count())
-        self._print(f"{problem}: {outcome}")
-
-    def note(self, text: str) -> None:
-        self._print(text)
-
-    def finish(self, outcome: str) -> None:
-        self._progress.update(self._task, description="")
-        self._progress.stop()
-        self._print(outcome)
-
-    def _count(self) -> str:
-        return f"{self._idx}/{self._num}"
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False)
-
-
-def default() -> Reporter:
-    """A bar if stderr is a terminal, else lines in the log."""
-    return TerminalReporter() if sys.stderr.isatty() else LogReporter()
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        _LOG.log(level, "%s", text)

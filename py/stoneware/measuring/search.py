@@ -1,11 +1,11 @@
 """Which configs to measure: all of them, or where there are too many those that a search tries.
 
 Up to EXHAUSTIVE_LIMIT configs are all timed against each other. Above that the tree-structured
-Parzen estimator of optuna (an extra: stoneware[search]) proposes one config after the other; each
-is timed against the best so far and the configs that always race, and scored by its time over that
-of the first of these, so that a change of clock between two trials does not count. A space of
-configs is no full product: a proposal that is no config stands for the one not yet tried that
-differs in the fewest parameters. The seed is fixed: equal timings give equal proposals.
+Parzen estimator of optuna (an extra: stoneware[search]) proposes one config after the other. Each
+is timed against the best so far and `always`, and scored by its time over that of the first of
+these, so that a change of clock between two trials does not count. A space of configs is no full
+product: a proposal that is no config stands for the untried one that differs in the fewest
+parameters. The seed is fixed: equal timings give equal proposals.
 """
 
 from __future__ import annotations
@@ -95,26 +95,24 @@ def _search(
         for name in names
     }
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, multivariate=True))
+    scores: dict[C, float] = {}
 
-    def learn(config: C, score: float) -> None:
+    def learn(config: C, us: float | None, reference_us: float) -> None:
         # Infinity ranks last, so that the search leaves the neighbours of what fails alone.
+        scores[config] = math.inf if us is None else us / reference_us
         study.add_trial(optuna.trial.create_trial(
-            params=points[config], distributions=space, value=score
+            params=points[config], distributions=space, value=scores[config]
         ))
 
     measured = dict(measure(always)) if always else {}
     base = always[0] if always and measured[always[0]] else None
     base_us = measured[base] if base is not None else 1.0
-    scores = {
-        config: math.inf if us is None else us / base_us
-        for config, us in {**known, **measured}.items()
-    }
-    for config, score in scores.items():
-        learn(config, score)
+    for config, us in {**known, **measured}.items():
+        learn(config, us, base_us)
     untried = [config for config in configs if config not in scores]
     for _ in range(min(most_trials, len(untried))):
         trial = study.ask(space)
-        proposal = dict(trial.params)
+        proposal = trial.params
         study.tell(trial, state=optuna.trial.TrialState.FAIL)  # what is tried is learnt below
         config = min(
             untried,
@@ -124,9 +122,6 @@ def _search(
         best = min(scores, key=scores.__getitem__, default=None)
         rivals = [other for other in dict.fromkeys((best, *always)) if other is not None]
         timed = measure([config, *rivals])
-        reference_us = timed.get(base) or base_us
-        us = timed[config]
-        measured[config] = us
-        scores[config] = math.inf if us is None else us / reference_us
-        learn(config, scores[config])
+        measured[config] = timed[config]
+        learn(config, timed[config], timed.get(base) or base_us)
     return measured

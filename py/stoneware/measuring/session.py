@@ -1,39 +1,38 @@
 """Tuning: measures problems on this machine's GPU and puts each sample into a store as it is taken.
 
 A kernel that hangs cannot be interrupted, and one that faults takes the CUDA context of its process
-along. So another process measures (child.py), and this one watches it (worker.py): it knows which
-candidate runs, kills the process if that takes too long, writes down what happened to the candidate
-and goes on without it in a new process. The measuring process never writes the store.
+along. So another process measures (child.py), and this one watches it: it knows which candidate
+runs, kills the process if that takes too long, writes down what happened to the candidate and goes
+on without it in a new process. The measuring process never writes the store.
 
 A session that is interrupted or killed keeps what it stored. The next one does not measure again
 what has a sample of the same kernel, by its digest, on the same hardware; a candidate that was
-wrong, failed or hung has one too. The default config and the vendor library's race wherever
+wrong, failed or hung has one too. The default config and the vendor library's are timed wherever
 something is measured, so that there is always a comparison of one run.
-
-Under torchrun problem i of the full list belongs to rank i % world_size, whatever was done before,
-so that each is measured once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey
-from stoneware.measuring import candidates, machine, progress, search, workloads
-from stoneware.measuring.ranks import Ranks
+from stoneware.measuring import candidates, machine, search, workloads
+from stoneware.measuring.child import COMMAND, Worker, WorkerDied, WorkerError, WorkerHung
+from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import ON_MISS, Settings
-from stoneware.measuring.worker import COMMAND, Worker, WorkerDied, WorkerError, WorkerHung
 from stoneware.runtime.device import Device, cuda_device
 from stoneware.tuning.samples import Run, Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
+    from stoneware.ops.spec import Problem
     from stoneware.tuning.store import Store
 
 _MOST_LOSSES = 2
@@ -42,9 +41,44 @@ _MOST_LOSSES = 2
 _MOST_GIVEN_UP = 3
 """How many problems in a row may be given up so: a GPU that does not come back fails them all."""
 
-_LONGEST_DETAIL = 500
-
 _LOG = logging.getLogger("stoneware.measuring")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among those that torchrun started; problem i belongs to rank i % world_size.
+
+    Attributes:
+      rank: of this process, from 0.
+      world_size: how many there are.
+      local_rank: among those of this machine; the GPU to use.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def from_environment(cls) -> Ranks:
+        """From torchrun's RANK, WORLD_SIZE and LOCAL_RANK; without them the only process.
+
+        Raises:
+          ValueError: one is no number, or they do not fit together.
+        """
+        found = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+        for name in found:
+            found[name] = os.environ.get(name) or found[name]
+            if not found[name].isdecimal():
+                raise ValueError(
+                    f"{name}={found[name]!r} must be a number, as torchrun sets it; unset it"
+                )
+        ranks = cls(**{name.lower(): int(text) for name, text in found.items()})
+        if ranks.rank >= ranks.world_size:
+            raise ValueError(
+                f"RANK={ranks.rank} must be below WORLD_SIZE={ranks.world_size}; start with "
+                "torchrun, or unset both"
+            )
+        return ranks
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,13 +118,13 @@ class Summary:
 
 
 def tune(
-    problems: Sequence[workloads.Problem],
+    problems: Sequence[Problem],
     store: Store,
-    ordinal: int = 0,
-    settings: Settings = Settings(),
-    reporter: progress.Reporter | None = None,
+    ordinal: int,
+    settings: Settings,
+    reporter: Reporter,
     *,
-    ranks: Ranks | None = None,
+    ranks: Ranks,
     command: Sequence[str] = COMMAND,
 ) -> Summary:
     """Measures the candidates of problems on a GPU, and stores each sample as it is taken.
@@ -100,8 +134,8 @@ def tune(
       store: what it has is not measured again, unless settings.remeasure.
       ordinal: torch's number of the GPU.
       settings: how thoroughly.
-      reporter: None takes a progress bar on a terminal, and lines in the log elsewhere.
-      ranks: None takes torchrun's, see Ranks.from_environment.
+      reporter: is told how far it is.
+      ranks: of which this one measures its share of the problems.
       command: the measuring process, for tests.
 
     Returns:
@@ -117,7 +151,7 @@ def tune(
     run = machine.new_run(ordinal, settings.command, settings.commit)
     session = Session(
         store=store, run=run, device=device, settings=settings,
-        reporter=reporter or progress.default(), command=command,
+        reporter=reporter, command=command,
         candidates_of=lambda problem: candidates.of_problem(
             workloads.operation(problem.key.op), problem, device
         ),
@@ -126,7 +160,7 @@ def tune(
         ),
         end_run=lambda: machine.end_run(run, ordinal),
     )
-    return session.measure(problems, ranks or Ranks.from_environment())
+    return session.measure(problems, ranks)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -145,7 +179,7 @@ class Session:
     run: Run
     device: Device
     settings: Settings
-    reporter: progress.Reporter
+    reporter: Reporter
     command: Sequence[str]
     candidates_of: Callable[[Any], list[Config]]
     always_of: Callable[[Any, Sequence[Config]], list[Config]]
@@ -157,7 +191,7 @@ class Session:
         self._num_given_up = 0
         self._summary = Summary(run=self.run.id)
 
-    def measure(self, problems: Sequence[workloads.Problem], ranks: Ranks) -> Summary:
+    def measure(self, problems: Sequence[Problem], ranks: Ranks) -> Summary:
         """Measures those of the problems that belong to this rank."""
         begin, summary = time.monotonic(), self._summary
         own = list(problems)[ranks.rank :: ranks.world_size]
@@ -168,18 +202,16 @@ class Session:
         self.reporter.start(len(own), summary.num_known, total_cost, str(self.device))
         outcome = "interrupted; what was stored is kept, and the next start goes on after it"
         try:
+            if work:
+                self.store.add(self.run, [])  # raises now where it could not take the samples
             for task in work:
                 self.reporter.begin(str(task.problem))
                 said = self._measure(task)
                 self.reporter.end(str(task.problem), workloads.cost(task.problem), said)
-            if self._worker is not None:
-                self._worker.close()
-                self._worker = None
             summary.seconds = time.monotonic() - begin
             outcome = str(summary)
         finally:
-            if self._worker is not None:
-                self._worker.kill()
+            self._end_worker()
             try:
                 if summary.num_samples:
                     self.store.add(self.end_run(), [])
@@ -198,76 +230,73 @@ class Session:
         return known
 
     def _task(
-        self, problem: workloads.Problem,
+        self, problem: Problem,
         known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]],
     ) -> _Task | None:
         """What is left to measure of a problem; None if nothing is."""
         configs = self.candidates_of(problem)
         of_problem = known.get(problem.key, {})
         found = {
-            config: sample for config in configs
+            config: _median(sample) for config in configs
             if (sample := of_problem.get((config, self.digest(config)))) is not None
         }
         is_searched = len(configs) > search.EXHAUSTIVE_LIMIT
         wanted = min(self.settings.most_trials, len(configs)) if is_searched else len(configs)
         if not configs or len(found) >= wanted:
             return None
-        medians = {
-            config: sample.median_us if sample.status == "ok" else None
-            for config, sample in found.items()
-        }
-        right = {config: us for config, us in medians.items() if us is not None}
+        right = {config: us for config, us in found.items() if us is not None}
         # With the best of before, so that a new candidate meets what it has to beat.
         racing = [*self.always_of(problem, configs), *sorted(right, key=right.get)[:1]]
         always = [
-            config for config in dict.fromkeys(racing) if medians.get(config, 0.0) is not None
+            config for config in dict.fromkeys(racing) if config in right or config not in found
         ]
         missing = [config for config in configs if config not in found and config not in always]
-        return _Task(problem=problem, always=always, missing=missing, known=medians)
+        return _Task(problem=problem, always=always, missing=missing, known=found)
 
     def _measure(self, task: _Task) -> str:
         """Measures one problem, in as many processes as it takes; returns the outcome."""
         taken: dict[Config, Sample] = {}
-        reason = ""
         num_losses = 0
-        while not reason:
-            always = [config for config in task.always if _is_in_race(taken.get(config))]
+        while True:
+            always = [c for c in task.always if c not in taken or taken[c].status == "ok"]
             missing = [config for config in task.missing if config not in taken]
             if not missing and all(config in taken for config in always):
-                break
+                return self._outcome(taken)
             configs, at, num_before = [*always, *missing], None, len(taken)
             try:
                 worker = self._start()
-                worker.send(task.to_json(configs, len(always), taken, num_losses > 0))
+                worker.send({
+                    "problem": workloads.problem_to_json(task.problem),
+                    "configs": [config.to_json() for config in configs],
+                    "always": list(range(len(always))),
+                    "known": [
+                        [config.to_json(), us] for config, us in
+                        {**task.known, **{c: _median(taken[c]) for c in taken}}.items()
+                    ],
+                })
                 for event in worker.events(self.settings.hang_limit_s):
                     if event["event"] == "at":
                         at = event["config"]
                     elif event["event"] == "samples":
                         self._store(map(Sample.from_json, event["samples"]), taken)
                     elif event["event"] == "error":
-                        reason = event["detail"]
-                        break
-                    elif event["event"] == "lost":
-                        raise WorkerDied(event["detail"])
+                        return self._not_measured(task.problem, event["detail"])
                     elif event["event"] == "done":
                         return self._outcome(taken)
             except (WorkerHung, WorkerDied) as error:
                 self._end_worker()
-                culprit = None if at is None else configs[at]
                 self.reporter.note(f"{task.problem}: {error}")
-                if culprit is not None and culprit not in taken:
+                if at is not None and configs[at] not in taken:
                     status = "hung" if isinstance(error, WorkerHung) else "failed"
-                    self._store([self._sample(task.problem, culprit, status, str(error))], taken)
-                if len(taken) == num_before:
-                    num_losses += 1
-                    if num_losses == _MOST_LOSSES:
-                        reason = str(error)
-                        self._give_up(reason)
-        if reason:
-            self._summary.failures.append((str(task.problem), reason))
-            self.reporter.note(f"{task.problem} cannot be measured: {reason}")
-            return f"cannot be measured: {reason}"
-        return self._outcome(taken)
+                    self._store([Sample(
+                        key=task.problem.key, config=configs[at], median_us=0.0, spread_us=0.0,
+                        count=0, status=status, kernel_sha256=self.digest(configs[at]),
+                        run=self.run.id, detail=str(error)[:candidates.LONGEST_DETAIL],
+                    )], taken)
+                num_losses += len(taken) == num_before
+                if num_losses == _MOST_LOSSES:
+                    self._give_up(str(error))
+                    return self._not_measured(task.problem, str(error))
 
     def _give_up(self, reason: str) -> None:
         self._num_given_up += 1
@@ -278,11 +307,16 @@ class Session:
                 "and start again to go on"
             )
 
+    def _not_measured(self, problem: Problem, reason: str) -> str:
+        self._summary.failures.append((str(problem), reason))
+        self.reporter.note(f"{problem} cannot be measured: {reason}")
+        return f"cannot be measured: {reason}"
+
     def _start(self) -> Worker:
         if self._worker is None:
             hello = {
                 "device": self.device.ordinal, "run": self.run.id,
-                "settings": self.settings.to_json(),
+                "settings": dataclasses.asdict(self.settings),
             }
             self._worker = Worker(self.command, hello, self.settings.start_limit_s)
         return self._worker
@@ -292,23 +326,14 @@ class Session:
             self._worker.kill()
         self._worker = None
 
-    def _store(self, samples: Any, taken: dict[Config, Sample]) -> None:
-        """Stores those that are new: a candidate that always races is timed again after a
-        restart."""
+    def _store(self, samples: Iterable[Sample], taken: dict[Config, Sample]) -> None:
+        """Stores those that are new: after a restart some candidates are timed again."""
         new = [sample for sample in samples if sample.config not in taken]
         if new:
             self.store.add(self.run, new)
             taken.update((sample.config, sample) for sample in new)
             self._summary.statuses.update(sample.status for sample in new)
             self.reporter.stored(new)
-
-    def _sample(
-        self, problem: workloads.Problem, config: Config, status: str, detail: str
-    ) -> Sample:
-        return Sample(
-            key=problem.key, config=config, median_us=0.0, spread_us=0.0, count=0, status=status,
-            kernel_sha256=self.digest(config), run=self.run.id, detail=detail[:_LONGEST_DETAIL],
-        )
 
     def _outcome(self, taken: Mapping[Config, Sample]) -> str:
         self._summary.num_measured += 1
@@ -328,42 +353,22 @@ class _Task:
 
     Attributes:
       problem: which.
-      always: configs that race in any case.
+      always: configs that are timed in any case.
       missing: other configs without a sample.
       known: medians of configs with one; None for one that is not right.
     """
 
-    problem: workloads.Problem
+    problem: Problem
     always: list[Config]
     missing: list[Config]
     known: dict[Config, float | None]
 
-    def to_json(
-        self, configs: Sequence[Config], num_always: int, taken: Mapping[Config, Sample],
-        is_careful: bool,
-    ) -> dict[str, Any]:
-        """The line for the measuring process, see child.py."""
-        known = {
-            **self.known,
-            **{
-                config: sample.median_us if sample.status == "ok" else None
-                for config, sample in taken.items()
-            },
-        }
-        return {
-            "problem": workloads.problem_to_json(self.problem),
-            "configs": [config.to_json() for config in configs],
-            "always": list(range(num_always)),
-            "known": [[config.to_json(), us] for config, us in known.items()],
-            "careful": is_careful,
-        }
+
+def _median(sample: Sample) -> float | None:
+    return sample.median_us if sample.status == "ok" else None
 
 
-def _is_in_race(sample: Sample | None) -> bool:
-    return sample is None or sample.status == "ok"
-
-
-def tune_on_miss(operation: Operation, problem: workloads.Problem, device: Device) -> None:
+def tune_on_miss(operation: Operation, problem: Problem, device: Device) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
     For a program that runs under `sw.tuning("on_miss")`: short, without a process of its own, and

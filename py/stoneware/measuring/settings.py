@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import math
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of `session.tune`; they go through JSON unchanged.
+    """Settings of `session.tune`.
 
     Attributes:
-      rounds: timings of each candidate that stays in the race.
+      rounds: timings of each candidate that is not dropped.
       rounds_before_drop: after so many rounds, candidates that are slower than `drop_ratio` times
         the fastest are dropped; 0 drops none.
       drop_ratio: see above.
@@ -40,34 +39,27 @@ class Settings:
     commit: str = "unknown"
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("rounds_before_drop", 0), ("most_trials", 1)):
-            value = getattr(self, name)
-            if type(value) is not int:
-                raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}; pass as many or more")
-        for name in ("drop_ratio", "seconds_per_problem", "hang_limit_s", "start_limit_s"):
-            value = getattr(self, name)
-            if type(value) not in (int, float):
-                raise TypeError(f"{name}={value!r} must be a number, not {type(value).__name__}")
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name}={value} must be positive and finite; pass such a number")
-        if self.drop_ratio < 1:
-            raise ValueError(
-                f"drop_ratio={self.drop_ratio} must be at least 1, or the fastest would be dropped"
-            )
-        if type(self.remeasure) is not bool:
-            raise TypeError(f"remeasure={self.remeasure!r} must be a bool")
-        for name in ("command", "commit"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name}={getattr(self, name)!r} must be a str")
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        return cls(**data)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            found, wanted = type(value).__name__, field.type
+            if found != wanted and (found, wanted) != ("int", "float"):
+                raise TypeError(
+                    f"{field.name}={value!r} must be {'an' if wanted == 'int' else 'a'} {wanted}, "
+                    f"not {found}; pass one"
+                )
+        for name, least in (
+            ("rounds", 1), ("rounds_before_drop", 0), ("drop_ratio", 1), ("most_trials", 1),
+        ):
+            if not least <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be at least {least}; pass a finite number "
+                    f"from {least} up"
+                )
+        for name in ("seconds_per_problem", "hang_limit_s", "start_limit_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be positive and finite; pass such a number"
+                )
 
 
 ON_MISS = Settings(

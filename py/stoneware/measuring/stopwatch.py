@@ -3,29 +3,23 @@
 Cold: before each call a buffer of four times the L2 is read, so that what the call reads comes from
 memory. Read, not written as by triton.testing.do_bench and NVBench's measure_cold: a write leaves
 the L2 full of lines that must go to memory before a weight can take their place, which no decoder
-does. On an H200 in a CUDA graph over 3 GB of weights, so that each is cold, fp8 of m = 16, n = k =
-8192 took torch 19.4 us and a kernel of ours 19.5; behind a read 19.4 and 20.0; behind a write 24.2
-and 20.6, since ours asks the L2 not to keep the weight. `l2="dirty"` writes nevertheless, for
-figures to compare with theirs.
+does. `l2="dirty"` writes nevertheless, for figures to compare with theirs.
 
 Between events: the flush keeps the GPU at work while the host queues event, call and event, so that
-the time of the host is not in the figure. NVBench holds the GPU with a blocking kernel for this; a
-flush does as well if the host is quick, and that is checked: if the first event has passed when the
-last one is queued, the host may have been late, and the call is timed again behind a longer sleep.
-The figure counts in steps of 32 ns on an H200 and holds what event, launch and event cost the GPU,
-a few microseconds, the same for each call.
+the time of the host is not in the figure. If the first event has passed when the last one is
+queued, the host may have been late, and the call is timed again behind a longer sleep. The figure
+holds what event, launch and event cost the GPU, a few microseconds, the same for each call.
 
 In a graph: several pairs of flush and call, less a graph of as many flushes alone, divided by their
 number (tritonbench's _do_bench_cudagraph_with_cache_clear). What is left is what one more call
-costs a stream that is busy: no event stands between flush and call, and lines that a flush that
-writes leaves to be written back count for it in both graphs. triton's do_bench_cudagraph
-and rotating inputs are not used: without a flush small operands stay in the L2.
+costs a stream that is busy: no event stands between flush and call.
+
+docs/design/measuring.md has the measurements behind these choices.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -43,11 +37,7 @@ _FIRST_SLEEP_CYCLES = 100_000
 """Some 50 us on an H200, before a call that was timed too late; doubled each time."""
 
 _LONGEST_SLEEP_CYCLES = _FIRST_SLEEP_CYCLES << 6
-"""Some 3 ms: a host that needs longer for one call is in the figure, and so is one whose call waits
-for the GPU itself."""
-
-_SECONDS_UNTIL_SAID = 0.2
-_SECONDS_BETWEEN_SIGNS = 1.0
+"""Some 3 ms: a host that needs longer, or whose call waits for the GPU itself, is in the figure."""
 
 _WARM_UP_CALLS = 3
 
@@ -60,10 +50,8 @@ class CudaStopwatch:
       l2: "clean" or "dirty": what a flush leaves there, lines that were read or written.
 
     Attributes:
-      say_waiting: called with the name of a call that has not ended after 0.2 s while it is waited
-        for, and with None when it has; so who supervises this process knows which call hangs. Once
-        a second it is called in any case, as a sign of life.
-      is_careful: say each call before it is made.
+      announce: called with a call's name before the call is made, so that a supervising process
+        knows which one hangs or faults.
     """
 
     def __init__(self, ordinal: int, l2: Literal["clean", "dirty"] = "clean") -> None:
@@ -73,14 +61,13 @@ class CudaStopwatch:
         num_bytes = max(_LEAST_FLUSH_BYTES, _FLUSH_BYTES_PER_L2_BYTE * l2_bytes)
         self._is_dirty = l2 == "dirty"
         # Rows, so that a sum of each needs no memory of torch's beside the result.
-        shape = (_FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS)
-        self._flush_rows = torch.zeros(shape, device=self._device)
+        self._flush_rows = torch.zeros(
+            _FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS, device=self._device
+        )
         self._flush_sums = torch.zeros(_FLUSH_ROWS, device=self._device)
         self._sleep_cycles: dict[Any, int] = {}  # by name: a call would keep its tensors alive
         self._capture_stream = torch.cuda.Stream(self._device)
-        self.say_waiting: Callable[[Any], None] = lambda name: None
-        self.is_careful = False
-        self._last_said = time.monotonic()
+        self.announce: Callable[[Any], None] = lambda name: None
 
     def sm_clock_mhz(self) -> int:
         """Clock of the SMs now; 0 where unknown."""
@@ -89,19 +76,17 @@ class CudaStopwatch:
     def warm_up(self, name: Any, call: Call) -> None:
         """Runs a call a few times, so that nothing is loaded or allocated while it is timed."""
         with torch.cuda.device(self._device):
-            self._begin(name)
+            self.announce(name)
             for _ in range(_WARM_UP_CALLS):
                 call()
-            end = torch.cuda.Event()
-            end.record()
-            self._wait(name, end)
+            torch.cuda.current_stream().synchronize()
 
     def time_call(self, name: Any, call: Call) -> float:
         """Microseconds of one call between two events, after a flush."""
         with torch.cuda.device(self._device):
-            self._begin(name)
+            self.announce(name)
             while True:
-                begin, end = _timing_event(), _timing_event()
+                begin, end = _timing_events()
                 cycles = self._sleep_cycles.get(name, 0)
                 if cycles:
                     torch.cuda._sleep(cycles)
@@ -110,7 +95,7 @@ class CudaStopwatch:
                 call()
                 end.record()
                 is_late = begin.query()
-                self._wait(name, end)
+                end.synchronize()
                 if not is_late or cycles >= _LONGEST_SLEEP_CYCLES:
                     return begin.elapsed_time(end) * 1e3
                 self._sleep_cycles[name] = cycles * 2 or _FIRST_SLEEP_CYCLES
@@ -141,12 +126,12 @@ class CudaStopwatch:
     def time_graph(self, name: Any, graph: torch.cuda.CUDAGraph) -> float:
         """Microseconds of one replay between two events."""
         with torch.cuda.device(self._device):
-            self._begin(name)
-            begin, end = _timing_event(), _timing_event()
+            self.announce(name)
+            begin, end = _timing_events()
             begin.record()
             graph.replay()
             end.record()
-            self._wait(name, end)
+            end.synchronize()
             return begin.elapsed_time(end) * 1e3
 
     def _flush(self) -> None:
@@ -154,26 +139,6 @@ class CudaStopwatch:
             self._flush_rows.zero_()
         else:
             torch.sum(self._flush_rows, dim=1, out=self._flush_sums)
-
-    def _begin(self, name: Any) -> None:
-        if self.is_careful:
-            self._say(name)
-
-    def _wait(self, name: Any, end: torch.cuda.Event) -> None:
-        begin = time.monotonic()
-        is_said = begin - self._last_said > _SECONDS_BETWEEN_SIGNS
-        if is_said:
-            self._say(name)
-        while not end.query():
-            if not is_said and time.monotonic() - begin > _SECONDS_UNTIL_SAID:
-                self._say(name)
-                is_said = True
-        if is_said:
-            self._say(None)
-
-    def _say(self, name: Any) -> None:
-        self._last_said = time.monotonic()
-        self.say_waiting(name)
 
 
 def _leave_pool(ordinal: int, graph: torch.cuda.CUDAGraph) -> None:
@@ -188,5 +153,5 @@ def _leave_pool(ordinal: int, graph: torch.cuda.CUDAGraph) -> None:
             leave(ordinal, graph.pool())
 
 
-def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
+def _timing_events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -18,8 +18,8 @@ def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
     return {"devices": [
         {
             "device": device.fingerprint.to_json(), "aliases": list(device.aliases),
-            "sources": list(device.origins), "digests": dict(device.digests),
-            "statuses": device.statuses, "runs": list(device.runs_in_use.values()),
+            "sources": device.origins, "digests": device.digests,
+            "statuses": device.statuses, "runs": device.runs_in_use,
             "families": [
                 _family_document(device, family, members)
                 for family, members in measures.families(device.problems).items()
@@ -33,7 +33,6 @@ def _family_document(
     device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem]
 ) -> dict[str, Any]:
     points = measures.roofline(members)
-    roofs = measures.roofs(device.fingerprint, points) if points else None
     return {
         "family": family.to_json(), "title": figures.family_title(family),
         "num_problems": len(members),
@@ -51,30 +50,30 @@ def _family_document(
             }
             for problem in members
         ],
-        "roofs": asdict(roofs) if roofs else None,
+        "roofs": asdict(measures.roofs(device.fingerprint, points)) if points else None,
         "roofline": [{"intensity": point.intensity, "tflops": point.tflops} for point in points],
         "regret": {
             left_out: {
-                **asdict(regret.summary(regrets)),
-                "regrets": [_regret_document(item) for item in regrets],
+                **regret.summary(regrets),
+                "regrets": [
+                    {
+                        "shape": item.key.shape, "answered_by": item.answered_by.shape,
+                        "layer": item.layer, "chosen": item.chosen.to_json(),
+                        "chosen_us": item.chosen_us, "best": item.best.to_json(),
+                        "best_us": item.best_us, "ratio": item.ratio,
+                    }
+                    for item in regrets
+                ],
             }
             for left_out, regrets in regrets_of(device, family).items()
         },
     }
 
 
-def _regret_document(item: Regret) -> dict[str, Any]:
-    return {
-        "shape": item.key.shape, "answered_by": item.answered_by.shape, "layer": item.layer,
-        "chosen": item.chosen.to_json(), "chosen_us": item.chosen_us,
-        "best": item.best.to_json(), "best_us": item.best_us, "ratio": item.ratio,
-    }
-
-
 def regrets_of(device: DeviceMeasurements, family: AnyKey) -> dict[str, list[Regret]]:
     return {
-        left_out: [item for item in device.regrets(left_out) if item.key.family == family]
-        for left_out in regret.LEFT_OUT
+        left_out: [item for item in regrets if item.key.family == family]
+        for left_out, regrets in device.regrets.items()
     }
 
 

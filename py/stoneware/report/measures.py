@@ -34,11 +34,11 @@ class Measurement(Protocol):
 
 
 Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
-"""The rule of thumb: configs for a problem, best first; it decides among timings that tie."""
+"""The heuristic: configs for a problem, best first; it decides among timings that tie."""
 
 
 def no_preference(key: AnyKey) -> Sequence[AnyConfig]:
-    """The rule of thumb where the kernels are not known: ties go to the first in order."""
+    """The heuristic where the kernels are not known: ties go to the first in order."""
     return ()
 
 
@@ -84,18 +84,17 @@ class Problem:
         )
 
 
-
 def problems(
     measurements: Iterable[Measurement], dates: Mapping[str, str] | None = None,
     preferred: Preferred = no_preference, is_current: Callable[[Measurement], bool] | None = None,
 ) -> list[Problem]:
-    """What the table would choose at each key; the rules are those of `autotune.entries`.
+    """What the table would choose at each key; the rules are those of `tuning.entries`.
 
     Args:
       measurements: of one device. Of a candidate the newest counts, and only if its status is "ok";
         of a decorated kernel only those with the newest source; keys without any are left out.
       dates: run id -> ISO 8601 date, by which measurements are new or old; without it, by run id.
-      preferred: the rule of thumb.
+      preferred: the heuristic.
       is_current: whether the kernel still has the bytes that were measured; such a measurement
         comes before a newer one of other bytes. None where that is not known.
 
@@ -107,16 +106,14 @@ def problems(
     def age(item: Measurement) -> tuple[bool, str, str]:
         return is_current is None or is_current(item), dates.get(item.run, ""), item.run
 
-    newest_first = sorted(measurements, key=age, reverse=True)
     newest: dict[AnyKey, dict[AnyConfig, Measurement]] = {}
     sources: dict[AnyKey, str] = {}
-    for item in newest_first:
-        if isinstance(item.key, KernelKey):
-            if sources.setdefault(item.key, item.kernel_sha256) != item.kernel_sha256:
-                continue
-        newest.setdefault(item.key, {}).setdefault(item.config, item)
+    for item in sorted(measurements, key=age, reverse=True):
+        source = item.kernel_sha256 if isinstance(item.key, KernelKey) else ""
+        if sources.setdefault(item.key, source) == source:
+            newest.setdefault(item.key, {}).setdefault(item.config, item)
     found = []
-    for key in sorted_keys(newest):
+    for key in sorted(newest, key=lambda key: (key.op, key)):  # an op's keys are of one kind
         candidates = [
             Choice(
                 config=item.config, median_us=item.median_us, spread_us=item.spread_us,
@@ -129,14 +126,6 @@ def problems(
             choices, rule = choose(candidates, preferred(key))
             found.append(Problem(key=key, choices=choices, rule=rule))
     return found
-
-
-def sorted_keys(keys: Iterable[AnyKey]) -> list[AnyKey]:
-    """Keys of ops and of kernels in one order: by op, which tells the two kinds apart, then key."""
-    by_op: dict[str, list[AnyKey]] = {}
-    for key in keys:
-        by_op.setdefault(key.op, []).append(key)
-    return [key for op in sorted(by_op) for key in sorted(by_op[op])]
 
 
 def families(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:

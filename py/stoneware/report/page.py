@@ -78,16 +78,16 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str, plotly_js: str) -
 def _device_html(device: DeviceMeasurements, drawn: dict[str, figures.Figure]) -> str:
     by_family = measures.families(device.problems)
     anchors = {family: f"family-{len(drawn)}-{idx}" for idx, family in enumerate(by_family)}
-    parts = [
-        _header(device),
-        "<nav>", *(
-            f'<a href="#{anchor}">{html.escape(figures.family_title(family))}</a>'
-            for family, anchor in anchors.items()
-        ), "</nav>",
-    ]
-    for family, members in by_family.items():
-        parts.append(_family_html(device, family, members, anchors[family], drawn))
-    return "\n".join(parts)
+    links = (
+        f'<a href="#{anchor}">{html.escape(figures.family_title(family))}</a>'
+        for family, anchor in anchors.items()
+    )
+    return "\n".join([
+        _header(device), "<nav>", *links, "</nav>", *(
+            _family_html(device, family, members, anchors[family], drawn)
+            for family, members in by_family.items()
+        ),
+    ])
 
 
 def _header(device: DeviceMeasurements) -> str:
@@ -104,31 +104,30 @@ def _header(device: DeviceMeasurements) -> str:
             run["id"], run["date"], run["driver"], run["cuda"], run["torch"], run["triton"],
             run["commit"], run.get("clocks", "-"), str(run["num_samples"]),
         ]
-        for run in device.runs_in_use.values()
+        for run in device.runs_in_use
     ]
     bad = [
         [item.status, item.key.op, item.key.shape, str(item.config), item.run,
          getattr(item, "detail", "") or "-"]
-        for item in device.bad
+        for item in device.measurements if item.status != "ok"
     ]
     parts = [
-        f"<h2>{html.escape(device.fingerprint.name)}</h2>",
-        _table(None, facts),
-        "<h3>Runs</h3>",
+        f"<h2>{html.escape(device.fingerprint.name)}</h2>", _table(None, facts), "<h3>Runs</h3>",
         _table(
             ["run", "date", "driver", "CUDA", "torch", "Triton", "commit", "SM MHz", "samples"],
             runs, numbers=("samples",),
         ),
         "<h3>Samples that were wrong, failed or hung</h3>",
     ]
-    if not bad:
-        parts.append("<p>None.</p>" if not device.is_from_tables_alone else
-                     "<p>Not known: tables keep what was right only.</p>")
-    else:
+    if bad:
         heads = ["status", "op", "problem", "candidate", "run", "what happened"]
         parts.append(_table(heads, bad[:MOST_BAD]))
-        if len(bad) > MOST_BAD:
-            parts.append(f"<p>And {len(bad) - MOST_BAD} more.</p>")
+    elif device.is_from_tables_alone:
+        parts.append("<p>Not known: tables keep what was right only.</p>")
+    else:
+        parts.append("<p>None.</p>")
+    if len(bad) > MOST_BAD:
+        parts.append(f"<p>And {len(bad) - MOST_BAD} more.</p>")
     return "\n".join(parts)
 
 
@@ -136,18 +135,18 @@ def _family_html(
     device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem], anchor: str,
     drawn: dict[str, figures.Figure],
 ) -> str:
-    parts = [f'<h2 id="{anchor}">{html.escape(figures.family_title(family))}</h2>']
-    found = speedups(members)
-    mean = measures.geometric_mean(found)
-    if mean is not None:
+    text = f"{len(members)} problems; the vendor library was not measured."
+    if found := speedups(members):
         ahead = sum(speedup > 1 for speedup in found)
-        parts.append(
-            f"<p>{len(members)} problems on {html.escape(device.fingerprint.name)}. Against the "
-            f"vendor library: {mean:.3f} times as fast in the geometric mean, {min(found):.3f} "
-            f"at least, {max(found):.3f} at most; faster at {ahead} of {len(found)}.</p>"
+        text = (
+            f"{len(members)} problems on {html.escape(device.fingerprint.name)}. Against the "
+            f"vendor library: {measures.geometric_mean(found):.3f} times as fast in the geometric "
+            f"mean, {min(found):.3f} at least, {max(found):.3f} at most; faster at {ahead} of "
+            f"{len(found)}."
         )
-    else:
-        parts.append(f"<p>{len(members)} problems; the vendor library was not measured.</p>")
+    parts = [
+        f'<h2 id="{anchor}">{html.escape(figures.family_title(family))}</h2>', f"<p>{text}</p>",
+    ]
 
     def add(figure: figures.Figure | None) -> None:
         if figure is not None:
@@ -162,34 +161,33 @@ def _family_html(
         roofs = measures.roofs(device.fingerprint, points)
         add(figures.roofline(points, roofs))
         parts.append(f"<p>Roofs: {html.escape(roofs.source)}.</p>")
-    regrets = regrets_of(device, family)
+    regrets = {
+        REGRET_NAMES[left_out]: items for left_out, items in regrets_of(device, family).items()
+    }
     if any(regrets.values()):
-        add(figures.regret_histogram(
-            {REGRET_NAMES[left_out]: items for left_out, items in regrets.items()}
-        ))
-        parts += [
-            _regret_html(REGRET_NAMES[left_out], items) for left_out, items in regrets.items()
-        ]
+        add(figures.regret_histogram(regrets))
+        parts += [_regret_html(name, items) for name, items in regrets.items()]
     return "\n".join(parts)
 
 
 def _regret_html(name: str, regrets: Sequence[Regret]) -> str:
-    found = regret.summary(regrets)
-    if found.count == 0:
+    if not regrets:
         return f"<h3>{name}</h3>\n<p>No problem has a neighbour to answer for it.</p>"
+    found = regret.summary(regrets)
+    worst = sorted(regrets, key=lambda item: -item.ratio)[:NUM_WORST]
     rows = [
         [
             f"{item.ratio:.3f}", item.key.shape, item.answered_by.shape,
             figures.kernel_label(item.chosen, item.key), f"{item.chosen_us:.2f}",
             figures.kernel_label(item.best, item.key), f"{item.best_us:.2f}",
         ]
-        for item in regret.worst(regrets, NUM_WORST) if item.ratio > 1
+        for item in worst if item.ratio > 1
     ]
     heads = ["ratio", "problem", "answered by", "would run", "µs", "best", "µs"]
     return "\n".join([
         f"<h3>{name}</h3>",
-        f"<p>{found.count} problems: {found.geomean:.4f} in the geometric mean, {found.worst:.3f} "
-        f"at worst; the best was chosen at {found.num_best}.</p>",
+        "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best "
+        "was chosen at {num_best}.</p>".format(**found),
         _table(heads, rows, numbers=("ratio", "µs")) if rows else "",
     ])
 
@@ -198,19 +196,15 @@ def _table(
     heads: Sequence[str] | None, rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()
 ) -> str:
     """An HTML table; without heads the first column is the head of its row."""
-    marks = [' class="n"' if head in numbers else "" for head in heads or ()]
-    lines = ["<table>"]
-    if heads:
-        lines.append("<tr>" + "".join(
-            f"<th{mark}>{html.escape(head)}</th>" for head, mark in zip(heads, marks)
-        ) + "</tr>")
-    for row in rows:
-        cells = [
-            f"<td{mark}>{html.escape(cell)}</td>"
-            for cell, mark in zip(row, marks or [""] * len(row))
-        ]
-        if heads is None:
-            cells[0] = f"<th>{html.escape(row[0])}</th>"
-        lines.append("<tr>" + "".join(cells) + "</tr>")
-    return "\n".join([*lines, "</table>"])
+    marks = [' class="n"' if head in numbers else "" for head in heads or ("", "")]
 
+    def line(first: str, others: str, cells: Sequence[str]) -> str:
+        tags = [first, *[others] * (len(cells) - 1)]
+        return "<tr>" + "".join(
+            f"<{tag}{mark}>{html.escape(cell)}</{tag}>"
+            for tag, mark, cell in zip(tags, marks, cells)
+        ) + "</tr>"
+
+    lines = [line("th", "th", heads)] if heads else []
+    lines += [line("td" if heads else "th", "td", row) for row in rows]
+    return "\n".join(["<table>", *lines, "</table>"])

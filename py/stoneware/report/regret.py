@@ -13,7 +13,7 @@ from typing import Any
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.report import measures
-from stoneware.report.measures import Measurement, Preferred, Problem, no_preference
+from stoneware.report.measures import Problem
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup
 from stoneware.tuning.layers import Source
@@ -55,23 +55,6 @@ class Regret:
     def ratio(self) -> float:
         """chosen_us / best_us: 1.0 where nothing is lost, 1.1 where 10 % is."""
         return self.chosen_us / self.best_us
-
-
-def leave_one_out(
-    samples: Iterable[Measurement], *, left_out: str = "m",
-    dates: Mapping[str, str] | None = None, preferred: Preferred = no_preference,
-) -> list[Regret]:
-    """The regret of the look-up at every measured problem that something else can answer for.
-
-    Args:
-      samples: of one device; for instance the `Sample`s of a folder.
-      left_out: one of LEFT_OUT.
-      dates, preferred: as for `measures.problems`.
-
-    Returns, raises:
-      as `of_problems`.
-    """
-    return of_problems(measures.problems(samples, dates, preferred), left_out)
 
 
 def of_problems(
@@ -164,40 +147,22 @@ class _RestDevice(DeviceBlocks):
         return self._rest if self._rest.sizes else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Regrets in short.
+def summary(regrets: Sequence[Regret]) -> dict[str, Any]:
+    """Regrets in short, as JSON values.
 
-    Attributes:
+    Returns:
       count: how many.
-      geomean: geometric mean of the ratios; None of none.
-      worst: the largest ratio; None of none.
+      geomean, worst: geometric mean of the ratios, and the largest; None of none.
       num_best: how many chose what was fastest.
       histogram: for each bin of BIN_EDGES, how many ratios are from its edge up to the next.
     """
-
-    count: int
-    geomean: float | None
-    worst: float | None
-    num_best: int
-    histogram: tuple[int, ...]
-
-
-def summary(regrets: Sequence[Regret]) -> Summary:
-    """Counts and means of regrets."""
     ratios = [regret.ratio for regret in regrets]
     edges = (*BIN_EDGES[1:], float("inf"))
-    return Summary(
-        count=len(ratios),
-        geomean=measures.geometric_mean(ratios),
-        worst=max(ratios, default=None),
-        num_best=sum(regret.chosen == regret.best for regret in regrets),
-        histogram=tuple(
+    return {
+        "count": len(ratios), "geomean": measures.geometric_mean(ratios),
+        "worst": max(ratios, default=None),
+        "num_best": sum(regret.chosen == regret.best for regret in regrets),
+        "histogram": [
             sum(low <= ratio < high for ratio in ratios) for low, high in zip(BIN_EDGES, edges)
-        ),
-    )
-
-
-def worst(regrets: Iterable[Regret], count: int) -> list[Regret]:
-    """The regrets with the largest ratios, largest first; equal ones in the order of their keys."""
-    return sorted(regrets, key=lambda regret: -regret.ratio)[:count]
+        ],
+    }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stoneware.kernels import manifest
-from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey, is_kernel
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import OPS
@@ -18,20 +18,15 @@ from stoneware.report.measures import Measurement, Problem
 from stoneware.report.regret import Regret
 from stoneware.runtime.device import DeviceFingerprint, names_match
 from stoneware.tuning import entries, layers, merge, table, time_fit
-from stoneware.tuning.samples import STATUSES, Run, Sample
-from stoneware.tuning.table import Table
+from stoneware.tuning.samples import STATUSES, Sample
+from stoneware.tuning.table import Choice, Table
+
 
 @dataclass(frozen=True, kw_only=True)
-class TableMeasurement:
+class TableMeasurement(Choice):
     """A choice of a table's entry: a sample without what the bake leaves out."""
 
     key: AnyKey
-    config: AnyConfig
-    median_us: float
-    spread_us: float
-    run: str
-    is_drifted: bool
-    kernel_sha256: str
     status: str = "ok"
 
 
@@ -57,20 +52,22 @@ class DeviceMeasurements:
     manifest: Manifest | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return (self.fingerprint.name, *self.aliases)
+
+    @property
     def dates(self) -> dict[str, str]:
         return {run_id: run["date"] for run_id, run in self.runs.items()}
 
     @functools.cached_property
     def problems(self) -> list[Problem]:
-        """What the table would choose, see `measures.problems`; made at the first use."""
+        """What the table would choose, see `measures.problems`."""
+        capability = self.fingerprint.compute_capability
         return measures.problems(
-            self.measurements, self.dates, self._preferred,
+            self.measurements, self.dates,
+            lambda key: entries.rule_of_thumb(key.op, capability, self.manifest)(key),
             None if self.manifest is None else self._is_current,
         )
-
-    def _preferred(self, key: AnyKey) -> Sequence[AnyConfig]:
-        capability = self.fingerprint.compute_capability
-        return entries.rule_of_thumb(key.op, capability, self.manifest)(key)
 
     def _is_current(self, item: Measurement) -> bool:
         if isinstance(item, TableMeasurement):
@@ -81,134 +78,31 @@ class DeviceMeasurements:
     @property
     def statuses(self) -> dict[str, int]:
         """Status -> number of measurements; every status, "ok" first."""
-        found = [item.status for item in self.measurements]
-        return {status: found.count(status) for status in STATUSES}
-
-    @property
-    def bad(self) -> list[Measurement]:
-        """The measurements that are not "ok"."""
-        return [item for item in self.measurements if item.status != "ok"]
+        found = Counter(item.status for item in self.measurements)
+        return {status: found[status] for status in STATUSES}
 
     @property
     def is_from_tables_alone(self) -> bool:
         return all(isinstance(item, TableMeasurement) for item in self.measurements)
 
     @property
-    def runs_in_use(self) -> dict[str, dict[str, Any]]:
-        """Run id -> the run with "num_samples", of the runs that took any; oldest first."""
-        counts: dict[str, int] = {}
-        for item in self.measurements:
-            counts[item.run] = counts.get(item.run, 0) + 1
-        ordered = sorted(counts, key=lambda run_id: (self.dates.get(run_id, ""), run_id))
+    def runs_in_use(self) -> list[dict[str, Any]]:
+        """The runs that took any measurement, with their id and "num_samples"; oldest first."""
+        counts = Counter(item.run for item in self.measurements)
         unknown = dict.fromkeys(table.RUN_FIELDS, "unknown")
-        return {
-            run_id: {**unknown, "id": run_id, **self.runs.get(run_id, {}),
-                     "num_samples": counts[run_id]}
-            for run_id in ordered
-        }
-
-    def regrets(self, left_out: str) -> list[Regret]:
-        """See `regret.of_problems`; computed once."""
-        if left_out not in self._regrets:
-            self._regrets[left_out] = regret.of_problems(self.problems, left_out, self._models)
-        return self._regrets[left_out]
+        return [
+            {**unknown, "id": run_id, **self.runs.get(run_id, {}), "num_samples": counts[run_id]}
+            for run_id in sorted(counts, key=lambda run_id: (self.dates.get(run_id, ""), run_id))
+        ]
 
     @functools.cached_property
-    def _models(self) -> regret.Models:
-        return time_fit.models(self.problems, self.manifest, self.fingerprint.num_sms)
-
-    _regrets: dict[str, list[Regret]] = field(default_factory=dict)
-
-
-class Collection:
-    """Measurements by device: those of the same hardware are one, whatever their names."""
-
-    def __init__(self) -> None:
-        self.devices: list[DeviceMeasurements] = []
-
-    def device(
-        self, fingerprint: DeviceFingerprint, aliases: Iterable[str], origin: str
-    ) -> DeviceMeasurements:
-        """The device with this hardware, made if there is none yet."""
-        found = next(
-            (item for item in self.devices if item.fingerprint.same_hardware(fingerprint)), None
-        )
-        if found is None:
-            found = DeviceMeasurements(fingerprint=fingerprint)
-            self.devices.append(found)
-        found.aliases = tuple(sorted({*found.aliases, *aliases}))
-        if origin not in found.origins:
-            found.origins.append(origin)
-        return found
-
-    def add_samples(
-        self, fingerprint: DeviceFingerprint, aliases: Iterable[str], origin: str,
-        runs: Iterable[Run], samples: Iterable[Sample],
-    ) -> None:
-        samples = list(samples)
-        if not samples:
-            return
-        device = self.device(fingerprint, aliases, origin)
-        for run in runs:
-            device.runs[run.id] = {
-                **{name: getattr(run, name) for name in table.RUN_FIELDS},
-                "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
-            }
-        device.measurements += samples
-
-    def add_table(self, found: Table, origin: str) -> None:
-        """Adds the measured entries of a table; what it derived or predicted is left out."""
-        for device_table in found.devices:
-            if device_table.is_predicted:
-                continue
-            measurements = [
-                TableMeasurement(
-                    key=entry.key, config=choice.config, median_us=choice.median_us,
-                    spread_us=choice.spread_us, run=choice.run, is_drifted=choice.is_drifted,
-                    kernel_sha256=choice.kernel_sha256,
-                )
-                for entry in device_table.entries()
-                if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
-                for choice in entry.choices
-            ]
-            if not measurements:
-                continue
-            device = self.device(device_table.fingerprint, device_table.aliases, origin)
-            device.digests[found.op] = found.digest
-            device.runs.update({
-                run_id: {name: run.get(name, "unknown") for name in table.RUN_FIELDS}
-                for run_id, run in found.runs.items()
-            })
-            device.measurements += measurements
-
-    def selected(self, device: str | None, ops: Sequence[str]) -> list[DeviceMeasurements]:
-        """The devices with that name, if one is given, with the measurements of these ops, if any.
-
-        Raises:
-          ValueError: nothing is left.
-        """
-        for item in self.devices:
-            if ops:
-                item.measurements = [m for m in item.measurements if m.key.op in ops]
-        known = [item for item in self.devices if item.measurements]
-        if not known:
-            of = f" of {', '.join(ops)}" if ops else ""
-            raise ValueError(
-                f"a report needs measurements{of}, and the sources have none; pass sample folders "
-                "or stores, or measure with `stoneware tune`"
-            )
-        chosen = [
-            item for item in known
-            if device is None or names_match(device, (item.fingerprint.name, *item.aliases))
-        ]
-        if not chosen:
-            names = sorted(
-                name for item in known for name in (item.fingerprint.name, *item.aliases)
-            )
-            raise ValueError(
-                f"--device={device!r} must be a device that was measured, one of {', '.join(names)}"
-            )
-        return chosen
+    def regrets(self) -> dict[str, list[Regret]]:
+        """What was left out -> regrets, see `regret.of_problems`."""
+        models = time_fit.models(self.problems, self.manifest, self.fingerprint.num_sms)
+        return {
+            left_out: regret.of_problems(self.problems, left_out, models)
+            for left_out in regret.LEFT_OUT
+        }
 
 
 def load(
@@ -223,48 +117,107 @@ def load(
       ops: the ops to keep; empty for all.
 
     Returns:
-      One or more devices that have measurements, in the order in which they were found.
+      One or more devices that have measurements, in the order in which they were found. Those of
+      the same hardware are one, whatever their names.
 
     Raises:
       ValueError: a path is of no known kind, or nothing is left.
       TableError: a file is damaged.
     """
-    collection = Collection()
+    devices: list[DeviceMeasurements] = []
     if not paths:
-        _add_installed(collection, ops)
+        _add_installed(devices, ops)
     for path in map(Path, paths):
-        _add_path(collection, path)
-    devices = collection.selected(device, ops)
+        _add_path(devices, path)
     for item in devices:
         item.manifest = manifest.installed()
-    return devices
-
-
-def _add_path(collection: Collection, path: Path) -> None:
-    if path.suffix == table.SUFFIX and path.is_file():
-        collection.add_table(table.read(path, None), str(path))
-        return
-    if not path.exists():
+        if ops:
+            item.measurements = [one for one in item.measurements if one.key.op in ops]
+    known = [item for item in devices if item.measurements]
+    if not known:
+        of = f" of {', '.join(ops)}" if ops else ""
         raise ValueError(
-            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table.SUFFIX}), and "
-            "is none that exists; pass one of those, or nothing for this installation's own"
+            f"a report needs measurements{of}, and the sources have none; pass sample folders "
+            "or stores, or measure with `stoneware tune`"
         )
-    _add_source(collection, path)
-
-
-def _add_source(collection: Collection, path: Path) -> None:
-    for record, runs, samples in merge.read_folder(path):
-        collection.add_samples(
-            record.fingerprint, record.aliases, str(path), runs.values(), samples
+    chosen = [item for item in known if device is None or names_match(device, item.names)]
+    if not chosen:
+        names = sorted(name for item in known for name in item.names)
+        raise ValueError(
+            f"--device={device!r} must be a device that was measured, one of {', '.join(names)}"
         )
+    return chosen
 
 
-def _add_installed(collection: Collection, ops: Sequence[str]) -> None:
+def _add_installed(devices: list[DeviceMeasurements], ops: Sequence[str]) -> None:
     # Tables of decorated kernels are found by name only.
     for op in (*OPS, *(op for op in ops if is_kernel(op))):
         for source in layers.sources(op):
             if source.name != layers.STORE:  # its samples say more than its table
-                collection.add_table(source.table, source.name)
+                _add_table(devices, source.table, source.name)
     store = layers.existing_store()
     if store is not None:
-        _add_source(collection, store.path)
+        _add_samples(devices, store.path)
+
+
+def _add_path(devices: list[DeviceMeasurements], path: Path) -> None:
+    if path.suffix == table.SUFFIX and path.is_file():
+        _add_table(devices, table.read(path, None), str(path))
+    elif path.exists():
+        _add_samples(devices, path)
+    else:
+        raise ValueError(
+            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table.SUFFIX}), and "
+            "is none that exists; pass one of those, or nothing for this installation's own"
+        )
+
+
+def _add_samples(devices: list[DeviceMeasurements], path: Path) -> None:
+    for record, runs, samples in merge.read_folder(path):
+        _add(devices, record.fingerprint, record.aliases, str(path), samples, {
+            run.id: {
+                **{name: getattr(run, name) for name in table.RUN_FIELDS},
+                "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
+            }
+            for run in runs.values()
+        })
+
+
+def _add_table(devices: list[DeviceMeasurements], found: Table, origin: str) -> None:
+    """Adds the measured entries of a table; what it derived or predicted is left out."""
+    runs = {
+        run_id: {name: run.get(name, "unknown") for name in table.RUN_FIELDS}
+        for run_id, run in found.runs.items()
+    }
+    for one in found.devices:
+        if not one.is_predicted:
+            measurements = [
+                TableMeasurement(key=entry.key, **vars(choice))
+                for entry in one.entries()
+                if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
+                for choice in entry.choices
+            ]
+            _add(
+                devices, one.fingerprint, one.aliases, origin, measurements, runs,
+                {found.op: found.digest},
+            )
+
+
+def _add(
+    devices: list[DeviceMeasurements], fingerprint: DeviceFingerprint, aliases: Iterable[str],
+    origin: str, measurements: Sequence[Sample | TableMeasurement],
+    runs: dict[str, dict[str, Any]], digests: dict[str, str] | None = None,
+) -> None:
+    """Adds measurements to the device with this hardware, which is made if there is none yet."""
+    if not measurements:
+        return
+    device = next((one for one in devices if one.fingerprint.same_hardware(fingerprint)), None)
+    if device is None:
+        device = DeviceMeasurements(fingerprint=fingerprint)
+        devices.append(device)
+    device.aliases = tuple(sorted({*device.aliases, *aliases}))
+    if origin not in device.origins:
+        device.origins.append(origin)
+    device.measurements += measurements
+    device.runs.update(runs)
+    device.digests.update(digests or {})
