@@ -1,18 +1,61 @@
-"""JSON as the same bytes on every machine: sorted keys, ASCII, no NaN, floats as Python does."""
+"""JSON as the same bytes on every machine, and what text of a file is fit to be shown or a name."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+LONGEST_NAME = 500
+"""Characters; a decorated kernel's name holds its module and every function around it."""
+
 
 def canonical_json(value: Any) -> str:
-    """JSON on one line with sorted keys and ASCII only: the same bytes on every machine."""
+    """JSON on one line: sorted keys, ASCII, no NaN, floats as Python writes them."""
     return json.dumps(
         value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
     )
 
 
 def canonical_document(value: Any) -> str:
-    """JSON over several lines with sorted keys and ASCII only, for files that people read."""
+    """The same over several lines, for files that people read."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON that anybody may have edited, in time that grows with its length alone.
+
+    Raises:
+      ValueError: it is not JSON, or an object has a key twice.
+      RecursionError: it is nested more deeply than Python's parser goes.
+    """
+    return json.loads(text, object_pairs_hook=_without_duplicates)
+
+
+def check_name(field: str, value: object) -> None:
+    """Raises ValueError unless `value` is a name that can be printed and name a file."""
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= LONGEST_NAME:
+        raise ValueError(
+            f"{field}={value!r:.60} must be a str of 1 to {LONGEST_NAME} printable characters"
+        )
+
+
+def printable(text: str) -> str:
+    """The text with what is no printable character as an escape: `\\x1b`, `\\ud800`, `\\n`.
+
+    Names come from files that others wrote, and a terminal obeys escape sequences.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in data:
+            raise ValueError(f"the key {name!r:.60} comes twice in an object")
+        data[name] = value
+    return data

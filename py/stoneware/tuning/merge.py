@@ -25,7 +25,7 @@ from urllib.parse import quote
 from stoneware.errors import TableError
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import salvage, samples as sample_format, store
+from stoneware.tuning import samples as sample_format, store
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 KEEP = ("all", "newest")
@@ -178,13 +178,12 @@ def read_folder(
 
 
 def _is_store(path: Path) -> bool:
-    if path.suffix == store.SUFFIX:
-        # The database itself may be what is missing.
-        return any(os.path.isfile(f"{path}{end}") for end in ("", "-wal", ".new"))
     if not path.is_file():
         return False
+    if path.suffix == store.SUFFIX:
+        return True
     with path.open("rb") as file:
-        return file.read(len(salvage.DATABASE_MAGIC)) == salvage.DATABASE_MAGIC
+        return file.read(16) == b"SQLite format 3\0"
 
 
 def _is_device_folder(path: Path) -> bool:
