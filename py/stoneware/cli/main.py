@@ -13,6 +13,7 @@ import typer
 
 from stoneware import __version__
 from stoneware.cli import exit_codes, help
+from stoneware.cli.output import note
 from stoneware.errors import explained
 
 COMMANDS = ("tune", "bake", "merge", "diff", "verify", "explain", "report", "info")
@@ -62,8 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     arguments = list(arguments)
     if sys.stdout is None:
         # Before anything is done: the next file that is opened would take its number.
-        print("stoneware: stdout is closed and must be open; give it, if only to /dev/null",
-              file=sys.stderr)
+        note("stoneware: stdout is closed and must be open; give it, if only to /dev/null")
         return exit_codes.ENVIRONMENT
     try:
         try:
@@ -110,7 +110,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"stoneware{f' {command}' if command else ''}: {message}", file=sys.stderr)
+    note(f"stoneware{f' {command}' if command else ''}: {message}")
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__
         with contextlib.suppress(OSError):  # the flush below says it again

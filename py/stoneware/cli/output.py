@@ -1,12 +1,18 @@
-"""What a command prints: one JSON document on stdout, or text for people; all else on stderr."""
+"""What a command prints: one JSON document on stdout, or text for people; all else on stderr.
+
+Names in files are what others wrote: no escape sequence of theirs reaches the terminal.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from stoneware.runtime.canonical import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +44,7 @@ class Output:
         """Prints lines for people; nothing if the output is JSON."""
         if not self.is_json:
             for line in lines:
-                print(line)
+                print("\n".join(map(printable, line.split("\n"))))
 
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
@@ -58,19 +64,27 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             table.add_column(
                 column, justify="right" if column in right else "left",
                 overflow="fold", no_wrap=column in right,
             )
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))  # Text: brackets are no markup
+            # Text: brackets are no markup.
+            table.add_row(*(Text(printable(cell)) for cell in row))
         console().print(table)
 
     def note(self, line: str) -> None:
         """Prints a line on stderr, in any case."""
-        print(f"stoneware {self.command}: {line}", file=sys.stderr)
+        note(f"stoneware {self.command}: {line}")
+
+
+def note(line: str) -> None:
+    """Prints a line on stderr; a stderr that is closed or full is no error, as nobody reads it."""
+    if sys.stderr is not None:  # None to print means stdout
+        with contextlib.suppress(OSError):
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 def console(*, stderr: bool = False) -> Console:
