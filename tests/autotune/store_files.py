@@ -43,14 +43,15 @@ def state(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
 
-def rows_by_sql(path: Path) -> list[str]:
-    """The payloads that SQLite itself still finds, asked row by row."""
+def rows_by_sql(path: Path) -> list[tuple[str, str]]:
+    """The id and payload of each row that SQLite itself still finds, asked one by one."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     found = []
-    for rowid in range(1, 2000):
+    for rowid in range(1, 200):
         with contextlib.suppress(sqlite3.Error):
-            found += [row[0] for row in connection.execute(
-                "SELECT payload FROM records WHERE rowid = ?", (rowid,))]
+            found += connection.execute(
+                "SELECT id, payload FROM records WHERE rowid = ?", (rowid,)
+            )
     connection.close()
     return found
 

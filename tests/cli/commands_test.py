@@ -79,6 +79,16 @@ def test_bake_of_a_kernel_that_the_manifest_lacks_fails_with_its_place(package, 
     assert not out.exists()
 
 
+def test_bake_touches_no_file_but_its_own(package, h200, tmp_path, capsys):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "u.table.draft").symlink_to(tmp_path / "precious")
+    out = tmp_path / "u.table"
+    arguments = ("bake", "--op", "scaled_mm", "--out", out, h200)
+    assert stoneware(capsys, *arguments)[0] == exit_codes.OK
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "u.table.draft").is_symlink() and out.is_file() and not out.is_symlink()
+
+
 def test_bake_into_a_missing_folder_names_it(package, h200, tmp_path, capsys):
     out = tmp_path / "missing" / "table.table"
     code, _, err = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, h200)
@@ -227,8 +237,8 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     store.add(run(), [sample(SMALL, 10.0)])
     data = store.path.read_bytes()
     store.path.write_bytes(b"\0" * 100 + data[100:])
-    (package / "kernels" / f"{small.TRITON_ID}.cubin").write_bytes(b"other bytes")
-    (package / "kernels" / f"{small.TRITON_ID}.json").unlink()
+    (package / "cubins" / f"{small.TRITON_ID}.cubin").write_bytes(b"other bytes")
+    (package / "cubins" / f"{small.TRITON_ID}.json").unlink()
     native_module.cubin = lambda kernel_id: b"other bytes"
     table = package / "tables" / "matmul.table"
     table.write_bytes(table.read_bytes().replace(b"matmul", b"matmuL", 1))
@@ -551,6 +561,26 @@ def test_report_of_the_installation_reads_its_tables(package, tmp_path, capsys):
     assert device["sources"] == ["wheel"] and set(device["digests"]) == {"scaled_mm"}
     [family] = device["families"]
     assert [problem["speedup"] for problem in family["problems"]] == [1.6]
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J"
+
+
+def test_no_escape_sequence_of_a_file_reaches_the_terminal(package, tmp_path, capsys):
+    bad = ours(f"1x1x1{ESCAPE}")
+    folders = [
+        small.write_folder(tmp_path / f"{name}{ESCAPE}", [
+            sample(bad, 10.0, kernel_sha256=small.SHA256, m=m, detail=ESCAPE)])
+        for name, m in (("a", 1), ("b", 2))
+    ]
+    with (folders[0] / "scaled_mm.jsonl").open("a") as file:
+        file.write(f'{{"{ESCAPE}":1}}\n')
+    for command in (
+        ["verify", *folders], ["diff", *folders], ["merge", *folders, "--out", tmp_path / ESCAPE],
+        [ESCAPE], ["verify", f"none{ESCAPE}"],
+    ):
+        _, out, err = stoneware(capsys, *command)
+        assert out + err and (out + err).replace("\n", "").isprintable(), (command, out + err)
 
 
 def test_a_defect_of_ours_is_shown_with_its_traceback_and_code_70(capsys, monkeypatch):

@@ -193,3 +193,19 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_a_documented_code(arguments
     lines = [line for line in done.stderr.splitlines() if line.startswith("stoneware")]
     assert len(lines) == 1 and ("stdout" in lines[0] or is_mistake)
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments, code", [
+    (["info"], exit_codes.ENVIRONMENT), (["--version"], exit_codes.ENVIRONMENT),
+    (["explain", "conv"], exit_codes.USAGE), (["explain", "conv", "--json"], exit_codes.USAGE),
+])
+def test_a_full_disk_behind_stdout_and_stderr_is_a_documented_code(arguments, code):
+    command = " ".join([sys.executable, "-m", "stoneware", *arguments, ">/dev/full 2>&1"])
+    assert subprocess.run(["sh", "-c", command], env=environment()).returncode == code
+
+
+def test_a_closed_stderr_puts_nothing_on_stdout():
+    command = f"{sys.executable} -m stoneware explain conv --json 2>&-"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, env=environment())
+    assert done.returncode == exit_codes.USAGE
+    assert json.loads(done.stdout)["exit_code"] == exit_codes.USAGE

@@ -39,14 +39,14 @@ class DeviceFingerprint:
     power_limit_w: int = 0
 
     def __post_init__(self) -> None:
-        capability = tuple(self.compute_capability)
-        if len(capability) != 2 or not all(
+        capability = self.compute_capability
+        if not isinstance(capability, (list, tuple)) or len(capability) != 2 or not all(
             type(part) is int and 0 <= part < 1000 for part in capability
         ):
             raise ValueError(
-                f"compute_capability={self.compute_capability!r} must be two integers, as (9, 0)"
+                f"compute_capability={capability!r:.60} must be two integers, as (9, 0)"
             )
-        object.__setattr__(self, "compute_capability", capability)
+        object.__setattr__(self, "compute_capability", tuple(capability))
         check_name("name", self.name)
         for field in ("num_sms", "l2_bytes", "memory_clock_khz", "power_limit_w"):
             value = getattr(self, field)

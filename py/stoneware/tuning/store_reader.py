@@ -42,8 +42,8 @@ WAIT_S = 60.0
 
 _READER_WAIT_S = 5.0
 
-_MOST_BAD_SEEKS = 10_000
-"""Row numbers that are tried behind a damaged page, which holds some hundred rows at most."""
+_MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 10, 1_000_000
+"""A row is longer than 400 bytes, and a page has 4096; asking for a million takes some seconds."""
 
 _LONGEST_RECORD_BYTES = 64 << 20
 
@@ -102,7 +102,7 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
 
 def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]], list[str]]:
     """The samples of `op`, or all, sorted, each with its run; and every problem."""
-    problems = list(reading.problems)
+    problems = list(dict.fromkeys(reading.problems))
     own: dict[str, Run] = {}
     taken_with: dict[str, Run] = {}
     samples: list[Sample] = []
@@ -196,14 +196,20 @@ def checked(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def turn(database: str, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Waits for the lock on the file beside the database, and holds it.
+def turn(database: str, is_reader: bool = False) -> Iterator[None]:
+    """Waits for the lock on the file beside the database, and holds it; readers share it.
 
     Raises:
       OSError: the file cannot be made, or another process holds its lock for WAIT_S.
     """
-    access = os.O_RDWR if operation == fcntl.LOCK_EX else os.O_RDONLY
-    handle = os.open(f"{database}.lock", access | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    name = f"{database}.lock"
+    if is_reader and not os.path.exists(name):
+        yield
+        return
+    flags, operation = (
+        (os.O_RDONLY, fcntl.LOCK_SH) if is_reader else (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
+    )
+    handle = os.open(name, flags | os.O_CLOEXEC, 0o666)
     try:
         deadline = time.monotonic() + WAIT_S
         while True:
@@ -213,8 +219,7 @@ def turn(database: str, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise OSError(
-                        errno.EAGAIN, f"another process has held its lock for {WAIT_S:g} s",
-                        f"{database}.lock",
+                        errno.EAGAIN, f"another process has held its lock for {WAIT_S:g} s", name
                     ) from None
                 time.sleep(0.005)
         yield
@@ -233,7 +238,7 @@ def _read(path: Path, database: str, has_turn: bool, reading: Reading) -> None:
             if has_turn or not os.path.exists(f"{database}-journal"):
                 raise
             # A writer was killed, or is at work for longer than we wait.
-            with turn(database, fcntl.LOCK_SH), tempfile.TemporaryDirectory() as folder:
+            with turn(database, is_reader=True), tempfile.TemporaryDirectory() as folder:
                 copy = os.path.join(folder, "copy")
                 shutil.copyfile(database, copy)
                 with contextlib.suppress(FileNotFoundError):
@@ -270,21 +275,21 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
 
 
 def _rows(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
-    """(rowid, id, payload) of each row, also behind pages that are damaged."""
-    last = 0
-    for _ in range(_MOST_BAD_SEEKS):
-        try:
-            for row in connection.execute(
-                "SELECT rowid, id, payload FROM records WHERE rowid > ? ORDER BY rowid", (last,)
-            ):
-                last = row[0]
-                yield row
-            return
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            reading.damage = str(error)
-            last += 1
+    """(rowid, id, payload) of each row; of a damaged table, each that SQL finds when asked for it."""
+    select = "SELECT rowid, id, payload FROM records"
+    try:
+        yield from connection.execute(select)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        import sqlite3
+
+        reading.damage = str(error)
+        num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        # The rows are numbered from 1, without gaps.
+        for rowid in range(1, min(num_pages * _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED)):
+            with contextlib.suppress(sqlite3.Error):
+                yield from connection.execute(f"{select} WHERE rowid = ?", (rowid,))
 
 
 def _schema(connection: sqlite3.Connection) -> set[tuple[bytes, bytes | None]]:
