@@ -3,7 +3,7 @@
 Some thousand cases, by seed: the arguments in a failure's traceback show the seed. More by
 STONEWARE_FUZZ_ROUNDS, which multiplies them:
 
-    STONEWARE_FUZZ_ROUNDS=50 ./bazelw test //tests/autotune:fuzz_test --test_env=STONEWARE_FUZZ_ROUNDS
+    ./bazelw test //tests/autotune:fuzz_test --test_env=STONEWARE_FUZZ_ROUNDS=50
 
 What must be found is computed from the bytes, or asked of SQLite, never of the code under test.
 """
@@ -209,7 +209,8 @@ def check_damaged_folder(seed, folder):
     runs = [data.run(f"run-{idx}") for idx in range(5)]
     there = folder / "x"
     there.mkdir()
-    sample_format.write_samples(there / "scaled_mm.jsonl", [data.sample(run=run.id) for run in runs])
+    samples = [data.sample(run=run.id) for run in runs]
+    sample_format.write_samples(there / "scaled_mm.jsonl", samples)
     sample_format.write_runs(there / "runs.json", runs)
     sample_format.write_device(there / "device.json", DeviceRecord(fingerprint=data.H200))
     name = random.Random(seed).choice(["scaled_mm.jsonl", "runs.json", "device.json"])

@@ -206,8 +206,8 @@ def _read_device_folder(source: Source, path: Path) -> None:
         lacking = [sample.run for sample in found if sample.run not in runs]
         if lacking:
             source.problems.append(
-                f"{file}: {len(lacking)} samples are skipped: {runs_file} lacks {len(set(lacking))} "
-                f"of their runs, such as {min(lacking)!r}"
+                f"{file}: {len(lacking)} samples are skipped: {runs_file} lacks "
+                f"{len(set(lacking))} of their runs, such as {min(lacking)!r}"
             )
     try:
         record = sample_format.read_device(device_file)
@@ -282,8 +282,8 @@ def _devices(
     """The devices that the runs name, each with its samples.
 
     Devices with the same numbers share their names, and are one for each power limit; what was
-    measured under an unknown limit goes with the known one, if there is just one. Always by what the
-    runs say, never by where a sample was found, or merging twice would differ from merging once.
+    measured under an unknown limit goes with the known one, if there is just one. What counts is
+    what the runs say, not where a sample was found, or merging twice would differ from once.
     """
     samples_of: dict[tuple, dict[str, Sample]] = {}
     names: dict[tuple, set[str]] = {}

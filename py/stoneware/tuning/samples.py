@@ -15,7 +15,8 @@ from __future__ import annotations
 import codecs
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -23,9 +24,7 @@ from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
 from stoneware.kernels.key import AnyKey, KernelKey, key_from_json
 from stoneware.runtime import regular_file
-from stoneware.runtime.canonical import (
-    canonical_document, canonical_json, check_name, parse_json,
-)
+from stoneware.runtime.canonical import canonical_document, canonical_json, check_name, parse_json
 from stoneware.runtime.device import DeviceFingerprint
 
 SCHEMA = 2
@@ -103,7 +102,7 @@ class Sample:
                 f"median_us={self.median_us} and count={self.count} of a sample with status 'ok' "
                 "must be positive"
             )
-        if self.kernel_sha256 and not _is_sha256(self.kernel_sha256):
+        if not re.fullmatch("([0-9a-f]{64})?", self.kernel_sha256):
             raise ValueError(
                 f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits"
             )
@@ -392,7 +391,3 @@ def _check_fields(cls: type, data: Any, optional: Iterable[str] = ()) -> None:
 def _check_count(name: str, value: object) -> None:
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{name}={value!r:.40} must be an int from 0 to 2**63-1")
-
-
-def _is_sha256(text: str) -> bool:
-    return len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)

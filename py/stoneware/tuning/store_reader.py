@@ -275,7 +275,7 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
 
 
 def _rows(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
-    """(rowid, id, payload) of each row; of a damaged table, each that SQL finds when asked for it."""
+    """(rowid, id, payload) of each row; of a damaged table, each that SQL finds if asked for it."""
     select = "SELECT rowid, id, payload FROM records"
     try:
         yield from connection.execute(select)
