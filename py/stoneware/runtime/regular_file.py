@@ -47,10 +47,10 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def write(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes a file so that whoever looks, or is killed, finds the old one or the new one.
+    """Replaces a file whole: a reader, also after a kill, finds the old one or the new one.
 
-    The new one is written beside it, under a name that nobody can know before. What is there and
-    is no file, such as /dev/stdout, is written to as it is.
+    The new file is written beside the old one under a random name, then renamed. Something else at
+    `path`, such as /dev/stdout, is written to in place.
 
     Raises:
       OSError: it cannot be written; what was there is as it was.

@@ -45,7 +45,7 @@ class Record:
 
     @property
     def run_text(self) -> str:
-        """The part of the body that is the run, for who decodes many records of one."""
+        """The part of the body that is the run; many records share one."""
         return self.body.split("\n", 1)[0]
 
     def run(self) -> Run:
