@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,21 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_stops_nobody(tmp_path, end
     assert f"{own.path}{end}" in problem
     with pytest.raises(StoreError, match="must be a regular file, and is a pipe"):
         own.add(RUN, [data.sample(m=2)])
+
+
+def test_a_reader_does_not_wait_for_ever_for_a_writer_that_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.store_reader, "READER_WAIT_S", 0.1)
+    own = Store(tmp_path / "samples.sqlite3")
+    own.add(RUN, [data.sample()])
+    writer = sqlite3.connect(own.path, isolation_level=None)
+    with store.store_reader.turn(str(own.path)):
+        writer.execute("BEGIN EXCLUSIVE")
+        writer.execute("DELETE FROM records")
+        assert own.samples() == []
+        assert "another process has held its lock" in own.problems()[0]
+        writer.execute("ROLLBACK")
+    writer.close()
+    assert len(own.samples()) == 1 and own.problems() == []
 
 
 def test_a_folder_that_cannot_be_made_is_a_named_error(tmp_path):

@@ -225,28 +225,24 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
     if not out.exists():
         return set()
     there = {
-        file for folder in (out, *out.iterdir()) if _is_device_folder(folder)
+        file.resolve(): file for folder in (out, *out.iterdir()) if _is_device_folder(folder)
         for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern)
     }
-    read: set[Path] = set()
+    unread = set(there)
     for source in sources:
-        files = {file for file in there if any(_is_same(file, other) for other in source.files)}
+        files = {file.resolve() for file in source.files} & there.keys()
         if files and source.problems:
             raise TableError(
                 f"{out} is also a source, and what cannot be read of it would be lost: "
                 f"{'; '.join(source.problems)}; mend it first, or merge into another folder"
             )
-        read |= files
-    if there - read:
+        unread -= files
+    if unread:
         raise ValueError(
-            f"out={out} holds {min(there - read)}, which is in none of the sources and would be "
+            f"out={out} holds {there[min(unread)]}, which is in none of the sources and would be "
             "overwritten; add it to the sources, or give an empty folder"
         )
-    return there
-
-
-def _is_same(file: Path, other: Path) -> bool:
-    return file.name == other.name and file.samefile(other)
+    return set(there.values())
 
 
 def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoneware.runtime.canonical import canonical_json
+from stoneware.runtime.canonical import canonical_json, printable
 from stoneware.runtime.regular_file import size_bytes
 from stoneware.tuning import record as record_format
 from stoneware.tuning.record import Record
@@ -40,7 +40,7 @@ BESIDE = ("-journal", "-wal", "-shm")
 WAIT_S = 60.0
 """How long a writer waits for its turn: 16 processes at some 10 ms each, and a slow disk."""
 
-_READER_WAIT_S = 5.0
+READER_WAIT_S = 5.0
 
 _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 10, 1_000_000
 """A row is longer than 400 bytes, and a page has 4096; asking for a million takes some seconds."""
@@ -93,6 +93,7 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
     if reading.refusal:
         reading.problems.append(f"{path}: {reading.refusal}")
     if reading.damage:
+        reading.damage = printable(reading.damage)  # it may name what somebody planted
         reading.problems.append(
             f"{path}: damaged: {reading.damage}; {len(reading.records)} records were read "
             "nevertheless; the next measurement keeps it aside and writes them to a new one"
@@ -143,7 +144,7 @@ def connected(database: str, mode: str) -> sqlite3.Connection:
 
     connection = sqlite3.connect(
         f"{Path(database).as_uri()}?mode={mode}", uri=True, isolation_level=None,
-        timeout=_READER_WAIT_S if mode == "ro" else WAIT_S,
+        timeout=READER_WAIT_S if mode == "ro" else WAIT_S,
     )
     connection.text_factory = bytes  # a text that is not UTF-8 must not fail its neighbours
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_RECORD_BYTES)
@@ -160,7 +161,7 @@ def has_table(connection: sqlite3.Connection) -> bool:
     """
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
     found = _schema(connection)
-    names = ", ".join(sorted({name.decode("utf-8", "replace") for name, _ in found}))
+    names = ", ".join(sorted({printable(name.decode("utf-8", "replace")) for name, _ in found}))
     if layout > LAYOUT:
         raise Refused(f"layout {layout} is of a newer stoneware, this one knows {LAYOUT}")
     if layout == 0 and not found:
@@ -200,18 +201,19 @@ def turn(database: str, is_reader: bool = False) -> Iterator[None]:
     """Waits for the lock on the file beside the database, and holds it; readers share it.
 
     Raises:
-      OSError: the file cannot be made, or another process holds its lock for WAIT_S.
+      OSError: the file cannot be made, or another process holds its lock for too long.
     """
     name = f"{database}.lock"
     if is_reader and not os.path.exists(name):
         yield
         return
-    flags, operation = (
-        (os.O_RDONLY, fcntl.LOCK_SH) if is_reader else (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX)
+    flags, operation, wait_s = (
+        (os.O_RDONLY, fcntl.LOCK_SH, READER_WAIT_S) if is_reader else
+        (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX, WAIT_S)
     )
     handle = os.open(name, flags | os.O_CLOEXEC, 0o666)
     try:
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + wait_s
         while True:
             try:
                 fcntl.flock(handle, operation | fcntl.LOCK_NB)
@@ -219,7 +221,7 @@ def turn(database: str, is_reader: bool = False) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise OSError(
-                        errno.EAGAIN, f"another process has held its lock for {WAIT_S:g} s", name
+                        errno.EAGAIN, f"another process has held its lock for {wait_s:g} s", name
                     ) from None
                 time.sleep(0.005)
         yield
@@ -271,7 +273,7 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
                 reading.problems.append(f"{place}: skipped: {error}")
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != b"ok":
-            reading.damage = found.decode("utf-8", "replace").replace("\n", " ")
+            reading.damage = found.decode("utf-8", "replace")
 
 
 def _rows(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
