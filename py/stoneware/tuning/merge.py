@@ -181,15 +181,15 @@ def _is_device_folder(path: Path) -> bool:
 
 
 def _read_store(source: Source, path: Path) -> None:
-    own = store.Store(path)
+    taken, problems = store.Store(path).read()
     devices: dict[DeviceFingerprint, tuple[dict[str, Run], list[Sample]]] = {}
-    for run, sample in own.samples():
+    for run, sample in taken:
         runs, samples = devices.setdefault(run.device, ({}, []))
         runs[run.id] = run
         samples.append(sample)
     for device, (runs, samples) in devices.items():
         source.devices.append((DeviceRecord(fingerprint=device), runs, samples))
-    source.problems += own.problems()
+    source.problems += problems
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
@@ -206,8 +206,8 @@ def _read_device_folder(source: Source, path: Path) -> None:
         lacking = [sample.run for sample in found if sample.run not in runs]
         if lacking:
             source.problems.append(
-                f"{file}: {len(lacking)} samples are skipped: {runs_file} lacks "
-                f"{len(set(lacking))} of their runs, such as {min(lacking)!r}"
+                f"{file}: skipped {len(lacking)} of {len(found)} samples: {runs_file} lacks their "
+                f"runs, such as {min(lacking)!r}"
             )
     try:
         record = sample_format.read_device(device_file)

@@ -95,7 +95,7 @@ class Store:
 
         Never raises for what the files hold: what is skipped is logged, once in a process.
         """
-        pairs, problems = self._decoded(op)
+        pairs, problems = self.read(op)
         for problem in problems:
             if problem not in _REPORTED:
                 _REPORTED.add(problem)
@@ -108,7 +108,7 @@ class Store:
 
     def problems(self) -> list[str]:
         """What is skipped in reading or wrong with the files, each with its place."""
-        return self._decoded(None)[1]
+        return self.read()[1]
 
     def stamp(self) -> tuple[int, ...]:
         """A value that changes when the content may have changed; () without a store. One stat."""
@@ -118,7 +118,8 @@ class Store:
             return ()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _decoded(self, op: str | None) -> tuple[list[tuple[Run, Sample]], list[str]]:
+    def read(self, op: str | None = None) -> tuple[list[tuple[Run, Sample]], list[str]]:
+        """`samples` and `problems` in one reading, and nothing is logged."""
         return store_reader.decoded(store_reader.read(self.path), op)
 
     def _write(self, database: str, records: list[Record]) -> None:
