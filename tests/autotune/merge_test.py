@@ -256,7 +256,7 @@ def test_a_bad_line_is_skipped_and_reported_and_never_written_over(tmp_path):
     result = merge.merge([folder], tmp_path / "out")
     assert result.num_samples == 2
     (problem,) = result.problems
-    assert f"{file}:2: skipped" in problem
+    assert f"{file}:2: not a sample" in problem
     before = content(tmp_path / "in")
     with pytest.raises(TableError, match="scaled_mm.jsonl:2: .*mend it first"):
         merge.merge([tmp_path / "in"], tmp_path / "in")
@@ -276,8 +276,10 @@ def test_a_bad_run_costs_its_own_samples_only(tmp_path, damage):
     source = merge.read_source(folder)
     assert {sample.run for _, _, samples in source.devices for sample in samples} == {"a", "b"}
     assert any(str(folder / "runs.json") in problem for problem in source.problems)
-    assert f"{folder}/scaled_mm.jsonl: skipped 1 sample: {folder}/runs.json lacks run 'c'" \
-        in source.problems
+    assert (
+        f"{folder}/scaled_mm.jsonl: skipped 1 of 3 samples: {folder}/runs.json lacks their runs, "
+        "such as 'c'"
+    ) in source.problems
 
 
 def test_samples_without_their_runs_are_one_line_a_file_with_the_first_of_the_runs(tmp_path):
@@ -287,7 +289,8 @@ def test_samples_without_their_runs_are_one_line_a_file_with_the_first_of_the_ru
     )
     sample_format.write_runs(folder / "runs.json", [data.run("b")])
     assert merge.read_source(folder).problems == [
-        f"{folder}/scaled_mm.jsonl: skipped 4 samples: {folder}/runs.json lacks run 'a' and 1 other"
+        f"{folder}/scaled_mm.jsonl: skipped 4 of 6 samples: {folder}/runs.json lacks their runs, "
+        "such as 'a'"
     ]
 
 
@@ -369,7 +372,6 @@ def test_diff_finds_what_is_missing_and_what_is_chosen_otherwise(tmp_path):
     assert (changed.config_a.kernel, changed.median_us_a) == ("big", 10)
     assert (changed.config_b.kernel, changed.median_us_b) == ("tiny", 20)
     assert found.num_common == 3 and found.fraction == pytest.approx(1 / 3) and found
-    assert "33.3%" in str(found) and "big at 10.00 us" in str(found)
     assert json.loads(json.dumps(found.as_dict()))["changed"][0]["median_us_b"] == 20
     same = differences.diff(a, a)
     assert not same and same.fraction == 0 and same.num_common == 4
@@ -405,9 +407,9 @@ def test_verify_says_nothing_of_what_is_good(tmp_path):
     (lambda lines: lines[::-1], "not sorted"),
     (lambda lines: [line.replace(",", ", ") for line in lines], "not canonical"),
     (lambda lines: [lines[0], *lines], "there 2 times"),
-    (lambda lines: [lines[0], "{", lines[1]], "scaled_mm.jsonl:2: skipped"),
+    (lambda lines: [lines[0], "{", lines[1]], "scaled_mm.jsonl:2: not a sample"),
     (lambda lines: [line.replace('"scaled_mm"', '"other"') for line in lines], "other.jsonl"),
-    (lambda lines: [line.replace(RUN.id, "another") for line in lines], "run 'another'"),
+    (lambda lines: [line.replace(RUN.id, "another") for line in lines], "'another'"),
 ])
 def test_verify_names_file_and_fault(tmp_path, change, part):
     folder = write_folder(tmp_path / "a", [data.sample(), data.sample(m=2)])

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import sample_strategies as data
 
 from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning import record
 from stoneware.tuning.store import Store
 
 RUN = data.run()
@@ -45,21 +43,32 @@ def state(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
 
-def killed_while_adding(path: Path, samples) -> None:
-    """Leaves the log of a process that was killed after it stored `samples`."""
-    rows = [
-        replace(record.of_sample(RUN, sample), revision=idx + 1).payload.decode()
-        for idx, sample in enumerate(samples)
-    ]
-    subprocess.run([sys.executable, "-c", KILLED, path], input=json.dumps(rows), text=True)
-    assert Path(f"{path}-wal").stat().st_size > len(rows) * 4096
+def rows_by_sql(path: Path) -> list[tuple[str, str]]:
+    """The id and payload of each row that SQLite itself still finds, asked one by one."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    found = []
+    for rowid in range(1, 200):
+        with contextlib.suppress(sqlite3.Error):
+            found += connection.execute(
+                "SELECT id, payload FROM records WHERE rowid = ?", (rowid,)
+            )
+    connection.close()
+    return found
+
+
+def killed_while_adding(path: Path) -> None:
+    """Leaves what a process leaves that is killed half way through a large `add`."""
+    subprocess.run([sys.executable, "-c", KILLED, path])
+    assert Path(f"{path}-journal").stat().st_size > 4096
 
 
 KILLED = """
-import json, os, sqlite3, sys
+import os, sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("PRAGMA journal_mode=WAL")
-for text in json.load(sys.stdin):
-    connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (text.split(" ")[5], text))
+connection.execute("PRAGMA cache_size=2")  # so that pages are written before the end
+connection.execute("BEGIN")
+connection.execute("UPDATE records SET payload = 'half done'")
+for number in range(100):
+    connection.execute("INSERT INTO records VALUES (?, ?)", (str(number), "half done" * 500))
 os.kill(os.getpid(), 9)
 """

@@ -79,6 +79,16 @@ def test_bake_of_a_kernel_that_the_manifest_lacks_fails_with_its_place(package, 
     assert not out.exists()
 
 
+def test_bake_touches_no_file_but_its_own(package, h200, tmp_path, capsys):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "u.table.draft").symlink_to(tmp_path / "precious")
+    out = tmp_path / "u.table"
+    arguments = ("bake", "--op", "scaled_mm", "--out", out, h200)
+    assert stoneware(capsys, *arguments)[0] == exit_codes.OK
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "u.table.draft").is_symlink() and out.is_file() and not out.is_symlink()
+
+
 def test_bake_into_a_missing_folder_names_it(package, h200, tmp_path, capsys):
     out = tmp_path / "missing" / "table.table"
     code, _, err = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, h200)
@@ -227,8 +237,8 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     store.add(run(), [sample(SMALL, 10.0)])
     data = store.path.read_bytes()
     store.path.write_bytes(b"\0" * 100 + data[100:])
-    (package / "kernels" / f"{small.TRITON_ID}.cubin").write_bytes(b"other bytes")
-    (package / "kernels" / f"{small.TRITON_ID}.json").unlink()
+    (package / "cubins" / f"{small.TRITON_ID}.cubin").write_bytes(b"other bytes")
+    (package / "cubins" / f"{small.TRITON_ID}.json").unlink()
     native_module.cubin = lambda kernel_id: b"other bytes"
     table = package / "tables" / "matmul.table"
     table.write_bytes(table.read_bytes().replace(b"matmul", b"matmuL", 1))
@@ -352,14 +362,15 @@ def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(
         capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.table", folder)
     assert code == exit_codes.USAGE and f"{file}:1: not a sample" in err
     assert stoneware(capsys, "report", "--json", folder)[0] == exit_codes.USAGE
-    assert f"{file}:1: skipped" in as_json(capsys, "verify", folder)[1]["problems"][0]["problem"]
+    [item, *_] = as_json(capsys, "verify", folder)[1]["problems"]
+    assert f"{file}:1: not a sample" in item["problem"]
 
 
 def test_missing_runs_are_one_line_with_a_count(h200, tmp_path, capsys):
     (h200 / "runs.json").unlink()
     _, _, err = stoneware(capsys, "merge", h200, "--out", tmp_path / "all")
     [line] = [line for line in err.splitlines() if "scaled_mm.jsonl" in line]
-    assert f"{h200}/scaled_mm.jsonl: skipped 4 samples: {h200}/runs.json lacks run 'run-1'" in line
+    assert f"{h200}/scaled_mm.jsonl: skipped 4 of 4 samples: {h200}/runs.json lacks" in line
 
 
 def test_verify_finds_a_native_module_and_a_manifest_that_are_missing(package, capsys, monkeypatch):
@@ -554,6 +565,26 @@ def test_report_of_the_installation_reads_its_tables(package, tmp_path, capsys):
     assert device["sources"] == ["wheel"] and set(device["digests"]) == {"scaled_mm"}
     [family] = device["families"]
     assert [problem["speedup"] for problem in family["problems"]] == [1.6]
+
+
+ESCAPE = "\x1b]0;title\x07\x1b[2J"
+
+
+def test_no_escape_sequence_of_a_file_reaches_the_terminal(package, tmp_path, capsys):
+    bad = ours(f"1x1x1{ESCAPE}")
+    folders = [
+        small.write_folder(tmp_path / f"{name}{ESCAPE}", [
+            sample(bad, 10.0, kernel_sha256=small.SHA256, m=m, detail=ESCAPE)])
+        for name, m in (("a", 1), ("b", 2))
+    ]
+    with (folders[0] / "scaled_mm.jsonl").open("a") as file:
+        file.write(f'{{"{ESCAPE}":1}}\n')
+    for command in (
+        ["verify", *folders], ["diff", *folders], ["merge", *folders, "--out", tmp_path / ESCAPE],
+        [ESCAPE], ["verify", f"none{ESCAPE}"],
+    ):
+        _, out, err = stoneware(capsys, *command)
+        assert out + err and (out + err).replace("\n", "").isprintable(), (command, out + err)
 
 
 def test_a_defect_of_ours_is_shown_with_its_traceback_and_code_70(capsys, monkeypatch):

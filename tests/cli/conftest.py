@@ -35,9 +35,9 @@ def package(tmp_path, monkeypatch) -> Path:
     """Installs a package with a manifest, kernel files and tables; returns its folder."""
     root = tmp_path / "package"
     (root / "tables").mkdir(parents=True)
-    (root / "kernels").mkdir()
+    (root / "cubins").mkdir()
     for name, data in small.kernel_files().items():
-        (root / "kernels" / name).write_bytes(data)
+        (root / "cubins" / name).write_bytes(data)
     (root / "kernel_manifest.json").write_text(small.manifest_text())
     monkeypatch.setattr(package_files, "ROOT", root)
     forget()

@@ -221,3 +221,19 @@ def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
         said = (done.stdout + done.stderr).replace("\n", "")
         assert said.isprintable(), (arguments, said)
         assert "\\x1b[31m\\x9b5m\\u202e\\x07" in said or "--device" in arguments, said
+
+
+@pytest.mark.parametrize("arguments, code", [
+    (["info"], exit_codes.ENVIRONMENT), (["--version"], exit_codes.ENVIRONMENT),
+    (["explain", "conv"], exit_codes.USAGE), (["explain", "conv", "--json"], exit_codes.USAGE),
+])
+def test_a_full_disk_behind_stdout_and_stderr_is_a_documented_code(arguments, code):
+    command = " ".join([sys.executable, "-m", "stoneware", *arguments, ">/dev/full 2>&1"])
+    assert subprocess.run(["sh", "-c", command], env=environment()).returncode == code
+
+
+def test_a_closed_stderr_puts_nothing_on_stdout():
+    command = f"{sys.executable} -m stoneware explain conv --json 2>&-"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, env=environment())
+    assert done.returncode == exit_codes.USAGE
+    assert json.loads(done.stdout)["exit_code"] == exit_codes.USAGE

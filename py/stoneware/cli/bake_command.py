@@ -42,6 +42,7 @@ def bake(
 ) -> int:
     from stoneware.kernels import manifest as manifest_format
     from stoneware.kernels.key import is_kernel
+    from stoneware.runtime import regular_file
     from stoneware.tuning import bake as baking, table
 
     output = Output("bake", json)
@@ -56,7 +57,7 @@ def bake(
         _check_kernel(op, paths)
     data = baking.bake(op, paths, found, listed("kernels", kernels) or ())
     baked = table.decode(data, out, op)
-    _write(Path(out), data)
+    regular_file.write(out, data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")
     return output.document({
         "op": op, "out": out, "digest": baked.digest, "num_bytes": len(data),
@@ -84,20 +85,6 @@ def _check_kernel(op: str, paths: list[Path]) -> None:
         f"--op={op!r} must be one that the samples have, {', '.join(sorted(known)) or 'none'}; "
         f"correct the name, or give the folder with its {merge.file_name(op)}"
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Writes the table; a regular file that is there stays whole until the new one is."""
-    is_special = path.exists() and not path.is_file()  # such as /dev/stdout
-    if is_special or not path.parent.is_dir():
-        path.write_bytes(data)  # the latter fails, and names the path
-        return
-    draft = Path(f"{path}.draft")
-    try:
-        draft.write_bytes(data)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _files(paths: list[str]) -> list[Path]:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 HELP = help.text(
     "Compare what A and B choose: tables (.table), sample folders or stores.\n\n"
     "Timings differ from tune to tune; what counts is whether another config is chosen, and what "
-    "that costs. Shown is each problem at which the choice differs, with the time that each side "
-    "measured of its own choice, and the part of the common problems that these are.",
+    "that costs. Each problem at which the choice differs is shown with the time that each side "
+    "measured for its own choice, and their share of the common problems.",
     examples=[
         "stoneware diff old/scaled_mm.table new/scaled_mm.table",
         "stoneware diff samples/nvidia_h200 store.sqlite3 --json",

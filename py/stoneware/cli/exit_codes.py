@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoneware.errors import DriverError, StonewareError, TableError, UnsupportedError
+from stoneware.errors import StonewareError, TableError
 
 OK, FOUND, USAGE, ENVIRONMENT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 70, 130, 141
 
@@ -13,7 +13,7 @@ MEANINGS: dict[int, str] = {
     ENVIRONMENT: "this machine cannot do it: no GPU, no torch, no plotly, disk full, stdout closed",
     INTERNAL: "a defect of stoneware; the traceback is shown",
     INTERRUPTED: "interrupted; what was measured is kept",
-    PIPE_CLOSED: "whoever read the output has gone",
+    PIPE_CLOSED: "the output pipe was closed",
 }
 """70 is EX_SOFTWARE of sysexits.h; 130 and 141 are what a shell gives for SIGINT and SIGPIPE."""
 
@@ -26,12 +26,8 @@ def of_error(error: BaseException) -> int:
         return PIPE_CLOSED
     if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
         return USAGE
-    if isinstance(error, (DriverError, UnsupportedError, ImportError, OSError)):
-        return ENVIRONMENT
-    if isinstance(error, TableError):
+    if isinstance(error, (TableError, ValueError)):
         return USAGE
-    if isinstance(error, StonewareError):  # such as StoreError: the disk is full, or read-only
-        return ENVIRONMENT
-    if isinstance(error, ValueError):
-        return USAGE
+    if isinstance(error, (StonewareError, ImportError, OSError, MemoryError)):
+        return ENVIRONMENT  # such as no GPU, or a StoreError: the disk is full, or read-only
     return INTERNAL

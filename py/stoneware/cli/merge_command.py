@@ -12,9 +12,9 @@ from stoneware.cli.output import Output
 
 HELP = help.text(
     "Merge sample folders and stores into sample folders, a device a folder.\n\n"
-    "A union: in whatever order and however often, the files come out the same to the byte. "
-    "SOURCES are folders of a device, folders of such folders, and stores (.sqlite3); what is "
-    "damaged in one is skipped and said. The sources are not changed, but for one that is --out.",
+    "A union: the files are the same to the byte in whatever order and however often you merge. "
+    "SOURCES are folders of a device, folders of such folders, and stores (.sqlite3). Damaged "
+    "entries are skipped and reported. Only a source that is also --out is changed.",
     examples=[
         "stoneware merge node1.sqlite3 node2.sqlite3 --out samples",
         "stoneware merge samples store.sqlite3 --out samples --keep newest",

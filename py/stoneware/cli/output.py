@@ -64,7 +64,9 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
         for column in columns:
             table.add_column(
                 column, justify="right" if column in right else "left",

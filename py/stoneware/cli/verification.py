@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -26,40 +26,38 @@ from stoneware.tuning.table import Table
 def installation() -> dict[str, list[str]]:
     """Part of the installation -> what is wrong with it."""
     parts = {
-        "manifest": _manifest(), "native modules": _native_modules(), "kernels": _kernels(),
-        "tables": _tables(), "packages' tables": _packages(), "user's store": _user_store(),
-        "mode of tuning": _mode(),
+        "manifest": _error_of(manifest.packaged), "native modules": _native_modules(),
+        "kernels": _kernels(), "tables": _tables(), "packages' tables": _packages(),
+        "user's store": _user_store(), "mode of tuning": _error_of(environment.tuning_mode),
     }
     return {name: list(problems) for name, problems in parts.items()}
 
 
 def path(place: Path, remedy: str = table.REMEDY) -> list[str]:
-    """What is wrong with a sample folder, a store, a table or a manifest; and, of a table, the
-    remedy.
+    """What is wrong with a sample folder, a store, a table or a manifest (any .json file).
 
-    A .json file is taken for a manifest, and one that is none has that said of it.
+    Args:
+      place: which.
+      remedy: what to do about a damaged table.
 
     Raises:
       TableError: there is nothing of the kind.
     """
     if place.suffix == ".json" and not place.is_dir():
-        manifest_remedy = (
+        return _error_of(lambda: manifest.read_manifest(
+            place,
             "build it anew with the kernel_manifest rule; a table is named *.table, and of samples "
-            "the folder is verified"
-        )
-        try:
-            manifest.read_manifest(place, manifest_remedy)
-        except TableError as error:
-            return [str(error)]
-        return []
+            "the folder is verified",
+        ))
     return differences.verify(place, remedy)
 
 
-def _manifest() -> Iterator[str]:
+def _error_of(check: Callable[[], object]) -> list[str]:
     try:
-        manifest.packaged()
-    except TableError as error:
-        yield str(error)
+        check()
+    except (TableError, ValueError) as error:
+        return [str(error)]
+    return []
 
 
 def _native_modules() -> Iterator[str]:
@@ -73,7 +71,7 @@ def _kernels() -> Iterator[str]:
     try:
         records = manifest.packaged().kernels.values()
     except TableError:
-        return  # said of the manifest
+        return  # reported as a problem of the manifest
     in_modules: dict[str, tuple[str, ModuleType]] = {}
     for name in NATIVE_MODULES:
         if native.why_missing(name) is None and hasattr(module := native.load(name), "cubin"):
@@ -115,7 +113,7 @@ def _tables() -> Iterator[str]:
     try:
         kernels = manifest.packaged()
     except TableError:
-        kernels = None  # said of the manifest
+        kernels = None  # reported as a problem of the manifest
     for op in OPS:
         place = table.packaged_path(op)
         problems = differences.verify(place, package_files.REMEDY)
@@ -149,21 +147,12 @@ def _packages() -> Iterator[str]:
     yield from said
 
 
-def _user_store() -> Iterator[str]:
+def _user_store() -> list[str]:
     try:
         store = user_store()
     except ValueError as error:
-        yield str(error)
-        return
-    if store is not None:
-        yield from store.problems()
-
-
-def _mode() -> Iterator[str]:
-    try:
-        environment.tuning_mode()
-    except ValueError as error:
-        yield str(error)
+        return [str(error)]
+    return [] if store is None else store.problems()
 
 
 @contextlib.contextmanager

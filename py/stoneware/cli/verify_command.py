@@ -12,7 +12,7 @@ from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
 
 HELP = help.text(
-    "Look for damage: every bad entry is shown with its place.\n\n"
+    "Look for damage, and show every bad entry with its place.\n\n"
     "Without PATHS this installation is checked: the kernel manifest, the native modules, the "
     "bytes of every kernel, the tables of the wheel and of other packages, the user's store, and "
     "STONEWARE_TUNING. "

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from stoneware.runtime.canonical import check_name
+
 DRIVER_MODULE = "stoneware.runtime._driver"
 
 
@@ -37,18 +39,21 @@ class DeviceFingerprint:
     power_limit_w: int = 0
 
     def __post_init__(self) -> None:
-        capability = tuple(self.compute_capability)
-        if len(capability) != 2 or not all(type(part) is int for part in capability):
+        capability = self.compute_capability
+        if not isinstance(capability, (list, tuple)) or len(capability) != 2 or not all(
+            type(part) is int and 0 <= part < 1000 for part in capability
+        ):
             raise ValueError(
-                f"compute_capability={self.compute_capability!r} must be two integers, as (9, 0)"
+                f"compute_capability={capability!r:.60} must be two integers, as (9, 0)"
             )
-        object.__setattr__(self, "compute_capability", capability)
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name={self.name!r} of a device must be a non-empty str")
+        object.__setattr__(self, "compute_capability", tuple(capability))
+        check_name("name", self.name)
         for field in ("num_sms", "l2_bytes", "memory_clock_khz", "power_limit_w"):
             value = getattr(self, field)
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{field}={value!r} of device {self.name!r} must be an int >= 0")
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise ValueError(
+                    f"{field}={value!r:.40} of device {self.name!r} must be an int from 0 to 2**63-1"
+                )
 
     def __str__(self) -> str:
         major, minor = self.compute_capability

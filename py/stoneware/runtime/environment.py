@@ -1,12 +1,12 @@
 """Every STONEWARE_* variable that is read at run time, in one place.
 
-    STONEWARE_CACHE_DIR   folder of the user's tuning store; default $XDG_CACHE_HOME/stoneware/tuning,
-                          else ~/.cache/stoneware/tuning
+    STONEWARE_CACHE_DIR   folder of the user's tuning store; by default
+                          $XDG_CACHE_HOME/stoneware/tuning, else ~/.cache/stoneware/tuning
     STONEWARE_TUNING      off (default), on_miss or error_on_miss: the mode outside of any
                           `with sw.tuning(...)`
 
-They are read when they are needed, and nothing is read or made at import. Plans that were made
-before a change in a running process stay; `with sw.tuning(...)` is for changing the mode there.
+They are read when they are needed, never at import. Plans that were made before a change in a
+running process stay; use `with sw.tuning(...)` to change the mode there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ MODES = ("off", "on_miss", "error_on_miss")
 
 
 def tuning_folder() -> str | None:
-    """The folder of the user's tuning store; None where there is no home to keep one in. A str: every
-    look-up asks, and a Path would take some 6 us more.
+    """The folder of the user's tuning store; None where there is no home to keep one in.
+
+    A str: every look-up asks, and a Path would take some 6 us more.
 
     Raises:
       ValueError: STONEWARE_CACHE_DIR is not absolute.

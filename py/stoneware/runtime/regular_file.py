@@ -1,29 +1,34 @@
-"""Reading a file where somebody may have put something else in its place.
+"""Reading and writing files where somebody may have put something else in their place.
 
 A pipe (FIFO) that nobody writes to would stop a process for ever, at its opening.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import stat
+
+MAX_BYTES = 1 << 30
+"""The longest file that is read: some hundred times the longest that is written."""
+
 
 def read(path: str | os.PathLike[str]) -> bytes:
     """The content of a regular file, or of the one that a link leads to.
 
     Raises:
-      OSError: it cannot be read, or is no regular file.
+      OSError: it cannot be read, is no regular file, or is longer than MAX_BYTES.
     """
-    # Without O_NONBLOCK the opening of a pipe waits for a writer.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check(os.fstat(handle), path)
-        file = os.fdopen(handle, "rb")
-    except BaseException:
-        os.close(handle)
-        raise
-    with file:
+    with open(path, "rb", opener=_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        _check(status, path)
+        if status.st_size > MAX_BYTES:
+            raise OSError(
+                errno.EFBIG, f"it has {status.st_size} bytes, and at most {MAX_BYTES} are read",
+                os.fspath(path),
+            )
         return file.read()
 
 
@@ -39,6 +44,39 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
         return 0
     _check(status, path)
     return status.st_size
+
+
+def write(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replaces a file whole: a reader, also after a kill, finds the old one or the new one.
+
+    The new file is written beside the old one under a random name, then renamed. Something else at
+    `path`, such as /dev/stdout, is written to in place.
+
+    Raises:
+      OSError: it cannot be written; what was there is as it was.
+    """
+    path = os.fspath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "wb") as file:  # also says what is wrong with a folder
+            file.write(data)
+        return
+    draft = os.path.join(os.path.dirname(path), f".stoneware-{secrets.token_hex(8)}")
+    try:
+        with open(draft, "xb") as file:  # x: never what is there, nor what a link leads to
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = path, None  # which the caller knows
+        raise
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check(status: os.stat_result, path: str | os.PathLike[str]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.kernels.manifest import Manifest
+from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import entries, merge, samples as sample_format, table
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Entry
 
-Chosen = Mapping[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
+_Chosen = dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
 """(device, key as JSON) -> key, chosen config, its median in microseconds."""
 
 
@@ -45,13 +46,6 @@ class Difference:
     median_us_a: float = 0.0
     config_b: AnyConfig | None = None
     median_us_b: float = 0.0
-
-    def __str__(self) -> str:
-        sides = (("a", self.config_a, self.median_us_a), ("b", self.config_b, self.median_us_b))
-        return f"{self.key.op} {self.key.shape}: " + ", ".join(
-            f"{name}: {config} at {median_us:.2f} us" if config is not None else f"{name}: no entry"
-            for name, config, median_us in sides
-        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -87,26 +81,13 @@ class Differences:
         """The part of the common problems at which another config is chosen; 0 without any."""
         return len(self.changed) / self.num_common if self.num_common else 0.0
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.num_common} problems in both; another config at {len(self.changed)} of them "
-            f"({self.fraction:.1%}); only in a: {len(self.only_a)}; only in b: {len(self.only_b)}"
-        ]
-        device = ""
-        for difference in (*self.changed, *self.only_a, *self.only_b):
-            if difference.device != device:
-                device = difference.device
-                lines.append(f"{device}:")
-            lines.append(f"  {difference}")
-        lines += [f"not read: {problem}" for problem in self.skipped]
-        return "\n".join(lines)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "num_common": self.num_common, "fraction": self.fraction,
-            "only_a": [difference.as_dict() for difference in self.only_a],
-            "only_b": [difference.as_dict() for difference in self.only_b],
-            "changed": [difference.as_dict() for difference in self.changed],
+            **{
+                name: [difference.as_dict() for difference in getattr(self, name)]
+                for name in ("only_a", "only_b", "changed")
+            },
             "skipped": list(self.skipped),
         }
 
@@ -127,16 +108,11 @@ def diff(
       TableError: a path is none of these, or a table or the manifest is damaged.
     """
     skipped: list[str] = []
-    found = compare(*(_chosen(Path(path), manifest, skipped) for path in (a, b)))
-    return replace(found, skipped=tuple(dict.fromkeys(skipped)))
-
-
-def compare(a: Chosen, b: Chosen) -> Differences:
-    """Compares two mappings."""
+    chosen_a, chosen_b = (_chosen(Path(path), manifest, skipped) for path in (a, b))
     only_a, only_b, changed = [], [], []
-    for place in sorted({*a, *b}):
-        key, config_a, median_us_a = a.get(place, (None, None, 0.0))
-        other_key, config_b, median_us_b = b.get(place, (None, None, 0.0))
+    for place in sorted({*chosen_a, *chosen_b}):
+        key, config_a, median_us_a = chosen_a.get(place, (None, None, 0.0))
+        other_key, config_b, median_us_b = chosen_b.get(place, (None, None, 0.0))
         difference = Difference(
             device=place[0], key=key if key is not None else other_key, config_a=config_a,
             median_us_a=median_us_a, config_b=config_b, median_us_b=median_us_b,
@@ -149,7 +125,7 @@ def compare(a: Chosen, b: Chosen) -> Differences:
             changed.append(difference)
     return Differences(
         only_a=tuple(only_a), only_b=tuple(only_b), changed=tuple(changed),
-        num_common=len({*a} & {*b}),
+        num_common=len({*chosen_a} & {*chosen_b}), skipped=tuple(dict.fromkeys(skipped)),
     )
 
 
@@ -200,12 +176,12 @@ def _problems_of_file(file: Path) -> list[str]:
             f"{file}: holds samples of {', '.join(strangers)}, which belong into "
             f"{', '.join(map(merge.file_name, strangers))}"
         )
-    if not bad and file.read_bytes() != sample_format.samples_text(samples).encode("ascii"):
+    text = sample_format.samples_text(samples)
+    if not bad and regular_file.read(file) != text.encode("ascii"):
         problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
-    times = Counter(canonical_json(sample.to_json()) for sample in samples)
     problems += [
-        f"{file}: a sample is there {count} times: {text}"
-        for text, count in times.items() if count > 1
+        f"{file}: a sample is there {count} times: {line:.200}"
+        for line, count in Counter(text.splitlines()).items() if count > 1
     ]
     return problems
 
@@ -216,9 +192,9 @@ def _is_table(path: Path) -> bool:
 
 def _chosen(
     path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
-) -> Chosen:
+) -> _Chosen:
     """What a path chooses; what could not be read there is added to `skipped`."""
-    chosen: dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]] = {}
+    chosen: _Chosen = {}
     for fingerprint, entry in _entries(path, manifest, skipped):
         if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
             continue  # says what the entry of the other output dtype says

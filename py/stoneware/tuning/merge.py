@@ -25,7 +25,7 @@ from urllib.parse import quote
 from stoneware.errors import TableError
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import salvage, samples as sample_format, store
+from stoneware.tuning import samples as sample_format, store
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 KEEP = ("all", "newest")
@@ -66,15 +66,6 @@ class Merged:
     folders: list[Path]
     num_samples: int
     problems: list[str]
-
-
-@dataclass
-class _Family:
-    """Samples of devices that differ in name and power limit at most."""
-
-    names: set[str] = field(default_factory=set)
-    own_names: set[str] = field(default_factory=set)
-    samples: dict[str, Sample] = field(default_factory=dict)
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
@@ -129,16 +120,12 @@ def merge(
     read = [read_source(path) for path in sources]
     replaced = _files_to_replace(read, out)
     runs = _united_runs(read)
-    families = _families(read, runs)
-    devices = [
-        device for family in families.values()
-        for device in _by_device(family, _kept(family.samples.values(), runs, keep), runs)
-    ]
-    bases = Counter(_folder_name(record.fingerprint) for record, _ in devices)
+    devices = _devices(read, runs, keep)
+    names = Counter(_folder_name(record.fingerprint) for record, _ in devices)
     folders, written = [], set()
     for record, samples in devices:
         name = _folder_name(record.fingerprint)
-        if bases[name] > 1:
+        if names[name] > 1:
             name += f"_{_sha256(canonical_json(record.fingerprint.to_json()))[:8]}"
         written |= _write_device_folder(out / name, record, samples, runs)
         folders.append(out / name)
@@ -178,13 +165,12 @@ def read_folder(
 
 
 def _is_store(path: Path) -> bool:
-    if path.suffix == store.SUFFIX:
-        # The database itself may be what is missing.
-        return any(os.path.isfile(f"{path}{end}") for end in ("", "-wal", ".new"))
     if not path.is_file():
         return False
+    if path.suffix == store.SUFFIX:
+        return True
     with path.open("rb") as file:
-        return file.read(len(salvage.DATABASE_MAGIC)) == salvage.DATABASE_MAGIC
+        return file.read(16) == b"SQLite format 3\0"
 
 
 def _is_device_folder(path: Path) -> bool:
@@ -195,22 +181,22 @@ def _is_device_folder(path: Path) -> bool:
 
 
 def _read_store(source: Source, path: Path) -> None:
-    own = store.Store(path)
+    taken, problems = store.Store(path).read()
     devices: dict[DeviceFingerprint, tuple[dict[str, Run], list[Sample]]] = {}
-    for run, sample in own.samples():
+    for run, sample in taken:
         runs, samples = devices.setdefault(run.device, ({}, []))
         runs[run.id] = run
         samples.append(sample)
-    source.devices += [
-        (DeviceRecord(fingerprint=device), runs, samples)
-        for device, (runs, samples) in devices.items()
-    ]
-    source.problems += own.problems()
+    for device, (runs, samples) in devices.items():
+        source.devices.append((DeviceRecord(fingerprint=device), runs, samples))
+    source.problems += problems
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
     files = sorted(path.glob("*.jsonl"))
-    runs, problems = sample_format.read_runs_leniently(path / "runs.json")
+    runs_file, device_file = path / "runs.json", path / "device.json"
+    source.files += [*files, *(file for file in (runs_file, device_file) if file.exists())]
+    runs, problems = sample_format.read_runs_leniently(runs_file)
     source.problems += problems
     samples: list[Sample] = []
     for file in files:
@@ -219,25 +205,19 @@ def _read_device_folder(source: Source, path: Path) -> None:
         samples += [sample for sample in found if sample.run in runs]
         lacking = [sample.run for sample in found if sample.run not in runs]
         if lacking:
-            others = len(set(lacking)) - 1
             source.problems.append(
-                f"{file}: skipped {len(lacking)} sample{'s'[:len(lacking) > 1]}: {path / 'runs.json'} "
-                f"lacks run {min(lacking)!r}"
-                + (f" and {others} other{'s'[:others > 1]}" if others else "")
+                f"{file}: skipped {len(lacking)} of {len(found)} samples: {runs_file} lacks their "
+                f"runs, such as {min(lacking)!r}"
             )
     try:
-        record = sample_format.read_device(path / "device.json")
+        record = sample_format.read_device(device_file)
     except TableError as error:
         source.problems.append(str(error))
-        record = None
-    if record is None and runs:
+        if not runs:
+            return
         # Its names are lost, but each run knows its device.
         record = DeviceRecord(fingerprint=min(runs.items())[1].device)
-    source.files += [
-        *files, *(path / name for name in ("runs.json", "device.json") if (path / name).exists())
-    ]
-    if record is not None:
-        source.devices.append((record, runs, samples))
+    source.devices.append((record, runs, samples))
 
 
 def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
@@ -245,28 +225,24 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
     if not out.exists():
         return set()
     there = {
-        file for folder in (out, *out.iterdir()) if _is_device_folder(folder)
+        file.resolve(): file for folder in (out, *out.iterdir()) if _is_device_folder(folder)
         for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern)
     }
-    read: set[Path] = set()
+    unread = set(there)
     for source in sources:
-        files = {file for file in there if any(_is_same(file, other) for other in source.files)}
+        files = {file.resolve() for file in source.files} & there.keys()
         if files and source.problems:
             raise TableError(
                 f"{out} is also a source, and what cannot be read of it would be lost: "
                 f"{'; '.join(source.problems)}; mend it first, or merge into another folder"
             )
-        read |= files
-    if there - read:
+        unread -= files
+    if unread:
         raise ValueError(
-            f"out={out} holds {min(there - read)}, which is in none of the sources and would be "
+            f"out={out} holds {there[min(unread)]}, which is in none of the sources and would be "
             "overwritten; add it to the sources, or give an empty folder"
         )
-    return there
-
-
-def _is_same(file: Path, other: Path) -> bool:
-    return file.name == other.name and file.samefile(other)
+    return set(there.values())
 
 
 def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:
@@ -296,20 +272,42 @@ def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
     return united
 
 
-def _families(sources: Iterable[Source], runs: dict[str, Run]) -> dict[tuple, _Family]:
-    """Samples by what their runs say of the device; the names of device.json go with them."""
-    families: dict[tuple, _Family] = {}
+def _devices(
+    sources: Iterable[Source], runs: dict[str, Run], keep: str
+) -> list[tuple[DeviceRecord, list[Sample]]]:
+    """The devices that the runs name, each with its samples.
+
+    Devices with the same numbers share their names, and are one for each power limit; what was
+    measured under an unknown limit goes with the known one, if there is just one. What counts is
+    what the runs say, not where a sample was found, or merging twice would differ from once.
+    """
+    samples_of: dict[tuple, dict[str, Sample]] = {}
+    names: dict[tuple, set[str]] = {}
+    aliases: dict[tuple, set[str]] = {}
     for source in sources:
         for record, _, samples in source.devices:
             for sample in samples:
-                device = runs[sample.run].device
-                family = families.setdefault(_numbers(device), _Family())
-                family.samples[canonical_json(sample.to_json())] = sample
-                family.own_names.add(device.name)
-                if _numbers(record.fingerprint) == _numbers(device):
-                    family.own_names.add(record.fingerprint.name)
-                    family.names.update(record.aliases)
-    return families
+                numbers = _numbers(runs[sample.run].device)
+                samples_of.setdefault(numbers, {})[canonical_json(sample.to_json())] = sample
+                names.setdefault(numbers, set()).add(runs[sample.run].device.name)
+                if numbers == _numbers(record.fingerprint):
+                    names[numbers].add(record.fingerprint.name)
+                    aliases.setdefault(numbers, set()).update(record.aliases)
+    devices = []
+    for numbers, by_text in samples_of.items():
+        kept = _kept(by_text.values(), runs, keep)
+        limits = {runs[sample.run].device.power_limit_w for sample in kept} - {0}
+        only_limit = min(limits) if len(limits) == 1 else 0
+        by_limit: dict[int, list[Sample]] = {}
+        for sample in kept:
+            limit = runs[sample.run].device.power_limit_w or only_limit
+            by_limit.setdefault(limit, []).append(sample)
+        name = min(names[numbers])
+        others = tuple(sorted((names[numbers] | aliases.get(numbers, set())) - {name}))
+        for limit, samples in sorted(by_limit.items(), reverse=True):
+            device = replace(runs[samples[0].run].device, name=name, power_limit_w=limit)
+            devices.append((DeviceRecord(fingerprint=device, aliases=others), samples))
+    return devices
 
 
 def _numbers(device: DeviceFingerprint) -> tuple:
@@ -330,29 +328,6 @@ def _kept(samples: Iterable[Sample], runs: dict[str, Run], keep: str) -> list[Sa
     ).values())
 
 
-def _by_device(
-    family: _Family, samples: list[Sample], runs: dict[str, Run]
-) -> list[tuple[DeviceRecord, list[Sample]]]:
-    """The devices of a family: one per power limit.
-
-    What was measured under an unknown limit goes with the known one, if there is just one. Always
-    by what the runs say, and never by where a sample was found, or merging twice would differ from
-    merging once.
-    """
-    limits = sorted({runs[sample.run].device.power_limit_w for sample in samples} - {0})
-    by_limit: dict[int, list[Sample]] = {}
-    for sample in samples:
-        limit = runs[sample.run].device.power_limit_w
-        by_limit.setdefault(limit or (limits[0] if len(limits) == 1 else 0), []).append(sample)
-    name = min(family.own_names)
-    aliases = tuple(sorted((family.names | family.own_names) - {name}))
-    devices = []
-    for limit, group in sorted(by_limit.items(), reverse=True):
-        device = replace(runs[group[0].run].device, name=name, power_limit_w=limit)
-        devices.append((DeviceRecord(fingerprint=device, aliases=aliases), group))
-    return devices
-
-
 def _folder_name(device: DeviceFingerprint) -> str:
     """"nvidia_h200"; devices that share it get a digest of theirs behind it."""
     return re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_") or "device"
@@ -370,16 +345,13 @@ def _write_device_folder(
     by_op: dict[str, list[Sample]] = {}
     for sample in samples:
         by_op.setdefault(file_name(sample.op), []).append(sample)
-    used = [runs[id] for id in {sample.run for sample in samples}]
+    used = {sample.run: runs[sample.run] for sample in samples}
     runs_file = folder / "runs.json"
-    if runs_file.exists():
-        # While old and new files of samples are mixed, all their runs are there.
-        before, _ = sample_format.read_runs_leniently(runs_file)
-        sample_format.write_runs(runs_file, {**before, **{run.id: run for run in used}}.values())
-    else:
-        sample_format.write_runs(runs_file, used)
+    # While old and new files of samples are mixed, all their runs are there.
+    before = sample_format.read_runs_leniently(runs_file)[0] if runs_file.exists() else {}
+    sample_format.write_runs(runs_file, {**before, **used}.values())
     sample_format.write_device(folder / "device.json", record)
     for name, group in by_op.items():
         sample_format.write_samples(folder / name, group)
-    sample_format.write_runs(runs_file, used)
+    sample_format.write_runs(runs_file, used.values())
     return {runs_file, folder / "device.json", *(folder / name for name in by_op)}

@@ -13,29 +13,34 @@ names the file and the line.
 from __future__ import annotations
 
 import codecs
-import json
 import math
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
 from stoneware.kernels.key import AnyKey, KernelKey, key_from_json
 from stoneware.runtime import regular_file
-from stoneware.runtime.canonical import canonical_document, canonical_json
+from stoneware.runtime.canonical import canonical_document, canonical_json, check_name, parse_json
 from stoneware.runtime.device import DeviceFingerprint
 
 SCHEMA = 2
 STATUSES = ("ok", "wrong", "failed", "hung")
 """Timed; error above the tolerance; did not run; did not end within the limit."""
 
-PARSE_ERRORS = (ValueError, TypeError, RecursionError, OverflowError)
+PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 """What a value that breaks a rule raises; OverflowError for an int that no float can hold."""
 
+MAX_LINE_BYTES = 4 << 20
+"""The longest sample: one line of a file."""
+
 REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
+
+_RUN_BEGIN, _RUN_END = "\n  {\n", "\n  }"
+"""Around each run of runs.json, as `canonical_document` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,30 +83,28 @@ class Sample:
         wanted = KernelConfig if isinstance(self.key, KernelKey) else Config
         if not isinstance(self.config, wanted):
             raise TypeError(f"config={self.config!r} of {self.op} must be a {wanted.__name__}")
-        for name in ("run", "kernel_sha256", "detail"):
+        check_name("op", self.op)
+        check_name("run", self.run)
+        for name in ("kernel_sha256", "detail"):
             if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name}={getattr(self, name)!r} must be a str")
-        if not self.run:
-            raise ValueError("run must not be empty")
+                raise TypeError(f"{name}={getattr(self, name)!r:.60} must be a str")
         if self.status not in STATUSES:
-            raise ValueError(f"status={self.status!r} must be one of {', '.join(STATUSES)}")
+            raise ValueError(f"status={self.status!r:.60} must be one of {', '.join(STATUSES)}")
         for name in ("count", "sm_clock_mhz_before", "sm_clock_mhz_after"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{name}={value!r} must be an int >= 0")
+            _check_count(name, getattr(self, name))
         for name in ("median_us", "spread_us", "error"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name}={value!r} must be a finite number >= 0")
+                raise ValueError(f"{name}={value!r:.60} must be a finite number >= 0")
             object.__setattr__(self, name, float(value))
         if self.status == "ok" and (self.median_us <= 0 or self.count < 1):
             raise ValueError(
                 f"median_us={self.median_us} and count={self.count} of a sample with status 'ok' "
                 "must be positive"
             )
-        if self.kernel_sha256 and not _is_sha256(self.kernel_sha256):
+        if not re.fullmatch("([0-9a-f]{64})?", self.kernel_sha256):
             raise ValueError(
-                f"kernel_sha256={self.kernel_sha256!r} must be empty or 64 hexadecimal digits"
+                f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits"
             )
 
     @property
@@ -109,9 +112,12 @@ class Sample:
         return self.key.op
 
     @property
-    def sort_key(self) -> tuple[AnyKey, AnyConfig, str]:
-        """The order of samples in a file: by problem, then candidate, then run."""
-        return self.key, self.config, self.run
+    def sort_key(self) -> tuple[str, AnyKey, AnyConfig, str]:
+        """The order of samples in a file: by problem, then candidate, then run.
+
+        By op first: problems of our ops and of decorated kernels are not comparable.
+        """
+        return self.op, self.key, self.config, self.run
 
     def to_json(self) -> dict[str, Any]:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -162,22 +168,20 @@ class Run:
     def __post_init__(self) -> None:
         if not isinstance(self.device, DeviceFingerprint):
             raise TypeError(f"device={self.device!r} must be a DeviceFingerprint")
+        check_name("id", self.id)
         for field in fields(self):
             value = getattr(self, field.name)
             if "_clock_mhz_" in field.name:
-                if type(value) is not int or value < 0:
-                    raise ValueError(f"{field.name}={value!r} must be an int >= 0")
+                _check_count(field.name, value)
             elif field.name != "device" and not isinstance(value, str):
-                raise TypeError(f"{field.name}={value!r} must be a str")
-        if not self.id:
-            raise ValueError("id of a run must not be empty")
+                raise TypeError(f"{field.name}={value!r:.60} must be a str")
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "device": self.device.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
-        _check_fields(cls, data, optional=set())
+        _check_fields(cls, data)
         return cls(**{**data, "device": DeviceFingerprint.from_json(data["device"])})
 
 
@@ -198,8 +202,10 @@ class DeviceRecord:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeviceRecord:
         aliases = data["aliases"]
-        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-            raise ValueError(f"aliases={aliases!r} must be a list of names")
+        if not isinstance(aliases, list):
+            raise ValueError(f"aliases={aliases!r:.60} must be a list of names")
+        for alias in aliases:
+            check_name("alias", alias)
         return cls(
             fingerprint=DeviceFingerprint.from_json(data["fingerprint"]), aliases=tuple(aliases)
         )
@@ -238,12 +244,9 @@ def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
     Raises:
       TableError: naming file and line, if a line is not JSON or breaks a rule.
     """
-    located = []
-    for line_number, line in enumerate(_read_text(path).splitlines(), start=1):
-        try:
-            located.append((line_number, Sample.from_json(_parse(line))))
-        except PARSE_ERRORS as error:
-            raise TableError(f"{path}:{line_number}: not a sample: {error}; {REMEDY}") from error
+    located, problems = _read_lines(path)
+    if problems:
+        raise TableError(f"{problems[0]}; {REMEDY}")
     return located
 
 
@@ -253,25 +256,13 @@ def read_samples_leniently(path: str | os.PathLike[str]) -> tuple[list[Sample], 
     A problem is a line that was skipped, with file, line number and reason, or a file that cannot
     be read. Nothing but the bad line is lost, whatever its bytes are.
     """
-    try:
-        data = regular_file.read(path)
-    except OSError as error:
-        return [], [f"{path}: cannot be read: {error}; {REMEDY}"]
-    lines = data.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    samples, problems = [], []
-    for line_number, line in enumerate(lines, start=1):
-        try:
-            samples.append(Sample.from_json(_parse(line.decode("utf-8"))))
-        except PARSE_ERRORS as error:
-            problems.append(f"{path}:{line_number}: skipped: not a sample: {error}")
-    return samples, problems
+    located, problems = _read_lines(path)
+    return [sample for _, sample in located], problems
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
     """Writes samples sorted, one a line; the same samples give the same bytes."""
-    _write_text(path, samples_text(samples))
+    regular_file.write(path, samples_text(samples).encode("ascii"))
 
 
 def samples_text(samples: Iterable[Sample]) -> str:
@@ -284,106 +275,119 @@ def samples_text(samples: Iterable[Sample]) -> str:
 
 
 def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
-    """Reads runs.json: runs by id."""
-    runs = _read_document(path, "runs", lambda data: [Run.from_json(run) for run in data["runs"]])
-    by_id = {run.id: run for run in runs}
-    if len(by_id) != len(runs):
-        raise TableError(f"{path}: two runs have one id; {REMEDY}")
-    return by_id
+    """Reads runs.json: runs by id.
+
+    Raises:
+      TableError: naming the file, if it or a run in it is damaged.
+    """
+    runs, problems = read_runs_leniently(path)
+    if problems:
+        raise TableError(problems[0])
+    return runs
 
 
 def read_runs_leniently(path: str | os.PathLike[str]) -> tuple[dict[str, Run], list[str]]:
     """Reads what is good in runs.json: (runs by id, problems); never raises for its content."""
     try:
-        return read_runs(path), []
-    except TableError as error:
-        problems = [str(error)]
-    try:
-        text = regular_file.read(path).decode("utf-8", "replace")
-    except OSError:
-        return {}, problems
+        text = _read_text(path)
+    except OSError as error:
+        return {}, [f"{path}: cannot be read: {error}; {REMEDY}"]
     runs: dict[str, Run] = {}
-    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates)
-    position = text.find("{")
-    while position >= 0:
-        end = position + 1
+    problems = []
+    try:
+        found = _parse_document(text)["runs"]
+        if not isinstance(found, list):
+            raise TypeError(f"a list of runs is expected, found {type(found).__name__}")
+    except PARSE_ERRORS as error:
+        problems.append(f"{path}: not runs: {_reason(error)}; {REMEDY}")
+        # It was cut or edited by hand. Each run begins and ends with a line of its own.
+        found = [f"{{{block.partition(_RUN_END)[0]}}}" for block in text.split(_RUN_BEGIN)[1:]]
+    for data in found:
         try:
-            data, end_of_object = decoder.raw_decode(text, position)
-            run = Run.from_json(data)
-            runs.setdefault(run.id, run)
-            end = end_of_object
-        except PARSE_ERRORS:
-            pass  # the document, or a part of a run: a run may begin inside
-        position = text.find("{", end)
+            run = Run.from_json(parse_json(data) if isinstance(data, str) else data)
+            if run.id in runs:
+                raise ValueError(f"two runs have the id {run.id!r}")
+            runs[run.id] = run
+        except PARSE_ERRORS as error:
+            problems.append(f"{path}: not a run: {_reason(error)}; {REMEDY}")
     return runs, problems
 
 
 def write_runs(path: str | os.PathLike[str], runs: Iterable[Run]) -> None:
     ordered = sorted(runs, key=lambda run: run.id)
-    document = {"schema": SCHEMA, "runs": [run.to_json() for run in ordered]}
-    _write_text(path, canonical_document(document))
+    _write_document(path, {"runs": [run.to_json() for run in ordered]})
 
 
 def read_device(path: str | os.PathLike[str]) -> DeviceRecord:
-    """Reads device.json."""
-    return _read_document(path, "a device", DeviceRecord.from_json)
+    """Reads device.json.
+
+    Raises:
+      TableError: naming the file, if it is damaged.
+    """
+    try:
+        return DeviceRecord.from_json(_parse_document(_read_text(path)))
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read: {error}; {REMEDY}") from error
+    except PARSE_ERRORS as error:
+        raise TableError(f"{path}: not a device: {_reason(error)}; {REMEDY}") from error
 
 
 def write_device(path: str | os.PathLike[str], record: DeviceRecord) -> None:
-    document = {"schema": SCHEMA, **record.to_json()}
-    _write_text(path, canonical_document(document))
+    _write_document(path, record.to_json())
+
+
+def _read_lines(path: str | os.PathLike[str]) -> tuple[list[tuple[int, Sample]], list[str]]:
+    try:
+        lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
+        return [], [f"{path}: cannot be read: {error}"]
+    if not lines[-1]:
+        lines.pop()
+    located, problems = [], []
+    for line_number, line in enumerate(lines, start=1):
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
+            located.append((line_number, Sample.from_json(parse_json(line.decode("utf-8")))))
+        except PARSE_ERRORS as error:
+            problems.append(f"{path}:{line_number}: not a sample: {_reason(error)}")
+    return located, problems
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:
-    try:
-        return regular_file.read(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TableError(f"{path}: cannot be read: {error}; {REMEDY}") from error
+    return regular_file.read(path).decode("utf-8", "replace")
 
 
-def _read_document(path: str | os.PathLike[str], what: str, parse: Any) -> Any:
-    try:
-        data = _parse(_read_text(path))
-        if data["schema"] != SCHEMA:
-            raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
-        return parse(data)
-    except KeyError as error:
-        raise TableError(f"{path}: not {what}: the key {error} is missing; {REMEDY}") from error
-    except PARSE_ERRORS as error:
-        raise TableError(f"{path}: not {what}: {error}; {REMEDY}") from error
-
-
-def _parse(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_without_duplicates)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) != len(pairs):
-        twice = next(name for name in data if sum(name == other for other, _ in pairs) > 1)
-        raise ValueError(f"the key {twice!r} comes twice in an object")
+def _parse_document(text: str) -> Mapping[str, Any]:
+    data = parse_json(text)
+    if not isinstance(data, dict):
+        raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
+    schema = data.get("schema")
+    if type(schema) is not int or schema != SCHEMA:
+        raise ValueError(f"schema={schema!r:.60} must be {SCHEMA}")
     return data
 
 
-def _write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file so that whoever looks, or is killed, finds the old one or the new one."""
-    draft = Path(f"{path}.draft")
-    with draft.open("w", encoding="ascii", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+def _write_document(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
+    regular_file.write(path, canonical_document({"schema": SCHEMA, **data}).encode("ascii"))
 
 
-def _check_fields(cls: type, data: Any, optional: set[str]) -> None:
+def _reason(error: Exception) -> str:
+    """What is wrong, in a line of bounded length, however long the bad value is."""
+    text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+    return text if len(text) <= 500 else text[:500] + "..."
+
+
+def _check_fields(cls: type, data: Any, optional: Iterable[str] = ()) -> None:
     if not isinstance(data, Mapping):
         raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
     known = {field.name for field in fields(cls)}
-    unknown = sorted(map(str, set(data) - known))
-    missing = sorted(known - optional - set(data))
+    unknown = sorted(data.keys() - known)
+    missing = sorted(known - data.keys() - set(optional))
     if unknown or missing:
         raise ValueError(f"unknown fields {unknown}, missing fields {missing}")
 
 
-def _is_sha256(text: str) -> bool:
-    return len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name}={value!r:.40} must be an int from 0 to 2**63-1")
