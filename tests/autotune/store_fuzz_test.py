@@ -16,7 +16,8 @@ import sample_strategies as data
 
 from stoneware.errors import StoreError, TableError
 from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning import differences, merge, record, samples as sample_format, table
+from stoneware.tuning import differences, merge, record, samples as sample_format, table_file
+from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Sample
 from stoneware.tuning.store import Store
 
@@ -344,19 +345,101 @@ def test_a_damaged_document_of_a_folder_is_a_problem_and_no_crash(tmp_path, name
 @pytest.mark.parametrize("seed", range(NUM_MUTATIONS))
 def test_a_damaged_table_is_refused_whole_and_no_crash(tmp_path, seed):
     path = tmp_path / "scaled_mm.table"
-    choice = table.Choice(config=data.sample().config, median_us=9.0, spread_us=1.0, run=RUN.id)
+    samples = [(RUN, data.sample(m=m)) for m in range(1, 20)]
+    content = table_file.encode(make_table("scaled_mm", samples, None))
+    changed = mutated(seed, content, OF_TEXT)
+    path.write_bytes(changed)
+    lines = set(content.split(b"\n")) - {b""}
+    untouched = sorted(line.decode() for line in changed.split(b"\n") if line in lines)
+    found, problems = sample_format.read_samples_leniently(path)
+    good = sorted(text_of(sample) for sample in found)
+    # A changed digit is a sample, too: no digest is kept of a line that people may edit.
+    for text in untouched:
+        good.remove(text)
+    damaged = [line for line in changed.split(b"\n") if line not in lines]
+    assert len(good) + len(problems) <= len(damaged)
+    for problem in problems:
+        place, line, _ = problem.removeprefix(f"{path}:").partition(": skipped")
+        assert line and place.isdigit(), problem
+    try:
+        assert len(sample_format.read_samples(path)) == len(found) and not problems
+    except TableError as error:
+        assert str(path) in str(error)
+
+
+@pytest.mark.parametrize("value", [
+    "null", "true", "-1", str(10**400), "1e999", "NaN", "-Infinity", '"x"', '"\\ud800"', "[]", "{}",
+    "[[[]]]", "[" * 100_000, "1.5", '{"op":"x:y"}',
+])
+def test_no_value_of_any_field_crashes_reading_or_costs_another_line(tmp_path, value):
+    path = tmp_path / "scaled_mm.jsonl"
+    good = [data.sample(m=7), data.kernel_sample(m=7)]
+    lines = [text_of(sample) for sample in good]
+    for sample in good:
+        document = sample.to_json()
+        for part in (document, document["key"], document["config"]):
+            for name in part:
+                old, part[name] = part[name], "PLACE"
+                lines.append(canonical_json(document).replace('"PLACE"', value))
+                part[name] = old
+    path.write_text("\n".join(lines) + "\n")
+    found, problems = sample_format.read_samples_leniently(path)
+    assert [text_of(sample) for sample in found[:2]] == lines[:2]
+    assert len(found) + len(problems) == len(lines) and problems
+    with pytest.raises(TableError, match="scaled_mm.jsonl:[0-9]+: not a sample"):
+        sample_format.read_samples(path)
+
+
+def test_a_key_that_comes_twice_in_a_line_is_a_problem(tmp_path):
+    path = tmp_path / "scaled_mm.jsonl"
+    line = text_of(data.sample())
+    path.write_text(f"{line}\n{line[:-1]},\"median_us\":1.0}}\n")
+    found, (problem,) = sample_format.read_samples_leniently(path)
+    assert len(found) == 1 and f"{path}:2: " in problem and "'median_us' comes twice" in problem
+
+
+@pytest.mark.parametrize("name", ["runs.json", "device.json"])
+@pytest.mark.parametrize("seed", range(NUM_MUTATIONS // 3))
+def test_a_damaged_document_of_a_folder_is_a_problem_and_no_crash(tmp_path, name, seed):
+    runs = [data.run(f"run-{idx}") for idx in range(5)]
+    samples = [data.sample(run=run.id) for run in runs]
+    sample_format.write_samples(tmp_path / "scaled_mm.jsonl", samples)
+    sample_format.write_runs(tmp_path / "runs.json", runs)
+    sample_format.write_device(tmp_path / "device.json", DeviceRecord(fingerprint=data.H200))
+    changed = mutated(seed, (tmp_path / name).read_bytes(), OF_TEXT)
+    (tmp_path / name).write_bytes(changed)
+    source = merge.read_source(tmp_path)
+    found = {sample.run for _, _, samples in source.devices for sample in samples}
+    if name == "device.json":
+        assert found == {run.id for run in runs}
+    else:
+        blocks = [json.dumps(run.to_json(), indent=1, sort_keys=True) for run in runs]
+        whole = {
+            run.id for run, block in zip(runs, blocks)
+            if block.replace("\n", "\n  ").encode() in changed
+        }
+        assert whole <= found
+    if len(found) < len(runs):
+        assert source.problems
+    assert isinstance(differences.verify(tmp_path), list)
+
+
+@pytest.mark.parametrize("seed", range(NUM_MUTATIONS))
+def test_a_damaged_table_is_refused_whole_and_no_crash(tmp_path, seed):
+    path = tmp_path / "scaled_mm.table"
+    choice = Choice(config=data.sample().config, median_us=9.0, spread_us=1.0, run=RUN.id)
     entries = [
-        table.Entry(key=data.sample(m=m).key, choices=(choice,), rule="fastest")
+        Entry(key=data.sample(m=m).key, choices=(choice,), rule="fastest")
         for m in range(1, 20)
     ]
     device = table.DeviceEntries(fingerprint=data.H200, entries=entries)
-    content = table.encode("scaled_mm", [device], [{"id": RUN.id}])
+    content = table_file.encode("scaled_mm", [device], [{"id": RUN.id}])
     changed = mutated(seed, content, OF_TEXT)
     path.write_bytes(changed)
     if changed == content:
         assert differences.verify(path) == []
         return
     with pytest.raises(TableError, match="scaled_mm.table"):
-        table.decode(changed, path, "scaled_mm")
+        table_file.decode(changed, path, "scaled_mm")
     (problem,) = differences.verify(path)
     assert str(path) in problem

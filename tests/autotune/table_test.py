@@ -1,4 +1,4 @@
-"""The table: parsed entry by entry, of ops and of decorated kernels, with predicted devices."""
+"""The table: parsed entry by entry, of ops and of decorated kernels; what is wrong in it is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import small_package as small
 from small_kernel import NEW, OLD, OP, kernel_config, kernel_sample, write_kernel
 
 from stoneware.errors import TableError
-from stoneware.tuning import table
+from stoneware.tuning import table_file, table_view
 from stoneware.tuning.bake import bake
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
@@ -22,8 +22,9 @@ def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):
     ]
     baked = small.bake_samples(tmp_path, samples)
     parsed = []
-    whole = table._parsed
-    monkeypatch.setattr(table, "_parsed", lambda text: parsed.append(text) or whole(text))
+    whole = table_view.json.loads
+    monkeypatch.setattr(
+        table_view.json, "loads", lambda text: parsed.append(text) or whole(text))
     device = baked.devices[0]
     assert device.num_entries == 8
     assert parsed == []
@@ -57,12 +58,11 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
         kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(256, 5.0, status="hung"),
     ])
     assert files[0].name == "acme.kernels.softmax.jsonl"
-    assert table.file_name(OP) == "acme.kernels.softmax.table"
-    baked = table.decode(bake(OP, files, kernels=[OP]), "x", OP)
+    assert table_file.file_name(OP) == "acme.kernels.softmax.table"
+    baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
     entry = baked.devices[0].entry(kernel_sample(64, 1.0).key)
     assert [choice.config for choice in entry.choices] == [kernel_config(128), kernel_config(64)]
     assert entry.choices[0].kernel_sha256 == NEW
-    assert not [device for device in baked.devices if device.is_predicted]
 
 
 def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
@@ -71,7 +71,7 @@ def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
         kernel_sample(64, 9.0), kernel_sample(128, 7.0),
         kernel_sample(64, 1.0, sha256=OLD, run="run-2"),
     ], runs=runs)
-    device = table.decode(bake(OP, files, kernels=[OP]), "x", OP).devices[0]
+    device = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP).devices[0]
     key = kernel_sample(64, 1.0).key
 
     def chosen(sha256):
@@ -115,30 +115,3 @@ def test_sample_of_the_kernel_as_it_is_now_comes_before_a_newer_one_of_other_byt
     ], runs=runs)
     [choice] = small.entry_at(baked, m=16).choices
     assert (choice.run, choice.is_drifted) == ("old", False)
-
-
-def test_devices_that_nobody_measured_are_predicted_at_the_measured_shapes(tmp_path):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(config, 10.0) for config in (TINY, small.VENDOR)
-    ])
-    assert [device.is_predicted for device in baked.devices].count(False) == 1
-    assert not baked.devices[0].is_predicted, "measured ones come first"
-    l40s = baked.device_named("L40S")
-    entry = l40s.entry(small.key())
-    assert l40s.is_predicted
-    assert [choice.config for choice in entry.choices] == [small.triton(arch="sm89")]
-    assert entry.choices[0].run == table.PREDICTED_RUN
-    assert entry.choices[0].median_us > 0
-    assert l40s.entry(small.key(m=64)) is None, "measured nowhere"
-
-
-def test_predicted_device_near_a_measured_one_has_its_names_alone(tmp_path):
-    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0)])
-    h100 = baked.device_named("H100")
-    assert (h100.is_predicted, h100.num_entries) == (True, 0)
-
-
-def test_device_with_samples_is_not_predicted(tmp_path):
-    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0)])
-    same = [one for one in baked.devices if one.fingerprint.same_hardware(small.H200)]
-    assert [one.is_predicted for one in same] == [False]

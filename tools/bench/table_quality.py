@@ -29,8 +29,8 @@ from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.kernels.registry import OPS, VENDOR
 from stoneware.ops.scaled_mm.shapes import M_VALUES
-from stoneware.tuning import layers, lookup, merge
-from stoneware.tuning.layers import Source
+from stoneware.tuning import lookup, merge, sources
+from stoneware.tuning.sources import Source
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.table import Entry, Table
 
@@ -179,12 +179,12 @@ def main(argv: Sequence[str]) -> int:
             for name, flag in (("held_out", _HELD_OUT), ("again", _AGAIN)) if flag.value
         }
         for op in OPS:
-            table = layers.table_of_samples(op, [one for one in taken if one[1].op == op])
+            table = sources.table_of_samples(op, [one for one in taken if one[1].op == op])
             for name, pairs in others.items():
                 of_op = [one for one in pairs if one[1].op == op]
                 if not of_op:
                     continue
-                other = layers.table_of_samples(op, of_op)
+                other = sources.table_of_samples(op, of_op)
                 if name == "again":
                     report[name][op] = again_figures(table, other)
                 else:

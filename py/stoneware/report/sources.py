@@ -17,9 +17,9 @@ from stoneware.report import measures, regret
 from stoneware.report.measures import Measurement, Problem
 from stoneware.report.regret import Regret
 from stoneware.runtime.device import DeviceFingerprint, names_match
-from stoneware.tuning import entries, layers, merge, table, time_fit
+from stoneware.tuning import entries, merge, sources, table_file, time_fit
 from stoneware.tuning.samples import STATUSES, Run, Sample
-from stoneware.tuning.table import Table
+from stoneware.tuning.table import RUN_FIELDS, Table
 
 @dataclass(frozen=True, kw_only=True)
 class TableMeasurement:
@@ -42,7 +42,7 @@ class DeviceMeasurements:
     Attributes:
       fingerprint, aliases: the device.
       measurements: samples, and choices of tables.
-      runs: run id -> table.RUN_FIELDS and, where known, "clocks".
+      runs: run id -> RUN_FIELDS and, where known, "clocks".
       origins: the sources that had something of the device.
       digests: op -> digest of the table that was read.
       manifest: the kernels of this installation; None if it has none.
@@ -100,7 +100,7 @@ class DeviceMeasurements:
         for item in self.measurements:
             counts[item.run] = counts.get(item.run, 0) + 1
         ordered = sorted(counts, key=lambda run_id: (self.dates.get(run_id, ""), run_id))
-        unknown = dict.fromkeys(table.RUN_FIELDS, "unknown")
+        unknown = dict.fromkeys(RUN_FIELDS, "unknown")
         return {
             run_id: {**unknown, "id": run_id, **self.runs.get(run_id, {}),
                      "num_samples": counts[run_id]}
@@ -151,16 +151,14 @@ class Collection:
         device = self.device(fingerprint, aliases, origin)
         for run in runs:
             device.runs[run.id] = {
-                **{name: getattr(run, name) for name in table.RUN_FIELDS},
+                **{name: getattr(run, name) for name in RUN_FIELDS},
                 "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
             }
         device.measurements += samples
 
     def add_table(self, found: Table, origin: str) -> None:
-        """Adds the measured entries of a table; what it derived or predicted is left out."""
+        """Adds the measured entries of a table; what it derived is left out."""
         for device_table in found.devices:
-            if device_table.is_predicted:
-                continue
             measurements = [
                 TableMeasurement(
                     key=entry.key, config=choice.config, median_us=choice.median_us,
@@ -176,7 +174,7 @@ class Collection:
             device = self.device(device_table.fingerprint, device_table.aliases, origin)
             device.digests[found.op] = found.digest
             device.runs.update({
-                run_id: {name: run.get(name, "unknown") for name in table.RUN_FIELDS}
+                run_id: {name: run.get(name, "unknown") for name in RUN_FIELDS}
                 for run_id, run in found.runs.items()
             })
             device.measurements += measurements
@@ -241,12 +239,12 @@ def load(
 
 
 def _add_path(collection: Collection, path: Path) -> None:
-    if path.suffix == table.SUFFIX and path.is_file():
-        collection.add_table(table.read(path, None), str(path))
+    if path.suffix == table_file.SUFFIX and path.is_file():
+        collection.add_table(table_file.read(path, None), str(path))
         return
     if not path.exists():
         raise ValueError(
-            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table.SUFFIX}), and "
+            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table_file.SUFFIX}), and "
             "is none that exists; pass one of those, or nothing for this installation's own"
         )
     _add_source(collection, path)
@@ -262,9 +260,9 @@ def _add_source(collection: Collection, path: Path) -> None:
 def _add_installed(collection: Collection, ops: Sequence[str]) -> None:
     # Tables of decorated kernels are found by name only.
     for op in (*OPS, *(op for op in ops if is_kernel(op))):
-        for source in layers.sources(op):
-            if source.name != layers.STORE:  # its samples say more than its table
+        for source in sources.sources(op):
+            if source.name != sources.STORE:  # its samples say more than its table
                 collection.add_table(source.table, source.name)
-    store = layers.existing_store()
+    store = sources.existing_store()
     if store is not None:
         _add_source(collection, store.path)

@@ -9,16 +9,26 @@ import errno
 import os
 import stat
 
-def read(path: str | os.PathLike[str]) -> bytes:
+def read(path: str | os.PathLike[str], most_bytes: int | None = None) -> bytes:
     """The content of a regular file, or of the one that a link leads to.
 
+    Args:
+      path: where it is.
+      most_bytes: what a larger file is refused for, unread; None for no limit.
+
     Raises:
-      OSError: it cannot be read, or is no regular file.
+      OSError: it cannot be read, is no regular file, or is too large.
     """
     # Without O_NONBLOCK the opening of a pipe waits for a writer.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check(os.fstat(handle), path)
+        status = os.fstat(handle)
+        _check(status, path)
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise OSError(
+                errno.EFBIG, f"it must have at most {most_bytes} bytes, and has {status.st_size}",
+                os.fspath(path),
+            )
         file = os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)

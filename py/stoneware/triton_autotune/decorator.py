@@ -361,7 +361,7 @@ class AutotunedKernel:
 
     def _place(self, layout: Layout, values: Sequence[Any]) -> tuple[KernelKey, int | None, int]:
         """Under what a decision is filed: key, GPU, and the state of `sw.tuning`."""
-        return self._key(layout, values), _current_device(), id(tuning.state())
+        return self._key(layout, values), _current_device(), tuning.state()
 
     def _identity(self) -> Identity:
         if self._known_identity is None:

@@ -25,13 +25,13 @@ from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import kernel_sources, kernel_tuner
 from stoneware.triton_autotune.kernel_sources import Taken
 from stoneware.triton_autotune.kernel_tuner import Candidate, Measured
-from stoneware.tuning import layers, policy as tuning
+from stoneware.tuning import policy as tuning, sources
 from stoneware.tuning.choose import choose
 from stoneware.tuning.lookup import Found
 from stoneware.tuning.samples import Run, Sample
-from stoneware.tuning.table import Choice
+from stoneware.tuning.table_entry import Choice
 
-ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", layers.MEMORY
+ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", sources.MEMORY
 
 _MEMORY_RUN = "memory"
 _NOW = "now"
@@ -49,7 +49,7 @@ class KernelDecision:
     Attributes:
       config: the triton.Config.
       source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
-        this process alone), or the name of another source (`layers`).
+        this process alone), or the name of another source (`sources`).
       layer, grade: as of lookup.Decision; "default" where there is no timing.
       reason: a sentence.
       choices: (config, median_us, spread_us) of what was compared, the chosen one first.
@@ -139,7 +139,7 @@ def _missing(call: Call, known: Mapping[KernelConfig, Taken]) -> list[KernelConf
     if missing or not right:
         return missing
     compared = _of_one_run(right, next(iter(call.configs)), _dates_of(known))
-    if known[compared[0].config].source == layers.OVERLAY:
+    if known[compared[0].config].source == sources.OVERLAY:
         return []
     fastest_us = min(sample.median_us for sample in compared)
     return [
@@ -215,7 +215,7 @@ class Chooser:
                 return self._timed(call, may_measure)
             is_provisional = call.is_capturing
         found = self._look_up(call)
-        is_overlaid = found is not None and found.source == layers.OVERLAY
+        is_overlaid = found is not None and found.source == sources.OVERLAY
         if not is_overlaid and not tuning.wheel_only():
             in_memory = self._choice(call, self._memory(call))
             if in_memory is not None:
@@ -332,7 +332,7 @@ class Chooser:
                         spread_us=choice.spread_us, count=1, status="ok", run=choice.run,
                     )
                     known[choice.config] = Taken(sample, dates.get(choice.run, ""), found.source)
-        is_overlaid = found is not None and found.source == layers.OVERLAY
+        is_overlaid = found is not None and found.source == sources.OVERLAY
         overlaid = set(known) if is_overlaid and next(iter(call.configs)) in known else set()
         # These have the failures too. The overlay's own come before them if they are a race: if
         # the default is among them.

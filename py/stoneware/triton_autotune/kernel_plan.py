@@ -99,8 +99,7 @@ class FastPath:
         if self._kinds is None and not self._start():
             return None
         ordinal = self._device()
-        # States are never freed, so that an id is one state.
-        tokens = [ordinal, id(tuning.state())]
+        tokens = [ordinal, tuning.state()]
         passed = self._kinds.of(values, layout.is_valued, tokens)
         return None if passed is None else (tuple(tokens), passed, ordinal)
 

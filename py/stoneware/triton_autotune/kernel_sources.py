@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import layers, lookup, policy as tuning
+from stoneware.tuning import lookup, policy as tuning, sources as table_sources
 from stoneware.tuning.lookup import Found
 from stoneware.tuning.samples import Sample
 
@@ -47,10 +47,10 @@ def find(
     # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
     for has_packages in (False, True):
         sources = [
-            source for source in layers.sources(key.op, has_packages=has_packages)
-            if has_store or source.name != layers.STORE
+            source for source in table_sources.sources(key.op, has_packages=has_packages)
+            if has_store or source.name != table_sources.STORE
         ]
-        where = layers.with_power_limit(device, ordinal, sources)
+        where = table_sources.with_power_limit(device, ordinal, sources)
         found = next(
             (
                 answer for answer in lookup.answers(key, where, sources, kernel_sha256)
@@ -74,13 +74,13 @@ def samples(
 ) -> list[Taken]:
     """Samples taken here of this kernel at this key on such a device, newest last; arguments as
     for `find`."""
-    taken = [(layers.MEMORY, item) for item in tuning.memory(key.op)]
-    store = layers.existing_store() if has_store and not tuning.wheel_only() else None
+    taken = [(table_sources.MEMORY, item) for item in tuning.memory(key.op)]
+    store = table_sources.existing_store() if has_store and not tuning.wheel_only() else None
     if store is not None:
-        of_store = layers.samples_of_store(store, key.op)
-        taken = [*((layers.STORE, item) for item in of_store), *taken]
-    where = layers.with_power_limit(
-        device, ordinal, layers.sources(key.op, has_packages=False)
+        of_store = table_sources.samples_of_store(store, key.op)
+        taken = [*((table_sources.STORE, item) for item in of_store), *taken]
+    where = table_sources.with_power_limit(
+        device, ordinal, table_sources.sources(key.op, has_packages=False)
     )
     fitting = [
         Taken(sample, run.date, source)
