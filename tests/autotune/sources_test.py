@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.metadata
 import logging
 import subprocess
 import sys
+import weakref
 
 import pytest
 import small_package as small
@@ -342,3 +344,84 @@ def test_an_overlay_that_changes_nothing_is_said_once(package, tmp_path, caplog)
                 decide()
         said = [record.message for record in caplog.records if "changes nothing" in record.message]
         assert len(said) == 1 and str(path) in said[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of samples, with BIG the fastest."""
+    small.write_device(tmp_path / "h200", [small.sample(BIG, 9.0)])
+    return tmp_path / "h200"
+
+
+def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(
+    package, folder, tmp_path, monkeypatch
+):
+    read = []
+    whole = table_sources._tables_of_folders
+    monkeypatch.setattr(
+        table_sources, "_tables_of_folders", lambda folders: read.append(1) or whole(folders))
+    (tmp_path / "link").symlink_to(folder)
+    states = set()
+    for path in (folder, str(folder), tmp_path / "link", folder / ".." / folder.name):
+        with tuning.tuning("off", overlay=path):
+            assert decide().config == BIG
+            states.add(tuning.state())
+    assert len(states) == len(read) == 1, "plans of the first are found in the others"
+    for number, (config, us) in enumerate(((SMALL, 9.0), (SMALL, 8.0), (TINY, 8.0)), start=2):
+        small.write_device(folder, [small.sample(config, us)])
+        with tuning.tuning("off", overlay=folder):
+            assert (decide().config, decide().chosen.median_us) == (config, us)
+        assert len(read) == number
+
+
+def test_table_and_store_of_an_overlay_are_read_again_when_they_have_changed(package, tmp_path):
+    path, store = tmp_path / "t.table", Store(tmp_path / "other.sqlite3")
+    for position, config in enumerate((BIG, SMALL)):
+        path.write_bytes(packaged_bytes(tmp_path, small.sample(config, 9.0)))
+        store.add(small.run(), [small.sample(config, 9.0 - position)])
+        for overlay in (path, store.path):
+            with tuning.tuning("off", overlay=overlay):
+                assert (decide().config, decide().source) == (config, "overlay")
+
+
+def test_overlays_that_were_used_long_ago_are_not_kept(package, folder):
+    tables = []
+    for number in range(40):
+        small.write_device(folder / str(number), [small.sample(BIG, 1.0 + number)])
+        with tuning.tuning("off", overlay=folder / str(number)):
+            assert decide().chosen.median_us == 1.0 + number
+            tables.append(weakref.ref(tuning.state().overlay["scaled_mm"]))
+    gc.collect()
+    assert sum(table() is not None for table in tables) <= 16
+    assert tables[-1]() is not None
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".table", "x" * 5000 + ".sqlite3"])
+def test_overlay_with_a_name_that_no_file_has_is_a_value_error(package, name):
+    with pytest.raises(ValueError, match="overlay='xxx.* must be a ") as caught:
+        with tuning.tuning("off", overlay=name):
+            pass
+    assert len(str(caught.value)) < 500
+
+
+def test_table_in_memory_answers_as_the_one_that_is_baked(package, tmp_path):
+    kinds = [
+        small.sample(config, us, m=m, n=n, out_dtype=out)
+        for m in (1, 16, 512) for n in (2112, 4096)
+        for config, us, out in (
+            (TINY, 9.5 + m, "bf16"), (BIG, 12.5, "bf16"), (small.VENDOR, 11.0, "bf16"))
+    ]
+    taken = [(small.run(), one) for one in kinds]
+    made = table_sources.table_of_samples("scaled_mm", taken)
+    baked = small.bake_samples(tmp_path, kinds)
+    assert made.runs == baked.runs
+    for key in [small.key(m=m, n=n, out_dtype=out) for m in (1, 7, 16, 999)
+                for n in (2112, 3072) for out in ("bf16", "fp16")]:
+        of_made, of_baked = (
+            [
+                (one.entry, one.layer, one.grade) for one in lookup.answers(
+                    key, small.H200, [table_sources.Source("wheel", table)])
+            ]
+            for table in (made, baked)
+        )
+        assert of_made == of_baked and of_made

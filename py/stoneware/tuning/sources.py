@@ -255,7 +255,8 @@ def _say_empty(overlay: str) -> None:
     )
 
 
-def _tables_of_path(path: Path) -> dict[str, Table]:
+def _tables_of_path(overlay: Path) -> dict[str, Table]:
+    path = Path(os.path.realpath(overlay))
     stamp: Any
     if path.is_dir():
         folders = [
@@ -283,11 +284,11 @@ def _tables_of_path(path: Path) -> dict[str, Table]:
 
     if not is_overlay:
         raise ValueError(
-            f"overlay={str(path)!r:.200} must be a folder of samples (with device.json), a store "
+            f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a store "
             f"(.sqlite3) or a baked table ({table_file.SUFFIX}), and is none that exists; pass one "
             "of those"
         )
-    return _tables_of_paths.get(os.path.realpath(path), stamp, make)
+    return _tables_of_paths.get(path, stamp, make)
 
 
 def _stamp(files: Iterable[Path]) -> tuple[tuple[Any, ...], ...]:

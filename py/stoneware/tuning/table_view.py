@@ -308,9 +308,9 @@ class _StoredBlock(Block):
             _check(bool(rows) and len(rows) == end - begin, "an entry must have its corrections")
             for at, _, ratio, fullness in rows:
                 _check(
-                    0 <= ratio < _MOST and 0 <= fullness <= 1
+                    at < len(self._configs) and 0 <= ratio < _MOST and 0 <= fullness <= 1
                     and (ratio > 0 or self._candidates[at][1] is None),
-                    "a correction must be a ratio of times and a part of the blocks",
+                    "a correction must be of a config, a ratio of times and a part of the blocks",
                 )
             found.append(Corrections(
                 out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows))
