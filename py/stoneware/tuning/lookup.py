@@ -116,23 +116,20 @@ class Found:
         return self.grade_of(self.choice)
 
     def grade_of(self, choice: Choice) -> Grade:
-        """Of one of the candidates."""
-        grades = [Grade(self.layer)]
-        if self.entry.measured_out_dtype != getattr(self.key, "out_dtype", ""):
-            grades.append(Grade.OTHER_OUTPUT)
-        if choice.is_drifted:
-            grades.append(Grade.DRIFTED)
+        """Of one of the candidates: the worst that applies."""
         if self.is_other_device:
-            grades.append(Grade.OTHER_DEVICE)
-        return max(grades, key=_RANK)
+            return Grade.OTHER_DEVICE
+        if choice.is_drifted:
+            return Grade.DRIFTED
+        if self.layer is not Layer.EXACT:
+            return Grade(self.layer)
+        is_own = self.entry.measured_out_dtype == getattr(self.key, "out_dtype", "")
+        return Grade.EXACT if is_own else Grade.OTHER_OUTPUT
 
     @property
     def is_exact(self) -> bool:
         """Whether it is of this very problem and device, and of the kernel as it is now."""
         return self.layer is Layer.EXACT and self.grade is Grade.EXACT
-
-
-_RANK = operator.attrgetter("rank")
 
 
 def find(

@@ -60,7 +60,8 @@ def _check(is_right: bool, rule: str) -> None:
 
 def _at(items: Sequence[Any], position: Any) -> Any:
     """The item at a position, of which a negative one is none."""
-    _check(type(position) is int and position >= 0, f"position {position!r:.40} must be an int >= 0")
+    if type(position) is not int or position < 0:
+        raise ValueError(f"position {position!r:.40} must be an int >= 0")
     return items[position]
 
 
@@ -87,12 +88,15 @@ class Content:
             self.runs[run["id"]] = run
         self.run_ids = list(self.runs)
         _check(len(self.runs) == len(header["runs"]), "two runs must not have one id")
-        _check(isinstance(header["configs"], list), "configs must be a list")
         self._configs: list[Any] = header["configs"]
+        _check(
+            isinstance(self._configs, list) and all(type(one) is dict for one in self._configs),
+            "configs must be objects",
+        )
 
     def config(self, position: int) -> AnyConfig:
         config = self._configs[position]
-        if not isinstance(config, AnyConfig):
+        if type(config) is dict:
             config = self._configs[position] = config_from_json(self.op, config)
         return config
 
@@ -247,20 +251,16 @@ class _StoredBlock(Block):
         self, sha256: str, position: int, median_us: float, spread_us: float, run: int,
         is_drifted: int,
     ) -> Choice:
-        _check(
+        is_right = (
             type(median_us) is float and 0 < median_us < _MOST
-            and type(spread_us) is float and 0 <= spread_us < _MOST,
-            "median and spread must be times in us",
+            and type(spread_us) is float and 0 <= spread_us < _MOST and is_drifted in (0, 1)
         )
-        _check(is_drifted in (0, 1), "is_drifted must be 0 or 1")
+        _check(is_right, "a choice must have times in us, and is_drifted be 0 or 1")
         return unchecked(Choice, {
-            "config": self._config(position), "median_us": median_us, "spread_us": spread_us,
-            "run": _at(self.content.run_ids, run), "is_drifted": bool(is_drifted),
+            "config": self.content.config(_at(self._configs, position)),
+            "median_us": median_us, "spread_us": spread_us, "run": _at(self.content.run_ids, run), "is_drifted": bool(is_drifted),
             "kernel_sha256": sha256,
         })
-
-    def _config(self, position: int) -> AnyConfig:
-        return self.content.config(_at(self._configs, position))
 
     @property
     def has_models(self) -> bool:
@@ -276,7 +276,7 @@ class _StoredBlock(Block):
     @_checked
     def candidate(self, position: int) -> Candidate:
         """A config of a block with models, and its model."""
-        config = self._config(position)
+        config = self.content.config(self._configs[position])
         # Not TimeModel._make, which takes twice as long.
         model = tuple.__new__(TimeModel, MODEL.unpack_from(
             self.content.body, self._models_at + MODEL.size * position))
@@ -299,6 +299,7 @@ class _StoredBlock(Block):
             return super().corrections(first, last_sizes, models)
         body, columns, out_dtypes = self.content.body, self._corrections_at, self.content.out_dtypes
         of_group, start = self.last_sizes(first), self._groups[first][0]
+        num_configs = len(self._configs)
         found = []
         for last in last_sizes:
             position = start + of_group.index(last)
@@ -306,12 +307,14 @@ class _StoredBlock(Block):
             rows = list(CORRECTION.iter_unpack(
                 body[columns + CORRECTION.size * begin:columns + CORRECTION.size * end]))
             _check(bool(rows) and len(rows) == end - begin, "an entry must have its corrections")
-            for at, _, ratio, fullness in rows:
-                _check(
-                    at < len(self._configs) and 0 <= ratio < _MOST and 0 <= fullness <= 1
-                    and (ratio > 0 or self._candidates[at][1] is None),
-                    "a correction must be of a config, a ratio of times and a part of the blocks",
-                )
+            _check(
+                all(
+                    at < num_configs and 0 <= ratio < _MOST and 0 <= fullness <= 1
+                    and (ratio > 0 or self._candidates[at][1] is None)
+                    for at, _, ratio, fullness in rows
+                ),
+                "a correction must be of a config, a ratio of times and a part of the blocks",
+            )
             found.append(Corrections(
                 out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows))
         return found
