@@ -94,7 +94,7 @@ def wrong_value(rng: random.Random, content: bytearray) -> None:
     idx = rng.randrange(len(lines))
     try:
         document = json.loads(lines[idx])
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     if not isinstance(document, dict) or not document:
         return

@@ -110,7 +110,7 @@ def test_roofs_of_an_unknown_device_are_the_measured_maxima_and_say_so():
         [sample(SMALL, 10.0), sample(SMALL, 40.0, m=8192)]
     ))
     roofs = measures.roofs(UNKNOWN_GPU, points)
-    assert roofs.is_measured and "no facts" in roofs.source
+    assert roofs.is_measured and "no nominal rates" in roofs.source
     assert roofs.tflops == max(point.tflops for point in points)
 
 

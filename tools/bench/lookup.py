@@ -57,10 +57,10 @@ from stoneware.kernels.registry import OPS
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
-from stoneware.tuning import policy as tuning, sources, table, table_file
+from stoneware.tuning import policy as tuning, sources, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
-from stoneware.tuning.table import Block, DeviceBlocks, DeviceEntries, Entry
+from stoneware.tuning.table import Block, DeviceTable, Table
 
 _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default: the installed.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
@@ -172,16 +172,13 @@ def measured_ops() -> list[str]:
     return [
         op for op in OPS
         if op != "grouped_mm"
-        and any(not device.is_predicted for device in table_file.packaged(op).devices)
+        and table_file.packaged(op).devices
     ]
 
 
-def measured_device(op: str) -> DeviceBlocks:
+def measured_device(op: str) -> DeviceTable:
     """The device with the most measurements."""
-    return max(
-        (device for device in table_file.packaged(op).devices if not device.is_predicted),
-        key=lambda device: device.num_entries,
-    )
+    return max(table_file.packaged(op).devices, key=lambda device: device.num_entries)
 
 
 @functools.cache
@@ -402,22 +399,22 @@ def write_full_table(op: str, folder: Path) -> None:
     packaged = table_file.packaged(op)
     devices = []
     for device in packaged.devices:
-        by_family: dict[AnyKey, list[Entry]] = {}
-        for entry in device.entries():
-            by_family.setdefault(entry.key.family, []).append(entry)
-        devices.append(DeviceEntries(
-            fingerprint=device.fingerprint, aliases=device.aliases,
-            is_predicted=device.is_predicted,
-            entries=[
-                replace(entry, key=family.with_sizes(sizes))
-                for family, entries in by_family.items()
-                for entry, sizes in zip(itertools.cycle(entries), TUNED_SHAPES)
-            ],
-            models={family: device.block(family).models for family in by_family},
-        ))
+        blocks = {}
+        for family, block in device.blocks.items():
+            entries = itertools.cycle([block.variants(sizes)[0] for sizes in block.sizes])
+            blocks[family] = Block(
+                family,
+                {
+                    sizes: [replace(entry, key=family.with_sizes(sizes))]
+                    for entry, sizes in zip(entries, TUNED_SHAPES)
+                },
+                block.models,
+            )
+        devices.append(DeviceTable(device.fingerprint, device.aliases, blocks))
     path = folder / "tables" / table_file.file_name(op)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(table_file.encode(op, devices, packaged.runs.values()))
+    path.write_bytes(table_file.encode(Table(
+        op=op, devices=devices, runs=packaged.runs, digest=table_file.digest)))
 
 
 def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@
   look-up answers from --samples, and the time of that config as measured at the shape (--held_out)
   over the best one's: the regret. Beside it that of always taking the vendor library.
 - again: a second tune of the same shapes (--again): at how many of them the table would choose
-  another config, by the rule of autotune/choose.py, and by taking the plain fastest.
+  another config, by the rule of tuning/choose.py, and by taking the plain fastest.
 
 Each DIR is a folder of samples of one device, or a folder of one such.
 """
@@ -32,7 +32,8 @@ from stoneware.ops.scaled_mm.shapes import M_VALUES
 from stoneware.tuning import lookup, merge, sources
 from stoneware.tuning.sources import Source
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
-from stoneware.tuning.table import Entry, Table
+from stoneware.tuning.table import Table
+from stoneware.tuning.table_entry import Entry
 
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")

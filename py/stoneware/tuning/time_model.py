@@ -10,9 +10,9 @@ kernel's own measurements (`time_fit.py`):
     + bytes * a byte                            the operands, once, and the result
 
 where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
-many blocks as run at once. By itself it is some 7 % off (root mean square over the kernels of an
-H200). What measured times are of modelled ones at near problems takes most of that away, the more
-the nearer the problem is, and the more alike the part of the last wave that is full.
+many blocks as run at once. It is corrected by what measured times are of modelled ones at near problems,
+the more the nearer the problem is, and the more alike the part of the last wave that is full. How
+good that is, and the constants: docs/design/table.md.
 
 The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 """
@@ -36,8 +36,7 @@ that matter; a race drops it early (measuring/device_timer.py), so that its time
 _FULLNESS = 30.0
 _NEAR = 0.05
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
-is no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples,
-each left out in turn, moved by a tenth of a percent at most (geometric mean)."""
+is no better."""
 
 _FASTEST = 6
 """A config that is not among so many at any of the near problems is not estimated."""
