@@ -6,15 +6,16 @@
     wheel                the baked table of this installation
     package NAME         baked tables of other installed packages, by the name of the entry point
 
-Each is a Table, and asks for no more than a look-up reads of it: the samples of a store or a folder
-are made into one in memory, again when the files have changed. A package offers tables through an entry point of the group
+Each is a Table. The samples of a store or a folder are made into one in memory, again when the
+files have changed. A package offers tables through an entry point of the group
 "stoneware.tuning_tables", in its pyproject.toml:
 
     [project.entry-points."stoneware.tuning_tables"]
     acme = "acme_kernels.tables"
 
-The value names a folder, acme_kernels/tables, with a `table_file.file_name(op)` for each op; the package
-is found and not imported. A damaged table of a package is skipped, and reported once, by its path.
+The value names a folder, acme_kernels/tables, with a `table_file.file_name(op)` for each op; the
+package is found and not imported. A damaged table of a package is skipped, and reported once, by
+its path.
 """
 
 from __future__ import annotations
@@ -284,9 +285,9 @@ def _tables_of_path(overlay: Path) -> dict[str, Table]:
 
     if not is_overlay:
         raise ValueError(
-            f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a store "
-            f"(.sqlite3) or a baked table ({table_file.SUFFIX}), and is none that exists; pass one "
-            "of those"
+            f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a "
+            f"store (.sqlite3) or a baked table ({table_file.SUFFIX}), and is none that exists; "
+            "pass one of those"
         )
     return _tables_of_paths.get(path, stamp, make)
 
@@ -333,7 +334,8 @@ def packages(op: str) -> tuple[Source, ...]:
         for folder in _folders(name, value):
             path = folder / table_file.file_name(op)
             try:
-                found.append(Source(f"package {name}", table_file.read(path, op, package_remedy(name))))
+                table = table_file.read(path, op, package_remedy(name))
+                found.append(Source(f"package {name}", table))
             except TableError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     _LOG.warning("a tuning table of package %s is skipped: %s", name, error)

@@ -258,7 +258,8 @@ class _StoredBlock(Block):
         _check(is_right, "a choice must have times in us, and is_drifted be 0 or 1")
         return unchecked(Choice, {
             "config": self.content.config(_at(self._configs, position)),
-            "median_us": median_us, "spread_us": spread_us, "run": _at(self.content.run_ids, run), "is_drifted": bool(is_drifted),
+            "median_us": median_us, "spread_us": spread_us,
+            "run": _at(self.content.run_ids, run), "is_drifted": bool(is_drifted),
             "kernel_sha256": sha256,
         })
 

@@ -10,9 +10,9 @@ kernel's own measurements (`time_fit.py`):
     + bytes * a byte                            the operands, once, and the result
 
 where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
-many blocks as run at once. It is corrected by what measured times are of modelled ones at near problems,
-the more the nearer the problem is, and the more alike the part of the last wave that is full. How
-good that is, and the constants: docs/design/table.md.
+many blocks as run at once. It is corrected by what measured times are of modelled ones at near
+problems, the more the nearer the problem is, and the more alike the part of the last wave that is
+full. How good that is, and the constants: docs/design/table.md.
 
 The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 """
