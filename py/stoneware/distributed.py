@@ -17,7 +17,7 @@ from stoneware.errors import TuningMismatchError, explained
 from stoneware.kernels import manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning import layers, policy as tuning, table
+from stoneware.tuning import policy as tuning, sources, table_file
 
 if TYPE_CHECKING:
     import torch
@@ -91,20 +91,20 @@ def description() -> dict[str, str]:
     found = {
         "stoneware": __version__,
         "kernels": kernels,
-        **{f"table of {op}": table.packaged(op).digest for op in OPS},
+        **{f"table of {op}": table_file.packaged(op).digest for op in OPS},
     }
     overlay, store = tuning.current_overlay(), None
     if not tuning.wheel_only():
-        store = layers.existing_store()
+        store = sources.existing_store()
     return {
         **found,
         "tables of packages": _digest_of(
-            {} if tuning.wheel_only() else layers.package_digests()),
+            {} if tuning.wheel_only() else sources.package_digests()),
         "user's store": _digest_of({
-            op: layers.table_of_store(store, op).digest for op in store.ops()
+            op: sources.table_of_store(store, op).digest for op in store.ops()
         } if store is not None else {}),
         "samples in memory": _digest_of({
-            op: one.digest for op, one in layers.memory_tables().items()
+            op: one.digest for op, one in sources.memory_tables().items()
         } if not tuning.wheel_only() else {}),
         "overlay": "none" if overlay is None else _digest_of(
             {op: one.digest for op, one in overlay.overlay.items()}),

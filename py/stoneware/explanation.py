@@ -11,9 +11,9 @@ from stoneware.errors import explained
 from stoneware.kernels.config import Config
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device
-from stoneware.tuning import layers, table
+from stoneware.tuning import sources, table_file
 from stoneware.tuning.lookup import Decision
-from stoneware.tuning.table_entry import MODELLED_RUN, PREDICTED_RUN, Choice
+from stoneware.tuning.table_entry import MODELLED_RUN, Choice
 
 if TYPE_CHECKING:
     import torch
@@ -188,7 +188,7 @@ def explain(
         )
     where = _device(op, device)
     decision = api.OPERATION.decide(problem, where)
-    packaged = table.packaged(op) if where.kind == "cuda" else None
+    packaged = table_file.packaged(op) if where.kind == "cuda" else None
     return Explanation(
         op=op, problem=problem, device=where, decision=decision,
         table_digest=packaged.digest if packaged else "",
@@ -214,21 +214,14 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         return CPU
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
-    tables = [source.table for source in layers.sources(op)]
+    tables = [source.table for source in sources.sources(op)]
     for one in tables:
         if (found := one.device_named(name)) is not None:
             return Device(kind="cuda", fingerprint=found.fingerprint)
-    measured, predicted = (
-        sorted({
-            name for one in tables for device in one.devices
-            if device.is_predicted == is_predicted for name in device.names
-        }) for is_predicted in (False, True)
-    )
+    known = sorted({name for one in tables for device in one.devices for name in device.names})
     raise ValueError(
         f"device={name!r} is not in the tuning table of {op}, which has "
-        f"{', '.join(measured) or 'no device'}"
-        + (f" and, not measured, {', '.join(predicted)}" if predicted else "")
-        + "; pass one of those, 'cuda', 'cpu' or None"
+        f"{', '.join(known) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
     )
 
 
@@ -258,7 +251,7 @@ def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, A
     return {
         "config": choice.config.to_json(), "median_us": choice.median_us,
         "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
-        "is_predicted": choice.run == PREDICTED_RUN, "is_modelled": choice.run == MODELLED_RUN,
+        "is_modelled": choice.run == MODELLED_RUN,
         "margin": round(choice.median_us / chosen.median_us - 1, 6),
     }
 

@@ -15,7 +15,8 @@ from stoneware.kernels import manifest
 from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
-from stoneware.tuning import layers, table
+from stoneware.tuning import sources, table_file
+from stoneware.tuning.table import Table
 
 NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, "stoneware.ops._cutlass_sm90")
 
@@ -124,10 +125,10 @@ def _kernels() -> dict[str, int | str]:
 
 
 def _tables() -> dict[str, str]:
-    tables = {op: _table(lambda op=op: table.packaged(op)) for op in OPS}
+    tables = {op: _table(lambda op=op: table_file.packaged(op)) for op in OPS}
     for op in OPS:
         try:
-            others = [one for one in layers.sources(op) if one.name != layers.WHEEL]
+            others = [one for one in sources.sources(op) if one.name != sources.WHEEL]
         except Exception as error:
             if str(error) not in tables[op]:
                 tables[f"{op} (others)"] = _failure(error)
@@ -137,15 +138,13 @@ def _tables() -> dict[str, str]:
     return tables
 
 
-def _table(get: Callable[[], table.Table]) -> str:
+def _table(get: Callable[[], Table]) -> str:
     try:
         found = get()
     except Exception as error:
         return _failure(error)
     entries = ", ".join(
-        f"{device.num_entries} {'predicted ' if device.is_predicted else ''}entries of "
-        f"{device.fingerprint.name}"
-        for device in found.devices if device.num_entries
+        f"{device.num_entries} entries of {device.fingerprint.name}" for device in found.devices
     )
     return f"{found.digest} ({entries or 'no entries'})"
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from stoneware.errors import TableError
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import differences, merge, samples as sample_format, table
+from stoneware.tuning import differences, merge, samples as sample_format, table_file
+from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.store import Store
 
@@ -378,14 +379,9 @@ def test_diff_finds_what_is_missing_and_what_is_chosen_otherwise(tmp_path):
 
 
 def a_table(folder: Path, median_us: float = 10.0) -> Path:
-    sample = data.sample(median_us=median_us)
-    choice = table.Choice(
-        config=sample.config, median_us=median_us, spread_us=0.5, run=RUN.id
-    )
-    entry = table.Entry(key=sample.key, choices=(choice,), rule="fastest")
-    device = table.DeviceEntries(fingerprint=data.H200, entries=[entry])
+    table = make_table("scaled_mm", [(RUN, data.sample(median_us=median_us))], None)
     path = folder / "scaled_mm.table"
-    path.write_bytes(table.encode("scaled_mm", [device], [{"id": RUN.id}]))
+    path.write_bytes(table_file.encode(table))
     return path
 
 

@@ -17,9 +17,11 @@ from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import layers, policy as tuning, samples as sample_format, table
+from stoneware.tuning import policy as tuning, samples as sample_format, sources, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
+from stoneware.tuning.table import Table
+from stoneware.tuning.table_entry import Entry
 
 H200 = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
@@ -147,15 +149,15 @@ def write_device(
     return [folder / name for name in (name, "runs.json", "device.json")]
 
 
-def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> table.Table:
+def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> Table:
     """The table of some samples."""
     data = bake("scaled_mm", write_device(folder, samples, **device), manifest())
-    return table.decode(data, "scaled_mm.table", "scaled_mm")
+    return table_file.decode(data, "scaled_mm.table", "scaled_mm")
 
 
 def entry_at(
-    baked: table.Table, m: int, n: int = 4096, k: int = 4096, **family: str
-) -> table.Entry:
+    baked: Table, m: int, n: int = 4096, k: int = 4096, **family: str
+) -> Entry:
     """The entry at a shape, as of the first device."""
     return baked.devices[0].entry(key(m=m, n=n, k=k, **family))
 
@@ -183,8 +185,8 @@ def forget() -> None:
     """Drops everything that was read from the package's folder, and what was kept in memory."""
     tuning._memory.clear()
     manifest_module.packaged.cache_clear()
-    table.packaged.cache_clear()
-    layers.forget()
+    table_file.packaged.cache_clear()
+    sources.forget()
     tuning.forget_plans()
     native._try_import.cache_clear()
     cutlass_kernels.check_cubin.cache_clear()

@@ -1,16 +1,24 @@
-"""The table: parsed entry by entry, of ops and of decorated kernels, with predicted devices."""
+"""The table: parsed entry by entry, of ops and of decorated kernels; what is wrong in it is refused."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import math
+import random
+import struct
 
 import pytest
 import small_package as small
 from small_kernel import NEW, OLD, OP, kernel_config, kernel_sample, write_kernel
 
 from stoneware.errors import TableError
-from stoneware.tuning import table
+from stoneware.kernels.config import Config, KernelConfig
+from stoneware.tuning import differences, lookup, table_file, table_view
 from stoneware.tuning.bake import bake
+from stoneware.tuning.sources import Source
+from stoneware.tuning.table import Table
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 
@@ -22,8 +30,9 @@ def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):
     ]
     baked = small.bake_samples(tmp_path, samples)
     parsed = []
-    whole = table._parsed
-    monkeypatch.setattr(table, "_parsed", lambda text: parsed.append(text) or whole(text))
+    whole = table_view.json.loads
+    monkeypatch.setattr(
+        table_view.json, "loads", lambda text: parsed.append(text) or whole(text))
     device = baked.devices[0]
     assert device.num_entries == 8
     assert parsed == []
@@ -57,12 +66,11 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
         kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(256, 5.0, status="hung"),
     ])
     assert files[0].name == "acme.kernels.softmax.jsonl"
-    assert table.file_name(OP) == "acme.kernels.softmax.table"
-    baked = table.decode(bake(OP, files, kernels=[OP]), "x", OP)
+    assert table_file.file_name(OP) == "acme.kernels.softmax.table"
+    baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
     entry = baked.devices[0].entry(kernel_sample(64, 1.0).key)
     assert [choice.config for choice in entry.choices] == [kernel_config(128), kernel_config(64)]
     assert entry.choices[0].kernel_sha256 == NEW
-    assert not [device for device in baked.devices if device.is_predicted]
 
 
 def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
@@ -71,7 +79,7 @@ def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
         kernel_sample(64, 9.0), kernel_sample(128, 7.0),
         kernel_sample(64, 1.0, sha256=OLD, run="run-2"),
     ], runs=runs)
-    device = table.decode(bake(OP, files, kernels=[OP]), "x", OP).devices[0]
+    device = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP).devices[0]
     key = kernel_sample(64, 1.0).key
 
     def chosen(sha256):
@@ -117,28 +125,131 @@ def test_sample_of_the_kernel_as_it_is_now_comes_before_a_newer_one_of_other_byt
     assert (choice.run, choice.is_drifted) == ("old", False)
 
 
-def test_devices_that_nobody_measured_are_predicted_at_the_measured_shapes(tmp_path):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(config, 10.0) for config in (TINY, small.VENDOR)
+def test_file_that_is_too_large_to_be_a_table_is_refused_unread(tmp_path):
+    path = tmp_path / "scaled_mm.table"
+    with path.open("wb") as file:
+        file.truncate(20 * 2**30)  # sparse: it takes no place on the disk
+    with pytest.raises(TableError, match="must have at most .* bytes, and has 21474836480"):
+        table_file.read(path, "scaled_mm")
+    assert differences.verify(path) != []
+
+
+NUM_MUTATIONS = 400
+ODD = (
+    None, True, -1, 0, 1, 2, 7, 2**31, 2**63, 10**400, 1.5, -0.5, float("nan"), float("inf"), "",
+    "x", "\ud800", "e4m3", [], [[]], [1, 2, 3], ["x"], {}, {"op": "x"}, {"backend": "vendor"},
+)
+
+
+def with_digest(header: dict, body: bytes) -> bytes:
+    """A table's bytes with a digest that fits."""
+    def line(digest: str) -> bytes:
+        return json.dumps({**header, "digest": digest}, sort_keys=True, separators=(",", ":")
+                          ).encode("ascii") + b"\n"
+
+    return line(hashlib.sha256(line("") + body).hexdigest()) + body
+
+
+def change_header(draw: random.Random, header: dict) -> None:
+    """Changes, removes or doubles some value of the header, at any depth."""
+    places = []
+
+    def walk(node: object) -> None:
+        items = node.items() if isinstance(node, dict) else (
+            enumerate(node) if isinstance(node, list) else ())
+        for name, value in items:
+            if name not in ("digest", "schema"):
+                places.append((node, name))
+            walk(value)
+
+    walk(header)
+    node, name = draw.choice(places)
+    kind = draw.randrange(6)
+    if kind == 0:
+        del node[name]
+    elif kind == 1 and isinstance(node, list):
+        node.append(node[name])
+    elif kind == 2 and type(node[name]) is int:
+        node[name] += draw.choice((-8, -1, 1, 8))
+    else:
+        node[name] = draw.choice(ODD)
+
+
+def change_body(draw: random.Random, body: bytes) -> bytes:
+    """Changes a number of a column or a text, or cuts something off."""
+    changed = bytearray(body)
+    at = draw.randrange(len(body))
+    kind = draw.randrange(4)
+    if kind == 0:
+        changed[at] = draw.choice(b"\x00\x01\xff-0129eN[]{}\",")
+    elif kind == 1:
+        at -= at % 4
+        changed[at:at + 8] = struct.pack("<q", draw.choice((-1, 0, 1, 2**31, 2**62)))
+    elif kind == 2:
+        at -= at % 4
+        changed[at:at + 8] = struct.pack("<d", draw.choice(
+            (0.0, -1.0, 1e-320, 1e300, float("nan"), float("inf"))))
+    else:
+        del changed[at:at + draw.choice((1, 8, 10**6))]
+    return bytes(changed[:len(body)])
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """op -> bytes of a table: one with models, and one of a decorated kernel."""
+    samples = [
+        small.sample(config, us * (1 + n * k / 1e7) * (1 + m / 100), m=m, n=n, k=k)
+        for n, k in itertools.product((2048, 4096, 8192), (2048, 4096)) for m in (1, 16, 64, 512)
+        for config, us in ((BIG, 14.0), (TINY, 9.0), (small.triton(), 11.0), (small.VENDOR, 12.0))
+    ]
+    files = small.write_device(tmp_path_factory.mktemp("op"), samples)
+    of_kernel = write_kernel(tmp_path_factory.mktemp("kernel"), [
+        kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(64, 5.0, m=512),
     ])
-    assert [device.is_predicted for device in baked.devices].count(False) == 1
-    assert not baked.devices[0].is_predicted, "measured ones come first"
-    l40s = baked.device_named("L40S")
-    entry = l40s.entry(small.key())
-    assert l40s.is_predicted
-    assert [choice.config for choice in entry.choices] == [small.triton(arch="sm89")]
-    assert entry.choices[0].run == table.PREDICTED_RUN
-    assert entry.choices[0].median_us > 0
-    assert l40s.entry(small.key(m=64)) is None, "measured nowhere"
+    return {
+        "scaled_mm": bake("scaled_mm", files, small.manifest()),
+        OP: bake(OP, of_kernel, kernels=[OP]),
+    }
 
 
-def test_predicted_device_near_a_measured_one_has_its_names_alone(tmp_path):
-    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0)])
-    h100 = baked.device_named("H100")
-    assert (h100.is_predicted, h100.num_entries) == (True, 0)
+def ask(table: Table) -> None:
+    """Asks what any caller might; raises TableError, or finds answers that can be used."""
+    if table.op == OP:
+        keys = [kernel_sample(64, 1.0, m=m).key for m in (1, 16, 100)]
+    else:
+        keys = [
+            small.key(m=m, n=n, k=k, out_dtype=out)
+            for m, n, k in ((16, 4096, 4096), (40, 4096, 4096), (300, 5120, 3072), (1, 64, 64))
+            for out in ("bf16", "fp16")
+        ]
+    for device in (small.H200, small.H100):
+        for key in keys:
+            for found in lookup.answers(key, device, [Source("overlay", table)]):
+                for choice in found.entry.choices:
+                    assert math.isfinite(choice.median_us) and choice.median_us > 0
+                    assert isinstance(choice.config, Config | KernelConfig)
+                assert json.dumps(dict(found.runs))
 
 
-def test_device_with_samples_is_not_predicted(tmp_path):
-    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0)])
-    same = [one for one in baked.devices if one.fingerprint.same_hardware(small.H200)]
-    assert [one.is_predicted for one in same] == [False]
+@pytest.mark.parametrize("op", ["scaled_mm", OP])
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_wrong_contents_with_a_right_digest_are_refused_or_answer(good, op, part, tmp_path):
+    line, _, body = good[op].partition(b"\n")
+    path = tmp_path / "t.table"
+    assert with_digest(json.loads(line), body) == good[op]
+    refused = 0
+    for seed in range(NUM_MUTATIONS // 4):
+        draw, header, changed = random.Random(seed), json.loads(line), body
+        for _ in range(draw.choice((1, 1, 1, 3))):
+            if part == "header":
+                change_header(draw, header)
+            else:
+                changed = change_body(draw, changed)
+        path.write_bytes(with_digest(header, changed))
+        problems = differences.verify(path)
+        try:
+            ask(table_file.read(path, op))
+        except TableError as error:
+            refused += 1
+            assert problems, f"seed {seed}: verify calls good what a look-up refuses: {error}"
+    assert refused, "a program that damages nothing proves nothing"

@@ -11,7 +11,7 @@ import pytest
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.split_k import why_not
-from stoneware.kernels.tile_rule import by_tile_m, is_near
+from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, tiling_of
 from stoneware.ops.scaled_mm.heuristic import VENDOR, preferred
 
 
@@ -105,3 +105,28 @@ def test_a_kernel_splits_k_as_often_as_its_config_says_and_there_are_tiles(most:
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
+
+
+@pytest.mark.parametrize(("config", "message"), [
+    ({"tile": None}, "tile=None of kernel 'damaged' must be three integers >= 1"),
+    ({"tile": [16, 64]}, r"tile=\[16, 64\] of kernel"),
+    ({"tile": [16, 0, 128]}, r"tile=\[16, 0, 128\] of kernel"),
+    ({"tile": [16, 64, "128"]}, "of kernel 'damaged' must be three integers"),
+    ({"cluster": [2, 0, 1]}, r"cluster=\[2, 0, 1\] of kernel"),
+])
+def test_tile_or_cluster_that_is_none_is_refused_by_the_name_of_the_kernel(config, message):
+    good = KERNELS[0]
+    damaged = replace(good, id="damaged", config={**good.config, **config})
+    with pytest.raises(ValueError, match=message):
+        tiling_of(damaged)
+
+
+@pytest.mark.parametrize("config", [
+    {"out": "fp16"}, {"a": "e5m2"}, {"b": "e5m2"}, {"layout": "nn"}, {"accumulation": "slow"},
+    {"scales": "block"},
+])
+def test_kernel_for_another_dtype_layout_accumulation_or_scales_does_not_fit(config):
+    good = KERNELS[0]
+    assert fits(good, key_of(16), good.compute_capability)
+    assert not fits(replace(good, config={**good.config, **config}), key_of(16), (9, 0))
+    assert not fits(good, key_of(16), (8, 9))

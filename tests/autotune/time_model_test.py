@@ -16,12 +16,12 @@ import small_package as small
 
 from stoneware.kernels.tile_rule import is_near
 from stoneware.report import measures, regret
-from stoneware.tuning import layers, lookup, time_fit
+from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
-from stoneware.tuning.entries import device_entries
-from stoneware.tuning.layers import Source
-from stoneware.tuning.table import Block, Choice, Entry
-from stoneware.tuning.table_entry import MODELLED_RUN
+from stoneware.tuning.entries import make_table
+from stoneware.tuning.sources import Source
+from stoneware.tuning.table import Block
+from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import Corrections, TimeModel, corrections_of, estimates
 
 BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
@@ -184,7 +184,7 @@ def test_corrections_leave_out_what_was_slow():
         Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_drifted=us > 14)
         for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
     ))
-    said = corrections_of(entry, {TINY: TRUTH[TINY]}, {TINY: TRUTH[BIG]})
+    said = corrections_of(entry, {}, {TINY: TRUTH[TINY]}, {TINY: TRUTH[BIG]})
     found = list(map(by_config(said), said.corrections))
     assert [one[0] for one in found] == [(BIG, None), (TINY, TRUTH[TINY]), (SMALL, None)]
     assert [one[1] for one in found] == [False, False, True]
@@ -194,15 +194,15 @@ def test_corrections_leave_out_what_was_slow():
 
 
 def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
-    families = {
-        family["key"]["out_dtype"]: family for family in baked.devices[0]._header["families"]
-    }
+    line, _, body = table_file.encode(baked).partition(b"\n")
+    [device] = json.loads(line)["devices"]
+    families = {family["key"]["out_dtype"]: family for family in device["families"]}
     assert families["bf16"]["offset"] == families["fp16"]["offset"]
     assert families["bf16"]["configs"] != families["fp16"]["configs"]
     [slots] = {model.slots for config, model in baked.devices[0].block(
         small.key().family).models.items() if config == TINY}
     tiny = struct.pack("<8I", 16, 64, 256, 1, 1, 1, 1, slots)
-    assert baked.devices[0]._content.body.count(tiny) == 1
+    assert body.count(tiny) == 1
     found = find(baked, m=24, n=5120, k=7168, out_dtype="fp16")
     assert found.choice.config.kernel.replace("fp16", "bf16") == find(
         baked, m=24, n=5120, k=7168).choice.config.kernel
@@ -249,7 +249,7 @@ def test_near_measurements_correct_the_model():
     near = [
         (apart, corrections_of(Entry(key=small.key(m=64, n=n), rule="", choices=tuple(
             Choice(config=config, median_us=true_us(config, 64, n, 4096) * times, spread_us=0.0,
-                   run="run-1") for config, times in off.items())), TRUTH))
+                   run="run-1") for config, times in off.items())), {}, TRUTH))
         for apart, n in ((0.01, 4096), (0.04, 4608))
     ]
     found = {one.config: one.us for one in estimates(64, 4352, 4096, near)}
@@ -306,17 +306,15 @@ def test_store_table_tells_its_measurements_in_the_models_of_the_wheel(baked, mo
         (small.run(), replace(one, median_us=one.median_us * (0.5 if one.config == TINY else 2)))
         for one in samples(((5120, 5120),), (16, 32))
     ]
-    monkeypatch.setattr(layers.manifest, "packaged", small.manifest)
-    store = layers.table_of_samples("scaled_mm", own, known=baked)
+    monkeypatch.setattr(sources.manifest, "packaged", small.manifest)
+    store = sources.table_of_samples("scaled_mm", own, known=baked)
     family = small.key().family
     block, of_wheel = (one.devices[0].block(family) for one in (store, baked))
     assert block.fitted_by == of_wheel.fitted_by == baked.digest
     assert block.models == of_wheel.models
-    alone = layers.table_of_samples("scaled_mm", own).devices[0].block(family)
+    alone = sources.table_of_samples("scaled_mm", own).devices[0].block(family)
     assert (alone.has_models, alone.models) == (False, {})
-    made = find(layers.table_of_samples("scaled_mm", own), baked, m=24, n=5120, k=5120)
-    # So that a look-up reads corrections, and makes none.
-    monkeypatch.setattr(Block, "corrections", None)
+    made = find(sources.table_of_samples("scaled_mm", own), baked, m=24, n=5120, k=5120)
     read = find(store, baked, m=24, n=5120, k=5120)
     assert read.choice.config == TINY
     assert [(one.config, one.median_us) for one in read.entry.choices] == [
@@ -326,13 +324,18 @@ def test_store_table_tells_its_measurements_in_the_models_of_the_wheel(baked, mo
 
 def test_store_with_more_weights_than_the_wheel_has_models_of_its_own(tmp_path):
     wheel = small.bake_samples(tmp_path, samples(WEIGHTS[:6]))
-    known = wheel.devices[0]
-    taken = [(small.run(), one) for one in samples()]
-    found = device_entries("scaled_mm", small.H200, (), taken, small.manifest(), known)
-    assert not found.fitted_by and found.models[small.key().family].keys() == TRUTH.keys()
-    fewer = device_entries(
-        "scaled_mm", small.H200, (), taken[:4 * len(M_VALUES) * 6], small.manifest(), known)
-    assert set(fewer.fitted_by.values()) == {wheel.digest}
+    family = small.key().family
+
+    def block(taken):
+        pairs = [(small.run(), one) for one in taken]
+        made = make_table("scaled_mm", pairs, small.manifest(), known=wheel)
+        return made.devices[0].block(family)
+
+    more = block(samples())
+    assert not more.fitted_by and more.models.keys() == TRUTH.keys()
+    fewer = block(samples()[:4 * len(M_VALUES) * 6])
+    assert fewer.fitted_by == wheel.digest
+    assert fewer.models == wheel.devices[0].block(family).models
 
 
 def test_of_two_sources_with_the_same_problem_the_first_counts(baked):
@@ -346,9 +349,9 @@ def test_weights_past_the_nearest_two_answer_with_the_nearer_m(baked):
     found = find(baked, m=17, n=5120, k=5120)
     assert found.num_modelled_from == 6, "16 and 32, 16 and 32, 16, 16"
     assert find(baked, m=16, n=5120, k=5120).num_modelled_from == 4
-    assert lookup._m_around((16, 32), 22, takes_both=False) == [16]
-    assert lookup._m_around((16, 32), 23, takes_both=False) == [32]
-    assert lookup._m_around((16, 32), 40, takes_both=False) == (32,)
+    assert nearest.m_around((16, 32), 22, takes_both=False) == [16]
+    assert nearest.m_around((16, 32), 23, takes_both=False) == [32]
+    assert nearest.m_around((16, 32), 40, takes_both=False) == (32,)
 
 
 def test_config_that_is_fast_nowhere_near_is_not_estimated():
@@ -406,7 +409,7 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     assert explanation.run is None, "no run measured it"
     plain = json.loads(json.dumps(explanation.as_dict()))
     assert plain["chosen"]["run"] == MODELLED_RUN
-    assert plain["chosen"]["is_modelled"] and not plain["chosen"]["is_predicted"]
+    assert plain["chosen"]["is_modelled"]
     times = [plain["chosen"]["median_us"], *(one["median_us"] for one in plain["runners_up"])]
     assert times == sorted(times)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import threading
 import types
@@ -282,3 +284,29 @@ def test_process_that_uses_the_wheel_alone_leaves_the_rest_and_measures_nothing(
     call()
     assert ran == [BIG, TINY, TINY, TINY]
     assert session.tuned == []
+
+
+def test_child_of_a_fork_during_another_threads_tuning_can_tune(package):
+    """The lock is held in the child, where the thread that would release it is not."""
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with tuning._changing:
+            is_held.set()
+            may_go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that hangs
+        try:
+            with sw.tuning("on_miss"):
+                tuning.forget_plans()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    may_go.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

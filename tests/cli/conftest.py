@@ -10,16 +10,16 @@ import small_samples as small
 from stoneware.kernels import manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime import native, package_files
-from stoneware.tuning import layers, table
+from stoneware.tuning import sources, table_file
 from stoneware.tuning.bake import bake
 
 
 def forget() -> None:
     """Drops everything that was read from the package's folder."""
     manifest.packaged.cache_clear()
-    table.packaged.cache_clear()
+    table_file.packaged.cache_clear()
     native._try_import.cache_clear()
-    layers.forget()
+    sources.forget()
 
 
 @pytest.fixture(autouse=True)

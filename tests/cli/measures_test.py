@@ -13,6 +13,7 @@ from small_samples import (
 )
 
 from stoneware.report import measures, regret
+from stoneware.report.nominal import NOMINAL
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 
@@ -109,12 +110,19 @@ def test_roofs_of_16_bit_operands_are_half():
     assert measures.roofs(H200, points).tflops == pytest.approx(989, rel=0.01)
 
 
+def test_nominal_rates_are_plausible_and_each_says_where_it_is_from():
+    for (_, num_sms, *_), known in NOMINAL.items():
+        assert known.source and num_sms > 0 and known.gbytes_per_s > 0
+        assert known.tflops_8_bit / known.tflops_16_bit == pytest.approx(2, rel=0.02) or (
+            known.tflops_8_bit == known.tflops_16_bit)
+
+
 def test_roofs_of_an_unknown_device_are_the_measured_maxima_and_say_so():
     points = measures.roofline(measures.problems(
         [sample(SMALL, 10.0), sample(SMALL, 40.0, m=8192)]
     ))
     roofs = measures.roofs(UNKNOWN_GPU, points)
-    assert roofs.is_measured and "no facts" in roofs.source
+    assert roofs.is_measured and "no nominal rates" in roofs.source
     assert roofs.tflops == max(point.tflops for point in points)
 
 

@@ -23,7 +23,7 @@ from acme.axpb import axpb
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune.identity import identity_of
-from stoneware.tuning import layers, lookup
+from stoneware.tuning import lookup, sources
 
 h200 = DeviceFingerprint(name="H200 SXM", compute_capability=(9, 0), num_sms=132,
                          l2_bytes=62914560, memory_clock_khz=3201000)
@@ -32,7 +32,7 @@ digest = identity_of(axpb.fn).sha256
 def answer(count, digest=digest):
     key = KernelKey(op="acme.axpb:axpb", names=("count",), values=(count,),
                     dtypes=(("x", "float32"), ("out", "float32")))
-    found = lookup.find(key, h200, layers.sources(key.op), digest)
+    found = lookup.find(key, h200, sources.sources(key.op), digest)
     listed = [str(choice.config) for choice in found.entry.choices]
     return [found.source, found.layer, found.grade, listed]
 
@@ -79,7 +79,7 @@ def test_without_the_entry_point_there_is_no_answer(environment, tmp_path):
     bare.mkdir()
     (bare / "acme").symlink_to(SITE / "acme")
     environment["PYTHONPATH"] = environment["PYTHONPATH"].replace(str(SITE), str(bare))
-    program = "from stoneware.tuning import layers; print(layers.sources('acme.axpb:axpb'))"
+    program = "from stoneware.tuning import sources; print(sources.sources('acme.axpb:axpb'))"
     assert run(environment, "-c", program).strip() == "()"
 
 

@@ -20,7 +20,7 @@ from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
 from stoneware.ops.scaled_mm import reference
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU
-from stoneware.tuning import layers, lookup, policy as tuning, store as store_module
+from stoneware.tuning import lookup, policy as tuning, sources, store as store_module
 
 PROBLEMS = [Problem.dense(m=m, n=32, k=64) for m in (1, 16)]
 
@@ -56,7 +56,7 @@ def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(
         for name in ("right_300", "right_200")
     ]
     monkeypatch.setattr(
-        layers.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
+        sources.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
     bench = Bench(tmp_path)
     problems = workloads.problems(
         ops=["grouped_mm"], shapes=["4x5x32x64", "4x20x32x64"], dtypes=["bf16"])
@@ -64,11 +64,11 @@ def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(problems, Ranks())
     assert summary.failures == [] and summary.statuses == {"ok": 4, "wrong": 2}
-    table = layers.table_of_samples("grouped_mm", bench.store.samples())
+    table = sources.table_of_samples("grouped_mm", bench.store.samples())
 
     def found(**sizes):
         key = GroupedMmProblem.dense(**sizes, dtype="bf16").key
-        one = lookup.find(key, H200, [layers.Source("store", table)])
+        one = lookup.find(key, H200, [sources.Source("store", table)])
         return one and (one.layer, one.entry.key.m, one.choice.config.kernel)
 
     assert found(m=20, n=32, k=64, num_groups=4) == ("exact", 5, "right_200")

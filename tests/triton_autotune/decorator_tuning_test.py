@@ -17,7 +17,7 @@ from stoneware.kernels.key import KernelKey
 from stoneware.triton_autotune import tuner
 from stoneware.triton_autotune.decorator import autotune
 from stoneware.triton_autotune.identity import identity_of
-from stoneware.tuning import layers, policy as tuning, store
+from stoneware.tuning import policy as tuning, sources, store
 from stoneware.tuning.samples import Sample
 
 OP = "decorated_kernels:scale"
@@ -331,7 +331,7 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
     with tuning.tuning("on_miss"):
         call(decorate(do_bench=bench_by(FAST_32)), 34)
         assert explained(decorate(), 34).decision.source == "memory"
-    layers.forget()
+    sources.forget()
     tuning.forget_plans()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS
-from stoneware.tuning import table
+from stoneware.tuning import table_file
 
 _CUTLASS_MODULE = "stoneware/ops/_cutlass_sm90."
 _DRIVER_MODULE = "stoneware/runtime/_driver."
@@ -120,7 +120,7 @@ def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
 @pytest.mark.parametrize("op", _OPS)
 def test_table_loads_has_what_was_measured_and_names_kernels_of_the_manifest(wheel, op):
     ids = {kernel["id"] for kernel in wheel.manifest if kernel["op"] == op}
-    loaded = table.decode(wheel.members[f"stoneware/tables/{op}.table"], wheel.path, op)
+    loaded = table_file.decode(wheel.members[f"stoneware/tables/{op}.table"], wheel.path, op)
     is_measured = (_SAMPLES / f"{op}.jsonl").exists()
     assert ("NVIDIA H200" in [device.fingerprint.name for device in loaded.devices]) == is_measured
     configs = {

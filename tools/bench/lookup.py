@@ -57,10 +57,10 @@ from stoneware.kernels.registry import OPS
 from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
-from stoneware.tuning import layers, policy as tuning, table
+from stoneware.tuning import policy as tuning, sources, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
-from stoneware.tuning.table import Block, DeviceBlocks, DeviceEntries, Entry
+from stoneware.tuning.table import Block, DeviceTable, Table
 
 _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default: the installed.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
@@ -172,16 +172,13 @@ def measured_ops() -> list[str]:
     return [
         op for op in OPS
         if op != "grouped_mm"
-        and any(not device.is_predicted for device in table.packaged(op).devices)
+        and table_file.packaged(op).devices
     ]
 
 
-def measured_device(op: str) -> DeviceBlocks:
+def measured_device(op: str) -> DeviceTable:
     """The device with the most measurements."""
-    return max(
-        (device for device in table.packaged(op).devices if not device.is_predicted),
-        key=lambda device: device.num_entries,
-    )
+    return max(table_file.packaged(op).devices, key=lambda device: device.num_entries)
 
 
 @functools.cache
@@ -267,9 +264,9 @@ def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]
 
         def load() -> None:
             take()
-            table.packaged.cache_clear()
-            layers.forget_stores()
-            layers.sources(op, has_packages=False)
+            table_file.packaged.cache_clear()
+            sources.forget_stores()
+            sources.sources(op, has_packages=False)
 
         def load_and_ask_others() -> None:
             load()
@@ -298,7 +295,7 @@ def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
     """What takes how many us when it is done for the first time in a process, where what a look-up
     needs is imported, the manifest is read, and packages were asked."""
     manifest.packaged()
-    layers.packages(op)
+    sources.packages(op)
     timings_us = {}
 
     def take(what: str, run: Callable[[], Any]) -> None:
@@ -306,12 +303,12 @@ def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
         run()
         timings_us[what] = (time.perf_counter_ns() - start_ns) / 1000
 
-    take("load table", lambda: table.packaged(op))
+    take("load table", lambda: table_file.packaged(op))
     problems, others = problems_of(op, layer)
     decide = decides(op, gpu(op))
     # A table that is loaded and of which nothing was read yet, as the choice of problems did.
-    table.packaged.cache_clear()
-    layers.sources(op, has_packages=False)
+    table_file.packaged.cache_clear()
+    sources.sources(op, has_packages=False)
     take("cold, first of all", lambda: decide(others[0]))
     for other in others[1:]:
         decide(other)
@@ -340,10 +337,10 @@ def process_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
 
 
 def load_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
-    num_bytes = table.packaged_path(op).stat().st_size
+    num_bytes = table_file.packaged_path(op).stat().st_size
     yield {
         "what": "load table", "how": "objects", "op": op, **row, "num_bytes": num_bytes,
-        **timed(lambda: table.packaged(op), table.packaged.cache_clear),
+        **timed(lambda: table_file.packaged(op), table_file.packaged.cache_clear),
     }
 
 
@@ -378,7 +375,7 @@ def store_figures(
     row = {"op": op, "how": "objects", "num_store_samples": len(samples), **row}
     yield {
         "what": "load store", **row,
-        **timed(lambda: layers.sources(op, has_packages=False), layers.forget_stores,
+        **timed(lambda: sources.sources(op, has_packages=False), sources.forget_stores,
                 repeats=num_loads),
     }
     store, decide = user_store(), decides(op, gpu(op))
@@ -399,25 +396,25 @@ def store_figures(
 def write_full_table(op: str, folder: Path) -> None:
     """Writes a table with every shape that is tuned, in each family of the installation's; what was
     measured stands at other shapes than those of its measurement."""
-    packaged = table.packaged(op)
+    packaged = table_file.packaged(op)
     devices = []
     for device in packaged.devices:
-        by_family: dict[AnyKey, list[Entry]] = {}
-        for entry in device.entries():
-            by_family.setdefault(entry.key.family, []).append(entry)
-        devices.append(DeviceEntries(
-            fingerprint=device.fingerprint, aliases=device.aliases,
-            is_predicted=device.is_predicted,
-            entries=[
-                replace(entry, key=family.with_sizes(sizes))
-                for family, entries in by_family.items()
-                for entry, sizes in zip(itertools.cycle(entries), TUNED_SHAPES)
-            ],
-            models={family: device.block(family).models for family in by_family},
-        ))
-    path = folder / "tables" / table.file_name(op)
+        blocks = {}
+        for family, block in device.blocks.items():
+            entries = itertools.cycle([block.variants(sizes)[0] for sizes in block.sizes])
+            blocks[family] = Block(
+                family,
+                {
+                    sizes: [replace(entry, key=family.with_sizes(sizes))]
+                    for entry, sizes in zip(entries, TUNED_SHAPES)
+                },
+                block.models,
+            )
+        devices.append(DeviceTable(device.fingerprint, device.aliases, blocks))
+    path = folder / "tables" / table_file.file_name(op)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(table.encode(op, devices, packaged.runs.values()))
+    path.write_bytes(table_file.encode(Table(
+        op=op, devices=devices, runs=packaged.runs, digest=table_file.digest)))
 
 
 def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -453,7 +450,7 @@ def figures() -> Iterator[dict[str, Any]]:
             write_full_table(op, folder)
         manifest.packaged()  # stays that of the installation
         package_files.ROOT = folder
-        table.packaged.cache_clear()
+        table_file.packaged.cache_clear()
         yield from table_figures(folder, "full", partial)
 
 

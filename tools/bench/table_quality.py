@@ -7,7 +7,7 @@
   look-up answers from --samples, and the time of that config as measured at the shape (--held_out)
   over the best one's: the regret. Beside it that of always taking the vendor library.
 - again: a second tune of the same shapes (--again): at how many of them the table would choose
-  another config, by the rule of autotune/choose.py, and by taking the plain fastest.
+  another config, by the rule of tuning/choose.py, and by taking the plain fastest.
 
 Each DIR is a folder of samples of one device, or a folder of one such.
 """
@@ -29,10 +29,11 @@ from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.kernels.registry import OPS, VENDOR
 from stoneware.ops.scaled_mm.shapes import M_VALUES
-from stoneware.tuning import layers, lookup, merge
-from stoneware.tuning.layers import Source
+from stoneware.tuning import lookup, merge, sources
+from stoneware.tuning.sources import Source
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
-from stoneware.tuning.table import Entry, Table
+from stoneware.tuning.table import Table
+from stoneware.tuning.table_entry import Entry
 
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")
@@ -179,12 +180,12 @@ def main(argv: Sequence[str]) -> int:
             for name, flag in (("held_out", _HELD_OUT), ("again", _AGAIN)) if flag.value
         }
         for op in OPS:
-            table = layers.table_of_samples(op, [one for one in taken if one[1].op == op])
+            table = sources.table_of_samples(op, [one for one in taken if one[1].op == op])
             for name, pairs in others.items():
                 of_op = [one for one in pairs if one[1].op == op]
                 if not of_op:
                     continue
-                other = layers.table_of_samples(op, of_op)
+                other = sources.table_of_samples(op, of_op)
                 if name == "again":
                     report[name][op] = again_figures(table, other)
                 else:

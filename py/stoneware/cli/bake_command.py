@@ -21,7 +21,7 @@ HELP = help.text(
         "stoneware bake --op acme.kernels:softmax --kernels acme.kernels:softmax \\\n"
         "      --out acme.kernels.softmax.table samples/*/*",
     ],
-    json_keys="op, out, digest, num_bytes, num_files, devices [{name, num_entries, is_predicted}]",
+    json_keys="op, out, digest, num_bytes, num_files, devices [{name, num_entries}]",
 )
 
 
@@ -43,7 +43,7 @@ def bake(
     from stoneware.kernels import manifest as manifest_format
     from stoneware.kernels.key import is_kernel
     from stoneware.runtime import regular_file
-    from stoneware.tuning import bake as baking, table
+    from stoneware.tuning import bake as baking, table_file
 
     output = Output("bake", json)
     if manifest is not None:
@@ -56,17 +56,14 @@ def bake(
     if is_kernel(op):
         _check_kernel(op, paths)
     data = baking.bake(op, paths, found, listed("kernels", kernels) or ())
-    baked = table.decode(data, out, op)
+    baked = table_file.decode(data, out, op)
     regular_file.write(out, data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")
     return output.document({
         "op": op, "out": out, "digest": baked.digest, "num_bytes": len(data),
         "num_files": len(paths),
         "devices": [
-            {
-                "name": device.fingerprint.name, "num_entries": device.num_entries,
-                "is_predicted": device.is_predicted,
-            }
+            {"name": device.fingerprint.name, "num_entries": device.num_entries}
             for device in baked.devices
         ],
     }, exit_codes.OK)

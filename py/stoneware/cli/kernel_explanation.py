@@ -10,9 +10,9 @@ from typing import Any
 
 from stoneware.kernels.key import KernelKey, Value, check_value
 from stoneware.runtime.device import DeviceFingerprint, cuda_device, names_match
-from stoneware.tuning import layers, lookup
-from stoneware.tuning.layers import Source
+from stoneware.tuning import lookup, sources as table_sources
 from stoneware.tuning.lookup import Found
+from stoneware.tuning.sources import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
       DriverError, UnsupportedError: `device` is a GPU that this machine does not have.
     """
     values = dict(map(_argument, arguments))
-    sources = layers.sources(op)
+    sources = table_sources.sources(op)
     families = sorted({
         family for source in sources for entries in source.table.devices
         for family in entries.families

@@ -18,7 +18,7 @@ from stoneware.kernels import manifest
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime import environment, native, package_files, regular_file
-from stoneware.tuning import differences, entries, layers, table
+from stoneware.tuning import differences, entries, sources, table_file
 from stoneware.tuning.store import user_store
 from stoneware.tuning.table import Table
 
@@ -33,7 +33,7 @@ def installation() -> dict[str, list[str]]:
     return {name: list(problems) for name, problems in parts.items()}
 
 
-def path(place: Path, remedy: str = table.REMEDY) -> list[str]:
+def path(place: Path, remedy: str = table_file.REMEDY) -> list[str]:
     """What is wrong with a sample folder, a store, a table or a manifest (any .json file).
 
     Args:
@@ -115,11 +115,11 @@ def _tables() -> Iterator[str]:
     except TableError:
         kernels = None  # reported as a problem of the manifest
     for op in OPS:
-        place = table.packaged_path(op)
+        place = table_file.packaged_path(op)
         problems = differences.verify(place, package_files.REMEDY)
         yield from problems
         if not problems and kernels is not None:
-            yield from _unknown_kernels(table.packaged(op), place, kernels)
+            yield from _unknown_kernels(table_file.packaged(op), place, kernels)
 
 
 def _unknown_kernels(found: Table, place: Path, kernels: Manifest) -> Iterator[str]:
@@ -136,13 +136,13 @@ def _unknown_kernels(found: Table, place: Path, kernels: Manifest) -> Iterator[s
 def _packages() -> Iterator[str]:
     """Every table in the folders that installed packages name."""
     with _warnings() as said:
-        for name, value in layers._entry_points():
-            for folder in layers._folders(name, value):
-                files = sorted(folder.glob(f"*{table.SUFFIX}"))
+        for name, value in sources._entry_points():
+            for folder in sources._folders(name, value):
+                files = sorted(folder.glob(f"*{table_file.SUFFIX}"))
                 if not files:
-                    yield f"package {name}: {folder} has no table (<op>{table.SUFFIX})"
+                    yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX})"
                 for file in files:
-                    for problem in path(file, layers.package_remedy(name)):
+                    for problem in path(file, sources.package_remedy(name)):
                         yield f"package {name}: {problem}"
     yield from said
 

@@ -89,15 +89,16 @@ class Config:
         """Makes the config that `to_json` wrote; knobs that are absent have their default."""
         if not isinstance(data, Mapping):
             raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(map(str, set(data) - known))
-        missing = sorted({"backend", "kernel"} - set(data))
-        if unknown or missing:
+        if not {"backend", "kernel"} <= data.keys() <= _FIELDS:
             raise ValueError(
-                f"a config has the fields {sorted(known)}; unknown here: {unknown}, "
-                f"missing here: {missing}"
+                f"a config has the fields {sorted(_FIELDS)}; unknown here: "
+                f"{sorted(map(str, data.keys() - _FIELDS))}, missing here: "
+                f"{sorted({'backend', 'kernel'} - data.keys())}"
             )
         return cls(**data)
+
+
+_FIELDS = {field.name for field in fields(Config)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +157,17 @@ class KernelConfig:
         """Makes the config that `to_json` wrote."""
         if not isinstance(data, Mapping):
             raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
-        known = {field.name for field in fields(cls)}
-        if set(data) != known:
+        if data.keys() != _KERNEL_FIELDS:
             raise ValueError(
-                f"a config of a kernel has the fields {sorted(known)}, found {sorted(data)}"
+                f"a config of a kernel has the fields {sorted(_KERNEL_FIELDS)}, found "
+                f"{sorted(map(str, data))}"
             )
         if not isinstance(data["kwargs"], Mapping):
             raise TypeError(f"kwargs={data['kwargs']!r} must be a JSON object")
         return cls(**{**data, "kwargs": tuple(data["kwargs"].items())})
 
+
+_KERNEL_FIELDS = {field.name for field in fields(KernelConfig)}
 
 AnyConfig = Config | KernelConfig
 

@@ -166,6 +166,8 @@ class KernelKey:
 
 AnyKey = Key | KernelKey
 
+_FIELDS, _KERNEL_FIELDS = ({field.name for field in fields(cls)} for cls in (Key, KernelKey))
+
 
 def is_kernel(op: str) -> bool:
     """Whether `op` names a decorated kernel, "package.module:function", and not an op of ours."""
@@ -187,15 +189,14 @@ def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey
     op = data.get("op")
     if not isinstance(op, str) or not op:
         raise ValueError(f"op={op!r} of a key must be a non-empty str")
-    cls = KernelKey if is_kernel(op) else Key
-    known = {field.name for field in fields(cls)}
-    unknown = sorted(map(str, set(data) - known))
-    missing = sorted(known - set(data) - {"accumulation", "num_groups"})
-    if unknown or missing:
-        raise ValueError(f"key of {op}: unknown fields {unknown}, missing fields {missing}")
-    if cls is Key:
-        return _op_key(data, least=0 if is_family else 1)
-    return _kernel_key(data)
+    known = _KERNEL_FIELDS if is_kernel(op) else _FIELDS
+    required = known - {"accumulation", "num_groups"}
+    if not required <= data.keys() <= known:
+        raise ValueError(
+            f"key of {op}: unknown fields {sorted(map(str, data.keys() - known))}, missing fields "
+            f"{sorted(required - data.keys())}"
+        )
+    return _kernel_key(data) if is_kernel(op) else _op_key(data, least=0 if is_family else 1)
 
 
 def _op_key(data: Mapping[str, Any], least: int) -> Key:

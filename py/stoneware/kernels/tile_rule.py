@@ -78,9 +78,8 @@ def by_tile_m(
 ) -> list[Config]:
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
     ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
-    then by id. Above LARGEST_SPLIT_M those of persistent_mm_sm90.h come after all others, and of them
-    last the ones that split k, which at equal tiles take some 3 % longer there: what ties is chosen
-    by this order, and a difference as wide as the band of a tie would be chosen by noise.
+    then by id. Above LARGEST_SPLIT_M those of persistent_mm_sm90.h come after all others, and of
+    them last the ones that split k.
 
     A tile taller than m wastes tensor-core rows; one that covers m reads the weights once, and
     their bytes are the floor of small m, for which the split-k kernels are made.
@@ -102,11 +101,7 @@ def by_tile_m(
 
 
 LARGEST_SPLIT_M = 128
-"""Up to here a split-k kernel may be the first without a measurement. At the 445 problems of
-scaled_mm up to it in tuning_data/nvidia_h200 (fp8 without block scales) the first of our kernels by
-this rule took 1.06 times as long as the fastest of ours, and 1.14 times with other kernels first
-among equal tiles; at 225 of matmul 1.07 and 1.10 times (geometric means). At the 781 of scaled_mm
-above it, 1.24 times, and 1.48 with split-k kernels in their place by tile."""
+"""Up to here a split-k kernel may be the first without a measurement (docs/design/table.md)."""
 
 _SMALL_TILE_M = 16
 """A tile this narrow is timed for every m below it too: which one streams the weights best is not
@@ -124,11 +119,5 @@ def is_worth_timing(kernel: KernelRecord, key: Key) -> bool:
 
 def is_near(extent: int, m: int) -> bool:
     """Whether a tile with so many rows may be the fastest at m: at least half of them are filled, or
-    there are few, and m has no more than eight of it.
-
-    At 1,421 problems of scaled_mm and 450 of matmul on an H200 the kernels that have less than half
-    of their rows filled were raced too, and none was the fastest by more than 1 %; with two thirds
-    for a half that is so at six. Of 143 problems with 19 kernels the fastest had more than eight
-    times its rows at none.
-    """
+    there are few, and m has no more than eight of it (docs/design/table.md)."""
     return (extent <= _SMALL_TILE_M or extent <= 2 * m) and min(m, _LARGE_M) <= 8 * extent

@@ -18,7 +18,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import REFERENCE
 from stoneware.ops.backend import Backend
 from stoneware.runtime.device import Device
-from stoneware.tuning import layers, lookup, policy as tuning
+from stoneware.tuning import lookup, policy as tuning, sources
 from stoneware.tuning.lookup import Decision, Found, Refusal
 
 _LOG = logging.getLogger("stoneware")
@@ -229,12 +229,12 @@ class _Backends:
 def _answers(key: Key, device: Device) -> Iterator[Found]:
     """Packages are asked only where this installation has no measurement of the very problem on
     this device: finding them takes 15 ms."""
-    near = layers.sources(key.op, has_packages=False)
-    fingerprint = layers.with_power_limit(device.fingerprint, device.ordinal, near)
+    near = sources.sources(key.op, has_packages=False)
+    fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)
     found = lookup.answers(key, fingerprint, near)
     first = next(found, None)
-    if first is None or (first.layer, first.grade) != ("exact", "exact"):
-        everywhere = layers.with_packages(key.op, near)
+    if first is None or not first.is_exact:
+        everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
             yield from lookup.answers(key, fingerprint, everywhere)
             return

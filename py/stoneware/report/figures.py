@@ -14,7 +14,7 @@ from stoneware.ops.scaled_mm.shapes import WEIGHTS
 from stoneware.report import regret
 from stoneware.report.measures import Problem, RooflinePoint, Roofs
 from stoneware.report.regret import Regret
-from stoneware.tuning.table import Choice
+from stoneware.tuning.table_entry import Choice
 
 Figure = dict[str, Any]
 

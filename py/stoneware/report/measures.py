@@ -15,10 +15,10 @@ from typing import Protocol
 from stoneware.kernels import tile_rule
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
+from stoneware.report.nominal import NOMINAL
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import predict
 from stoneware.tuning.choose import choose, is_slower, is_vendor
-from stoneware.tuning.table import Choice
+from stoneware.tuning.table_entry import Choice
 
 
 class Measurement(Protocol):
@@ -212,7 +212,7 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
 
 
 def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
-    """The nominal roofs of a device that `autotune.predict` has facts of, else the measured maxima.
+    """The nominal roofs of a device that `report.nominal` knows, else the measured maxima.
 
     Args:
       device: whose roofs.
@@ -221,22 +221,19 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
     family = points[0].problem.key
     size = tile_rule.ELEMENT_BYTES
     is_8_bit = size[family.a_dtype] == 1 == size[family.b_dtype]
-    for known in predict.PREDICTED_DEVICES:
-        facts = known.facts
-        # Without fp8 tensor cores the kernels widen to 16 bits.
-        per_clock = (is_8_bit and facts.mma_8bit_per_clock) or facts.mma_16bit_per_clock
-        if known.fingerprint.same_hardware(device):
-            return Roofs(
-                tflops=2 * per_clock * device.num_sms * facts.sm_clock_mhz / 1e6,
-                gbytes_per_s=facts.memory_gbytes_per_s, source=known.source, is_measured=False,
-            )
+    known = NOMINAL.get(device.numbers)
+    if known is not None:
+        return Roofs(
+            tflops=known.tflops_8_bit if is_8_bit else known.tflops_16_bit,
+            gbytes_per_s=known.gbytes_per_s, source=known.source, is_measured=False,
+        )
     return Roofs(
         tflops=max(point.tflops for point in points),
         gbytes_per_s=max(
             least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3
             for point in points
         ),
-        source="no facts of this device are known (autotune/predict.py): the largest values that "
+        source="no nominal rates of this device are known (report/nominal.py): the largest values that "
         "these samples reached",
         is_measured=True,
     )

@@ -16,8 +16,9 @@ from stoneware.report import measures
 from stoneware.report.measures import Problem
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup
-from stoneware.tuning.layers import Source
-from stoneware.tuning.table import Block, DeviceBlocks, Entry, Table
+from stoneware.tuning.sources import Source
+from stoneware.tuning.table import Block, DeviceTable, Table
+from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.time_model import TimeModel
 
 Models = Mapping[AnyKey, Mapping[AnyConfig, TimeModel]]
@@ -62,7 +63,7 @@ def of_problems(
 ) -> list[Regret]:
     """The regret of the look-up at every measured problem that something else can answer for.
 
-    The problems answer that the look-up takes (`autotune.lookup`): where there are models those
+    The problems answer that the look-up takes (`tuning.lookup`): where there are models those
     around it, else the nearest m of the same sizes, else the nearest shape of the family. Their
     choices are asked in their order, as the look-up does, and the first that was timed at the
     left-out problem counts. A problem that is alone in its family, or shares no timed candidate
@@ -84,21 +85,30 @@ def of_problems(
         raise ValueError(f"left_out={left_out!r} must be one of {', '.join(LEFT_OUT)}")
     regrets = []
     for members in measures.families(found).values():
+        entries = {
+            problem.key.sizes: [Entry(
+                key=problem.key, choices=problem.choices, rule=problem.rule,
+                measured_out_dtype=getattr(problem.key, "out_dtype", ""),
+            )]
+            for problem in members
+        }
         for problem in members:
-            rest = _Rest(problem.key.family, [
-                other for other in members
-                if other is not problem
-                and (left_out == "m" or other.key.sizes[:-1] != problem.key.sizes[:-1])
-            ], (models or {}).get(problem.key.family, {}))
+            sizes = problem.key.sizes
+            rest = Block(problem.key.family, {
+                other: entry for other, entry in entries.items()
+                if other != sizes and (left_out == "m" or other[:-1] != sizes[:-1])
+            }, (models or {}).get(problem.key.family))
             regret = _regret(problem, rest)
             if regret is not None:
                 regrets.append(regret)
     return regrets
 
 
-def _regret(problem: Problem, rest: _Rest) -> Regret | None:
+def _regret(problem: Problem, rest: Block) -> Regret | None:
     measured = {choice.config: choice.median_us for choice in problem.choices}
-    only = Table(op=problem.key.op, digest="", devices=(_RestDevice(rest),), runs={})
+    blocks = {rest.family: rest} if rest.num_entries else {}
+    device = DeviceTable(_ANY_DEVICE, (), blocks)
+    only = Table(op=problem.key.op, digest="", devices=[device], runs={})
     for found in lookup.answers(problem.key, _ANY_DEVICE, [Source("the rest", only)]):
         for choice in found.entry.choices:
             if choice.config in measured:
@@ -115,36 +125,6 @@ _ANY_DEVICE = DeviceFingerprint(
     name="measured", compute_capability=(0, 0), num_sms=0, l2_bytes=0, memory_clock_khz=0
 )
 """Measurements are of one device, and the look-up is asked for that one."""
-
-
-class _Rest(Block):
-    """The problems of one family that were not left out, as the look-up reads a table's."""
-
-    def __init__(
-        self, family: AnyKey, problems: Sequence[Problem], models: Mapping[AnyConfig, TimeModel]
-    ) -> None:
-        self.family = family
-        self.models = models
-        self._by_sizes = {problem.key.sizes: problem for problem in problems}
-        self.sizes = sorted(self._by_sizes)
-
-    def entry(self, sizes: tuple[int, ...], *unused: Any) -> Entry:
-        problem = self._by_sizes[sizes]
-        return Entry(
-            key=problem.key, choices=problem.choices, rule=problem.rule,
-            measured_out_dtype=getattr(problem.key, "out_dtype", ""),
-        )
-
-
-class _RestDevice(DeviceBlocks):
-    """The one device and family of a `_Rest`."""
-
-    def __init__(self, rest: _Rest) -> None:
-        super().__init__(_ANY_DEVICE, is_predicted=False)
-        self._rest = rest
-
-    def block(self, family: AnyKey) -> Block | None:
-        return self._rest if self._rest.sizes else None
 
 
 def summary(regrets: Sequence[Regret]) -> dict[str, Any]:

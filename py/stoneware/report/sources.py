@@ -17,9 +17,10 @@ from stoneware.report import measures, regret
 from stoneware.report.measures import Measurement, Problem
 from stoneware.report.regret import Regret
 from stoneware.runtime.device import DeviceFingerprint, names_match
-from stoneware.tuning import entries, layers, merge, table, time_fit
+from stoneware.tuning import entries, merge, sources, table_file, time_fit
 from stoneware.tuning.samples import STATUSES, Sample
-from stoneware.tuning.table import Choice, Table
+from stoneware.tuning.table import RUN_FIELDS, Table
+from stoneware.tuning.table_entry import Choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class DeviceMeasurements:
     Attributes:
       fingerprint, aliases: the device.
       measurements: samples, and choices of tables.
-      runs: run id -> table.RUN_FIELDS and, where known, "clocks".
+      runs: run id -> RUN_FIELDS and, where known, "clocks".
       origins: the sources that had something of the device.
       digests: op -> digest of the table that was read.
       manifest: the kernels of this installation; None if it has none.
@@ -89,7 +90,7 @@ class DeviceMeasurements:
     def runs_in_use(self) -> list[dict[str, Any]]:
         """The runs that took any measurement, with their id and "num_samples"; oldest first."""
         counts = Counter(item.run for item in self.measurements)
-        unknown = dict.fromkeys(table.RUN_FIELDS, "unknown")
+        unknown = dict.fromkeys(RUN_FIELDS, "unknown")
         return [
             {**unknown, "id": run_id, **self.runs.get(run_id, {}), "num_samples": counts[run_id]}
             for run_id in sorted(counts, key=lambda run_id: (self.dates.get(run_id, ""), run_id))
@@ -152,22 +153,22 @@ def load(
 def _add_installed(devices: list[DeviceMeasurements], ops: Sequence[str]) -> None:
     # Tables of decorated kernels are found by name only.
     for op in (*OPS, *(op for op in ops if is_kernel(op))):
-        for source in layers.sources(op):
-            if source.name != layers.STORE:  # its samples say more than its table
+        for source in sources.sources(op):
+            if source.name != sources.STORE:  # its samples say more than its table
                 _add_table(devices, source.table, source.name)
-    store = layers.existing_store()
+    store = sources.existing_store()
     if store is not None:
         _add_samples(devices, store.path)
 
 
 def _add_path(devices: list[DeviceMeasurements], path: Path) -> None:
-    if path.suffix == table.SUFFIX and path.is_file():
-        _add_table(devices, table.read(path, None), str(path))
+    if path.suffix == table_file.SUFFIX and path.is_file():
+        _add_table(devices, table_file.read(path, None), str(path))
     elif path.exists():
         _add_samples(devices, path)
     else:
         raise ValueError(
-            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table.SUFFIX}), and "
+            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table_file.SUFFIX}), and "
             "is none that exists; pass one of those, or nothing for this installation's own"
         )
 
@@ -176,7 +177,7 @@ def _add_samples(devices: list[DeviceMeasurements], path: Path) -> None:
     for record, runs, samples in merge.read_folder(path):
         _add(devices, record.fingerprint, record.aliases, str(path), samples, {
             run.id: {
-                **{name: getattr(run, name) for name in table.RUN_FIELDS},
+                **{name: getattr(run, name) for name in RUN_FIELDS},
                 "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
             }
             for run in runs.values()
@@ -184,23 +185,22 @@ def _add_samples(devices: list[DeviceMeasurements], path: Path) -> None:
 
 
 def _add_table(devices: list[DeviceMeasurements], found: Table, origin: str) -> None:
-    """Adds the measured entries of a table; what it derived or predicted is left out."""
+    """Adds the measured entries of a table; what it derived is left out."""
     runs = {
-        run_id: {name: run.get(name, "unknown") for name in table.RUN_FIELDS}
+        run_id: {name: run.get(name, "unknown") for name in RUN_FIELDS}
         for run_id, run in found.runs.items()
     }
     for one in found.devices:
-        if not one.is_predicted:
-            measurements = [
-                TableMeasurement(key=entry.key, **vars(choice))
-                for entry in one.entries()
-                if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
-                for choice in entry.choices
-            ]
-            _add(
-                devices, one.fingerprint, one.aliases, origin, measurements, runs,
-                {found.op: found.digest},
-            )
+        measurements = [
+            TableMeasurement(key=entry.key, **vars(choice))
+            for entry in one.entries()
+            if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
+            for choice in entry.choices
+        ]
+        _add(
+            devices, one.fingerprint, one.aliases, origin, measurements, runs,
+            {found.op: found.digest},
+        )
 
 
 def _add(

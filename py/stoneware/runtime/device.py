@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from stoneware.runtime.canonical import check_name
@@ -17,8 +17,8 @@ DRIVER_MODULE = "stoneware.runtime._driver"
 class DeviceFingerprint:
     """What decides which config is fast on a GPU, under a readable name.
 
-    The name is a label: two GPUs are the same device when the numbers agree (`same_hardware`), so
-    that an H100 and an H200 share no entry, and neither do an H200 and a slice of it.
+    The name is a label: two GPUs are one device when the numbers agree (`by_hardware`), so that an
+    H100 and an H200 share no entry, and neither do an H200 and a slice of it.
 
     Attributes:
       name: as the driver gives it, such as "NVIDIA H200".
@@ -63,18 +63,17 @@ class DeviceFingerprint:
             + (f", {self.power_limit_w} W)" if self.power_limit_w else ")")
         )
 
+    @property
+    def numbers(self) -> tuple[tuple[int, int], int, int, int]:
+        """All but the name and the power limit."""
+        return self.compute_capability, self.num_sms, self.l2_bytes, self.memory_clock_khz
+
     def same_hardware(self, other: DeviceFingerprint) -> bool:
-        """Whether every number agrees; the names may differ, and an unknown power limit agrees with
-        any."""
-        return (
-            self.compute_capability == other.compute_capability
-            and self.num_sms == other.num_sms
-            and self.l2_bytes == other.l2_bytes
-            and self.memory_clock_khz == other.memory_clock_khz
-            and (
-                self.power_limit_w == other.power_limit_w
-                or not self.power_limit_w or not other.power_limit_w
-            )
+        """Whether the two may be one device: every number agrees, and an unknown power limit agrees
+        with any. That is not transitive; to group devices, use `by_hardware`."""
+        return self.numbers == other.numbers and (
+            self.power_limit_w == other.power_limit_w
+            or not self.power_limit_w or not other.power_limit_w
         )
 
     def distance(self, other: DeviceFingerprint) -> float:
@@ -104,6 +103,32 @@ class DeviceFingerprint:
         if missing:
             raise ValueError(f"a device fingerprint lacks {missing}; found {sorted(data)}")
         return cls(**{name: data[name] for name in names if name in data})
+
+
+def by_hardware(
+    fingerprints: Iterable[DeviceFingerprint],
+) -> dict[DeviceFingerprint, DeviceFingerprint]:
+    """Each fingerprint -> the one that stands for its device, in whatever order they come.
+
+    Devices differ in a number or in a known power limit. One of unknown limit is the device with
+    the known limit if there is just one of those, and a device of its own if there are several. A
+    device has the first of its names in alphabetical order.
+    """
+    groups: dict[tuple[Any, ...], set[DeviceFingerprint]] = {}
+    for one in fingerprints:
+        groups.setdefault(one.numbers, set()).add(one)
+    found = {}
+    for group in groups.values():
+        limits = {one.power_limit_w for one in group} - {0}
+        joined = limits.pop() if len(limits) == 1 else 0
+        names: dict[int, str] = {}
+        for one in group:
+            limit = one.power_limit_w or joined
+            names[limit] = min(names.get(limit, one.name), one.name)
+        for one in group:
+            limit = one.power_limit_w or joined
+            found[one] = replace(one, name=names[limit], power_limit_w=limit)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

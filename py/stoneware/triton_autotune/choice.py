@@ -26,12 +26,12 @@ from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
 from stoneware.triton_autotune.tuner import Candidate
-from stoneware.tuning import layers, lookup, policy as tuning
+from stoneware.tuning import lookup, policy as tuning, sources as table_sources
 from stoneware.tuning.choose import choose
 from stoneware.tuning.lookup import Found
 from stoneware.tuning.samples import Run, Sample
 
-ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", layers.MEMORY
+ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", table_sources.MEMORY
 
 _NOW = "now"
 """The date of what this call or this process alone knows: sorts after every other date."""
@@ -169,7 +169,7 @@ def _missing(call: Call, known: Mapping[KernelConfig, Timed]) -> list[KernelConf
     if missing or not right:
         return missing
     compared = _of_one_run(call, right)
-    if compared[0].source == layers.OVERLAY:
+    if compared[0].source == table_sources.OVERLAY:
         return []
     fastest_us = min(one.median_us for one in compared)
     return [
@@ -259,7 +259,7 @@ class Chooser:
         if mode == "on_miss" and can_measure and not is_capturing:
             return self._decide_timed(call, may_measure)
         decision = self._look_up(call)
-        is_overlaid = decision is not None and decision.source == layers.OVERLAY
+        is_overlaid = decision is not None and decision.source == table_sources.OVERLAY
         if not is_overlaid and not tuning.wheel_only():
             in_memory = _best(call, _right(call, self._memory(call)))
             if in_memory is not None:
@@ -296,10 +296,10 @@ class Chooser:
         # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
         for has_packages in (False, True):
             sources = [
-                source for source in layers.sources(call.key.op, has_packages=has_packages)
-                if self.cache_results or source.name != layers.STORE
+                source for source in table_sources.sources(call.key.op, has_packages=has_packages)
+                if self.cache_results or source.name != table_sources.STORE
             ]
-            where = layers.with_power_limit(call.device, call.ordinal, sources)
+            where = table_sources.with_power_limit(call.device, call.ordinal, sources)
             answers = lookup.answers(call.key, where, sources, self.kernel_sha256())
             found = next((answer for answer in answers if _of_entry(call, answer)), None)
             if found is not None and is_exact(found):
@@ -355,7 +355,7 @@ class Chooser:
             known = {one.config: one for one in _of_entry(call, found) if one.config not in stale}
         # The overlay's timings come before the samples if they can be compared: if the default is
         # among them. The samples have the failures too.
-        is_overlaid = found is not None and found.source == layers.OVERLAY
+        is_overlaid = found is not None and found.source == table_sources.OVERLAY
         overlaid = set(known) if is_overlaid and call.default in known else set()
         for one in (*self._samples(call, sha256), *self._memory(call).values()):
             if one.config not in overlaid:
@@ -364,14 +364,14 @@ class Chooser:
 
     def _samples(self, call: Call, sha256: str) -> Iterable[Timed]:
         """Samples taken here of this kernel at this key on such a device, newest last."""
-        taken = [(layers.MEMORY, item) for item in tuning.memory(call.key.op)]
+        taken = [(table_sources.MEMORY, item) for item in tuning.memory(call.key.op)]
         has_store = self.cache_results and not tuning.wheel_only()
-        store = layers.existing_store() if has_store else None
+        store = table_sources.existing_store() if has_store else None
         if store is not None:
-            of_store = layers.samples_of_store(store, call.key.op)
-            taken = [*((layers.STORE, item) for item in of_store), *taken]
-        where = layers.with_power_limit(
-            call.device, call.ordinal, layers.sources(call.key.op, has_packages=False)
+            of_store = table_sources.samples_of_store(store, call.key.op)
+            taken = [*((table_sources.STORE, item) for item in of_store), *taken]
+        where = table_sources.with_power_limit(
+            call.device, call.ordinal, table_sources.sources(call.key.op, has_packages=False)
         )
         fitting = [
             _of_sample(sample, run.date, source) for source, (run, sample) in taken

@@ -5,13 +5,6 @@ needed. Which samples count is `entries.py`, which candidate is chosen `choose.p
 
 A sample of a kernel that is not known is refused, with its file and line: of an op of ours one that
 the manifest lacks, of a decorated kernel one of a kernel that is not named to the bake.
-
-Devices that nobody measured get predicted entries (`predict.py`) at the shapes that were measured
-elsewhere. They hold kernels of ours alone, since nothing is predicted of the vendor library: a
-look-up takes them as the order of our kernels among themselves, and lets the rule of thumb say
-whether the vendor library comes first, because a user there loses more by a kernel of ours that
-nobody raced than by the library that everybody runs. A predicted device of a compute capability
-that was measured on another device has its names alone: those measurements come first.
 """
 
 from __future__ import annotations
@@ -21,20 +14,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey, is_kernel
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
-from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning import entries as entry_rules, predict, samples as sample_files_format, table
+from stoneware.runtime.device import by_hardware
+from stoneware.tuning import entries as entry_rules, samples as sample_files_format, table_file
 from stoneware.tuning.merge import file_name
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
-from stoneware.tuning.table import PREDICTED_RUN, Choice, DeviceEntries, Entry
-
-PREDICTED_RULE = "the fastest of our kernels as predicted"
 
 _LOG = logging.getLogger("stoneware.tuning")
 
@@ -75,16 +64,14 @@ def bake(
         if device is not None:
             _check(op, device, manifest, kernels)
             devices.append(device)
-    measured = [
-        entry_rules.device_entries(
-            op, device.record.fingerprint, device.record.aliases,
-            [(device.runs[sample.run], sample) for _, sample in device.located],
-            None if is_kernel(op) else manifest,
-        )
-        for device in devices
-    ]
-    predicted = [] if is_kernel(op) else _predicted(measured, manifest)
-    return table.encode(op, [*measured, *predicted], _runs(devices))
+    _check_runs(devices)
+    samples = []
+    for device in devices:
+        runs = {
+            run.id: replace(run, device=device.record.fingerprint) for run in device.runs.values()}
+        samples += [(runs[sample.run], sample) for _, sample in device.located]
+    return table_file.encode(entry_rules.make_table(
+        op, samples, None if is_kernel(op) else manifest, [device.record for device in devices]))
 
 
 def _check_op(op: str, manifest: Manifest | None) -> None:
@@ -124,13 +111,13 @@ def _read_devices(
                 for line_number, sample in sample_files_format.read_samples(samples_path)
             ],
         ))
-    devices.sort(key=lambda device: canonical_json(device.record.to_json()))
-    for position, first in enumerate(devices):
-        for second in devices[position + 1:]:
-            if first.record.fingerprint.same_hardware(second.record.fingerprint):
-                raise TableError(
-                    f"two folders hold samples of {first.record.fingerprint}; merge them into one"
-                )
+    device_of = by_hardware([device.record.fingerprint for device in devices])
+    seen = set()
+    for device in devices:
+        found = device_of[device.record.fingerprint]
+        if found in seen:
+            raise TableError(f"two folders hold samples of {found}; merge them into one")
+        seen.add(found)
     return devices
 
 
@@ -206,50 +193,10 @@ def _check(
             raise TableError(f"{place}: the same measurement as {earlier}; delete one of them")
 
 
-def _runs(devices: Sequence[_DeviceSamples]) -> list[dict[str, Any]]:
-    runs: dict[str, dict[str, Any]] = {}
+def _check_runs(devices: Sequence[_DeviceSamples]) -> None:
+    seen: set[str] = set()
     for device in devices:
         used = {sample.run for _, sample in device.located}
-        for run in device.runs.values():
-            if run.id not in used:
-                continue
-            if run.id in runs:
-                raise TableError(
-                    f"run id {run.id!r} is used by two devices; give each run its own id"
-                )
-            runs[run.id] = {field: getattr(run, field) for field in table.RUN_FIELDS}
-    return list(runs.values())
-
-
-def _predicted(measured: Sequence[DeviceEntries], manifest: Manifest) -> list[DeviceEntries]:
-    """Entries of the devices that nobody measured, at the problems of those that were."""
-    keys = sorted({entry.key for device in measured for entry in device.entries})
-    if not keys:
-        return []
-    capabilities = {device.fingerprint.compute_capability for device in measured}
-    found = []
-    for device in predict.PREDICTED_DEVICES:
-        if any(other.fingerprint.same_hardware(device.fingerprint) for other in measured):
-            continue
-        is_near_another = device.fingerprint.compute_capability in capabilities
-        entries = [] if is_near_another else [
-            Entry(
-                key=key, rule=PREDICTED_RULE, measured_out_dtype="",
-                choices=tuple(
-                    Choice(
-                        # No prediction is better than three digits, and a table is read often.
-                        config=config, median_us=float(f"{time_us:.3g}"), spread_us=0.0,
-                        run=PREDICTED_RUN,
-                    )
-                    for config, time_us in times
-                ),
-            )
-            for key in keys
-            if (times := predict.predict(key, device, manifest.kernels.values()))
-        ]
-        if entries or is_near_another:
-            found.append(DeviceEntries(
-                fingerprint=device.fingerprint, aliases=device.aliases, is_predicted=True,
-                entries=entries,
-            ))
-    return sorted(found, key=lambda device: canonical_json(device.fingerprint.to_json()))
+        for run_id in sorted(used & seen):
+            raise TableError(f"run id {run_id!r} is used by two devices; give each run its own id")
+        seen |= used

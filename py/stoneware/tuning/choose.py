@@ -19,23 +19,11 @@ from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.registry import VENDOR
 
 BAND = 0.03
-"""Two tunes of 901 scaled_mm problems on one H200, some minutes apart: a candidate's median moved by
-0.8 % (standard deviation) beside the others of its shape, by more than its spread tells. 1.1 % of
-the problems got another config, 4.8 % with the plain fastest, and 8.8 % where overlapping spreads
-tied and the order began with our kernels. What the first tune chose took 0.1 % longer than the
-fastest of the second (geometric mean). With the kernels of later days 12 of 280 problems got
-another, and 30 with the plain fastest, in two tunes 20 minutes apart, maybe on two H200s; 32 and 53
-in two an hour apart (tools/bench/table_quality.py)."""
 
 LONG_US = 400.0
 LONG_BAND = 0.06
-"""Between the vendor library and another, where the fastest takes LONG_US or more. A tune keeps
-the GPU at its power limit with such products, their callers may not, and the clock decides between
-kernels: in bf16 at m = 8192, n = 6144, k = 4096 torch.mm took 3 % longer than the best of ours in
-a tune at 1470 MHz, and 4 % less in a benchmark of mixed calls at 1980 MHz. Three tunes on two days
-agree, to 1.3 to 1.9 %, so it is no noise. With BAND there, as tried, seven of thirteen such
-products in bf16 ran kernels of ours in that benchmark, and took from 2 % less to 4 % longer than
-torch.mm, one of 12 ms 15 % longer."""
+"""Between the vendor library and another, where the fastest takes LONG_US or more: how they compare
+depends on the clock there, which a tune lowers by heat. For both: docs/design/table.md."""
 
 
 class Timed(Protocol):

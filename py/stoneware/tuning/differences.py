@@ -7,7 +7,6 @@ that costs.
 from __future__ import annotations
 
 import os
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import entries, merge, samples as sample_format, table
+from stoneware.tuning import entries, merge, samples as sample_format, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Entry
 
@@ -129,7 +128,7 @@ def diff(
     )
 
 
-def verify(path: str | os.PathLike[str], remedy: str = table.REMEDY) -> list[str]:
+def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> list[str]:
     """What is wrong with a table (.table), sample folders or a store, each with its place.
 
     Args:
@@ -142,14 +141,9 @@ def verify(path: str | os.PathLike[str], remedy: str = table.REMEDY) -> list[str
     path = Path(path)
     if _is_table(path):
         try:
-            found = table.read(path, None, remedy)
-            for device in found.devices:
-                for _ in device.entries():
-                    pass
+            table_file.check(table_file.read(path, None, remedy))
         except TableError as error:
             return [str(error)]
-        except (LookupError, struct.error, *sample_format.PARSE_ERRORS) as error:
-            return [f"{path}: not a table: {type(error).__name__}: {error}; {remedy}"]
         return []
     source = merge.read_source(path)
     problems = list(source.problems)
@@ -187,7 +181,7 @@ def _problems_of_file(file: Path) -> list[str]:
 
 
 def _is_table(path: Path) -> bool:
-    return path.suffix == table.SUFFIX and not path.is_dir()
+    return path.suffix == table_file.SUFFIX and not path.is_dir()
 
 
 def _chosen(
@@ -209,7 +203,7 @@ def _entries(
     path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
 ) -> Iterator[tuple[DeviceFingerprint, Entry]]:
     if _is_table(path):
-        for device in table.read(path, None).devices:
+        for device in table_file.read(path, None).devices:
             for entry in device.entries():
                 yield device.fingerprint, entry
         return

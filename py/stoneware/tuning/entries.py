@@ -1,4 +1,4 @@
-"""From the samples of one device to the entries of a table, in the bake and of the user's store.
+"""From samples to a table, in the bake and of the user's store.
 
 At each problem the newest sample of each candidate counts, and only if its status is "ok"; a sample
 of the kernel as it is built now comes before a newer one of other bytes. `choose` orders them.
@@ -20,11 +20,13 @@ from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
-from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import samples as samples_format, time_fit
+from stoneware.runtime.canonical import canonical_json
+from stoneware.runtime.device import DeviceFingerprint, by_hardware
+from stoneware.tuning import samples as samples_format, table_file, time_fit
 from stoneware.tuning.choose import choose
-from stoneware.tuning.samples import Run, Sample
-from stoneware.tuning.table import Choice, DeviceBlocks, DeviceEntries, Entry
+from stoneware.tuning.samples import DeviceRecord, Run, Sample
+from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Table
+from stoneware.tuning.table_entry import Choice, Entry
 
 OTHER_16_BIT = {"bf16": "fp16", "fp16": "bf16"}
 
@@ -55,39 +57,84 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
     return kernel if kernel is not None and kernel.backend == config.backend else None
 
 
-def device_entries(
-    op: str, fingerprint: DeviceFingerprint, aliases: tuple[str, ...],
-    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None,
-    known: DeviceBlocks | None = None,
-) -> DeviceEntries:
-    """What a table holds of one op on one device: the entries of its samples, and their models.
+def make_table(
+    op: str, samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None,
+    records: Iterable[DeviceRecord] = (), known: Table | None = None,
+) -> Table:
+    """The table of samples, of any number of devices, in whatever order they come.
 
     Args:
       op: an op of ours, or a decorated kernel as "module:function".
-      fingerprint, aliases: the device.
-      samples: with the run that took each; in any order.
+      samples: with the run that took each.
       manifest: the kernels as they are now; None for a decorated kernel.
-      known: what another table holds of the device; its models are taken for the families of which
-        it has as many weights, so that a look-up finds the measurements of both told in them.
+      records: names of some of the devices.
+      known: a table whose models are taken where it has more of a device (`_device_table`).
+    """
+    taken, records = list(samples), list(records)
+    runs = {run.id: run for run, _ in taken}
+    device_of = by_hardware({
+        *(run.device for run, _ in taken), *(record.fingerprint for record in records)})
+    by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
+    for run, sample in taken:
+        by_device.setdefault(device_of[run.device], []).append((run, sample))
+    devices = []
+    for fingerprint in sorted(by_device, key=lambda one: canonical_json(one.to_json())):
+        names = {
+            name for record in records if device_of[record.fingerprint] == fingerprint
+            for name in record.names
+        }
+        device = _device_table(
+            op, fingerprint, sorted(names - {fingerprint.name}), by_device[fingerprint], manifest,
+            known,
+        )
+        if device.blocks:
+            devices.append(device)
+    used = {
+        choice.run for device in devices for block in device.blocks.values()
+        for sizes in block.sizes for entry in block.variants(sizes) for choice in entry.choices
+    }
+    return Table(
+        op=op, devices=devices, digest=table_file.digest,
+        runs={
+            run_id: {field: getattr(runs[run_id], field) for field in RUN_FIELDS}
+            for run_id in sorted(used)
+        },
+    )
+
+
+def _device_table(
+    op: str, fingerprint: DeviceFingerprint, aliases: Sequence[str],
+    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, known: Table | None,
+) -> DeviceTable:
+    """What a table holds of one device: the entries of its samples, and their models.
+
+    The models of `known` are taken for the families of which it has as many (n, k), so that a
+    look-up finds the measurements of both told in them.
     """
     preferred = rule_of_thumb(op, fingerprint.compute_capability, manifest)
     found = entries(samples, manifest, preferred)
-    weights: dict[AnyKey, set[tuple[int, ...]]] = {}
+    families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in found:
-        weights.setdefault(entry.key.family, set()).add(entry.key.sizes[:-1])
-    blocks = {
-        family: block for family in weights
-        if known is not None and (block := known.block(family)) is not None and block.has_models
-        and len(block.first_sizes) >= len(weights[family])
-    }
-    return DeviceEntries(
-        fingerprint=fingerprint, aliases=aliases, entries=found,
-        models=time_fit.models(
-            found, manifest, fingerprint.num_sms,
-            {family: block.models for family, block in blocks.items()},
-        ),
-        fitted_by={family: block.fitted_by for family, block in blocks.items()},
+        families.setdefault(entry.key.family, {}).setdefault(entry.key.sizes, []).append(entry)
+    same = () if known is None else known.near(fingerprint)[0]
+    lent: dict[AnyKey, Block] = {}
+    for family, by_sizes in families.items():
+        block = same[0][1].block(family) if same else None
+        if block is not None and block.has_models and (
+            len(block.first_sizes) >= len({sizes[:-1] for sizes in by_sizes})
+        ):
+            lent[family] = block
+    models = time_fit.models(
+        found, manifest, fingerprint.num_sms,
+        {family: block.models for family, block in lent.items()},
     )
+    return DeviceTable(fingerprint, aliases, {
+        family: Block(
+            family, families[family], models.get(family),
+            lent[family].fitted_by if family in lent else "",
+        )
+        for family in sorted(families)
+    })
 
 
 def entries(

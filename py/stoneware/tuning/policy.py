@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -42,25 +44,35 @@ class State:
     Attributes:
       mode: one of MODES.
       overlay: op -> its table, for the ops that the overlay has.
-      overlay_digest: over those tables; empty without an overlay.
     """
 
     mode: str
     overlay: dict[str, Table] = field(default_factory=dict)
-    overlay_digest: str = ""
 
 
 _STATE: ContextVar[State | None] = ContextVar("stoneware_tuning", default=None)
 state = _STATE.get
 """The State inside a `with sw.tuning(...)`, else None: what a plan depends on beside its call, and a
-part of the key of every plan cache. It adds 35 ns to a call."""
+part of the key of every plan cache."""
 
-_states: dict[tuple[str, str], State] = {}
+_MOST_STATES = 16
+"""Of several overlays: those that were used last keep their plans, and their tables in memory."""
+
+_states: OrderedDict[tuple[str, tuple[tuple[str, int], ...]], State] = OrderedDict()
 _changing = threading.Lock()
 _generation = 0
 _is_wheel_only = False
 _memory: list[tuple[Run, Sample]] = []
 _forget_plans: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+
+def _make_lock() -> None:
+    """In a child process nobody releases a lock that another thread held at the fork."""
+    global _changing
+    _changing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_make_lock)
 
 
 @contextlib.contextmanager
@@ -88,9 +100,9 @@ def tuning(
         around = _STATE.get()
         tables = dict(around.overlay) if around is not None else {}
     else:
-        from stoneware.tuning import layers
+        from stoneware.tuning import sources
 
-        tables = layers.overlay_tables(overlay)
+        tables = sources.overlay_tables(overlay)
     token = _STATE.set(_interned(mode, tables))
     try:
         yield
@@ -99,10 +111,20 @@ def tuning(
 
 
 def _interned(mode: str, tables: dict[str, Table]) -> State:
-    """The one State of these values: plans made in an earlier `with` of the same kind are found."""
-    digest = ",".join(f"{op}={tables[op].digest}" for op in sorted(tables))
+    """The one State of these values: plans made in an earlier `with` of the same kind are found.
+
+    Plans are made anew once one of too many States is dropped, since they would hold its tables.
+    """
+    place = mode, tuple((op, id(tables[op])) for op in sorted(tables))
     with _changing:
-        return _states.setdefault((mode, digest), State(mode, tables, digest))
+        found = _states.setdefault(place, State(mode, tables))
+        _states.move_to_end(place)
+        is_full = len(_states) > _MOST_STATES
+        if is_full:
+            _states.popitem(last=False)
+    if is_full:
+        forget_plans()
+    return found
 
 
 def current_mode() -> str:

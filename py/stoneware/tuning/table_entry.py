@@ -1,30 +1,24 @@
-"""What a tuning table holds: the candidates at a problem, timed and in order, and their models."""
+"""What a tuning table holds at a problem: the candidates, timed and in order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
-from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning.time_model import TimeModel
-
-PREDICTED_RUN = "predicted"
-"""Stands for the run of a choice whose time was computed and not measured."""
 
 MODELLED_RUN = "modelled"
-"""The same where it was computed from measurements at other problems, by a look-up."""
+"""Stands for the run of a choice whose time a look-up computed from measurements elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A candidate at a shape, with its measurement.
+    """A candidate at a problem, with its measurement.
 
     Attributes:
       config: the candidate.
-      median_us, spread_us: median and interquartile range; 0 for the spread of what was computed.
-      run: id of the run that measured it; PREDICTED_RUN or MODELLED_RUN if none did.
+      median_us, spread_us: median and interquartile range; the spread of a modelled time is 0.
+      run: id of the run that measured it; MODELLED_RUN if none did.
       is_drifted: whether the kernel has other bytes now than when it was measured.
       kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
     """
@@ -39,10 +33,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """The candidates at one shape.
+    """The candidates at one problem.
 
     Attributes:
-      key: the shape and its family.
+      key: the problem.
       choices: the chosen candidate first, then the runners-up from fast to slow.
       rule: why the first was chosen.
       measured_out_dtype: differs from the key's where the other 16-bit output was measured; empty
@@ -55,24 +49,3 @@ class Entry:
     rule: str
     measured_out_dtype: str = ""
     kernel_sha256: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceEntries:
-    """What `encode` writes of one device.
-
-    Attributes:
-      fingerprint, aliases: the device.
-      is_predicted: whether nothing was measured there.
-      entries: in any order; of several with one key (a kernel measured with several sources) the
-        first is the one that a look-up falls back on.
-      models: family -> config -> model; those that were measured too seldom have none.
-      fitted_by: of families whose models are those of another table, its digest.
-    """
-
-    fingerprint: DeviceFingerprint
-    aliases: tuple[str, ...] = ()
-    is_predicted: bool = False
-    entries: Sequence[Entry] = ()
-    models: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] = field(default_factory=dict)
-    fitted_by: Mapping[AnyKey, str] = field(default_factory=dict)

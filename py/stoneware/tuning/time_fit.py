@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 LEAST_SAMPLES = 8
 LEAST_WEIGHTS = 6
-"""Of a config, to be modelled; a weight is an n and k. With four weights of the H200's samples what
-the models chose at the others was as often worse than the nearest entry as better; with six it was
-better in every family (geometric means 4.6 to 1.8 %, 2.2 to 1.3 % and 2.6 to 1.8 %)."""
+"""Of a config, to be modelled; a weight is an n and k (docs/design/table.md)."""
 
 LEAST_M_VALUES = 2
 """Of one m alone the work of rows that no operand fills is a multiple of all work, and noise would
@@ -41,8 +39,7 @@ _ROWS_TO_GUESS = 128
 """Measurements by which it is guessed; the fit that follows takes all."""
 
 _UNKNOWN_TILING = Tiling(m=128, n=128, k=128, cluster_m=1, cluster_n=1)
-"""Of the vendor library: of 64, 128 and 256 squared it fits torch._scaled_mm with row scales best,
-and what the others lose by it is within noise."""
+"""Of the vendor library: of 64, 128 and 256 squared it fits best."""
 
 _Row = tuple[int, int, int, float]
 """m, n, k and the median in µs."""

@@ -10,9 +10,9 @@ kernel's own measurements (`time_fit.py`):
     + bytes * a byte                            the operands, once, and the result
 
 where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
-many blocks as run at once. By itself it is some 7 % off (root mean square over the kernels of an
-H200). What measured times are of modelled ones at near problems takes most of that away, the more
-the nearer the problem is, and the more alike the part of the last wave that is full.
+many blocks as run at once. It is corrected by what measured times are of modelled ones at near
+problems, the more the nearer the problem is, and the more alike the part of the last wave that is
+full. How good that is, and the constants: docs/design/table.md.
 
 The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
 """
@@ -36,8 +36,7 @@ that matter; a race drops it early (measuring/device_timer.py), so that its time
 _FULLNESS = 30.0
 _NEAR = 0.05
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
-is no better. With 10 to 60 and with 0.02 to 0.1 the regret at the weights of an H200's samples,
-each left out in turn, moved by a tenth of a percent at most (geometric mean)."""
+is no better."""
 
 _FASTEST = 6
 """A config that is not among so many at any of the near problems is not estimated."""
@@ -123,40 +122,44 @@ class Corrections(NamedTuple):
 
     Attributes:
       measured_out_dtype: the output that was measured.
-      candidates: of which each correction names one; the same object for many problems.
+      candidates: by whatever the corrections name them; one object for all problems of a block.
       corrections: of each candidate in the order of the entry, without slow ones: which, whether
         its kernel has other bytes now, its measured time over the modelled one, and the fullness of
         its waves, as `TimeModel.at` gives it; both 0 without a model.
     """
 
     measured_out_dtype: str
-    candidates: Mapping[int, Candidate]
-    corrections: Sequence[tuple[int, int, float, float]]
+    candidates: Mapping[Any, Candidate]
+    corrections: Sequence[tuple[Any, int, float, float]]
 
 
-def corrections_of(entry: Entry, *models: Mapping[AnyConfig, TimeModel]) -> Corrections:
+def corrections_of(
+    entry: Entry, candidates: dict[AnyConfig, Candidate], *models: Mapping[AnyConfig, TimeModel]
+) -> Corrections:
     """What the choices of an op's entry say at other problems.
 
     Args:
       entry: where they were measured.
+      candidates: those that entries of the same block named before; the entry's are added.
       models: config -> model; the first that has one counts.
     """
     slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
     n, k, m = entry.key.sizes
-    candidates: dict[int, Candidate] = {}
     corrections = []
-    for position, choice in enumerate(entry.choices):
+    for choice in entry.choices:
         if choice.median_us > slow_us:
             continue
         config, ratio, fullness = choice.config, 0.0, 0.0
-        model = next((some[config] for some in models if config in some), None)
+        if config not in candidates:
+            candidates[config] = config, next(
+                (some[config] for some in models if config in some), None)
+        model = candidates[config][1]
         if model is not None:
             modelled_us, fullness = model.at(m, n, k)
             # Few digits, since no measurement has more.
             ratio = float(f"{choice.median_us / modelled_us:.4g}")
             fullness = float(f"{fullness:.3g}")
-        candidates[position] = config, model
-        corrections.append((position, int(choice.is_drifted), ratio, fullness))
+        corrections.append((config, int(choice.is_drifted), ratio, fullness))
     return Corrections(entry.measured_out_dtype, candidates, corrections)
 
 
@@ -190,9 +193,9 @@ def estimates(
       Nothing at all if what is chosen at the nearest problem has no model: better that answer,
       then, than a comparison without it.
     """
-    # By the object: each source has positions of its own. A list is config, modelled time,
+    # By the object: each block names candidates in its own way. A list is config, modelled time,
     # fullness, sums of ratios and of weights, is_drifted.
-    by_source: dict[int, dict[int, list[Any] | None]] = {}
+    by_source: dict[int, dict[Any, list[Any] | None]] = {}
     for _, (_, candidates, corrections) in near:
         found = by_source.setdefault(id(candidates), {})
         for position, _, _, _ in corrections[:_FASTEST]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.metadata
 import logging
 import subprocess
 import sys
+import weakref
 
 import pytest
 import small_package as small
@@ -16,9 +18,10 @@ from stoneware.kernels.key import KernelKey
 from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
-from stoneware.tuning import layers, lookup, policy as tuning, table
+from stoneware.tuning import lookup, policy as tuning, sources as table_sources, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.store import Store, user_store
+from stoneware.tuning.table import Table
 
 BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
 H200 = Device(kind="cuda", fingerprint=small.H200)
@@ -33,7 +36,7 @@ def store_samples(*samples, run=None):
     user_store().add(run or small.run(), samples)
 
 
-def baked(tmp_path, *samples, **device) -> table.Table:
+def baked(tmp_path, *samples, **device) -> Table:
     return small.bake_samples(tmp_path / "baked", samples, **device)
 
 
@@ -44,12 +47,12 @@ def install_package(site, name, entries, *, inner=()):
     folder.mkdir(parents=True)
     (site / f"{name}_kernels" / "__init__.py").write_text("raise RuntimeError('was imported')\n")
     for op, data in entries.items():
-        (folder / table.file_name(op)).write_bytes(data)
+        (folder / table_file.file_name(op)).write_bytes(data)
     metadata = site / f"{name}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     value = ".".join((f"{name}_kernels", *inner))
-    (metadata / "entry_points.txt").write_text(f"[{layers.GROUP}]\n{name} = {value}\n")
+    (metadata / "entry_points.txt").write_text(f"[{table_sources.GROUP}]\n{name} = {value}\n")
     return folder
 
 
@@ -59,9 +62,9 @@ def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    layers.forget()
+    table_sources.forget()
     yield folder
-    layers.forget()
+    table_sources.forget()
 
 
 def packaged_bytes(tmp_path, *samples, folder="theirs") -> bytes:
@@ -83,7 +86,7 @@ def test_each_source_comes_before_the_next(package, tmp_path, site):
 
     with tuning.tuning("off", overlay=baked(tmp_path, small.sample(BIG, 99.0))):
         assert (decide().config, decide().source) == (BIG, "overlay")
-        assert [one.name for one in layers.sources("scaled_mm")] == [
+        assert [one.name for one in table_sources.sources("scaled_mm")] == [
             "overlay", "memory", "user's store", "wheel", "package acme"]
     assert decide().source == "memory"
     assert OPERATION.decide(
@@ -149,10 +152,10 @@ def test_store_of_another_device_answers_after_this_ones_nearest_shape(package):
 
 def test_table_of_a_store_is_made_anew_when_the_store_changes(package):
     store_samples(small.sample(BIG, 1.0))
-    first = layers.table_of_store(user_store(), "scaled_mm")
-    assert layers.table_of_store(user_store(), "scaled_mm") is first
+    first = table_sources.table_of_store(user_store(), "scaled_mm")
+    assert table_sources.table_of_store(user_store(), "scaled_mm") is first
     store_samples(small.sample(SMALL, 0.5))
-    assert layers.table_of_store(user_store(), "scaled_mm").digest != first.digest
+    assert table_sources.table_of_store(user_store(), "scaled_mm").digest != first.digest
     assert decide().config == SMALL
 
 
@@ -196,8 +199,8 @@ def test_without_a_store_nothing_is_opened_and_packages_are_not_asked(package):
 def test_package_is_found_by_its_metadata_and_not_imported(package, tmp_path, site):
     data = packaged_bytes(tmp_path, small.sample(BIG, 1.0, m=8))
     install_package(site, "acme", {"scaled_mm": data}, inner=("gpu", "tables"))
-    assert [one.name for one in layers.packages("scaled_mm")] == ["package acme"]
-    assert layers.packages("matmul") == ()
+    assert [one.name for one in table_sources.packages("scaled_mm")] == ["package acme"]
+    assert table_sources.packages("matmul") == ()
     assert "acme_kernels" not in sys.modules
 
 
@@ -222,9 +225,9 @@ def test_damaged_table_of_a_package_is_skipped_and_reported_once(package, tmp_pa
 def test_entry_point_of_a_package_that_is_not_there_is_reported(package, site, caplog):
     folder = install_package(site, "acme", {})
     (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(
-        f"[{layers.GROUP}]\nacme = gone.tables\n")
+        f"[{table_sources.GROUP}]\nacme = gone.tables\n")
     assert folder.is_dir()
-    assert layers.packages("scaled_mm") == ()
+    assert table_sources.packages("scaled_mm") == ()
     assert "'gone.tables'" in caplog.text
 
 
@@ -235,10 +238,10 @@ def test_entry_points_are_read_once(package, monkeypatch):
         importlib.metadata, "entry_points",
         lambda **options: asked.append(options) or whole(**options),
     )
-    layers.forget()
+    table_sources.forget()
     for m in (3, 5, 7):
         decide(m=m)
-    layers.packages("matmul")
+    table_sources.packages("matmul")
     assert len(asked) == 1
 
 
@@ -254,7 +257,7 @@ def test_overlay_may_be_samples_a_store_or_a_table(package, tmp_path, kind):
         "folder of folders": str(tmp_path / "all"),
         "table": tmp_path / "t.table",
         "store": tmp_path / "other.sqlite3",
-        "Table": table.decode(data, "t", "scaled_mm"),
+        "Table": table_file.decode(data, "t", "scaled_mm"),
     }[kind]
     with tuning.tuning("off", overlay=overlay):
         assert (decide().config, decide().source, decide().grade) == (BIG, "overlay", "exact")
@@ -271,7 +274,7 @@ def kernel_sources(tmp_path):
         kernel_sample(64, 1.0), kernel_sample(128, 2.0),
         kernel_sample(64, 9.0, m=512), kernel_sample(128, 5.0, m=512),
     ])
-    return [layers.Source("wheel", table.decode(bake(OP, files, kernels=[OP]), "x", OP))]
+    return [table_sources.Source("wheel", table_file.decode(bake(OP, files, kernels=[OP]), "x", OP))]
 
 
 @pytest.mark.parametrize(("m", "block", "layer"), [
@@ -302,8 +305,8 @@ def test_decorated_kernel_with_another_source_is_drifted(kernel_sources):
 def test_decorated_kernel_without_sizes_is_found_exactly_or_not(tmp_path):
     key = KernelKey(op=OP, names=("causal",), values=(True,), dtypes=())
     files = write_kernel(tmp_path, [kernel_sample(64, 1.0, key=key)])
-    baked = table.decode(bake(OP, files, kernels=[OP]), "x", OP)
-    sources = [layers.Source("wheel", baked)]
+    baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
+    sources = [table_sources.Source("wheel", baked)]
     assert find(key, sources).layer == "exact"
     assert find(dataclasses.replace(key, values=(False,)), sources) is None
     assert [entry.key for entry in baked.devices[0].entries()] == [key]
@@ -315,24 +318,19 @@ def test_negative_and_zero_sizes_of_a_decorated_kernel_are_compared_too(tmp_path
         return kernel_sample(block, 1.0, key=key)
 
     files = write_kernel(tmp_path, [sample(64, -100), sample(128, 0), sample(256, 100)])
-    sources = [layers.Source("wheel", table.decode(bake(OP, files, kernels=[OP]), "x", OP))]
+    sources = [table_sources.Source("wheel", table_file.decode(bake(OP, files, kernels=[OP]), "x", OP))]
     for offset, block in ((-50, 64), (-1, 128), (1, 128), (90, 256)):
         assert find(sample(64, offset).key, sources).choice.config == kernel_config(block)
 
 
-def test_prediction_orders_our_kernels_and_leaves_the_vendor_library_first(package):
+def test_device_that_nobody_measured_gets_the_rule_of_thumb(package):
     device = Device(kind="cuda", fingerprint=small.L40)
     decision = decide(device=device)
     assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
     # One scale of each kind: the vendor library refuses.
     decision = decide(device=device, scale_a="tensor", scale_b="row")
     assert decision.config == small.triton(arch="sm89")
-    assert (decision.layer, decision.grade) == ("exact", "predicted")
-    assert "us predicted for NVIDIA L40S" in decision.reason
-
-
-def test_measurement_on_another_device_comes_before_a_prediction(package):
-    assert decide(device=Device(kind="cuda", fingerprint=small.H100)).grade == "other device"
+    assert (decision.layer, decision.grade) == ("heuristic", "heuristic")
 
 
 def test_an_overlay_that_changes_nothing_is_said_once(package, tmp_path, caplog):
@@ -346,3 +344,84 @@ def test_an_overlay_that_changes_nothing_is_said_once(package, tmp_path, caplog)
                 decide()
         said = [record.message for record in caplog.records if "changes nothing" in record.message]
         assert len(said) == 1 and str(path) in said[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of samples, with BIG the fastest."""
+    small.write_device(tmp_path / "h200", [small.sample(BIG, 9.0)])
+    return tmp_path / "h200"
+
+
+def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(
+    package, folder, tmp_path, monkeypatch
+):
+    read = []
+    whole = table_sources._tables_of_folders
+    monkeypatch.setattr(
+        table_sources, "_tables_of_folders", lambda folders: read.append(1) or whole(folders))
+    (tmp_path / "link").symlink_to(folder)
+    states = set()
+    for path in (folder, str(folder), tmp_path / "link", folder / ".." / folder.name):
+        with tuning.tuning("off", overlay=path):
+            assert decide().config == BIG
+            states.add(tuning.state())
+    assert len(states) == len(read) == 1, "plans of the first are found in the others"
+    for number, (config, us) in enumerate(((SMALL, 9.0), (SMALL, 8.0), (TINY, 8.0)), start=2):
+        small.write_device(folder, [small.sample(config, us)])
+        with tuning.tuning("off", overlay=folder):
+            assert (decide().config, decide().chosen.median_us) == (config, us)
+        assert len(read) == number
+
+
+def test_table_and_store_of_an_overlay_are_read_again_when_they_have_changed(package, tmp_path):
+    path, store = tmp_path / "t.table", Store(tmp_path / "other.sqlite3")
+    for position, config in enumerate((BIG, SMALL)):
+        path.write_bytes(packaged_bytes(tmp_path, small.sample(config, 9.0)))
+        store.add(small.run(), [small.sample(config, 9.0 - position)])
+        for overlay in (path, store.path):
+            with tuning.tuning("off", overlay=overlay):
+                assert (decide().config, decide().source) == (config, "overlay")
+
+
+def test_overlays_that_were_used_long_ago_are_not_kept(package, folder):
+    tables = []
+    for number in range(40):
+        small.write_device(folder / str(number), [small.sample(BIG, 1.0 + number)])
+        with tuning.tuning("off", overlay=folder / str(number)):
+            assert decide().chosen.median_us == 1.0 + number
+            tables.append(weakref.ref(tuning.state().overlay["scaled_mm"]))
+    gc.collect()
+    assert sum(table() is not None for table in tables) <= 16
+    assert tables[-1]() is not None
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".table", "x" * 5000 + ".sqlite3"])
+def test_overlay_with_a_name_that_no_file_has_is_a_value_error(package, name):
+    with pytest.raises(ValueError, match="overlay='xxx.* must be a ") as caught:
+        with tuning.tuning("off", overlay=name):
+            pass
+    assert len(str(caught.value)) < 500
+
+
+def test_table_in_memory_answers_as_the_one_that_is_baked(package, tmp_path):
+    kinds = [
+        small.sample(config, us, m=m, n=n, out_dtype=out)
+        for m in (1, 16, 512) for n in (2112, 4096)
+        for config, us, out in (
+            (TINY, 9.5 + m, "bf16"), (BIG, 12.5, "bf16"), (small.VENDOR, 11.0, "bf16"))
+    ]
+    taken = [(small.run(), one) for one in kinds]
+    made = table_sources.table_of_samples("scaled_mm", taken)
+    baked = small.bake_samples(tmp_path, kinds)
+    assert made.runs == baked.runs
+    for key in [small.key(m=m, n=n, out_dtype=out) for m in (1, 7, 16, 999)
+                for n in (2112, 3072) for out in ("bf16", "fp16")]:
+        of_made, of_baked = (
+            [
+                (one.entry, one.layer, one.grade) for one in lookup.answers(
+                    key, small.H200, [table_sources.Source("wheel", table)])
+            ]
+            for table in (made, baked)
+        )
+        assert of_made == of_baked and of_made

@@ -6,14 +6,16 @@
     wheel                the baked table of this installation
     package NAME         baked tables of other installed packages, by the name of the entry point
 
-Each is a Table. A package offers tables through an entry point of the group
+Each is a Table. The samples of a store or a folder are made into one in memory, again when the
+files have changed. A package offers tables through an entry point of the group
 "stoneware.tuning_tables", in its pyproject.toml:
 
     [project.entry-points."stoneware.tuning_tables"]
     acme = "acme_kernels.tables"
 
-The value names a folder, acme_kernels/tables, with a `table.file_name(op)` for each op; the package
-is found and not imported. A damaged table of a package is skipped, and reported once, by its path.
+The value names a folder, acme_kernels/tables, with a `table_file.file_name(op)` for each op; the
+package is found and not imported. A damaged table of a package is skipped, and reported once, by
+its path.
 """
 
 from __future__ import annotations
@@ -23,18 +25,19 @@ import hashlib
 import importlib.util
 import logging
 import os
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import TableError
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.runtime import environment, regular_file
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import policy as tuning, table
-from stoneware.tuning.table import DeviceBlocks, Table
+from stoneware.tuning import policy, table_file
+from stoneware.tuning.table import Table
 
 if TYPE_CHECKING:  # what only samples need costs an import a third of its time
     from stoneware.tuning.samples import DeviceRecord, Run, Sample
@@ -66,15 +69,15 @@ def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
       TableError: the wheel's table or manifest is damaged.
       ValueError: STONEWARE_CACHE_DIR breaks its rule.
     """
-    wheel = table.packaged(op)
+    wheel = table_file.packaged(op)
     last = () if wheel is None else (Source(WHEEL, wheel),)
-    if tuning.wheel_only():
+    if policy.wheel_only():
         return last
     first = []
-    overlay = tuning.current_overlay()
+    overlay = policy.current_overlay()
     if overlay is not None and op in overlay.overlay:
         first.append(Source(OVERLAY, overlay.overlay[op]))
-    if tuning.memory_size() and (found := _table_of_memory(op)) is not None:
+    if policy.memory_size() and (found := _table_of_memory(op)) is not None:
         first.append(Source(MEMORY, found))
     store = _store()
     if store is not None and (found := table_of_store(store, op)).devices:
@@ -85,7 +88,7 @@ def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
 
 def with_packages(op: str, near: tuple[Source, ...]) -> tuple[Source, ...]:
     """Adds the tables of packages to what `sources` gave without them."""
-    return near if tuning.wheel_only() else (*near, *packages(op))
+    return near if policy.wheel_only() else (*near, *packages(op))
 
 
 def existing_store() -> Store | None:
@@ -120,7 +123,7 @@ def with_power_limit(
         return device
     limits = {
         other.fingerprint.power_limit_w for source in sources for other in source.table.devices
-        if not other.is_predicted and device.same_hardware(other.fingerprint)
+        if device.same_hardware(other.fingerprint)
     }
     if len(limits - {0}) < 2:
         return device
@@ -129,21 +132,39 @@ def with_power_limit(
     return replace(device, power_limit_w=machine.power_limit_w(ordinal))
 
 
-_samples_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], list[tuple[Run, Sample]]]] = {}
+class _Kept:
+    """What was made of files, until they change: of the places that were asked for last.
+
+    Args:
+      most: places that are remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
+
+    def get(self, place: Hashable, stamp: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returned for this place and stamp; `make` is called if that is not kept."""
+        kept = self._kept.pop(place, None)
+        if kept is None or kept[0] != stamp:
+            kept = stamp, make()
+        self._kept[place] = kept
+        for oldest in list(self._kept)[:-self._most]:
+            self._kept.pop(oldest, None)
+        return kept[1]
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+
+_samples_of_stores, _tables_of_stores, _tables_of_paths = _Kept(16), _Kept(32), _Kept(8)
 
 
 def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
     """The samples of an op in a store, read anew when the store has changed."""
     stamp = store.stamp()  # before the reading: what is written meanwhile is read the next time
-    place = str(store.path), op
-    cached = _samples_of_stores.get(place)
-    if cached is None or cached[0] != stamp:
-        cached = _samples_of_stores[place] = stamp, store.samples(op) if stamp else []
-    return cached[1]
-
-
-_tables_of_stores: dict[tuple[str, str], tuple[tuple[int, ...], Table | None, Table]] = {}
-"""Path and op -> the store's stamp, the wheel's table, and the table that was made with these."""
+    return _samples_of_stores.get(
+        (str(store.path), op), stamp, lambda: store.samples(op) if stamp else [])
 
 
 def table_of_store(store: Store, op: str) -> Table:
@@ -152,89 +173,53 @@ def table_of_store(store: Store, op: str) -> Table:
     Samples of kernels that this build does not have are left out; of a kernel with other bytes now
     they are drifted.
     """
-    stamp = store.stamp()
-    wheel = table.packaged(op)
-    place = str(store.path), op
-    cached = _tables_of_stores.get(place)
-    if cached is None or cached[0] != stamp or cached[1] is not wheel:
+    stamp, wheel = store.stamp(), table_file.packaged(op)
+
+    def make() -> Table:
         # Those of a decorated kernel are asked for by themselves, too (triton_autotune).
         samples = samples_of_store(store, op) if is_kernel(op) else store.samples(op)
-        cached = stamp, wheel, table_of_samples(op, samples if stamp else (), known=wheel)
-        _tables_of_stores[place] = cached
-    return cached[2]
+        return table_of_samples(op, samples if stamp else (), wheel)
+
+    return _tables_of_stores.get((str(store.path), op), (stamp, wheel), make)
 
 
 def table_of_samples(
-    op: str, samples: Iterable[tuple[Run, Sample]], aliases: Iterable[DeviceRecord] = (),
-    known: Table | None = None,
+    op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None,
+    records: Iterable[DeviceRecord] = (),
 ) -> Table:
-    """Bakes samples in memory, of any number of devices.
-
-    Args:
-      op: an op of ours, or a decorated kernel.
-      samples: with the run that took each.
-      aliases: names of some of the devices.
-      known: a table whose models are taken where it has more of a device (entries.py).
-    """
-    from stoneware.tuning import entries as entry_rules
+    """The table of the samples of the kernels that this installation has; see
+    `entries.make_table`."""
+    from stoneware.tuning import entries
 
     kernels = None if is_kernel(op) else manifest.packaged()
-    by_device: list[tuple[DeviceFingerprint, list[tuple[Run, Sample]]]] = []
-    runs: dict[str, Run] = {}
-    for run, sample in samples:
-        if kernels is not None and not entry_rules.is_known(sample.config, kernels):
-            continue
-        runs[run.id] = run
-        for idx, (fingerprint, members) in enumerate(by_device):
-            if fingerprint.same_hardware(run.device):
-                members.append((run, sample))
-                if not fingerprint.power_limit_w:
-                    by_device[idx] = run.device, members
-                break
-        else:
-            by_device.append((run.device, [(run, sample)]))
-    devices = [
-        entry_rules.device_entries(
-            op, fingerprint,
-            tuple(
-                alias for record in aliases if record.fingerprint.same_hardware(fingerprint)
-                for alias in record.aliases
-            ),
-            members, kernels, _same_device(known, fingerprint),
-        )
-        for fingerprint, members in by_device
-    ]
-    data = table.encode(
-        op, [device for device in devices if device.entries],
-        [{field: getattr(run, field) for field in table.RUN_FIELDS} for run in runs.values()],
+    return entries.make_table(
+        op,
+        [
+            (run, sample) for run, sample in samples
+            if kernels is None or entries.is_known(sample.config, kernels)
+        ],
+        kernels, records, known,
     )
-    return table.decode(data, "memory", op)
-
-
-def _same_device(known: Table | None, fingerprint: DeviceFingerprint) -> DeviceBlocks | None:
-    """What a table measured on a device."""
-    same = () if known is None else known.near(fingerprint)[0]
-    return same[0][1] if same else None
 
 
 def _table_of_memory(op: str) -> Table | None:
-    return _memory_at(op, tuning.memory_size())
+    return _memory_at(op, policy.memory_size())
 
 
 @functools.lru_cache(maxsize=64)
 def _memory_at(op: str, num_samples: int) -> Table | None:
-    found = table_of_samples(op, tuning.memory(op), known=table.packaged(op))
+    found = table_of_samples(op, policy.memory(op), table_file.packaged(op))
     return found if found.devices else None
 
 
 def memory_tables() -> dict[str, Table]:
-    """op -> table of the samples that `tuning.add_to_memory` got."""
-    found = {op: _table_of_memory(op) for op in tuning.memory_ops()}
+    """op -> table of the samples that `policy.add_to_memory` got."""
+    found = {op: _table_of_memory(op) for op in policy.memory_ops()}
     return {op: one for op, one in found.items() if one is not None}
 
 
 def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
-    """op -> table of what `sw.tuning` takes as an overlay.
+    """op -> table of what `sw.tuning` takes as an overlay; read anew when the files have changed.
 
     An overlay without entries is reported once, since nothing lies over the rest then.
 
@@ -243,7 +228,21 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
       TypeError: it is of another type.
       TableError: a file is damaged.
     """
-    tables = _overlay_tables(overlay)
+    if isinstance(overlay, Table):
+        tables = {overlay.op: overlay}
+    elif isinstance(overlay, (str, Path)):
+        try:
+            tables = _tables_of_path(Path(overlay))
+        except OSError as error:
+            raise ValueError(
+                f"overlay={str(overlay)!r:.200} must be a path that can be read: {error.strerror}; "
+                "pass a folder of samples, a store or a baked table"
+            ) from error
+    else:
+        raise TypeError(
+            f"overlay={overlay!r} must be a Table or a path, not {type(overlay).__name__}; pass "
+            "the folder of samples, the store or the table"
+        )
     if not any(found.devices for found in tables.values()):
         _say_empty("a Table" if isinstance(overlay, Table) else str(overlay))
     return tables
@@ -257,34 +256,50 @@ def _say_empty(overlay: str) -> None:
     )
 
 
-def _overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
-    if isinstance(overlay, Table):
-        return {overlay.op: overlay}
-    if not isinstance(overlay, (str, Path)):
-        raise TypeError(
-            f"overlay={overlay!r} must be a Table or a path, not {type(overlay).__name__}; pass "
-            "the folder of samples, the store or the table"
-        )
-    path = Path(overlay)
+def _tables_of_path(overlay: Path) -> dict[str, Table]:
+    path = Path(os.path.realpath(overlay))
+    stamp: Any
     if path.is_dir():
         folders = [
             folder for folder in (path, *sorted(path.iterdir()))
             if (folder / "device.json").is_file()
         ]
-        if folders:
-            return _tables_of_folders(folders)
-    elif path.suffix == table.SUFFIX and path.is_file():
-        found = table.read(path, None)
-        return {found.op: found}
-    elif path.suffix == ".sqlite3" and path.is_file():
+        stamp = _stamp(file for folder in folders for file in folder.iterdir())
+        make = functools.partial(_tables_of_folders, folders)
+        is_overlay = bool(folders)
+    elif path.suffix == ".sqlite3":
         from stoneware.tuning.store import Store
 
         store = Store(path)
-        return {op: table_of_store(store, op) for op in store.ops()}
-    raise ValueError(
-        f"overlay={str(path)!r} must be a folder of samples (with device.json), a store (.sqlite3) "
-        f"or a baked table ({table.SUFFIX}), and is none that exists; pass one of those"
-    )
+        stamp, is_overlay = store.stamp(), path.is_file()
+
+        def make() -> dict[str, Table]:
+            return {op: table_of_store(store, op) for op in store.ops()}
+    else:
+        is_overlay = path.suffix == table_file.SUFFIX and path.is_file()
+        stamp = _stamp([path] if is_overlay else [])
+
+        def make() -> dict[str, Table]:
+            found = table_file.read(path, None)
+            return {found.op: found}
+
+    if not is_overlay:
+        raise ValueError(
+            f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a "
+            f"store (.sqlite3) or a baked table ({table_file.SUFFIX}), and is none that exists; "
+            "pass one of those"
+        )
+    return _tables_of_paths.get(path, stamp, make)
+
+
+def _stamp(files: Iterable[Path]) -> tuple[tuple[Any, ...], ...]:
+    """What changes when one of the files does that an overlay is read from."""
+    found = []
+    for file in sorted(files):
+        if file.suffix in (".json", ".jsonl", table_file.SUFFIX):
+            status = file.stat()
+            found.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
+    return tuple(found)
 
 
 def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
@@ -292,8 +307,14 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
 
     records, by_op = [], {}
     for folder in folders:
-        records.append(sample_files.read_device(folder / "device.json"))
-        runs = sample_files.read_runs(folder / "runs.json")
+        record = sample_files.read_device(folder / "device.json")
+        records.append(record)
+        # A run that knows no power limit was taken on the folder's device.
+        runs = {
+            run.id: replace(run, device=record.fingerprint)
+            if run.device.same_hardware(record.fingerprint) else run
+            for run in sample_files.read_runs(folder / "runs.json").values()
+        }
         for path in sorted(folder.glob("*.jsonl")):
             for line, sample in sample_files.read_samples(path):
                 if sample.run not in runs:
@@ -302,7 +323,7 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
                         f"{sample_files.REMEDY}"
                     )
                 by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
-    return {op: table_of_samples(op, samples, records) for op, samples in by_op.items()}
+    return {op: table_of_samples(op, samples, records=records) for op, samples in by_op.items()}
 
 
 @functools.cache
@@ -311,9 +332,10 @@ def packages(op: str) -> tuple[Source, ...]:
     found = []
     for name, value in _entry_points():
         for folder in _folders(name, value):
-            path = folder / table.file_name(op)
+            path = folder / table_file.file_name(op)
             try:
-                found.append(Source(f"package {name}", table.read(path, op, package_remedy(name))))
+                table = table_file.read(path, op, package_remedy(name))
+                found.append(Source(f"package {name}", table))
             except TableError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
                     _LOG.warning("a tuning table of package %s is skipped: %s", name, error)
@@ -328,9 +350,10 @@ def package_remedy(name: str) -> str:
 def package_digests() -> dict[str, str]:
     """"package, file" -> sha256 of every table that other packages offer, for whatever op."""
     return {
-        f"{name}, {path.name}": hashlib.sha256(regular_file.read(path)).hexdigest()
+        f"{name}, {path.name}": hashlib.sha256(
+            regular_file.read(path, table_file.MOST_BYTES)).hexdigest()
         for name, value in _entry_points() for folder in _folders(name, value)
-        for path in sorted(folder.glob(f"*{table.SUFFIX}"))
+        for path in sorted(folder.glob(f"*{table_file.SUFFIX}"))
     }
 
 
@@ -374,5 +397,5 @@ def forget() -> None:
 
 def forget_stores() -> None:
     """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
-    _tables_of_stores.clear()
-    _samples_of_stores.clear()
+    for kept in (_samples_of_stores, _tables_of_stores, _tables_of_paths):
+        kept.clear()

@@ -1,0 +1,41 @@
+"""What NVIDIA says of its GPUs: the roofs of a roofline."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Nominal(NamedTuple):
+    """Nominal rates of a GPU.
+
+    Attributes:
+      tflops_16_bit, tflops_8_bit: dense products of bf16 or fp16 and of fp8 with fp32 accumulation,
+        in 10^12 floating-point operations per second; equal where fp8 is widened to 16 bits.
+      gbytes_per_s: bandwidth of DRAM in 10^9 bytes per second.
+      source: who says so.
+    """
+
+    tflops_16_bit: float
+    tflops_8_bit: float
+    gbytes_per_s: float
+    source: str
+
+
+NOMINAL = {
+    ((8, 0), 108, 41943040, 1593000): Nominal(
+        312, 312, 2039, "NVIDIA A100 Tensor Core GPU Architecture whitepaper, A100 80GB data sheet"),
+    ((8, 9), 58, 50331648, 6251000): Nominal(121, 242.5, 300, "NVIDIA L4 data sheet"),
+    ((8, 9), 142, 100663296, 9001000): Nominal(362, 733, 864, "NVIDIA L40S data sheet"),
+    ((8, 9), 128, 75497472, 10501000): Nominal(
+        165.2, 330.3, 1008, "NVIDIA Ada GPU Architecture whitepaper, appendix A, RTX 4090"),
+    ((9, 0), 132, 52428800, 2619000): Nominal(
+        989.4, 1978.9, 3352, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, SXM5"),
+    ((9, 0), 114, 52428800, 1593000): Nominal(
+        756, 1513, 2039, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, PCIe"),
+    ((9, 0), 132, 62914560, 3201000): Nominal(989, 1979, 4800, "NVIDIA H200 data sheet"),
+    ((10, 0), 148, 132644864, 3996000): Nominal(
+        2250, 4500, 7700, "NVIDIA HGX B200 data sheet, an eighth of it"),
+    ((12, 0), 170, 100663296, 14001000): Nominal(
+        209.5, 419, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A, RTX 5090"),
+}
+"""By `DeviceFingerprint.numbers`, as the driver gives them."""

@@ -1,0 +1,155 @@
+"""Which of the measured sizes are near those that are asked for."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stoneware.kernels.key import AnyKey, Key
+from stoneware.tuning.sources import Source
+from stoneware.tuning.table import Block, DeviceTable, size_log
+
+_NEAR_WEIGHTS = 4
+"""How many (n, k) correct a model."""
+
+NEAREST_WEIGHTS = 2
+"""So many of these with an m below and one above, the others with the nearer one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A family's entries in one source on one device."""
+
+    source: Source
+    position: int
+    device: DeviceTable
+    block: Block
+    distance: float
+
+
+def around(
+    places: Sequence[Place], weight: tuple[int, ...], m: int, takes_both: bool
+) -> list[tuple[Place, Sequence[int]]]:
+    """The measured m itself, else the ones below and above, or the nearer of them unless
+    `takes_both`; where several places have one, of the first."""
+    if len(places) == 1:
+        return [(places[0], m_around(places[0].block.last_sizes(weight), m, takes_both))]
+    first: dict[int, Place] = {}
+    for place in places:
+        for near_m in m_around(place.block.last_sizes(weight), m):
+            first.setdefault(near_m, place)
+    return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m, takes_both)]
+
+
+def near_weights(
+    n: int, k: int, places: Sequence[Place]
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The nearest n and k that were measured, each with its distance, nearest first."""
+    weights = places[0].block.first_sizes
+    if len(places) > 1:
+        weights = list(dict.fromkeys(
+            itertools.chain.from_iterable(place.block.first_sizes for place in places)))
+    # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
+    # ratio, without libm.
+    aparts = [
+        n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for near_n, near_k in weights
+    ]
+    # Numbers are sorted in a third of the time of tuples.
+    most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
+    near = [(apart, weight) for apart, weight in zip(aparts, weights) if apart <= most]
+    return sorted(near)[:_NEAR_WEIGHTS]
+
+
+def m_around(values: Sequence[int], m: int, takes_both: bool = True) -> Sequence[int]:
+    """Of ascending values m itself, else the ones next to it, or the nearer one unless
+    `takes_both`."""
+    position = bisect.bisect_left(values, m)
+    if position < len(values) and values[position] == m:
+        return [m]
+    around = values[max(position - 1, 0):position + 1]
+    if takes_both or len(around) < 2:
+        return around
+    below, above = around
+    return [below if m * m < below * above else above]
+
+
+def is_batch(key: AnyKey) -> bool:
+    return isinstance(key, Key) and key.is_batch
+
+
+_MOST_APART_M = 2
+"""How far the m of a batch may lie from the one that was measured, as a factor."""
+
+
+def near_m_of(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
+    """Of ascending values the m that may answer for the key's."""
+    m = key.sizes[-1]
+    if is_batch(key):
+        return [
+            near for near in m_around(values, m)
+            if near != m and max(near, m) <= _MOST_APART_M * min(near, m)
+        ]
+    near = _next_m(values, m)
+    return () if near is None else (near,)
+
+
+def _next_m(values: Sequence[int], m: int) -> int | None:
+    """The smallest of ascending values above m, else the largest below; not m itself."""
+    position = bisect.bisect_right(values, m)
+    if position < len(values):
+        return values[position]
+    below = [value for value in values[-2:] if value != m]
+    return below[-1] if below else None
+
+
+def steps_up(near_m: int, m: int) -> tuple[bool, float]:
+    """By what two m that may answer for another are compared: above before below, then nearness.
+    Without logarithms, whose last bit differs from one libm to another."""
+    return near_m < m, max(near_m, m) / max(min(near_m, m), 1)
+
+
+def nearest_shape(
+    sizes: tuple[int, ...], places: Sequence[Place], has_m: bool
+) -> tuple[Place, tuple[int, ...]] | None:
+    """Where the nearest sizes are, but for those that the layers before it went through.
+
+    Distances are rounded, and ties go to the smaller sizes, so that the last bit of a logarithm
+    decides nothing.
+    """
+    first, logs = sizes[:-1], [size_log(size) for size in sizes]
+    near = []
+    for place in places:
+        for others, their_logs in place.block.first_logs:
+            if has_m and others == first:
+                continue
+            apart = 0.0
+            for their_log, log in zip(their_logs, logs):
+                apart += (their_log - log) ** 2
+            near.append((apart, others, place))
+    best = None
+    for apart, others, place in sorted(near, key=_APART):
+        if best is not None and apart > best[0][0] + 1e-9:
+            break
+        apart = round(apart, 9)
+        last = place.block.last_sizes(others)
+        if has_m:
+            size = sizes[-1] if sizes[-1] in last else _next_m(last, sizes[-1])
+            rank = apart, steps_up(size, sizes[-1]), others, place.distance, place.position
+            if best is None or rank < best[0]:
+                best = rank, place, (*others, size)
+            continue
+        for size in last:
+            at = (*others, size)
+            if at == sizes:
+                continue
+            distance = round(apart + (size_log(size) - logs[-1]) ** 2, 9)
+            rank = distance, (False, 0.0), at, place.distance, place.position
+            if best is None or rank < best[0]:
+                best = rank, place, at
+    return None if best is None else best[1:]
+
+
+_APART = operator.itemgetter(0)

@@ -1,0 +1,313 @@
+"""The file of a tuning table, as the wheel carries it: one per op.
+
+A look-up reads what it needs and nothing else: a header, one line of canonical JSON, then for each
+family of each device a block of little-endian columns:
+
+    header   schema, op, digest, configs, runs, rules, out dtypes; each device with, for each of its
+             families, the key, its configs (positions among all), where its block begins (offset
+             from the end of the header), how many groups, entries and corrections it has, and, if
+             its models are those of another table, the digest of that one
+
+    block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
+             ends of groups  u32, 0 and then how many entries there are up to the end of each group
+             last sizes      i64, of each entry; ascending in a group
+             ends of texts   u32, 0 and then bytes of the texts up to the end of each entry's
+    only if there are corrections, which a block has that has models:
+             ends of these   u32, 0 and then how many there are up to the end of each entry's
+             out dtypes      u8, what was measured at each entry, a position in the header
+             models          of each config the fields of its TimeModel; slots is 0 where there is none
+             corrections     config, whether it is drifted, ratio, fullness
+    always
+             texts           JSON, of each entry its variants, each [rule, choices, measured out
+                             dtype, kernel digest] with choices [config, median_us, spread_us, run,
+                             is_drifted]
+
+Runs and rules are positions in the header, configs among those of the family, so that the block of
+the other 16-bit output, which says the same of other kernels, is the same one.
+
+`digest` is the sha256 of the file with an empty digest, so that two ranks compare 64 characters,
+and a damaged or edited table is refused whole. The header is checked when a table is opened, all
+else when it is read (`table_view.py`); `check` reads everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stoneware.errors import TableError
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import is_kernel
+from stoneware.runtime import package_files, regular_file
+from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning.table import Block, Table
+from stoneware.tuning.table_entry import Entry
+from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
+from stoneware.tuning.time_model import TimeModel
+
+SCHEMA = 6
+SUFFIX = ".table"
+
+MOST_BYTES = 2**28
+"""What a larger file is refused for, unread: some hundred times as much as a table has."""
+
+REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
+"""What to do about a table that is damaged, where it is not this installation's."""
+
+
+def encode(table: Table) -> bytes:
+    """The bytes of a table."""
+    return _encoded(table)[0]
+
+
+def digest(table: Table) -> str:
+    """The digest that the table's file would have."""
+    return _encoded(table)[1]
+
+
+def _encoded(table: Table) -> tuple[bytes, str]:
+    entries = [
+        entry for device in table.devices for block in device.blocks.values()
+        for sizes in block.sizes for entry in block.variants(sizes)
+    ]
+    configs = sorted({choice.config for entry in entries for choice in entry.choices})
+    used = {choice.run for entry in entries for choice in entry.choices}
+    runs = [table.runs[run_id] for run_id in sorted(used)]
+    rules = sorted({entry.rule for entry in entries})
+    out_dtypes = sorted({entry.measured_out_dtype for entry in entries})
+    writer = _Writer(
+        runs=_positions([run["id"] for run in runs]), rules=_positions(rules),
+        out_dtypes=_positions(out_dtypes), configs=_positions(configs),
+    )
+    header = {
+        "schema": SCHEMA,
+        "op": table.op,
+        "configs": [config.to_json() for config in configs],
+        "runs": runs,
+        "rules": rules,
+        "out_dtypes": out_dtypes,
+        "devices": [
+            {
+                "fingerprint": device.fingerprint.to_json(), "aliases": sorted(device.aliases),
+                "families": [writer.add(device.blocks[family]) for family in sorted(device.blocks)],
+            }
+            for device in table.devices
+        ],
+    }
+    empty = canonical_json({**header, "digest": ""}) + "\n"
+    found = hashlib.sha256(empty.encode("ascii") + writer.body).hexdigest()
+    line = canonical_json({**header, "digest": found}) + "\n"
+    return line.encode("ascii") + bytes(writer.body), found
+
+
+T = TypeVar("T")
+
+
+def _positions(items: Iterable[T]) -> dict[T, int]:
+    return {item: position for position, item in enumerate(items)}
+
+
+class _Writer:
+    """The body of a file as it grows, and where runs, rules, dtypes and configs stand in the
+    header."""
+
+    def __init__(
+        self, *, runs: Mapping[str, int], rules: Mapping[str, int], out_dtypes: Mapping[str, int],
+        configs: Mapping[AnyConfig, int],
+    ) -> None:
+        self.body = bytearray()
+        self._runs, self._rules, self._out_dtypes = runs, rules, out_dtypes
+        self._configs = configs
+        self._offsets: dict[bytes, int] = {}
+
+    def add(self, block: Block) -> dict[str, Any]:
+        """Appends a block, of equal ones the first, and returns what the header says of it."""
+        configs = sorted({
+            choice.config for sizes in block.sizes for entry in block.variants(sizes)
+            for choice in entry.choices
+        })
+        data, numbers = self._block(block, _positions(configs))
+        if data not in self._offsets:
+            self._offsets[data] = len(self.body)
+            self.body += data
+        header = {
+            "key": block.family.to_json(), "configs": [self._configs[one] for one in configs],
+            "offset": self._offsets[data], **numbers,
+        }
+        return {**header, "fitted_by": block.fitted_by} if block.fitted_by else header
+
+    def _block(
+        self, block: Block, configs: Mapping[AnyConfig, int]
+    ) -> tuple[bytes, dict[str, int]]:
+        """The bytes of a block, and what the header says of their lengths; `configs` of the
+        family, with their positions."""
+        sizes = block.sizes
+        groups = [list(members) for _, members in itertools.groupby(sizes, lambda one: one[:-1])]
+        texts = [
+            canonical_json([self._variant(entry, configs) for entry in block.variants(one)])
+            for one in sizes
+        ]
+        columns = [
+            _column("q", [size for members in groups for size in members[0][:-1]]),
+            _column("I", _ends(groups)),
+            _column("q", [size for one in sizes for size in one[-1:]]),
+            _column("I", _ends(texts)),
+        ]
+        corrections: list[bytes] = []
+        if block.has_models:
+            said = [block.corrections(one[:-1], one[-1:])[0] for one in sizes]
+            no_model = TimeModel(*[0] * len(TimeModel._fields))
+            columns += [
+                _column("I", _ends([one.corrections for one in said])),
+                _column("B", [self._out_dtypes[one.measured_out_dtype] for one in said]),
+                *(MODEL.pack(*block.models.get(config, no_model)) for config in configs),
+            ]
+            corrections = [
+                CORRECTION.pack(configs[one.candidates[at][0]], is_drifted, *factors)
+                for one in said for at, is_drifted, *factors in one.corrections
+            ]
+        numbers = {"groups": len(groups), "entries": len(sizes), "corrections": len(corrections)}
+        return b"".join([*columns, *corrections, "".join(texts).encode("ascii")]), numbers
+
+    def _variant(self, entry: Entry, configs: Mapping[AnyConfig, int]) -> list[Any]:
+        return [
+            self._rules[entry.rule],
+            [
+                [
+                    configs[choice.config], choice.median_us, choice.spread_us,
+                    self._runs[choice.run], int(choice.is_drifted),
+                ]
+                for choice in entry.choices
+            ],
+            entry.measured_out_dtype, entry.kernel_sha256,
+        ]
+
+
+def _column(kind: str, numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}{kind}", *numbers)
+
+
+def _ends(items: Iterable[Sequence[Any]]) -> list[int]:
+    """0, and then the lengths up to the end of each item."""
+    return list(itertools.accumulate(map(len, items), initial=0))
+
+
+def decode(
+    data: bytes, path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY
+) -> Table:
+    """Opens the bytes that `encode` made.
+
+    Args:
+      data: the bytes.
+      path: named in errors.
+      op: whose table it must be; None for any.
+      remedy: what to do if it is damaged.
+
+    Raises:
+      TableError: naming `path`, what was expected, what was found, and the remedy.
+    """
+    line, newline, body = data.partition(b"\n")
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        found = f"{len(data)} bytes that are not a table: {error}"
+        raise _error(path, "a header in JSON", found, remedy) from error
+    if not isinstance(header, dict) or "schema" not in header:
+        raise _error(path, "a table with the key 'schema'", "none", remedy)
+    if type(header["schema"]) is not int or header["schema"] != SCHEMA:
+        raise _error(path, f"schema {SCHEMA}", f"schema {header['schema']!r:.40}", remedy)
+    # A damaged one may be any text, also such as no encoding takes.
+    said = str(header.get("digest")).encode("ascii", "backslashreplace").decode("ascii")
+    hashed = hashlib.sha256(line.replace(f'"digest":"{said}"'.encode(), b'"digest":""', 1))
+    hashed.update(newline)
+    hashed.update(body)
+    if hashed.hexdigest() != said:
+        raise _error(
+            path, f"content with the digest {said}", f"content with {hashed.hexdigest()}", remedy
+        )
+
+    def damaged(error: Exception) -> TableError:
+        return _error(
+            path, "the contents of a table",
+            f"what breaks its rules: {type(error).__name__}: {error}"[:300], remedy,
+        )
+
+    try:
+        found = header["op"]
+        if not isinstance(found, str) or not found:
+            raise ValueError("op must be a text")
+        if op is not None and found != op:
+            raise _error(path, f"the table of {op}", f"that of {found!r:.80}", remedy)
+        content = Content(header, body, damaged)
+        devices = [device_table(device, content) for device in header["devices"]]
+    except DAMAGES as error:
+        raise damaged(error) from error
+    return Table(op=found, digest=said, devices=devices, runs=content.runs)
+
+
+def check(table: Table) -> None:
+    """Reads everything that a table holds.
+
+    Raises:
+      TableError: something of it breaks a rule.
+    """
+    for device in table.devices:
+        for block in device.blocks.values():
+            for sizes in block.sizes:
+                block.variants(sizes)
+                if block.has_models:
+                    block.corrections(sizes[:-1], sizes[-1:])
+            block.models  # noqa: B018: it is read, and so checked
+
+
+def file_name(op: str) -> str:
+    """The name of the table's file: a colon stands in no file name on Windows."""
+    return f"{op.replace(':', '.')}{SUFFIX}"
+
+
+def packaged_path(op: str) -> Path:
+    """The file of the table that this installation carries for `op`."""
+    return package_files.path("tables", file_name(op))
+
+
+@functools.cache
+def packaged(op: str) -> Table | None:
+    """The table of this installation, opened once at its first use; None for a decorated kernel
+    that it has none of.
+
+    Raises:
+      TableError: the file is damaged, edited, of another schema or, for an op of ours, missing.
+    """
+    path = packaged_path(op)
+    try:
+        return read(path, op, package_files.REMEDY)
+    except TableError as error:
+        if is_kernel(op) and isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
+def read(path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY) -> Table:
+    """Opens a table's file; arguments as for `decode`.
+
+    Raises:
+      TableError: there is no such file, it is too large, or it is damaged.
+    """
+    try:
+        data = regular_file.read(path, MOST_BYTES)
+    except OSError as error:
+        what = "a tuning table" if op is None else f"the tuning table of {op}"
+        raise _error(path, what, f"no readable file: {error}", remedy) from error
+    return decode(data, path, op, remedy)
+
+
+def _error(path: str | os.PathLike[str], expected: str, found: str, remedy: str) -> TableError:
+    found = found.encode("ascii", "backslashreplace").decode("ascii")
+    return TableError(f"{path}: expected {expected}, found {found}; {remedy}")
