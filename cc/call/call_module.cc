@@ -191,7 +191,7 @@ NB_MODULE(_call, m) {
           "plan(*tensors, *objects) returns the plan of a call, of whatever kind.")
       .def("clear", &FastCall::Clear, "Forgets every plan.")
       .def("__len__", &FastCall::size)
-      .def_prop_ro("num_hits", &FastCall::num_hits, "Calls, also of plan(), whose plan was known.")
-      .def_prop_ro("num_made", &FastCall::num_made, "Calls that asked `make`.")
+      .def_prop_ro("num_hits", &FastCall::num_hits, "Calls without Python whose plan was known.")
+      .def_prop_ro("num_made", &FastCall::num_made, "Plans that were asked of `make`.")
       .def_prop_ro("num_slow", &FastCall::num_slow, "Calls that were unusual.");
 }

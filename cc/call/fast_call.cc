@@ -76,7 +76,9 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
                                nullptr);
   }
   Taken taken;
-  return TakePlan(arguments, &key, &taken) ? Run(taken, arguments, views.data()) : nullptr;
+  if (!TakePlan(arguments, &key, &taken)) return nullptr;
+  num_hits_ += !taken.is_new;
+  return Run(taken, arguments, views.data());
 }
 
 PyObject* FastCall::Plan(PyObject* const* arguments, Py_ssize_t num_arguments) {
@@ -194,7 +196,6 @@ bool FastCall::TakePlan(PyObject* const* arguments, Key* key, Taken* taken) {
   }
   if (entry != nullptr) {
     taken->Take(*entry);
-    ++num_hits_;
     return true;
   }
   bool is_kept;
@@ -236,6 +237,7 @@ bool FastCall::MakeCanonical(PyObject* const* arguments, PyObject* state, Key* k
 
 bool FastCall::Make(PyObject* const* arguments, Taken* taken, bool* is_kept) {
   ++num_made_;
+  taken->is_new = true;
   const Reference made = Reference::Stolen(PyObject_Vectorcall(
       make_.get(), arguments,
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));

@@ -189,6 +189,7 @@ class FastCall {
     Reference capsule;
     const NativeLaunch* launch = nullptr;
     Allocation allocation;
+    bool is_new = false;  // made for this call
 
     void Take(const Entry& entry);
   };
