@@ -560,38 +560,53 @@ def test_threads_make_and_forget_plans_at_once(plans):
     assert plans.fast.num_hits > 0
 
 
-def test_child_of_a_process_whose_threads_make_plans_can_call(plans):
+@pytest.mark.parametrize("has_module", [True, False])
+def test_child_forked_while_a_thread_ends_plans_can_call(monkeypatch, has_module):
     """A lock that another thread holds at a fork is never released in the child."""
-    cases = [scaled_operands(m, N, K) for m in range(1, 5)]
-    stop = threading.Event()
+    if not has_module:
+        without_module(monkeypatch)
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 1)
+    monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
+    is_ending, may_end = threading.Event(), threading.Event()
+    ending = []
 
-    def body():
-        while not stop.is_set():
-            for x in cases:
-                call(x)
-            tuning.forget_plans()
+    class Plan:
+        def __call__(self, *tensors):
+            pass
 
-    threads = [threading.Thread(target=body) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+        def __del__(self):
+            if threading.current_thread() in ending:
+                is_ending.set()
+                may_end.wait(60)
+
+    monkeypatch.setattr(api, "checked_plan", lambda *arguments: Plan())
+    first, second, third = (scaled_operands(m, N, K) for m in (1, 2, 3))
+
+    def end_plans():
+        call(first)
+        tuning.forget_plans()
+        call(second)
+
+    thread = threading.Thread(target=end_plans)
+    ending.append(thread)
+    thread.start()
     try:
-        for _ in range(10):
-            child = os.fork()
-            if child == 0:
-                tuning.forget_plans()
-                call(cases[0])
-                os._exit(0)
-            deadline = time.monotonic() + 20
-            while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-                time.sleep(0.005)
-            if ended[0] == 0:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-            assert ended == (child, 0), "the child hangs, or failed"
+        assert is_ending.wait(60)
+        child = os.fork()
+        if child == 0:
+            tuning.forget_plans()
+            call(third)
+            os._exit(0)
+        deadline = time.monotonic() + 20
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended == (child, 0), "the child hangs, or failed"
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join(timeout=60)
+        may_end.set()
+        thread.join(timeout=60)
 
 
 def test_an_instance_whose_constructor_did_not_run_is_garbage_too():
