@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import Any
+
+from stoneware.runtime.fast_dataclass import dataclass
 
 DRIVER_MODULE = "stoneware.runtime._driver"
 

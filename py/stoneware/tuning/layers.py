@@ -24,7 +24,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.runtime import environment, regular_file
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import policy as tuning, table
 from stoneware.tuning.table import DeviceBlocks, Table
 

@@ -41,13 +41,14 @@ import bisect
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, Key, unchecked
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.layers import OVERLAY, Source
 from stoneware.tuning.table import Block, Choice, DeviceBlocks, Entry, size_log
 from stoneware.tuning.table_entry import MODELLED_RUN

@@ -21,12 +21,13 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoneware.runtime import environment
 from stoneware.runtime.environment import MODES
+from stoneware.runtime.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from stoneware.tuning.samples import Run, Sample

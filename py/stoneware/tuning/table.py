@@ -41,7 +41,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ from stoneware.kernels.key import AnyKey, Key, is_kernel, key_from_json, uncheck
 from stoneware.runtime import package_files, regular_file
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, names_match
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.table_entry import PREDICTED_RUN, Choice, DeviceEntries, Entry
 from stoneware.tuning.time_model import Candidate, Corrections, TimeModel, corrections_of
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.time_model import TimeModel
 
 PREDICTED_RUN = "predicted"
