@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from stoneware.errors import TableError
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
-from stoneware.runtime import environment, regular_file
+from stoneware.runtime import environment, package_files, regular_file
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import policy as tuning, table
@@ -338,6 +338,8 @@ def package_digests() -> dict[str, str]:
 @functools.cache
 def _entry_points() -> tuple[tuple[str, str], ...]:
     """(name, value) of the group's entry points, sorted, each once."""
+    if not package_files.may_have_entry_points(GROUP):
+        return ()
     import importlib.metadata
 
     points = importlib.metadata.entry_points(group=GROUP)
