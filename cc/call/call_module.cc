@@ -24,6 +24,15 @@ Reference OptionalOf(nb::handle object) {
   return object.is_none() ? Reference() : Reference::Borrowed(object.ptr());
 }
 
+// An attribute of torch's that must be a built-in function without arguments.
+NativeFunction FunctionOf(nb::handle owner, const char* name) {
+  NativeFunction function(nb::object(owner.attr(name)).ptr());
+  if (function) return function;
+  throw nb::attribute_error((std::string(name) + " of torch must be a built-in function without "
+                             "arguments, as in torch 2.10 and later; install another torch")
+                                .c_str());
+}
+
 std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_tensors) {
   std::uint32_t bits = 0;
   for (const int position : positions) {
@@ -38,7 +47,7 @@ std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_
 }
 
 void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb::object state,
-          nb::object workspace, int num_tensors, int num_objects, int out,
+          nb::list epoch, nb::object workspace, int num_tensors, int num_objects, int out,
           const std::vector<int>& optional, const std::vector<int>& aligned,
           const std::vector<int>& plan_order, std::size_t max_plans) {
   if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
@@ -76,15 +85,15 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   TorchFunctions functions;
   functions.tensor = Of(tensor);
   functions.parameter = Of(torch.attr("nn").attr("Parameter"));
-  functions.is_grad_enabled = Of(torch.attr("is_grad_enabled"));
+  functions.is_grad_enabled = FunctionOf(native, "is_grad_enabled");
   functions.requires_grad = Of(tensor.attr("requires_grad"));
   if (PyType_GetSlot(Py_TYPE(functions.requires_grad.get()), Py_tp_descr_get) == nullptr) {
     throw nb::attribute_error("torch.Tensor.requires_grad must be a descriptor, as that of torch "
                               "2.10 and later is, but has no __get__; install another torch");
   }
-  functions.is_neg = Of(tensor.attr("is_neg"));
-  functions.num_dispatch_modes = Of(native.attr("_len_torch_dispatch_stack"));
-  functions.num_function_modes = Of(native.attr("_len_torch_function_stack"));
+  functions.is_neg = FunctionOf(tensor(), "is_neg");
+  functions.num_dispatch_modes = FunctionOf(native, "_len_torch_dispatch_stack");
+  functions.num_function_modes = FunctionOf(native, "_len_torch_function_stack");
   functions.empty = Of(torch.attr("empty"));
   // What torch.compile's generated code allocates with: no parsing of arguments, no dispatcher.
   const nb::object guards =
@@ -92,31 +101,39 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.empty_strided_cpu = OptionalOf(nb::getattr(guards, "_empty_strided_cpu", nb::none()));
   functions.empty_strided_cuda =
       OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
-  functions.current_cuda_device = OptionalOf(nb::getattr(native, "_cuda_getDevice", nb::none()));
+  functions.current_cuda_device =
+      NativeFunction(nb::object(nb::getattr(native, "_cuda_getDevice", nb::none())).ptr());
   functions.forward_ad = Of(torch.attr("autograd").attr("forward_ad").attr("__dict__"));
   new (self) FastCall(std::move(signature), std::move(functions), *api, Of(make), Of(slow),
-                      Of(state), Of(workspace), max_plans);
+                      Of(state), Of(epoch), Of(workspace), max_plans);
 }
 
-PyObject* CallFunction(PyObject* self, PyObject* const* arguments, Py_ssize_t num_arguments) {
+template <PyObject* (FastCall::*method)(PyObject* const*, Py_ssize_t)>
+PyObject* CallMethod(PyObject* self, PyObject* const* arguments, Py_ssize_t num_arguments) {
   try {
-    return nb::inst_ptr<FastCall>(self)->Call(arguments, num_arguments);
+    return (nb::inst_ptr<FastCall>(self)->*method)(arguments, num_arguments);
   } catch (const std::exception& error) {  // std::bad_alloc
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
 }
 
-PyMethodDef call_definition = {
-    "call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&CallFunction)),
-    METH_FASTCALL, nullptr};
+template <PyObject* (FastCall::*method)(PyObject* const*, Py_ssize_t)>
+PyMethodDef Definition(const char* name) {
+  return {name,
+          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&CallMethod<method>)),
+          METH_FASTCALL, nullptr};
+}
+
+PyMethodDef call_definition = Definition<&FastCall::Call>("call");
+PyMethodDef plan_definition = Definition<&FastCall::Plan>("plan");
 
 // CPython's own bound function: calling it costs less than calling a method of nanobind's.
-nb::object BoundCall(nb::handle self) {
+nb::object Bound(PyMethodDef* definition, nb::handle self) {
   if (!nb::inst_ready(self)) {
     throw nb::type_error("a FastCall must be made by FastCall(...), not by __new__ alone");
   }
-  return nb::steal(PyCFunction_NewEx(&call_definition, self.ptr(), nullptr));
+  return nb::steal(PyCFunction_NewEx(definition, self.ptr(), nullptr));
 }
 
 // Py_VISIT wants the name `arg`.
@@ -140,11 +157,11 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Traverse)},
 
 NB_MODULE(_call, m) {
   using namespace stoneware::call;
-  m.doc() = "Calls of ops that were made before, without Python.";
+  m.doc() = "The plans of ops, and calls whose plan is known without Python.";
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
-                       "The calls of one op, with the plans of those that were made before.")
+                       "The calls of one op, and their plans.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a,
-           "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a,
+           "epoch"_a, "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a,
            "plan_order"_a, "max_plans"_a,
            "Args:\n"
            "  torch: the module.\n"
@@ -152,6 +169,7 @@ NB_MODULE(_call, m) {
            "    plan, whether it holds for later calls, and what to allocate where out is None.\n"
            "  slow: slow(*arguments) is the whole call, for those that are unusual.\n"
            "  state: state() is an object that plans depend on too.\n"
+           "  epoch: a list of one int, which changes when every plan must be made anew.\n"
            "  workspace: workspace(num_bytes, tensor) returns a tensor of that many bytes for a\n"
            "    launch on the current stream of the tensor's device.\n"
            "  num_tensors: the first arguments.\n"
@@ -165,10 +183,15 @@ NB_MODULE(_call, m) {
            "Raises:\n"
            "  AttributeError: this torch lacks what is needed.\n"
            "  ValueError: a position or a number is out of range.")
-      .def_prop_ro("call", &BoundCall, "call(*tensors, *objects) returns the output.")
+      .def_prop_ro(
+          "call", [](nb::handle self) { return Bound(&call_definition, self); },
+          "call(*tensors, *objects) returns the output.")
+      .def_prop_ro(
+          "plan", [](nb::handle self) { return Bound(&plan_definition, self); },
+          "plan(*tensors, *objects) returns the plan of a call, of whatever kind.")
       .def("clear", &FastCall::Clear, "Forgets every plan.")
       .def("__len__", &FastCall::size)
-      .def_prop_ro("num_hits", &FastCall::num_hits, "Calls whose plan was known.")
-      .def_prop_ro("num_made", &FastCall::num_made, "Calls that asked `make`.")
+      .def_prop_ro("num_hits", &FastCall::num_hits, "Calls without Python whose plan was known.")
+      .def_prop_ro("num_made", &FastCall::num_made, "Plans that were asked of `make`.")
       .def_prop_ro("num_slow", &FastCall::num_slow, "Calls that were unusual.");
 }

@@ -21,6 +21,9 @@ inline constexpr std::uint32_t kExchangeMajorVersion = 1;
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::int32_t kCuda = 2;
 
+// DLDataTypeCode: kDLFloat8_e3m4, the first of the codes of floats of 8 bits and less.
+inline constexpr std::uint8_t kFirstFp8Code = 7;
+
 // DLDevice.
 struct TensorDevice {
   std::int32_t type;
@@ -32,6 +35,8 @@ struct TensorDtype {
   std::uint8_t code;
   std::uint8_t bits;
   std::uint16_t lanes;
+
+  bool is_fp8() const { return code >= kFirstFp8Code && bits == 8; }
 };
 
 // DLTensor. Shape and strides, in elements, belong to the tensor it was read from; nullptr if

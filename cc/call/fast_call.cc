@@ -10,9 +10,9 @@ constexpr std::uint64_t kAbsent = 0;
 
 std::uint64_t Word(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// Of a function of torch without arguments that returns an int; -1 with an exception.
-long CallForInt(PyObject* function) {
-  const Reference number = Reference::Stolen(PyObject_CallNoArgs(function));
+// Of a function that returns an int; -1 with an exception.
+long CallForInt(const NativeFunction& function) {
+  const Reference number = function();
   return number ? PyLong_AsLong(number.get()) : -1;
 }
 
@@ -22,14 +22,19 @@ int IsTrue(Reference answer) { return answer ? PyObject_IsTrue(answer.get()) : -
 }  // namespace
 
 std::uint64_t FastCall::Key::Hash() const {
-  // A multiplication and a rotation a word; the multiplier is 2^64 divided by the golden ratio.
-  constexpr std::uint64_t kMultiplier = 0x9E3779B97F4A7C15;
-  std::uint64_t hash = static_cast<std::uint64_t>(size);
-  for (int i = 0; i < size; ++i) {
-    hash = (hash ^ words[i]) * kMultiplier;
-    hash ^= hash >> 29;
+  // Two chains of a multiplication a word, which the processor runs side by side; the multipliers
+  // are odd digits of the golden ratio and of the square root of 2.
+  constexpr std::uint64_t kFirst = 0x9E3779B97F4A7C15;
+  constexpr std::uint64_t kSecond = 0x6A09E667F3BCC909;
+  std::uint64_t even = static_cast<std::uint64_t>(size);
+  std::uint64_t odd = 0;
+  for (int i = 0; i + 1 < size; i += 2) {
+    even = (even ^ words[i]) * kFirst;
+    odd = (odd ^ words[i + 1]) * kSecond;
   }
-  return hash;
+  if (size % 2 != 0) even = (even ^ words[size - 1]) * kFirst;
+  const std::uint64_t hash = (even ^ (odd >> 32 | odd << 32)) * kFirst;
+  return hash ^ hash >> 32;
 }
 
 void FastCall::Taken::Take(const Entry& entry) {
@@ -43,14 +48,15 @@ void FastCall::Taken::Take(const Entry& entry) {
 }
 
 FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api,
-                   Reference make, Reference slow, Reference state, Reference workspace,
-                   std::size_t max_plans)
+                   Reference make, Reference slow, Reference state, Reference epoch,
+                   Reference workspace, std::size_t max_plans)
     : signature_(std::move(signature)),
       torch_(std::move(torch)),
       api_(api),
       make_(std::move(make)),
       slow_(std::move(slow)),
       state_(std::move(state)),
+      epoch_(std::move(epoch)),
       workspace_(std::move(workspace)),
       get_requires_grad_(reinterpret_cast<descrgetfunc>(
           PyType_GetSlot(Py_TYPE(torch_.requires_grad.get()), Py_tp_descr_get))),
@@ -59,49 +65,47 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       objects_(Reference::Stolen(PyDict_New())) {}
 
 PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
-  if (num_arguments != signature_.num_tensors + signature_.num_objects) {
-    PyErr_Format(PyExc_TypeError, "a call must have %d arguments, but has %zd; pass each of them",
-                 signature_.num_tensors + signature_.num_objects, num_arguments);
-    return nullptr;
-  }
+  if (!CheckNumber(num_arguments)) return nullptr;
   std::array<TensorView, kMaxTensors> views;
   Key key;
-  if (!Read(arguments, views.data(), &key)) {
+  if (!Read(arguments, views.data(), &key) || IsUnusual(arguments, views.data())) {
     // What could not be read says so in `slow`, in words of ours.
     PyErr_Clear();
-    return Slow(arguments, num_arguments);
+    ++num_slow_;
+    return PyObject_Vectorcall(slow_.get(), arguments, static_cast<std::size_t>(num_arguments),
+                               nullptr);
   }
-  // Kept until the end of the call: its address is part of the key.
-  const Reference state = Reference::Stolen(PyObject_CallNoArgs(state_.get()));
-  if (!state) return nullptr;
-  key.first_object = key.size;
-  for (int i = 0; i < signature_.num_objects; ++i) {
-    key.Add(Word(arguments[signature_.num_tensors + i]));
-  }
-  key.Add(Word(state.get()));
-
   Taken taken;
-  if (const Entry* entry = Find(key, key.Hash())) {
-    taken.Take(*entry);
-    ++num_hits_;
-    return Run(taken, arguments, views.data());
-  }
-  // An object may be equal to one that is known without being it.
-  if (!MakeCanonical(arguments, state.get(), &key, /*adds=*/false)) {
-    PyErr_Clear();
-    return Slow(arguments, num_arguments);
-  }
-  if (const Entry* entry = Find(key, key.Hash())) {
-    taken.Take(*entry);
-    ++num_hits_;
-    return Run(taken, arguments, views.data());
-  }
-  if (!Make(arguments, state.get(), &key, &taken)) return nullptr;
+  if (!TakePlan(arguments, &key, &taken)) return nullptr;
+  num_hits_ += !taken.is_new;
   return Run(taken, arguments, views.data());
 }
 
-bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) {
-  if (CallForInt(torch_.num_dispatch_modes.get()) != 0 || IsInDualLevel()) return false;
+PyObject* FastCall::Plan(PyObject* const* arguments, Py_ssize_t num_arguments) {
+  if (!CheckNumber(num_arguments)) return nullptr;
+  std::array<TensorView, kMaxTensors> views;
+  Key key;
+  Taken taken;
+  bool has_plan;
+  if (Read(arguments, views.data(), &key)) {
+    has_plan = TakePlan(arguments, &key, &taken);
+  } else {
+    PyErr_Clear();
+    bool is_kept;
+    has_plan = Make(arguments, &taken, &is_kept);
+  }
+  return has_plan ? taken.plan.Release() : nullptr;
+}
+
+bool FastCall::CheckNumber(Py_ssize_t num_arguments) const {
+  const int expected = signature_.num_tensors + signature_.num_objects;
+  if (num_arguments == expected) return true;
+  PyErr_Format(PyExc_TypeError, "a call must have %d arguments, but has %zd; pass each of them",
+               expected, num_arguments);
+  return false;
+}
+
+bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) const {
   std::uint64_t misaligned = 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     PyObject* tensor = arguments[i];
@@ -110,8 +114,6 @@ bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) {
       key->Add(kAbsent);
       continue;
     }
-    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-    if (type != torch_.tensor.get() && type != torch_.parameter.get()) return false;
     TensorView& view = views[i];
     if (api_.view_from_py_object(tensor, &view) != 0 || view.num_dims > kMaxDims) return false;
     key->Add(static_cast<std::uint64_t>(view.num_dims + 1) << 32 |
@@ -120,31 +122,36 @@ bool FastCall::Read(PyObject* const* arguments, TensorView* views, Key* key) {
     key->Add(static_cast<std::uint64_t>(static_cast<std::uint32_t>(view.device.type)) << 32 |
              static_cast<std::uint32_t>(view.device.id));
     bool is_empty = false;
-    bool has_unit_stride = false;
     for (int dim = 0; dim < view.num_dims; ++dim) {
       key->Add(static_cast<std::uint64_t>(view.shape[dim]));
       key->Add(static_cast<std::uint64_t>(view.strides[dim]));
       is_empty |= view.shape[dim] == 0;
-      has_unit_stride |= view.shape[dim] > 1 && view.strides[dim] == 1;
     }
     if (view.data == nullptr && !is_empty) return false;
-    // A negated view is the imaginary part of a conjugate, so its elements lie two apart.
-    if (!has_unit_stride && !is_empty &&
-        IsTrue(Reference::Stolen(PyObject_Vectorcall(torch_.is_neg.get(), &tensor, 1, nullptr))) !=
-            0) {
-      return false;
-    }
     if (signature_.aligned >> i & 1) {
       misaligned |= static_cast<std::uint64_t>(Word(view.address()) % kAlignment != 0) << i;
     }
   }
   key->Add(misaligned);
-  return !NeedsGradient(arguments);
+  return true;
+}
+
+bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) const {
+  if (CallForInt(torch_.num_dispatch_modes) != 0 || IsInDualLevel()) return true;
+  for (int i = 0; i < signature_.num_tensors; ++i) {
+    PyObject* tensor = arguments[i];
+    if (tensor == Py_None) continue;
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    if (type != torch_.tensor.get() && type != torch_.parameter.get()) return true;
+    // Memory of a negated view holds the negative of its elements, which neither its strides nor
+    // DLPack tell. torch negates no fp8, so nothing could read such a view of it.
+    if (!views[i].dtype.is_fp8() && IsTrue(torch_.is_neg.Of(tensor)) != 0) return true;
+  }
+  return NeedsGradient(arguments);
 }
 
 bool FastCall::NeedsGradient(PyObject* const* arguments) const {
-  const int is_enabled =
-      IsTrue(Reference::Stolen(PyObject_CallNoArgs(torch_.is_grad_enabled.get())));
+  const int is_enabled = IsTrue(torch_.is_grad_enabled());
   if (is_enabled <= 0) return is_enabled < 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     if (arguments[i] == Py_None) continue;
@@ -166,8 +173,42 @@ bool FastCall::IsInDualLevel() const {
   return level == nullptr || PyLong_AsLong(level) != -1 || PyErr_Occurred() != nullptr;
 }
 
-const FastCall::Entry* FastCall::Find(const Key& key, std::uint64_t hash) const {
-  const auto [first, last] = entries_.equal_range(hash);
+bool FastCall::TakePlan(PyObject* const* arguments, Key* key, Taken* taken) {
+  const unsigned long long epoch = PyLong_AsUnsignedLongLong(PyList_GetItem(epoch_.get(), 0));
+  if (PyErr_Occurred() != nullptr) return false;
+  key->Add(epoch);
+  // Kept until the end of the look-up: its address is part of the key.
+  const Reference state = Reference::Stolen(PyObject_CallNoArgs(state_.get()));
+  if (!state) return false;
+  key->first_object = key->size;
+  for (int i = 0; i < signature_.num_objects; ++i) {
+    key->Add(Word(arguments[signature_.num_tensors + i]));
+  }
+  key->Add(Word(state.get()));
+
+  const Entry* entry = Find(*key);
+  bool has_key = true;
+  if (entry == nullptr) {
+    // An object may be equal to one that is known without being it.
+    has_key = MakeCanonical(arguments, state.get(), key, /*adds=*/false);
+    if (has_key) entry = Find(*key);
+    PyErr_Clear();  // an object that cannot be hashed; the checks say which
+  }
+  if (entry != nullptr) {
+    taken->Take(*entry);
+    return true;
+  }
+  bool is_kept;
+  if (!Make(arguments, taken, &is_kept)) return false;
+  if (is_kept && has_key) {
+    if (!MakeCanonical(arguments, state.get(), key, /*adds=*/true)) return false;
+    Insert(*key, *taken);
+  }
+  return true;
+}
+
+const FastCall::Entry* FastCall::Find(const Key& key) const {
+  const auto [first, last] = entries_.equal_range(key.Hash());
   for (auto found = first; found != last; ++found) {
     const std::vector<std::uint64_t>& words = found->second.words;
     if (words.size() == static_cast<std::size_t>(key.size) &&
@@ -194,9 +235,9 @@ bool FastCall::MakeCanonical(PyObject* const* arguments, PyObject* state, Key* k
   return true;
 }
 
-bool FastCall::Make(PyObject* const* arguments, PyObject* state, Key* key, Taken* taken) {
+bool FastCall::Make(PyObject* const* arguments, Taken* taken, bool* is_kept) {
   ++num_made_;
-  const std::uint64_t epoch = epoch_;
+  taken->is_new = true;
   const Reference made = Reference::Stolen(PyObject_Vectorcall(
       make_.get(), arguments,
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));
@@ -230,19 +271,16 @@ bool FastCall::Make(PyObject* const* arguments, PyObject* state, Key* key, Taken
   } else {
     return false;
   }
-  const int is_kept = PyObject_IsTrue(PyTuple_GetItem(made.get(), 1));
-  if (is_kept < 0 || !MakeCanonical(arguments, state, key, /*adds=*/is_kept != 0)) return false;
-  // A plan that was decided before the table was cleared may be decided otherwise now.
-  if (is_kept != 0 && epoch == epoch_) Insert(*key, *taken);
-  return true;
+  const int kept = PyObject_IsTrue(PyTuple_GetItem(made.get(), 1));
+  *is_kept = kept > 0;
+  return kept >= 0;
 }
 
 void FastCall::Insert(const Key& key, const Taken& taken) {
-  const std::uint64_t hash = key.Hash();
-  if (Find(key, hash) != nullptr) return;  // another thread was faster
+  if (Find(key) != nullptr) return;  // another thread was faster
   Entry entry;
   entry.words.assign(key.words.begin(), key.words.begin() + key.size);
-  entry.hash = hash;
+  entry.hash = key.Hash();
   entry.number = num_entered_++;
   entry.plan = Reference::Borrowed(taken.plan.get());
   entry.capsule = Reference::Borrowed(taken.capsule.get());
@@ -251,21 +289,39 @@ void FastCall::Insert(const Key& key, const Taken& taken) {
                       Reference::Borrowed(taken.allocation.strides.get()),
                       Reference::Borrowed(taken.allocation.dtype.get()),
                       Reference::Borrowed(taken.allocation.device.get())};
-  oldest_.emplace_back(hash, entry.number);
-  entries_.emplace(hash, std::move(entry));
+  for (int i = key.first_object; i < key.size; ++i) {
+    auto* object = reinterpret_cast<PyObject*>(key.words[i]);
+    entry.objects.push_back(Reference::Borrowed(object));
+    ++num_uses_[object];
+  }
+  oldest_.emplace_back(entry.hash, entry.number);
+  entries_.emplace(entry.hash, std::move(entry));
 
-  // Destroyed at the end, when the table is whole again: the end of a plan may run Python.
+  // Ended last, when the table is whole again: the end of a plan may run Python, and so may the
+  // comparison of objects.
   std::vector<Entry> gone;
-  while (entries_.size() > max_plans_) {
-    const auto [old_hash, old_number] = oldest_.front();
-    oldest_.pop_front();
-    const auto [first, last] = entries_.equal_range(old_hash);
-    for (auto found = first; found != last; ++found) {
-      if (found->second.number != old_number) continue;
-      gone.push_back(std::move(found->second));
-      entries_.erase(found);
-      break;
+  std::vector<PyObject*> unused;
+  while (entries_.size() > max_plans_) Evict(&gone, &unused);
+  for (PyObject* object : unused) {
+    if (PyDict_DelItem(objects_.get(), object) != 0) PyErr_Clear();
+  }
+}
+
+void FastCall::Evict(std::vector<Entry>* entries, std::vector<PyObject*>* objects) {
+  const auto [hash, number] = oldest_.front();
+  oldest_.pop_front();
+  const auto [first, last] = entries_.equal_range(hash);
+  for (auto found = first; found != last; ++found) {
+    if (found->second.number != number) continue;
+    for (const Reference& object : found->second.objects) {
+      const auto uses = num_uses_.find(object.get());
+      if (--uses->second != 0) continue;
+      num_uses_.erase(uses);
+      objects->push_back(object.get());  // lives as long as the entry
     }
+    entries->push_back(std::move(found->second));
+    entries_.erase(found);
+    return;
   }
 }
 
@@ -274,9 +330,9 @@ void FastCall::Clear() {
   std::unordered_multimap<std::uint64_t, Entry> entries;
   entries.swap(entries_);
   oldest_.clear();
+  num_uses_.clear();
   Reference objects = Reference::Stolen(PyDict_New());
   std::swap(objects, objects_);
-  ++epoch_;
 }
 
 PyObject* FastCall::Run(const Taken& taken, PyObject* const* arguments, TensorView* views) {
@@ -328,11 +384,11 @@ Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& d
   PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.get() : nullptr;
   if (device.type == kCuda && torch_.current_cuda_device) {
     // It allocates on the current device, where nothing of this call may lie.
-    const long current = CallForInt(torch_.current_cuda_device.get());
+    const long current = CallForInt(torch_.current_cuda_device);
     if (current < 0) return Reference();
     if (current == device.id) empty_strided = torch_.empty_strided_cuda.get();
   }
-  const long num_modes = CallForInt(torch_.num_function_modes.get());
+  const long num_modes = CallForInt(torch_.num_function_modes);
   if (num_modes < 0) return Reference();
   // A torch function mode expects to see torch.empty.
   if (empty_strided != nullptr && num_modes == 0) {
@@ -353,19 +409,11 @@ Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& d
   return out;
 }
 
-PyObject* FastCall::Slow(PyObject* const* arguments, Py_ssize_t num_arguments) {
-  ++num_slow_;
-  return PyObject_Vectorcall(slow_.get(), arguments, static_cast<std::size_t>(num_arguments),
-                             nullptr);
-}
-
 int FastCall::Traverse(visitproc visit, void* argument) const {
   for (const Reference* reference :
-       {&torch_.tensor, &torch_.parameter, &torch_.is_grad_enabled, &torch_.requires_grad,
-        &torch_.is_neg, &torch_.num_dispatch_modes, &torch_.num_function_modes, &torch_.empty,
-        &torch_.empty_strided_cpu, &torch_.empty_strided_cuda,
-        &torch_.current_cuda_device, &torch_.forward_ad, &make_, &slow_, &state_, &workspace_,
-        &objects_}) {
+       {&torch_.tensor, &torch_.parameter, &torch_.requires_grad, &torch_.empty,
+        &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &torch_.forward_ad, &make_, &slow_,
+        &state_, &epoch_, &workspace_, &objects_}) {
     if (!*reference) continue;
     if (const int stop = visit(reference->get(), argument)) return stop;
   }
@@ -375,6 +423,9 @@ int FastCall::Traverse(visitproc visit, void* argument) const {
           &entry.allocation.dtype, &entry.allocation.device}) {
       if (!*reference) continue;
       if (const int stop = visit(reference->get(), argument)) return stop;
+    }
+    for (const Reference& object : entry.objects) {
+      if (const int stop = visit(object.get(), argument)) return stop;
     }
   }
   return 0;

@@ -14,6 +14,7 @@ import small_package as small
 
 from stoneware.errors import TableError
 from stoneware.kernels import aot_kernels, manifest
+from stoneware.runtime import package_files
 from stoneware.runtime.device import DRIVER_MODULE
 
 KERNEL = small.triton().kernel
@@ -149,3 +150,20 @@ def test_description_that_the_driver_module_refuses_is_a_damaged_file(load, driv
     driver.Kernel = refuse
     with pytest.raises(TableError, match=rf"{KERNEL}.json: .*no such symbol; reinstall"):
         load(json.dumps(DESCRIPTION))
+
+
+def test_importlib_metadata_is_asked_only_where_a_distribution_names_the_group(
+    tmp_path, monkeypatch
+):
+    distribution = tmp_path / "acme-1.0.dist-info"
+    distribution.mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "gone")])
+    assert not package_files.may_have_entry_points("stoneware.tuning_tables")
+    (distribution / "entry_points.txt").write_text("[console_scripts]\nacme = acme:main\n")
+    assert not package_files.may_have_entry_points("stoneware.tuning_tables")
+    (distribution / "entry_points.txt").write_text("[stoneware.tuning_tables]\nacme = acme.tables\n")
+    assert package_files.may_have_entry_points("stoneware.tuning_tables")
+    archive = tmp_path / "packages.zip"
+    archive.write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [str(archive)])
+    assert package_files.may_have_entry_points("stoneware.tuning_tables")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
 import sys
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -45,8 +49,8 @@ def call(x, **options):
 
 
 def in_python(plans, x, out_dtype=torch.bfloat16, use_fast_accum=True):
-    """The call as it is without the native module."""
-    return plans.run(
+    """The whole call in Python, with plans of its own."""
+    return type(plans)().run(
         x.a, x.b, x.scale_a, x.scale_b, x.bias, None, out_dtype, use_fast_accum, None, None)
 
 
@@ -75,7 +79,8 @@ def test_known_matmul_is_a_hit(monkeypatch):
     for _ in range(3):
         a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
         bias = torch.randn(N).bfloat16()
-        assert torch.equal(sw.matmul(a, b, bias), fresh.run(a, b, bias, None, None, None, None))
+        assert torch.equal(
+            sw.matmul(a, b, bias), type(fresh)().run(a, b, bias, None, None, None, None))
     assert counts(fresh) == (2, 1, 0)
 
 
@@ -93,7 +98,7 @@ def test_known_grouped_mm_is_a_hit_whatever_its_offsets(monkeypatch, has_out, is
         out = poisoned(M, N, torch.bfloat16) if has_out else None
         result = sw.grouped_mm(*tensors, out=out)
         assert result is out or not has_out
-        assert torch.equal(result, fresh.run(*tensors, None, None, None, None))
+        assert torch.equal(result, type(fresh)().run(*tensors, None, None, None, None))
     assert counts(fresh) == (2, 1, 0)
 
 
@@ -115,7 +120,7 @@ def test_matmul_of_a_misaligned_operand_has_a_plan_of_its_own(monkeypatch):
     shifted = torch.empty(M * K + 1, dtype=torch.bfloat16)[1:].view(M, K).copy_(a)
     expected = sw.matmul(a, b)
     assert torch.equal(sw.matmul(shifted, b), expected)
-    assert (fresh.fast.num_made, len(fresh)) == (2, 2)
+    assert (fresh.fast.num_made, len(fresh.fast)) == (2, 2)
 
 
 @pytest.mark.parametrize("change", [
@@ -224,9 +229,9 @@ def test_tangents_are_refused_and_a_dual_level_alone_is_left_to_python(plans):
         with torch.inference_mode():
             assert torch.equal(call(dual), expected)
         assert torch.equal(call(x), expected)
-    assert counts(plans) == (0, 1, 5)
+    assert counts(plans) == (0, 2, 5)  # one plan with `out`, one without
     call(x)
-    assert counts(plans) == (1, 1, 5)
+    assert counts(plans) == (1, 2, 5)
 
 
 @pytest.mark.parametrize("has_module", [True, False])
@@ -293,6 +298,31 @@ def test_negated_views_are_read_as_what_they_mean(plans):
     assert call(negated, out=out) is out
     assert torch.equal(out, expected)
     assert plans.fast.num_slow == 2
+
+
+@pytest.mark.parametrize("make", [
+    torch._neg_view,
+    lambda x: torch.empty(x.shape, dtype=torch.complex32).conj().imag.as_strided(
+        x.shape, x.stride()).copy_(x.neg()),
+], ids=["_neg_view", "as_strided"])
+def test_negated_view_of_unit_stride_is_read_and_written_as_what_it_means(monkeypatch, make):
+    fresh = type(matmul_api._PLANS)()
+    monkeypatch.setattr(matmul_api, "_PLANS", fresh)
+    a, b, bias = torch.randn(12, 16).half(), torch.randn(16, 24).half(), torch.randn(24).half()
+    expected = sw.matmul(a, b, bias)
+    for position in range(3):
+        tensors = [a, b, bias]
+        tensors[position] = make(tensors[position])
+        assert tensors[position].is_neg() and 1 in tensors[position].stride()
+        sign = tensors[position].resolve_neg()
+        tensors_meant = [*tensors]
+        tensors_meant[position] = sign
+        assert torch.equal(sw.matmul(*tensors), sw.matmul(*tensors_meant))
+    out = make(torch.zeros(12, 24).half())
+    for _ in range(2):
+        assert out.is_neg() and sw.matmul(a, b, bias, out=out) is out
+        assert torch.equal(out.resolve_neg(), expected)
+    assert fresh.fast.num_slow == 5
 
 
 def test_dispatch_mode_sees_one_operator(plans):
@@ -364,27 +394,44 @@ def test_refused_call_leaves_no_plan(plans):
     assert plans.fast.num_made == 2
 
 
-def test_plans_go_when_new_samples_come(plans):
+@pytest.mark.parametrize("has_module", [True, False])
+def test_plans_are_made_anew_when_new_samples_come(monkeypatch, has_module):
+    if not has_module:
+        without_module(monkeypatch)
+    plans = type(api._PLANS)()
+    monkeypatch.setattr(api, "_PLANS", plans)
+    made, whole = [], api.checked_plan
+    monkeypatch.setattr(api, "checked_plan", lambda *x: made.append(x) or whole(*x))
     x = scaled_operands(M, N, K)
-    call(x)
-    tuning.forget_plans()
-    assert (len(plans.fast), len(plans)) == (0, 0)
-    call(x)
-    assert counts(plans) == (0, 2, 0)
-
-
-def test_plan_that_is_forgotten_while_it_is_made_runs_and_is_not_kept(plans, monkeypatch):
-    whole = api.checked_plan
-
-    def slow(*arguments):
-        plan = whole(*arguments)
+    for _ in range(2):
+        call(x)
+        call(x)
         tuning.forget_plans()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("has_module", [True, False])
+def test_plan_that_becomes_stale_while_it_is_made_serves_no_later_call(monkeypatch, has_module):
+    if not has_module:
+        without_module(monkeypatch)
+    plans = type(api._PLANS)()
+    monkeypatch.setattr(api, "_PLANS", plans)
+    made, whole = [], api.checked_plan
+
+    def checked_plan(*arguments):
+        plan = whole(*arguments)
+        if not made:
+            tuning.forget_plans()
+        made.append(plan)
         return plan
 
-    monkeypatch.setattr(api, "checked_plan", slow)
+    monkeypatch.setattr(api, "checked_plan", checked_plan)
     x = scaled_operands(M, N, K)
-    assert torch.equal(call(x), in_python(plans, x))
-    assert len(plans.fast) == 0
+    expected = in_python(plans, x)
+    made.clear()
+    for num_made in (1, 2, 2):
+        assert torch.equal(call(x), expected)
+        assert len(made) == num_made
 
 
 def test_plan_may_forget_itself_while_it_runs(plans, monkeypatch):
@@ -400,6 +447,30 @@ def test_plan_may_forget_itself_while_it_runs(plans, monkeypatch):
     x = scaled_operands(M, N, K)
     for _ in range(3):
         assert call(x).eq(7).all()
+
+
+def test_objects_go_with_the_last_plan_that_has_them(monkeypatch):
+    class Config2(Config):
+        def __eq__(self, other):
+            return self is other
+
+        def __hash__(self):
+            return id(self)
+
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    plans = type(api._PLANS)()
+    monkeypatch.setattr(api, "_PLANS", plans)
+    x = scaled_operands(M, N, K)
+    alive = []
+    for _ in range(8):
+        config = Config2(backend="reference", kernel="torch.matmul_float32")
+        alive.append(weakref.ref(config))
+        call(x, config=config)
+        call(x, config=config)
+        del config
+    gc.collect()
+    assert [reference() is not None for reference in alive] == [False] * 4 + [True] * 4
+    assert counts(plans) == (8, 8, 0)
 
 
 def test_the_oldest_plans_go(monkeypatch):
@@ -427,15 +498,25 @@ def test_error_of_a_plan_is_the_call_s(plans, monkeypatch):
             call(x)
 
 
-def test_without_the_module_calls_are_the_same(monkeypatch):
+def without_module(monkeypatch):
     monkeypatch.setattr(plan_cache.native, "_try_import", lambda name: (None, "it is not there"))
+
+
+def test_without_the_module_calls_are_the_same(monkeypatch):
+    without_module(monkeypatch)
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
     plans = type(api._PLANS)()
     monkeypatch.setattr(api, "_PLANS", plans)
     assert plans.fast is None and "it is not there" in plans.why_not_fast
-    x = scaled_operands(M, N, K)
-    first = call(x)
-    assert torch.equal(call(x), first)
-    assert len(plans) == 1
+    made, whole = [], api.checked_plan
+    monkeypatch.setattr(api, "checked_plan", lambda *x: made.append(x) or whole(*x))
+    for m in (1, 1, 2, 3, 4, 5, 5):
+        x = scaled_operands(m, N, K)
+        assert torch.equal(call(x), in_python(plans, x))
+    assert len(made) == 5 + 7, "seven of in_python, and one of each m"
+    wide = scaled_operands(5, N, 2 * K)
+    with pytest.raises(TypeError, match="out_dtype=\\[\\]"):
+        call(wide, out_dtype=[])
 
 
 def test_without_the_exchange_api_calls_are_the_same(monkeypatch):
@@ -477,6 +558,55 @@ def test_threads_make_and_forget_plans_at_once(plans):
     forgetting.join(timeout=10)
     assert failures == []
     assert plans.fast.num_hits > 0
+
+
+@pytest.mark.parametrize("has_module", [True, False])
+def test_child_forked_while_a_thread_ends_plans_can_call(monkeypatch, has_module):
+    """A lock that another thread holds at a fork is never released in the child."""
+    if not has_module:
+        without_module(monkeypatch)
+    monkeypatch.setattr(plan_cache, "MAX_PLANS", 1)
+    monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
+    is_ending, may_end = threading.Event(), threading.Event()
+    ending = []
+
+    class Plan:
+        def __call__(self, *tensors):
+            pass
+
+        def __del__(self):
+            if threading.current_thread() in ending:
+                is_ending.set()
+                may_end.wait(60)
+
+    monkeypatch.setattr(api, "checked_plan", lambda *arguments: Plan())
+    first, second, third = (scaled_operands(m, N, K) for m in (1, 2, 3))
+
+    def end_plans():
+        call(first)
+        tuning.forget_plans()
+        call(second)
+
+    thread = threading.Thread(target=end_plans)
+    ending.append(thread)
+    thread.start()
+    try:
+        assert is_ending.wait(60)
+        child = os.fork()
+        if child == 0:
+            tuning.forget_plans()
+            call(third)
+            os._exit(0)
+        deadline = time.monotonic() + 20
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended == (child, 0), "the child hangs, or failed"
+    finally:
+        may_end.set()
+        thread.join(timeout=60)
 
 
 def test_an_instance_whose_constructor_did_not_run_is_garbage_too():

@@ -64,7 +64,7 @@ _ROUNDS = flags.DEFINE_integer("rounds", 50, "Timings of each call.", lower_boun
 _SECONDS = flags.DEFINE_float("seconds", 220.0, "For the whole run; timing takes what is left.")
 _SECONDS_PER_SHAPE = flags.DEFINE_float("seconds_per_shape", 1.5, "For timing one at most.")
 _L2 = flags.DEFINE_enum("l2", "clean", ["clean", "dirty"], "What a call finds: see stopwatch.py.")
-_PROCESSES = flags.DEFINE_integer("processes", 3, "Fresh processes for each first call.")
+_PROCESSES = flags.DEFINE_integer("processes", 9, "Fresh processes for each first call.")
 _WHEEL_SHA256 = flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
 _COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
@@ -260,7 +260,7 @@ def first_calls(families: Sequence[str], num_processes: int) -> list[dict[str, A
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=True, env=environment
+            command, capture_output=True, text=True, timeout=600, check=True, env=environment
         )
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     except (subprocess.SubprocessError, OSError, ValueError) as error:
@@ -297,10 +297,11 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         if item["call"] != OURS or item["family"] in report["missing"]:
             continue
         problems += [f"{name} failed: {error}" for error in item["errors"]]
-        first_call_ms = item.get("first_call_ms")
-        if first_call_ms is not None and first_call_ms >= FIRST_CALL_LIMIT_MS:
+        taken_ms = item.get("import_and_first_call_ms")
+        if taken_ms is not None and taken_ms >= FIRST_CALL_LIMIT_MS:
             problems.append(
-                f"{name} took {first_call_ms:.1f} ms and must take under {FIRST_CALL_LIMIT_MS:g} ms"
+                f"{name} took {taken_ms:.1f} ms with its import and must take under "
+                f"{FIRST_CALL_LIMIT_MS:g} ms"
             )
     outside = {
         (run["family"], event) for run in report["first_calls"] if run["call"] == OURS

@@ -112,7 +112,10 @@ def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
         good = [run for run in members if "error" not in run]
         medians = {
             name: statistics.median(run[name] for run in good)
-            for name in ("package_ms", "import_ms", "first_call_ms", "second_call_ms") if good
+            for name in (
+                "package_ms", "import_ms", "first_call_ms", "import_and_first_call_ms",
+                "second_call_ms",
+            ) if good
         }
         errors = sorted({run["error"] for run in members if "error" in run})
         found.append({
@@ -183,8 +186,9 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         "Host time of a call in µs, the device never waited for, and the first call in ms of fresh "
         "processes in which torch is imported and CUDA has started:",
         "",
-        "| family | call | into out | allocating | import | first call | second call | processes |",
-        "|---|---|---|---|---|---|---|---|",
+        "| family | call | into out | allocating | import | first call | import and first call "
+        "| second call | processes |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += _host_lines(report)
     sizes = report["installed"]
@@ -222,7 +226,8 @@ def _host_lines(report: Mapping[str, Any]) -> list[str]:
                 title, call,
                 *(_timing(host_us.get(how, {}).get(call)) for how in ("out", "allocating")),
                 *(_number(first.get(name), digits) for name, digits in (
-                    ("import_ms", 1), ("first_call_ms", 2), ("second_call_ms", 3)
+                    ("import_ms", 1), ("first_call_ms", 2), ("import_and_first_call_ms", 1),
+                    ("second_call_ms", 3),
                 )),
                 first.get("num_processes", "-"),
             ))

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.runtime import native, package_files, regular_file
 from stoneware.runtime.device import DRIVER_MODULE, Device
+from stoneware.runtime.fast_dataclass import dataclass
 
 BACKEND = "triton_aot"
 

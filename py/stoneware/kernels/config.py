@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from stoneware.kernels.key import check_value, is_kernel, unchecked, value_order
+from stoneware.runtime.fast_dataclass import dataclass
 
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
+
+from stoneware.runtime.fast_dataclass import dataclass
 
 SCALES = ("row", "tensor", "none", "block")
 ACCUMULATIONS = ("fast", "slow")

@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.runtime import package_files, regular_file
 from stoneware.runtime.canonical import canonical_json
+from stoneware.runtime.fast_dataclass import dataclass
 
 SCHEMA = 1
 

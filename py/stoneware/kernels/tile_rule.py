@@ -4,12 +4,12 @@ measuring."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.split_k import is_split_k, is_splitk_sm90
+from stoneware.runtime.fast_dataclass import dataclass
 
 
 ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}

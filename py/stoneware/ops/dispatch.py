@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stoneware.errors import TuningMissError
@@ -18,6 +17,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import REFERENCE
 from stoneware.ops.backend import Backend
 from stoneware.runtime.device import Device
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import lookup, policy as tuning, sources
 from stoneware.tuning.lookup import Decision, Found, Refusal
 

@@ -1,17 +1,19 @@
-"""The plans that an op has made, so that the next call of the same kind is one look-up.
+"""An op's calls: the plan of each kind of call is made once and then found.
 
-The way of a call, after the op's function in `api.py`:
+The call path, after the op's function in `api.py`:
 
     PlanCache.call   the native module's: reads the tensors, finds the plan and launches it, all
-                     without Python; asks `_made` for a plan it does not know
+                     without Python; asks `_made` for a plan that it does not have
     PlanCache.slow   the whole call in Python, for what the native module leaves to it: gradients,
-                     forward-mode AD, torch.func, subclasses of torch.Tensor, torch dispatch modes,
-                     tensors without memory; and for every call where the module cannot be used
+                     forward-mode AD, torch.func, negated views, subclasses of torch.Tensor, torch
+                     dispatch modes, tensors without memory. It asks `PlanCache.plan`, the native
+                     module's too, so plans are in one place and have one key.
+
+Where the native module cannot be used, `_PythonPlans` has the plans and `slow` is every call.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
@@ -31,17 +33,15 @@ server that sees every m up to 8192 would otherwise keep them all, for each of i
 
 Plan = Callable[..., None]
 
-_adding = threading.Lock()
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _no_torch_dispatch = torch.Tensor.__torch_dispatch__
 
 
-class PlanCache(dict[Hashable, Plan]):
-    """A dict from what a plan depends on to the plan; the oldest go when there are too many.
+class PlanCache:
+    """The calls of an op, and their plans; the oldest go when there are too many.
 
-    What a plan depends on beside its call, `tuning.state()`, is part of the key. When this process
-    gets new samples, every plan goes.
+    What a plan depends on beside its call, `tuning.state()` and the epoch, is part of its key.
 
     A subclass is an op. Its methods take the arguments of a call: the tensors, then the objects.
 
@@ -55,6 +55,7 @@ class PlanCache(dict[Hashable, Plan]):
       must_be_aligned: whether no plan takes those where it is not.
       plan_order: the tensors in the order in which a plan takes them.
       call: call(*tensors, *objects) is a call; returns out.
+      plan: plan(*tensors, *objects) is the plan of a call, which is checked.
       fast: the native module's part, a FastCall; None where it cannot be used.
       why_not_fast: the reason for that; empty if it can.
     """
@@ -68,27 +69,13 @@ class PlanCache(dict[Hashable, Plan]):
     plan_order: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
-        super().__init__()
         self._positions = [self.tensors.index(name) for name in self.plan_order]
         self._aligned = [self.tensors.index(name) for name in self.aligned]
         self.fast, self.why_not_fast = self._fast_call()
-        self.call = self.slow if self.fast is None else self.fast.call
-        tuning.on_forget(self._forget)
-
-    def key(self, *arguments: Any) -> tuple[Hashable, ...]:
-        """All that the checks and the plan depend on, but for `tuning.state()`: what the native
-        module has as its key."""
-        num_tensors = len(self.tensors)
-        kinds: list[Hashable] = []
-        for tensor in arguments[:num_tensors]:
-            if tensor is None:
-                kinds.append(None)
-            else:
-                kinds += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
-        for position in self._aligned:
-            tensor = arguments[position]
-            kinds.append(tensor is not None and tensor.data_ptr() % POINTER_MULTIPLE != 0)
-        return (*kinds, *arguments[num_tensors:])
+        if self.fast is not None:
+            self.call, self.plan = self.fast.call, self.fast.plan
+        else:
+            self.call, self.plan = self.slow, _PythonPlans(self._made, len(self.tensors)).plan
 
     def checked_plan(self, *arguments: Any) -> Plan:
         """Checks the arguments, and makes the plan for every call with arguments of this kind."""
@@ -110,7 +97,7 @@ class PlanCache(dict[Hashable, Plan]):
 
     def run(self, *arguments: Any) -> torch.Tensor:
         """A whole call on tensors with memory, in Python."""
-        plan, _ = self._plan(arguments)
+        plan = self.plan(*arguments)
         tensors = list(arguments[: len(self.tensors)])
         tensor_checks.refuse_gradients(self.op, list(zip(self.tensors, tensors)))
         if any(tensor is not None and tensor.is_neg() for tensor in tensors):
@@ -122,48 +109,17 @@ class PlanCache(dict[Hashable, Plan]):
         plan(*[tensors[position] for position in self._positions])
         return out
 
-    def add(self, key: Hashable, plan: Plan, generation: int) -> bool:
-        """Keeps a plan, unless it must be made anew at the next call; whether it did.
-
-        Args:
-          key: what it depends on.
-          plan: the plan.
-          generation: `tuning.generation()` before the plan was decided; samples that came since may
-            decide otherwise.
-        """
-        if tuning.current_mode() == "on_miss" and tuning.is_capturing():
-            return False  # made without the measurement that a call outside of the capture will take
-        with _adding:
-            if generation != tuning.generation():
-                return False
-            while len(self) >= MAX_PLANS and key not in self:
-                del self[next(iter(self))]
-            self[key] = plan
-        return True
-
-    def _plan(self, arguments: tuple[Any, ...]) -> tuple[Plan, bool]:
-        """The plan of a call, and whether later calls of its kind may have it too."""
-        try:
-            key = (*self.key(*arguments), tuning.state())
-            plan = self.get(key)
-        except (AttributeError, TypeError, RuntimeError):
-            # Not tensors, or without strides, or an unhashable argument; the checks say which.
-            plan = key = None
-        if plan is not None:
-            return plan, True
-        generation = tuning.generation()
+    def _made(self, *arguments: Any) -> tuple[Any, ...]:
+        """A new plan and what is kept with it: (plan, is_kept, shape, strides, dtype, device)."""
         plan = self.checked_plan(*arguments)
         if self.must_be_aligned:  # of a plan that is kept they are: the key tells
             tensor_checks.check_addresses(
                 [(self.tensors[position], arguments[position]) for position in self._aligned]
             )
-        return plan, key is not None and self.add(key, plan, generation)
-
-    def _made(self, *arguments: Any) -> tuple[Any, ...]:
-        """What the native module keeps of a plan: (plan, is_kept, shape, strides, dtype, device)."""
-        plan, is_kept = self._plan(arguments)
         shape, dtype = self.result(*arguments)
         strides = tuple(torch.empty(shape, device="meta").stride())
+        # During a capture nothing is measured; a call outside of it will be.
+        is_kept = tuning.current_mode() != "on_miss" or not tuning.is_capturing()
         return plan, is_kept, shape, strides, dtype, arguments[0].device
 
     def _run_negated(self, arguments: tuple[Any, ...]) -> torch.Tensor:
@@ -183,7 +139,7 @@ class PlanCache(dict[Hashable, Plan]):
 
         try:
             return native.load(CALL_MODULE).FastCall(
-                torch, make=self._made, slow=self.slow, state=tuning.state,
+                torch, make=self._made, slow=self.slow, state=tuning.state, epoch=tuning.EPOCH,
                 workspace=workspace, num_tensors=len(self.tensors), num_objects=len(self.objects),
                 out=self.tensors.index("out"), optional=positions(self.optional),
                 aligned=positions(self.aligned), plan_order=self._positions,
@@ -193,11 +149,39 @@ class PlanCache(dict[Hashable, Plan]):
             # An installation without the module, or a torch without the DLPack exchange API.
             return None, str(error)
 
-    def _forget(self) -> None:
-        with _adding:
-            self.clear()
-        if self.fast is not None:
-            self.fast.clear()
+
+class _PythonPlans:
+    """Finds plans where the native module cannot; all go when there are too many."""
+
+    def __init__(self, make: Callable[..., tuple[Any, ...]], num_tensors: int) -> None:
+        self._make, self._num_tensors = make, num_tensors
+        self._plans: dict[Hashable, Plan] = {}
+
+    def plan(self, *arguments: Any) -> Plan:
+        try:
+            key = self._key(arguments)
+            plan = self._plans.get(key)
+        except (AttributeError, TypeError, RuntimeError):
+            # Not tensors, or without strides, or an unhashable argument; the checks say which.
+            plan = key = None
+        if plan is None:
+            plan, is_kept, *_ = self._make(*arguments)
+            if is_kept and key is not None:
+                if len(self._plans) >= MAX_PLANS:
+                    self._plans = {}
+                self._plans[key] = plan
+        return plan
+
+    def _key(self, arguments: tuple[Any, ...]) -> Hashable:
+        """What the native module's key has; a misaligned tensor has one of its own."""
+        kinds = [
+            tensor if tensor is None else (
+                tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout,
+                tensor.data_ptr() % POINTER_MULTIPLE,
+            )
+            for tensor in arguments[: self._num_tensors]
+        ]
+        return *kinds, *arguments[self._num_tensors:], tuning.state(), tuning.generation()
 
 
 def is_traced(tensors: tuple[Any, ...]) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from stoneware.runtime.canonical import check_name
+from stoneware.runtime.fast_dataclass import dataclass
 
 DRIVER_MODULE = "stoneware.runtime._driver"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -14,3 +16,29 @@ REMEDY = "reinstall the stoneware wheel (pip install --force-reinstall)"
 def path(*parts: str) -> Path:
     """A file of the package: `path("tables", "scaled_mm.table")`."""
     return ROOT.joinpath(*parts)
+
+
+def may_have_entry_points(group: str) -> bool:
+    """Whether an installed distribution may have entry points of a group.
+
+    importlib.metadata knows them, but takes 20 ms to import and to read every distribution. Here
+    only the files in which they are named are looked through; what is on sys.path and is no folder,
+    such as a zip file, may have some.
+    """
+    for place in sys.path:
+        if os.path.isfile(place):
+            return True
+        try:
+            names = os.listdir(place or ".")
+        except OSError:  # it does not exist
+            continue
+        for name in names:
+            if not name.endswith((".dist-info", ".egg-info")):
+                continue
+            try:
+                text = Path(place, name, "entry_points.txt").read_bytes()
+            except OSError:  # it has none
+                continue
+            if group.encode() in text:
+                return True
+    return False

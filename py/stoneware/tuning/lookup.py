@@ -28,13 +28,14 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, Key, unchecked
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import nearest
 from stoneware.tuning.nearest import Place
 from stoneware.tuning.sources import OVERLAY, Source

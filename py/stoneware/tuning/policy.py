@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoneware.runtime import environment
 from stoneware.runtime.environment import MODES
+from stoneware.runtime.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from stoneware.tuning.samples import Run, Sample
@@ -60,10 +61,14 @@ _MOST_STATES = 16
 
 _states: OrderedDict[tuple[str, tuple[tuple[str, int], ...]], State] = OrderedDict()
 _changing = threading.Lock()
-_generation = 0
+_epochs = itertools.count(1)
+
+EPOCH = [0]
+"""What `generation` returns, in a list so that a native call reads it without running Python. It is
+part of the key of every plan, so nobody is told to forget plans, and no lock is needed."""
+
 _is_wheel_only = False
 _memory: list[tuple[Run, Sample]] = []
-_forget_plans: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
 def _make_lock() -> None:
@@ -208,25 +213,13 @@ def memory_size() -> int:
 
 
 def generation() -> int:
-    """A number that changes whenever plans must be made anew."""
-    return _generation
+    """The epoch: a number that changes whenever plans must be made anew, and never comes back."""
+    return EPOCH[0]
 
 
 def forget_plans() -> None:
     """Makes every later call decide anew; called when this process got new samples."""
-    global _generation
-    with _changing:
-        _generation += 1
-        for reference in _forget_plans:
-            if (forget := reference()) is not None:
-                forget()
-        _forget_plans[:] = [reference for reference in _forget_plans if reference() is not None]
-
-
-def on_forget(forget: Callable[[], None]) -> None:
-    """Has a bound method called whenever plans must be made anew, as long as its object lives."""
-    with _changing:
-        _forget_plans.append(weakref.WeakMethod(forget))
+    EPOCH[0] = next(_epochs)
 
 
 def is_capturing() -> bool:

@@ -27,15 +27,16 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import TableError
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
-from stoneware.runtime import environment, regular_file
+from stoneware.runtime import environment, package_files, regular_file
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import policy, table_file
 from stoneware.tuning.table import Table
 
@@ -360,6 +361,8 @@ def package_digests() -> dict[str, str]:
 @functools.cache
 def _entry_points() -> tuple[tuple[str, str], ...]:
     """(name, value) of the group's entry points, sorted, each once."""
+    if not package_files.may_have_entry_points(GROUP):
+        return ()
     import importlib.metadata
 
     points = importlib.metadata.entry_points(group=GROUP)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
+from stoneware.runtime.fast_dataclass import dataclass
 
 MODELLED_RUN = "modelled"
 """Stands for the run of a choice whose time a look-up computed from measurements elsewhere."""

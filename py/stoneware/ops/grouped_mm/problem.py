@@ -9,10 +9,10 @@ the build and `explain` can use it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 
 from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import MAX_SIZE, check_sizes
+from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "grouped_mm"
 

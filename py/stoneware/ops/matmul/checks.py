@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,6 +17,7 @@ from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul.problem import DTYPES, OP, WIDE_DTYPE, Problem, is_free_of_overlap
+from stoneware.runtime.fast_dataclass import dataclass
 
 
 def named(

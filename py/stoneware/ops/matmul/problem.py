@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import MAX_SIZE, check_int, check_sizes
+from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")

@@ -14,10 +14,10 @@ dimensions and strides count elements. Free of torch, so that the build and `exp
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import check_sizes
+from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")
