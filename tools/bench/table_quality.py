@@ -30,8 +30,8 @@ from stoneware.kernels.key import AnyKey
 from stoneware.kernels.registry import OPS, VENDOR
 from stoneware.ops.scaled_mm.shapes import M_VALUES
 from stoneware.tuning import lookup, merge, sources
-from stoneware.tuning.sources import Source
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
+from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
 from stoneware.tuning.table_entry import Entry
 

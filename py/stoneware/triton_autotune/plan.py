@@ -16,9 +16,7 @@ from stoneware.triton_autotune.cache import LaunchDescription
 from stoneware.triton_autotune.call import Layout
 from stoneware.triton_autotune.identity import Identity
 from stoneware.triton_autotune.launch import NotLaunchable
-from stoneware.triton_autotune.specialization import (
-    INT32_MAX, Kinds, Specialization, specialize,
-)
+from stoneware.triton_autotune.specialization import INT32_MAX, Kinds, Specialization, specialize
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()

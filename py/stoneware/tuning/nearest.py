@@ -6,9 +6,9 @@ import bisect
 import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stoneware.kernels.key import AnyKey, Key
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Block, DeviceTable, size_log
 
