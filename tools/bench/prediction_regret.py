@@ -13,7 +13,6 @@ one of its constants, REPEATED_ROW_CLOCKS, is from matmul's.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import pathlib
@@ -24,6 +23,7 @@ from dataclasses import asdict, dataclass
 from absl import app, flags
 
 from stoneware.errors import TableError
+from stoneware.kernels import registry
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest, read_manifest
@@ -70,7 +70,7 @@ def regrets(
     manifest: Manifest,
 ) -> list[Regret]:
     """The regret of each ranking, for each kind of scales and each backend that was measured."""
-    rule_of_thumb = importlib.import_module(f"stoneware.ops.{op}.heuristic")
+    rule_of_thumb = registry.spec(op)
     rankings: dict[str, Ranking] = {
         "model": lambda key, kernels: [
             config for config, _ in predict(key, device, kernels.kernels.values())

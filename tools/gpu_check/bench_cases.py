@@ -354,7 +354,7 @@ def _routed(
 
 
 def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
-    shapes = importlib.import_module("stoneware.ops.scaled_mm.shapes")
+    shapes = importlib.import_module("stoneware.ops.scaled_mm.spec")
     chosen = shapes.WEIGHTS if weights == "all" else shapes.BENCH_WEIGHTS
     return [
         Workload(layer=layer, m=m, n=n, k=k)
@@ -363,7 +363,7 @@ def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
 
 
 def _expert_workloads(weights: str) -> list[Workload]:
-    shapes = importlib.import_module("stoneware.ops.grouped_mm.shapes")
+    shapes = importlib.import_module("stoneware.ops.grouped_mm.spec")
     return [
         Workload(layer=layer, m=groups * tokens, n=n, k=k, groups=groups)
         for layer, (groups, n, k) in shapes.EXPERTS.items()

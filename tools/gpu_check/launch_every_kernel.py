@@ -41,7 +41,7 @@ from stoneware.ops.scaled_mm import api as scaled_mm
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.runtime.device import Device, cuda_device
 
-OPERATIONS = {api.OPERATION.name: api.OPERATION for api in (scaled_mm, matmul, grouped_mm)}
+OPERATIONS = {api.OPERATION.spec.name: api.OPERATION for api in (scaled_mm, matmul, grouped_mm)}
 
 _MAX_SHARED_BYTES = 227 * 1024
 """Of a block on sm_90, the most of any GPU here (CUDA C++ Programming Guide, technical
@@ -131,7 +131,7 @@ def _problem(
     first of a kernel has a bias and row scales, the second neither."""
     config, m = kernel.config, max(counts)
     problem: Problem
-    if kernel.op == grouped_mm.OPERATION.name:
+    if kernel.op == grouped_mm.OPERATION.spec.name:
         problem = grouped_mm.Problem.dense(
             m=sum(counts), n=n, k=k, num_groups=len(counts), dtype=config["a"],
             out_dtype=config["out"],
@@ -143,14 +143,14 @@ def _problem(
             ),
             counts=counts,
         )
-    if kernel.op == scaled_mm.OPERATION.name:
+    if kernel.op == scaled_mm.OPERATION.spec.name:
         scales = config.get("scales") or ("row" if is_first else "tensor")
         problem = scaled_mm.Problem.dense(
             m=m, n=n, k=k, dtype=config["a"], b_dtype=config["b"], out_dtype=config["out"],
             scales=scales, has_bias=is_first,
             use_fast_accum=config.get("accumulation") != "slow",
         )
-    elif kernel.op == matmul.OPERATION.name:
+    elif kernel.op == matmul.OPERATION.spec.name:
         layout = config["layout"]
         problem = matmul.Problem.dense(
             # A column-major a is moved in units of 16 bytes along m.
@@ -226,10 +226,10 @@ def plan(launch: Launch, kernel: KernelRecord, device: Device) -> Callable[..., 
 def call_op(op: str, problem: Problem, config: Config, tensors: Operands) -> None:
     """The public op, into `tensors.out`."""
     a, b, out, dtype = tensors.a, tensors.b, tensors.out, tensors.out.dtype
-    if op == grouped_mm.OPERATION.name:
+    if op == grouped_mm.OPERATION.spec.name:
         scales = tensors.scales or (None, None)
         stoneware.grouped_mm(a, b, tensors.offs, *scales, dtype, out=out, config=config)
-    elif op == scaled_mm.OPERATION.name:
+    elif op == scaled_mm.OPERATION.spec.name:
         stoneware.scaled_mm(
             a, b, *tensors.scales, tensors.bias, dtype, out=out, config=config,
             use_fast_accum=problem.use_fast_accum,

@@ -16,6 +16,7 @@ from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, integers, listed
 from stoneware.cli.output import Output
 from stoneware.errors import StoreError, TableError, UnsupportedError
+from stoneware.kernels.registry import OPS, spec
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
 
 if TYPE_CHECKING:
@@ -44,8 +45,7 @@ HELP = help.text(
     "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written)",
 )
 
-_OP_OF_FLAG = {"scales": "scaled_mm", "layouts": "matmul", "dtypes": "grouped_mm"}
-"""Flags of one op."""
+_FLAGS_OF_SOME_OPS = ("scales", "layouts", "dtypes")
 
 _PATHS = ("store", "out")
 """Flags whose values are folders of this machine, which the record of a run leaves out."""
@@ -183,12 +183,13 @@ def typed(parameters: Mapping[str, Any]) -> str:
 
 def _refuse_flags_of_other_ops(context: typer.Context, ops: Sequence[str]) -> None:
     """Raises ValueError if a flag was typed that none of these ops takes."""
-    for name, op in _OP_OF_FLAG.items():
+    for name in _FLAGS_OF_SOME_OPS:
+        takers = [op for op in OPS if name in spec(op).choices]
         source = context.get_parameter_source(name)
-        if op not in ops and source is not None and source.name == "COMMANDLINE":
+        if not set(takers) & set(ops) and source is not None and source.name == "COMMANDLINE":
             raise ValueError(
-                f"--{name}={context.params[name]} is for {op}, which --ops={','.join(ops)} leaves "
-                f"out; add {op}, or leave --{name} out"
+                f"--{name}={context.params[name]} is for {' and '.join(takers)}, which "
+                f"--ops={','.join(ops)} leaves out; add {takers[0]}, or leave --{name} out"
             )
 
 

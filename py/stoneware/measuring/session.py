@@ -34,6 +34,7 @@ from stoneware.tuning.samples import Run, Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
+    from stoneware.ops.spec import Problem
     from stoneware.tuning.store import Store
 
 _MOST_LOSSES = 2
@@ -84,7 +85,7 @@ class Summary:
 
 
 def tune(
-    problems: Sequence[workloads.Problem],
+    problems: Sequence[Problem],
     store: Store,
     ordinal: int = 0,
     settings: Settings = Settings(),
@@ -157,7 +158,7 @@ class Session:
         self._num_given_up = 0
         self._summary = Summary(run=self.run.id)
 
-    def measure(self, problems: Sequence[workloads.Problem], ranks: Ranks) -> Summary:
+    def measure(self, problems: Sequence[Problem], ranks: Ranks) -> Summary:
         """Measures those of the problems that belong to this rank."""
         begin, summary = time.monotonic(), self._summary
         own = list(problems)[ranks.rank :: ranks.world_size]
@@ -198,7 +199,7 @@ class Session:
         return known
 
     def _task(
-        self, problem: workloads.Problem,
+        self, problem: Problem,
         known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]],
     ) -> _Task | None:
         """What is left to measure of a problem; None if nothing is."""
@@ -303,7 +304,7 @@ class Session:
             self.reporter.stored(new)
 
     def _sample(
-        self, problem: workloads.Problem, config: Config, status: str, detail: str
+        self, problem: Problem, config: Config, status: str, detail: str
     ) -> Sample:
         return Sample(
             key=problem.key, config=config, median_us=0.0, spread_us=0.0, count=0, status=status,
@@ -333,7 +334,7 @@ class _Task:
       known: medians of configs with one; None for one that is not right.
     """
 
-    problem: workloads.Problem
+    problem: Problem
     always: list[Config]
     missing: list[Config]
     known: dict[Config, float | None]
@@ -363,7 +364,7 @@ def _is_in_race(sample: Sample | None) -> bool:
     return sample is None or sample.status == "ok"
 
 
-def tune_on_miss(operation: Operation, problem: workloads.Problem, device: Device) -> None:
+def tune_on_miss(operation: Operation, problem: Problem, device: Device) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
     For a program that runs under `sw.tuning("on_miss")`: short, without a process of its own, and

@@ -1,4 +1,4 @@
-"""scaled_mm: the call, and its plan cache."""
+"""scaled_mm: the call, its backends, and its plan cache."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import registration
+from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.plan_cache import PlanCache
-from stoneware.ops.scaled_mm import cutlass_sm90, heuristic, reference, triton_aot, vendor
+from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.checks import checked_plan
-from stoneware.ops.scaled_mm.problem import OP, Problem
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.ops.scaled_mm.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "scaled_mm"]
 
 OPERATION = Operation(
-    name=OP,
-    backends={
-        backend.NAME: backend for backend in (cutlass_sm90, triton_aot, vendor, reference)
-    },
-    preferred=heuristic.preferred,
-    preferred_reason=heuristic.REASON,
+    SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND
 )
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -80,7 +76,7 @@ def scaled_mm(
     if use_fast_accum is not True and use_fast_accum is not False:
         raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
     if _is_compiling():
-        return registration.scaled_mm(
+        return _traced(
             a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
         )
     return _PLANS.call(
@@ -88,19 +84,33 @@ def scaled_mm(
     )
 
 
-class _Plans(PlanCache):
-    """Plans of scaled_mm."""
-
-    op = OP
-    tensors = ("a", "b", "scale_a", "scale_b", "bias", "out")
-    objects = ("out_dtype", "use_fast_accum", "backend", "config")
-    plan_order = ("a", "b", "out", "scale_a", "scale_b", "bias")
-
+class _Plans(OpPlans, spec=SPEC):
     def checked_plan(self, *arguments):
         return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, scale_a, scale_b, bias, out, out_dtype, *objects):
         return (a.shape[0], b.shape[1]), out_dtype
 
+    def traced(self, *arguments):
+        return _traced(*arguments)
+
+
+def _fake(a, b, scale_a, scale_b, bias, out_dtype, *others):
+    """The result for tracers; refuses what a shape cannot be inferred from."""
+    if a.ndim != 2 or b.ndim != 2:
+        raise ValueError(
+            f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
+            "leading dimensions with a.flatten(0, -2)"
+        )
+    torch._check(
+        a.shape[1] == b.shape[0],
+        lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of scaled_mm must agree in "
+        "k; pass a weight [n, k] as weight.t()",
+    )
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+
 
 _PLANS = _Plans()
+_traced = registration.register(
+    SPEC, _fake, lambda *arguments: _PLANS.operator(*arguments)
+)
