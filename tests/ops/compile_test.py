@@ -10,6 +10,7 @@ from operands import poisoned, random_fp8, scaled_operands
 
 import stoneware as sw
 from stoneware.kernels.config import Config
+from stoneware.ops import registration
 from stoneware.ops.scaled_mm import api
 
 N, K = 48, 64

@@ -16,7 +16,7 @@ import stoneware as sw
 from stoneware.errors import ForwardOnlyError
 from stoneware.kernels import cutlass_kernels
 from stoneware.measuring.tolerance import tolerance
-from stoneware.ops.matmul import checks, cutlass_sm90
+from stoneware.ops.matmul import cutlass_sm90, layouts
 from stoneware.ops.matmul.api import OPERATION
 from stoneware.ops.matmul.problem import Problem
 
@@ -205,8 +205,8 @@ ARRANGEMENTS = {
 def test_operands_stay_in_place_where_strides_allow(name):
     make, fields, copies = ARRANGEMENTS[name]
     a, b = make()
-    arrangement = checks._arrangement(
-        a, b, None, checks.result_shape(a.shape, b.shape), has_bias=False
+    arrangement = layouts.arrangement(
+        a, b, None, layouts.result_shape(a.shape, b.shape), has_bias=False
     )
     problem = arrangement.problem(a_dtype="bf16", b_dtype="bf16", out_dtype="bf16")
     assert {field: getattr(problem, field) for field in fields} == fields
@@ -215,7 +215,7 @@ def test_operands_stay_in_place_where_strides_allow(name):
 
 def test_a_bias_keeps_the_columns_of_products_apart():
     a, b = torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)
-    arrangement = checks._arrangement(a, b, None, (5, 24), has_bias=True)
+    arrangement = layouts.arrangement(a, b, None, (5, 24), has_bias=True)
     assert (arrangement.right.num_columns, arrangement.right.sizes) == (24, (5,))
 
 

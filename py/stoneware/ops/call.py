@@ -20,7 +20,9 @@ class OpPlans(PlanCache):
 
     spec: ClassVar[OpSpec]
 
-    def __init_subclass__(cls, spec: OpSpec) -> None:
+    def __init_subclass__(cls, spec: OpSpec | None = None) -> None:
+        if spec is None:
+            return  # a subclass of an op's, of the same op
         cls.spec, cls.op, cls.tensors = spec, spec.name, spec.tensors
         cls.objects = (*(name for name, _ in spec.arguments), "backend", "config")
         cls.optional = (*(one.name for one in spec.inputs if one.is_optional), "out")
