@@ -25,15 +25,16 @@ from stoneware.tuning import bake, layers, lookup, merge, table
 
 @pytest.fixture(autouse=True)
 def toy_op(monkeypatch, tmp_path):
-    """Registers the op, in an installation without a kernel or a table of it."""
+    """Registers the op, in an installation without a table of it."""
     monkeypatch.setitem(registry.OPS, "toy_add", "toy_op.spec")
     monkeypatch.delitem(vars(sw), "toy_add", raising=False)
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "user"))
     monkeypatch.setattr(package_files, "ROOT", tmp_path)
     # The bake leaves devices out that none of the build's kernels is for.
     kernel = {
-        "id": "of_another_op", "op": "matmul", "backend": "cutlass_sm90", "arch": "sm_90a",
-        "config": {}, "sha256": "", "size_bytes": 1,
+        "id": "toy_sm90", "op": "toy_add", "backend": "toy_sm90", "arch": "sm_90a", "sha256": "",
+        "size_bytes": 1,
+        "config": {"a": "fp32", "b": "fp32", "out": "fp32", "tile": [64, 64, 64]},
     }
     document = {"schema": 1, "kernels": [kernel]}
     (tmp_path / "tables").mkdir()

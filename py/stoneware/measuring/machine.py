@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
-from stoneware.runtime.nvml import memory_clock_mhz, power_limit_w, sm_clock_mhz
+from stoneware.runtime.nvml import (
+    library_and_handle, memory_clock_mhz, power_limit_w, sm_clock_mhz,
+)
 from stoneware.tuning.samples import Run
 
 UNKNOWN = "unknown"
@@ -51,7 +53,7 @@ def driver() -> str:
     found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
     if found:
         return found.group(1)
-    asked = _handle(0)
+    asked = library_and_handle(0)
     return UNKNOWN if asked is None else str(asked[0].nvmlSystemGetDriverVersion())
 
 

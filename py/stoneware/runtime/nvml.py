@@ -35,7 +35,7 @@ def memory_clock_mhz(ordinal: int) -> int:
 
 
 def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
-    found = _handle(ordinal)
+    found = library_and_handle(ordinal)
     if found is None:
         return 0
     nvml, handle = found
@@ -47,7 +47,7 @@ def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
 
 
 @functools.cache
-def _handle(ordinal: int) -> tuple[Any, Any] | None:
+def library_and_handle(ordinal: int) -> tuple[Any, Any] | None:
     """(the module pynvml, its handle of the GPU), or None where NVML does not answer."""
     try:
         import pynvml
