@@ -345,7 +345,8 @@ def test_all_layers_are_taken_unless_shapes_are_given():
     [
         ({"ops": ["conv"]}, "ops=conv must be among scaled_mm, matmul"),
         ({"weights": ["gpt9"]}, "weights=gpt9 must be among llama3_8b_o"),
-        ({"shapes": ["16x4096"]}, "shapes='16x4096' must be of the form that scaled_mm or .* takes: MxNxK"),
+        ({"shapes": ["16x4096"]},
+         "shapes='16x4096' must be of the form that scaled_mm or .* takes: MxNxK"),
         ({"shapes": ["16x4096x100"]}, "k=100 must be a positive multiple of 16"),
         ({"scales": ["none"]}, "scales=none must be among"),
         ({"out_dtypes": ["fp64"]}, "out_dtypes=fp64 must be among bf16, fp16, fp32"),

@@ -18,7 +18,6 @@ from __future__ import annotations
 import compileall
 import contextlib
 import datetime
-import importlib
 import importlib.metadata
 import io
 import json
@@ -38,6 +37,7 @@ import torch
 from absl import app, flags, logging
 
 import stoneware
+from stoneware.kernels import registry
 from stoneware.measuring import machine, operands
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.stopwatch import CudaStopwatch
@@ -158,12 +158,11 @@ def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[
 
 def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]:
     """Which config the call gets, and why: as `stoneware.explain` says."""
-    package = f"stoneware.ops.{family.op}"
+    spec = registry.spec(family.op)
     sizes = {"m": workload.m, "n": workload.n, "k": workload.k}
     if workload.groups:
         sizes["num_groups"] = workload.groups
-    problem = importlib.import_module(f"{package}.problem").Problem.dense(**sizes, **family.problem)
-    decision = importlib.import_module(f"{package}.api").OPERATION.decide(problem, device)
+    decision = spec.operation.decide(spec.make_problem(**sizes, **family.problem), device)
     return {
         "config": str(decision.config), "decided_by": decision.layer, "grade": decision.grade
     }

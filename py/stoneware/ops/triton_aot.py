@@ -55,7 +55,9 @@ class TritonAot(Backend):
                     "tensors"
                 )
         if not getattr(problem, "is_aligned", True):
-            return f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
+            return (
+                f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
+            )
         return None
 
     def configs(self, problem: Any, device: Device) -> list[Config]:

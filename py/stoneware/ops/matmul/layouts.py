@@ -1,5 +1,5 @@
-"""The problem of arguments of any rank: how a, b and out lie in memory, as a batch of products whose
-matrices have one contiguous dimension each and one stride from a product to the next."""
+"""The problem of arguments of any rank: a, b and out as they lie in memory, as a batch of products
+whose matrices have one contiguous dimension each and one stride from a product to the next."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ def scaled_mm(
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16, torch.float16 or torch.float32.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
-        it. It must not share memory with an input; that is not checked, and the result would be undefined.
+        it. It must not share memory with an input; that is not checked, and the result would be
+        undefined.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
       use_fast_accum: whether the tensor core alone may keep the sums, in some 14 bits; False, for

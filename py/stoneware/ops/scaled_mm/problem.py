@@ -154,9 +154,9 @@ class Problem:
 
         Args:
           dtype: of a, and of b unless `b_dtype` is given.
-          scales: one of SCALES, or that of a and that of b as "tensor/row"; block scales lie as torch wants them, scale_a [m, k / 128] with the
-            strides (1, m), scale_b [padded_num_blocks(k), ceil(n / 128)] with the strides
-            (1, padded_num_blocks(k)).
+          scales: one of SCALES, or that of a and that of b as "tensor/row"; block scales lie as
+            torch wants them, scale_a [m, k / 128] with the strides (1, m), scale_b
+            [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)).
         """
         kind_a, _, kind_b = scales.partition("/")
         scale_a, scale_b = kind_a, kind_b or kind_a
