@@ -29,7 +29,6 @@ import subprocess
 import sys
 import time
 import traceback
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ from absl import app, flags, logging
 
 import stoneware
 from stoneware.kernels import registry
-from stoneware.measuring import machine, operands
+from stoneware.measuring import machine, operands, tolerance
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.runtime.device import Device, cuda_device
@@ -119,11 +118,11 @@ def check(name: str, case: Case, run: Run, expected: torch.Tensor, dtype: str) -
             torch.cuda.synchronize()
     except Exception as error:
         return {"is_right": False, "error": None, "detail": _text(error)}
-    kind = types.SimpleNamespace(a_dtype=dtype, out_dtype="bf16", k=case.a.shape[1])
     if result.shape != expected.shape or result.dtype != torch.bfloat16:
         detail = f"gave {result.dtype} {list(result.shape)}, not bfloat16 {list(expected.shape)}"
         return {"is_right": False, "error": None, "detail": detail}
-    comparison = operands.compare(result, expected, kind)
+    limit = tolerance.on_gpu(dtype, "bf16", case.a.shape[1])
+    comparison = operands.compare_within(result, expected, limit)
     is_finite = math.isfinite(comparison.error)
     return {
         "is_right": comparison.is_right,
