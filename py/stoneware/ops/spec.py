@@ -5,7 +5,7 @@ The operator of torch's (registration.py), the plan cache (call.py), the look-up
 An op is a folder with
 
     spec.py       SPEC, an OpSpec; its Problem. Free of torch: the build and `explain` import it
-    api.py        the function that users call, its OPERATION with the backends, `fake`
+    api.py        the function that users call, its OPERATION with the backends, its plans
     operands.py   make(problem, device, guarded) and reference(operands), for measuring and checks
 
 and a line in `stoneware.kernels.registry.OPS`.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import registration
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
@@ -77,23 +76,17 @@ class _Plans(OpPlans, spec=SPEC):
     def result(self, a, b, bias, out, out_dtype, *objects):
         return result_shape(a.shape, b.shape), out_dtype or a.dtype
 
-    def traced(self, *arguments):
-        return _traced(*arguments)
-
-
-def _fake(a, b, bias, out_dtype, *others):
-    """The result for tracers; refuses what a shape cannot be inferred from."""
-    if a.ndim and b.ndim:
-        torch._check(
-            a.shape[-1] == b.shape[-2 if b.ndim > 1 else -1],
-            lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of matmul must agree in k; "
-            "pass a weight [n, k] as weight.t()",
-        )
-    # torch's own, for its rules of ranks and of broadcasting.
-    return torch.matmul(a, b).to(out_dtype or a.dtype)
+    @staticmethod
+    def fake(a, b, bias, out_dtype, *others):
+        if a.ndim and b.ndim:
+            torch._check(
+                a.shape[-1] == b.shape[-2 if b.ndim > 1 else -1],
+                lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of matmul must agree in k; "
+                "pass a weight [n, k] as weight.t()",
+            )
+        # torch's own, for its rules of ranks and of broadcasting.
+        return torch.matmul(a, b).to(out_dtype or a.dtype)
 
 
 _PLANS = _Plans()
-_traced = registration.register(
-    SPEC, _fake, lambda *arguments: _PLANS.operator(*arguments)
-)
+_traced = _Plans.operator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import registration
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
@@ -92,26 +91,20 @@ class _Plans(OpPlans, spec=SPEC):
     def result(self, a, b, scale_a, scale_b, bias, out, out_dtype, *objects):
         return (a.shape[0], b.shape[1]), out_dtype
 
-    def traced(self, *arguments):
-        return _traced(*arguments)
-
-
-def _fake(a, b, scale_a, scale_b, bias, out_dtype, *others):
-    """The result for tracers; refuses what a shape cannot be inferred from."""
-    if a.ndim != 2 or b.ndim != 2:
-        raise ValueError(
-            f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
-            "leading dimensions with a.flatten(0, -2)"
+    @staticmethod
+    def fake(a, b, scale_a, scale_b, bias, out_dtype, *others):
+        if a.ndim != 2 or b.ndim != 2:
+            raise ValueError(
+                f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
+                "leading dimensions with a.flatten(0, -2)"
+            )
+        torch._check(
+            a.shape[1] == b.shape[0],
+            lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of scaled_mm must agree in "
+            "k; pass a weight [n, k] as weight.t()",
         )
-    torch._check(
-        a.shape[1] == b.shape[0],
-        lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of scaled_mm must agree in "
-        "k; pass a weight [n, k] as weight.t()",
-    )
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+        return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
 _PLANS = _Plans()
-_traced = registration.register(
-    SPEC, _fake, lambda *arguments: _PLANS.operator(*arguments)
-)
+_traced = _Plans.operator
