@@ -87,6 +87,17 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
         )
 
 
+def check_traced_k(
+    op: str, a: torch.Tensor, b: torch.Tensor, k: int, k_of_b: int, remedy: str
+) -> None:
+    """Raises for operands that disagree in k, also where sizes are symbols of a trace."""
+    torch._check(
+        k == k_of_b,
+        lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k; "
+        f"{remedy}",
+    )
+
+
 def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy: str) -> str:
     """Returns the dtype's name if it is one of `allowed`, else raises TypeError."""
     dtypes = [TORCH_DTYPES[dtype] for dtype in allowed]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from stoneware.kernels.config import Config
+from stoneware.ops import tensor_checks
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import cutlass_sm90, reference, vendor
@@ -88,13 +89,11 @@ class _Plans(OpPlans, spec=SPEC):
     def fake(a, b, offs, scale_a, scale_b, out_dtype, *others):
         if a.ndim != 2 or b.ndim != 3:
             raise ValueError(
-                f"a and b of grouped_mm must have 2 and 3 dimensions, not {a.ndim} and {b.ndim}; pass "
-                "weights [groups, n, k] as weights.mT"
+                f"a and b of grouped_mm must have 2 and 3 dimensions, not {a.ndim} and {b.ndim}; "
+                "pass weights [groups, n, k] as weights.mT"
             )
-        torch._check(
-            a.shape[1] == b.shape[1],
-            lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of grouped_mm must agree in "
-            "k; pass weights [groups, n, k] as weights.mT",
+        tensor_checks.check_traced_k(
+            "grouped_mm", a, b, a.shape[1], b.shape[1], "pass weights [groups, n, k] as weights.mT"
         )
         return a.new_empty((a.shape[0], b.shape[2]), dtype=out_dtype or torch.bfloat16)
 

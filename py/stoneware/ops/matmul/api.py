@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from stoneware.kernels.config import Config
+from stoneware.ops import tensor_checks
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
@@ -79,9 +80,8 @@ class _Plans(OpPlans, spec=SPEC):
     @staticmethod
     def fake(a, b, bias, out_dtype, *others):
         if a.ndim and b.ndim:
-            torch._check(
-                a.shape[-1] == b.shape[-2 if b.ndim > 1 else -1],
-                lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of matmul must agree in k; "
+            tensor_checks.check_traced_k(
+                "matmul", a, b, a.shape[-1], b.shape[-2 if b.ndim > 1 else -1],
                 "pass a weight [n, k] as weight.t()",
             )
         # torch's own, for its rules of ranks and of broadcasting.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from stoneware.kernels.config import Config
+from stoneware.ops import tensor_checks
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
@@ -98,10 +99,8 @@ class _Plans(OpPlans, spec=SPEC):
                 f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
                 "leading dimensions with a.flatten(0, -2)"
             )
-        torch._check(
-            a.shape[1] == b.shape[0],
-            lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of scaled_mm must agree in "
-            "k; pass a weight [n, k] as weight.t()",
+        tensor_checks.check_traced_k(
+            "scaled_mm", a, b, a.shape[1], b.shape[0], "pass a weight [n, k] as weight.t()"
         )
         return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
