@@ -50,10 +50,8 @@ class TritonAot(Backend):
         for name in ("n", "k", "lda", "ldb", "ldd"):
             value = getattr(problem, name)
             if value % _MULTIPLE:
-                return (
-                    f"{name}={value} must be a multiple of {_MULTIPLE} for {self.name}; pad the "
-                    "tensors"
-                )
+                remedy = "pass an out with such rows, or none" if name == "ldd" else "pad the tensors"
+                return f"{name}={value} must be a multiple of {_MULTIPLE} for {self.name}; {remedy}"
         if not getattr(problem, "is_aligned", True):
             return (
                 f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
