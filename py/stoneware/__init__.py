@@ -32,25 +32,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning"]
-
 _HOMES = {
     "autotune": "stoneware.triton_autotune.decorator",
     "explain": "stoneware.explanation",
-    "grouped_mm": "stoneware.ops.grouped_mm.api",
     "info": "stoneware.installation",
-    "matmul": "stoneware.ops.matmul.api",
-    "scaled_mm": "stoneware.ops.scaled_mm.api",
 }
 _MODULES = ("distributed", "tuning")
 """Names that are modules of the package; `tuning` is one that can be called."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {__all__}")
+    """Every name that users have, and `__all__`, which has the ops too."""
+    if name == "__all__":
+        return sorted([*_HOMES, *_MODULES, *_names_of_ops()])
     try:
-        home = importlib.import_module(_HOMES.get(name, f"stoneware.{name}"))
+        home = importlib.import_module(_home(name))
     except ModuleNotFoundError as error:
         from stoneware.errors import explained
 
@@ -60,5 +56,26 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def _home(name: str) -> str:
+    """The module that a name is in; raises AttributeError if nothing has it."""
+    if name in _MODULES:
+        return f"stoneware.{name}"
+    if name in _HOMES:
+        return _HOMES[name]
+    if name in _names_of_ops():
+        from stoneware.kernels import registry
+
+        return f"{registry.spec(name).package}.api"
+    raise AttributeError(
+        f"module 'stoneware' has no attribute {name!r}; it has {__getattr__('__all__')}"
+    )
+
+
+def _names_of_ops() -> list[str]:
+    from stoneware.kernels.registry import OPS
+
+    return list(OPS)
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

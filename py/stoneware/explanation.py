@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import explained
+from stoneware.kernels import registry
 from stoneware.kernels.config import Config
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device
@@ -152,7 +152,7 @@ def explain(
     if op not in OPS:
         raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}")
     try:
-        api = importlib.import_module(f"stoneware.ops.{op}.api")
+        operation = registry.spec(op).operation
     except ModuleNotFoundError as error:
         raise explained(error) from error
     if not isinstance(scales, str):
@@ -160,34 +160,18 @@ def explain(
             f"scales={scales!r} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or "
             "'tensor/row'"
         )
-    if op == "scaled_mm":
-        from stoneware.ops.scaled_mm.problem import SCALES
-
-        scale_a, _, scale_b = scales.partition("/")
-        if not {scale_a, scale_b or scale_a} <= set(SCALES):
-            raise ValueError(
-                f"scales={scales!r} must be one of {', '.join(SCALES)}, or two as tensor/row, for "
-                "a and b; pass one of these"
-            )
-        problem = api.Problem.dense(
-            m=m, n=n, k=k, dtype="e4m3" if dtype is None else dtype,
-            out_dtype="bf16" if out_dtype is None else out_dtype, scales=scale_a,
-            has_bias=has_bias,
-        )
-        problem = replace(problem, scale_b=scale_b) if scale_b else problem
-    elif op == "grouped_mm":
-        problem = api.Problem.dense(
-            m=m, n=n, k=k, num_groups=num_groups, dtype="e4m3" if dtype is None else dtype,
-            out_dtype="bf16" if out_dtype is None else out_dtype,
-        )
-    else:
-        dtype = "bf16" if dtype is None else dtype
-        problem = api.Problem.dense(
-            m=m, n=n, k=k, dtype=dtype, out_dtype=dtype if out_dtype is None else out_dtype,
-            has_bias=has_bias, batch=batch, layout=layout,
-        )
+    described = {
+        "scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch,
+        "layout": layout,
+    }
+    dtypes = {"dtype": dtype, "out_dtype": out_dtype}
+    spec = registry.spec(op)
+    problem = spec.make_problem(
+        m=m, n=n, k=k, **{name: described[name] for name in spec.takes},
+        **{name: value for name, value in dtypes.items() if value is not None},
+    )
     where = _device(op, device)
-    decision = api.OPERATION.decide(problem, where)
+    decision = operation.decide(problem, where)
     packaged = table_file.packaged(op) if where.kind == "cuda" else None
     return Explanation(
         op=op, problem=problem, device=where, decision=decision,

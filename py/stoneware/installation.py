@@ -11,14 +11,14 @@ from typing import Any
 
 from stoneware import __version__
 from stoneware.errors import DriverError, TableError
-from stoneware.kernels import manifest
+from stoneware.kernels import cutlass_kernels, manifest
 from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.table import Table
 
-NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, "stoneware.ops._cutlass_sm90")
+NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, cutlass_kernels.MODULE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ def test_plan_cache_is_bounded(gpu, monkeypatch):
 def test_driver_of_an_older_major_version_is_a_reason(gpu):
     older = dataclasses.replace(H200, driver_version=(12, 8))
     problem = Problem.dense(m=16, n=256, k=256)
-    assert cutlass_sm90.supports(problem, older) == (
+    assert cutlass_sm90.BACKEND.supports(problem, older) == (
         "its cubins are of CUDA 13.0 and the driver serves CUDA 12.8; update the driver"
     )
 
@@ -269,17 +269,17 @@ def test_size_past_32_bits_of_tiles_is_refused_before_the_launch(gpu, size):
     sizes = {"m": 16, "n": 16, "k": 16}
     for module in (cutlass_sm90, triton_aot):
         fits = api.Problem.dense(**{**sizes, size: 2**31 - 128})
-        assert module.supports(fits, H200_DESCRIBED) is None
+        assert module.BACKEND.supports(fits, H200_DESCRIBED) is None
         past = api.Problem.dense(**{**sizes, size: 2**31 - 16})
-        reason = module.supports(past, H200_DESCRIBED)
+        reason = module.BACKEND.supports(past, H200_DESCRIBED)
         assert f"{size}={2**31 - 16}" in reason
         assert "32" in reason
 
 
 def test_triton_grid_past_32_bits_is_refused_before_the_launch(gpu):
     problem = api.Problem.dense(m=2**30, n=2**30, k=16)
-    assert "32" in triton_aot.supports(problem, H200_DESCRIBED)
-    assert triton_aot.supports(api.Problem.dense(m=2**20, n=2**20, k=16), H200_DESCRIBED) is None
+    assert "32" in triton_aot.BACKEND.supports(problem, H200_DESCRIBED)
+    assert triton_aot.BACKEND.supports(api.Problem.dense(m=2**20, n=2**20, k=16), H200_DESCRIBED) is None
 
 
 def test_damaged_table_stops_the_call_with_its_name(gpu, package):

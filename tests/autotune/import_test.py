@@ -19,9 +19,9 @@ def run(program: str) -> str:
 @pytest.mark.parametrize("module", [
     "stoneware", "stoneware.errors", "stoneware.tuning.bake", "stoneware.tuning.lookup",
     "stoneware.tuning.samples", "stoneware.tuning.table", "stoneware.ops.scaled_mm.problem",
-    "stoneware.ops.scaled_mm.heuristic", "stoneware.ops.scaled_mm.shapes",
-    "stoneware.ops.matmul.problem", "stoneware.ops.matmul.heuristic",
-    "stoneware.ops.matmul.shapes", "stoneware.runtime.device", "stoneware.kernels.manifest",
+    "stoneware.ops.scaled_mm.spec", "stoneware.ops.grouped_mm.spec",
+    "stoneware.ops.matmul.problem", "stoneware.ops.matmul.spec",
+    "stoneware.runtime.device", "stoneware.kernels.manifest",
     "stoneware.tuning.choose", "stoneware.tuning.entries", "stoneware.tuning.sources",
     "stoneware.tuning.policy", "stoneware.tuning.table_file", "stoneware.distributed",
 ])

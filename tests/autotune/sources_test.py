@@ -164,9 +164,9 @@ def test_power_limit_is_asked_where_two_devices_differ_in_nothing_else(package, 
     store_samples(small.sample(BIG, 1.0, run="low"), run=small.run("low", low))
     asked = []
     monkeypatch.setattr(
-        "stoneware.measuring.machine.power_limit_w", lambda ordinal: asked.append(ordinal) or 700
+        "stoneware.runtime.nvml.power_limit_w", lambda ordinal: asked.append(ordinal) or 700
     )
-    monkeypatch.setattr("stoneware.ops.scaled_mm.cutlass_sm90.supports", lambda *_: None)
+    monkeypatch.setattr("stoneware.ops.scaled_mm.cutlass_sm90.BACKEND.supports", lambda *_: None)
     h200 = dataclasses.replace(H200, ordinal=3)
     assert decide(device=h200).config == BIG
     assert asked == [], "one device is known"

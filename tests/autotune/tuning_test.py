@@ -33,7 +33,7 @@ def ran(package, monkeypatch):
         return lambda *tensors: configs.append(config)
 
     for module in (cutlass_sm90, vendor):
-        monkeypatch.setattr(module, "plan", plan)
+        monkeypatch.setattr(module.BACKEND, "plan", plan)
     monkeypatch.setattr(tensor_checks, "CPU", Device(kind="cuda", fingerprint=small.H200))
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
     monkeypatch.setattr(dispatch, "_said_capture", set())

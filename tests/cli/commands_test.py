@@ -327,7 +327,7 @@ def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatc
     (["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4], "m=0 must be at least 1"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
-     "--bias must be left out: for other ops; grouped_mm has no bias"),
+     "--bias must be left out: for scaled_mm and matmul; grouped_mm has no bias"),
     (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "row"],
      "--scales must be left out"),
 ])

@@ -159,7 +159,7 @@ def test_out_holds_the_store_and_what_was_there_with_the_aliases(measuring, tmp_
 
 @pytest.mark.parametrize("arguments, said", [
     (["--weights", "gpt5"], "weights=gpt5 must be among"),
-    (["--shapes", "16x4096"], "shapes='16x4096' must be of the form MxNxK"),
+    (["--shapes", "16x4096"], "shapes='16x4096' must be of the form that scaled_mm or"),
     (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
     (["--rounds", "0"], "rounds=0 must be at least 1; pass"),
     (["--ops", "conv"], "ops=conv must be among"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bench_rows import ROWS, report, row, wrong
+from stoneware.measuring import operands
 from stoneware.measuring.device_timer import Timing, TimingFailed
 from stoneware.runtime import device
 from tools.gpu_check import bench, bench_cases, bench_summary, first_call
@@ -150,7 +151,7 @@ def test_only_right_calls_are_timed_and_a_stand_in_only_where_it_is_needed():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_cases_product_is_that_of_the_scaled_matrices(name, monkeypatch):
-    monkeypatch.setattr(bench_cases, "_CHUNK_BYTES", 8 * 256 * 128)  # so that there are chunks
+    monkeypatch.setattr(operands, "_CHUNK_BYTES", 8 * 256 * 128)  # so that there are chunks
     groups = 5 if name.startswith("grouped") else 0
     case = FAMILIES[name].make(Workload(layer="x", m=300, n=272, k=256, groups=groups), CPU)
     scales = case.calls[OURS].scales

@@ -18,8 +18,9 @@ from stoneware.measuring import candidates, operands, tolerance, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import reference as grouped_reference
+from stoneware.ops.grouped_mm.operands import ragged
 from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
-from stoneware.ops.grouped_mm.shapes import EXPERTS, MAX_ROWS, ragged
+from stoneware.ops.grouped_mm.spec import EXPERTS, MAX_ROWS
 from stoneware.ops.matmul import reference as matmul_reference
 from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm import reference
@@ -57,7 +58,7 @@ def make_plan(problem, config, device):
     kind = config.kernel.partition("_")[0]
     if kind == "nobias" and problem.has_bias:
         raise UnsupportedError("no bias")
-    right = REFERENCES[problem.key.op].plan(problem, config, device)
+    right = REFERENCES[problem.key.op].BACKEND.plan(problem, config, device)
 
     def plan(a, b, out, *rest):
         if kind == "raises":
@@ -151,7 +152,7 @@ def test_a_grouped_result_may_have_a_guard_and_its_weights_strides(dtype):
     )
     tensors = operands.make(problem, "cpu", guarded=True)
     assert tensors.a.stride() == (80, 1) and tensors.b.stride() == (33 * 96, 1, 96)
-    grouped_reference.plan(problem, config("right_1"), CPU)(*tensors.arguments)
+    grouped_reference.BACKEND.plan(problem, config("right_1"), CPU)(*tensors.arguments)
     assert operands.compare(tensors.out, operands.reference(tensors), problem).is_right
     assert tensors.is_guard_unharmed()
     tensors.out_base[0, 0] = 1
@@ -175,7 +176,7 @@ def test_a_batch_has_its_strides_and_each_product_is_compared(strides, layout):
     assert tensors.a.shape == (5, 24, 64) and tensors.b.shape == (5, 64, 32)
     assert tensors.a.stride()[:2] == (problem.batch_stride_a, problem.lda)
     assert tensors.out.stride() == (problem.batch_stride_d, problem.ldd, 1)
-    matmul_reference.plan(problem, config("right_1"), CPU)(*tensors.arguments)
+    matmul_reference.BACKEND.plan(problem, config("right_1"), CPU)(*tensors.arguments)
     expected = operands.reference(tensors)
     assert torch.allclose(expected, torch.bmm(tensors.a.float(), tensors.b.float()), atol=1e-3)
     assert operands.compare(tensors.out, expected, problem).is_right
@@ -346,7 +347,8 @@ def test_all_layers_are_taken_unless_shapes_are_given():
     [
         ({"ops": ["conv"]}, "ops=conv must be among scaled_mm, matmul"),
         ({"weights": ["gpt9"]}, "weights=gpt9 must be among llama3_8b_o"),
-        ({"shapes": ["16x4096"]}, "shapes='16x4096' must be of the form MxNxK"),
+        ({"shapes": ["16x4096"]},
+         "shapes='16x4096' must be of the form that scaled_mm or .* takes: MxNxK"),
         ({"shapes": ["16x4096x100"]}, "k=100 must be a positive multiple of 16"),
         ({"scales": ["none"]}, "scales=none must be among"),
         ({"out_dtypes": ["fp64"]}, "out_dtypes=fp64 must be among bf16, fp16, fp32"),

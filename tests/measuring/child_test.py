@@ -82,7 +82,7 @@ class OneCandidate:
 
     def make_plan(self, problem, config, device):
         of_op = grouped_reference if problem.key.op == "grouped_mm" else reference
-        return of_op.plan(problem, config, device)
+        return of_op.BACKEND.plan(problem, config, device)
 
     def candidates(self, problem, device):
         return [Config(backend="triton_aot", kernel="right_300")]

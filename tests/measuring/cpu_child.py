@@ -12,10 +12,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_stopwatch import FakeStopwatch
 
+from stoneware.kernels import registry
 from stoneware.kernels.manifest import Manifest
 from stoneware.measuring import candidates, child, device_timer
-from stoneware.ops.grouped_mm import reference as grouped_reference
-from stoneware.ops.scaled_mm import reference
 from stoneware.runtime import device
 
 make_timer = device_timer.DeviceTimer
@@ -32,8 +31,8 @@ class Stopwatch(FakeStopwatch):
 
 def make_plan(problem, config, where):
     kind = config.kernel.partition("_")[0]
-    of_op = grouped_reference if problem.key.op == "grouped_mm" else reference
-    right = of_op.plan(problem, config, where)
+    backends = registry.spec(problem.key.op).operation.backends
+    right = backends["reference"].plan(problem, config, where)
 
     def plan(a, b, out, *rest):
         print("a library prints this on stdout")

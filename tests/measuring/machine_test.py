@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stoneware.measuring import machine
+from stoneware.runtime import nvml as nvml_module
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.tuning.samples import Run
 
@@ -47,10 +48,10 @@ def _gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda ordinal: properties)
     device = Device(kind="cuda", ordinal=0, fingerprint=FINGERPRINT)
     monkeypatch.setattr(machine, "cuda_device", lambda ordinal: device)
-    for cached in (machine._handle, machine._say_unknown):
+    for cached in (nvml_module.library_and_handle, nvml_module._say_unknown):
         cached.cache_clear()
     yield
-    for cached in (machine._handle, machine._say_unknown):
+    for cached in (nvml_module.library_and_handle, nvml_module._say_unknown):
         cached.cache_clear()
 
 

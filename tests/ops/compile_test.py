@@ -11,6 +11,7 @@ from operands import poisoned, random_fp8, scaled_operands
 import stoneware as sw
 from stoneware.kernels.config import Config
 from stoneware.ops import registration
+from stoneware.ops.scaled_mm import api
 
 N, K = 48, 64
 REFERENCE = Config(
@@ -77,7 +78,6 @@ def test_backend_and_config_reach_the_call(compiler, monkeypatch):
     x = scaled_operands(32, N, K)
     arguments = x.a, x.b, x.scale_a, x.scale_b
     seen = []
-    api = registration.importlib.import_module("stoneware.ops.scaled_mm.api")
     whole = api.checked_plan
 
     def checked_plan(*values):

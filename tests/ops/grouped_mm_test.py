@@ -197,7 +197,7 @@ def test_a_miss_is_measured_at_the_whole_mean_and_without_views():
     problem = Problem(
         m=33, n=32, k=64, num_groups=8, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96,
     )
-    measured = api.OPERATION.measured(problem)
+    measured = api.OPERATION.spec.filed_as(problem)
     assert measured == Problem.dense(m=40, n=32, k=64, num_groups=8)
     assert measured.key == problem.key
 

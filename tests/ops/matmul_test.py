@@ -16,7 +16,7 @@ import stoneware as sw
 from stoneware.errors import ForwardOnlyError
 from stoneware.kernels import cutlass_kernels
 from stoneware.measuring.tolerance import tolerance
-from stoneware.ops.matmul import checks, cutlass_sm90
+from stoneware.ops.matmul import cutlass_sm90, layouts
 from stoneware.ops.matmul.api import OPERATION
 from stoneware.ops.matmul.problem import Problem
 
@@ -205,8 +205,8 @@ ARRANGEMENTS = {
 def test_operands_stay_in_place_where_strides_allow(name):
     make, fields, copies = ARRANGEMENTS[name]
     a, b = make()
-    arrangement = checks._arrangement(
-        a, b, None, checks.result_shape(a.shape, b.shape), has_bias=False
+    arrangement = layouts.arrangement(
+        a, b, None, layouts.result_shape(a.shape, b.shape), has_bias=False
     )
     problem = arrangement.problem(a_dtype="bf16", b_dtype="bf16", out_dtype="bf16")
     assert {field: getattr(problem, field) for field in fields} == fields
@@ -215,7 +215,7 @@ def test_operands_stay_in_place_where_strides_allow(name):
 
 def test_a_bias_keeps_the_columns_of_products_apart():
     a, b = torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)
-    arrangement = checks._arrangement(a, b, None, (5, 24), has_bias=True)
+    arrangement = layouts.arrangement(a, b, None, (5, 24), has_bias=True)
     assert (arrangement.right.num_columns, arrangement.right.sizes) == (24, (5,))
 
 
@@ -240,7 +240,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_kernel_takes_is_refused_with_the_value(name):
     problem, part = REFUSED[name]
-    assert part in (cutlass_sm90.supports(problem, H200) or "no refusal")
+    assert part in (cutlass_sm90.BACKEND.supports(problem, H200) or "no refusal")
 
 
 def test_kernels_of_hopper_take_what_the_others_refuse():
@@ -249,31 +249,31 @@ def test_kernels_of_hopper_take_what_the_others_refuse():
         replace(Problem.dense(**DENSE, batch=5), batch_stride_b=0),
         Problem.dense(m=64, n=128, k=251, layout="tn"), Problem.dense(m=1, n=8, k=8, has_bias=True),
     ):
-        assert cutlass_sm90.supports(problem, H200) is None, str(problem)
-        configs = cutlass_sm90.configs(problem, H200)
+        assert cutlass_sm90.BACKEND.supports(problem, H200) is None, str(problem)
+        configs = cutlass_sm90.BACKEND.configs(problem, H200)
         assert configs
         assert len(set(configs)) == len(configs)
     # A block per product along z: the kernels that are not persistent cannot have so many.
     assert not any(
         "warpspecialized" in config.kernel
-        for config in cutlass_sm90.configs(Problem.dense(**DENSE, batch=70000), H200)
+        for config in cutlass_sm90.BACKEND.configs(Problem.dense(**DENSE, batch=70000), H200)
     )
 
 
 def test_a_batch_is_refused_for_what_the_kernels_are_where_all_take_one_product():
     fp16 = {**DENSE, "dtype": "fp16", "out_dtype": "fp16"}
-    assert cutlass_sm90.supports(Problem.dense(**fp16), H200) is None
-    reason = cutlass_sm90.supports(Problem.dense(**fp16, batch=2), H200)
+    assert cutlass_sm90.BACKEND.supports(Problem.dense(**fp16), H200) is None
+    reason = cutlass_sm90.BACKEND.supports(Problem.dense(**fp16, batch=2), H200)
     assert "batch=2 must be 1" in reason and "which take one product" in reason
 
 
 @pytest.mark.parametrize("batch", (1, 2, 70000))
 def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
     problem = Problem.dense(**DENSE, batch=batch)
-    listed = {config.kernel for config in cutlass_sm90.configs(problem, H200)}
+    listed = {config.kernel for config in cutlass_sm90.BACKEND.configs(problem, H200)}
     kernels = cutlass_kernels.kernels("matmul")
     assert listed and len(listed) < len(kernels)
-    assert {kernel.id for kernel in kernels if cutlass_sm90.runs(problem, kernel)} == listed
+    assert {kernel.id for kernel in kernels if cutlass_sm90.BACKEND.runs(problem, kernel)} == listed
 
 
 def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
@@ -284,7 +284,7 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     assert OPERATION.decide(batch, H200).layer == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
     strided = replace(batch, batch_stride_a=0, lda=4104)
-    assert OPERATION.measured(batch) == OPERATION.measured(strided) == batch
+    assert OPERATION.spec.filed_as(batch) == OPERATION.spec.filed_as(strided) == batch
     # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
     experts = {"n": 14336, "k": 4096, "batch": 8}
     for m, layer in (

@@ -252,7 +252,7 @@ def test_pointers_are_checked_on_a_cached_plan_too():
 @pytest.mark.parametrize("m", [1, 300])
 def test_kernels_that_run_a_problem_are_those_of_its_configs(m, scales):
     problem = Problem.dense(m=m, n=256, k=512, scales=scales)
-    listed = {config.kernel for config in cutlass_sm90.configs(problem, H200)}
+    listed = {config.kernel for config in cutlass_sm90.BACKEND.configs(problem, H200)}
     kernels = cutlass_kernels.kernels("scaled_mm")
     assert listed and len(listed) < len(kernels)
-    assert {kernel.id for kernel in kernels if cutlass_sm90.runs(problem, kernel)} == listed
+    assert {kernel.id for kernel in kernels if cutlass_sm90.BACKEND.runs(problem, kernel)} == listed

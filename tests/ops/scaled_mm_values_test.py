@@ -148,8 +148,8 @@ def test_vendor_function_takes_the_arguments_that_its_backend_passes():
     problem = Problem.dense(m=32, n=64, k=128, scales="tensor", has_bias=True)
     for ldd in (64, 72):
         out = poisoned(32, 64, torch.bfloat16, ldd)
-        run = vendor.plan(
-            Problem(**{**vars(problem), "ldd": ldd}), vendor.configs(problem, CPU)[0], CPU
+        run = vendor.BACKEND.plan(
+            Problem(**{**vars(problem), "ldd": ldd}), vendor.BACKEND.configs(problem, CPU)[0], CPU
         )
         run(x.a, x.b, out, x.scale_a, x.scale_b, x.bias)
         # The CPU version may add the bias in bf16, after a rounding of its own.

@@ -14,6 +14,9 @@ WHEELS = {
     "auditwheel": ("6.8.2", {
         "auditwheel-6.8.2-py3-none-any.whl": "05fd2dd4b743217cd5f66066adc95b03a079424b1f0a878ad1e40fe2cdea4704",
     }),
+    "click": ("8.5.1", {
+        "click-8.5.1-py3-none-any.whl": "8bb5376d2006950386f8c6427613334a2acadc5f559cb80e638d00b4df957e37",
+    }),
     "colorlog": ("6.12.0", {
         "colorlog-6.12.0-py3-none-any.whl": "30d392604e9110045a2c2aeefc27d7a017abbab63f3a8aee594eac0801df784e",
     }),
@@ -32,8 +35,14 @@ WHEELS = {
     "fsspec": ("2026.9.0", {
         "fsspec-2026.9.0-py3-none-any.whl": "8dd6e646e99ea382bd85f97a45e6b526a442d79423a7dc673f1e2756d05fcb5f",
     }),
+    "grimp": ("3.19", {
+        "grimp-3.19-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "2f5c9d0ed032e686da9bef72db3657975ea07c5c0be31e6b2c2fe02d7e6ef9f1",
+    }),
     "hypothesis": ("6.170.15", {
         "hypothesis-6.170.15-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "ecbd6294a636594580689debc3011a0ca3eb76577770f661224314202f107e14",
+    }),
+    "import-linter": ("2.16", {
+        "import_linter-2.16-py3-none-any.whl": "e775602e9214ab3933fc7d2162278ea1f11dd9229c914735c1bda43b94619565",
     }),
     "iniconfig": ("2.3.1", {
         "iniconfig-2.3.1-py3-none-any.whl": "9121e2c1fdb355232495be3194c8dfe87ccc2d5dee45947b78e68f499790d7a7",

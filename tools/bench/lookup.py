@@ -17,7 +17,7 @@ that holds tables/ and kernel_manifest.json.
   kept of one does not answer for the next; the device is a GPU as the driver describes it.
 
 Each is done with the table of the installation and the family that has the most entries there, and,
-where that lacks some, with a table of all the shapes that are tuned (ops/scaled_mm/shapes.py); cold
+where that lacks some, with a table of all the shapes that are tuned (ops/scaled_mm/spec.py); cold
 ones also with a user's store that has measurements at some of the shapes.
 
 Most are taken in this process ("how": "objects"): tables, stores and all that was read of them are
@@ -54,7 +54,7 @@ from absl import app, flags
 from stoneware.kernels import cutlass_kernels, manifest
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS
-from stoneware.ops.scaled_mm.shapes import M_VALUES, WEIGHTS
+from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.tuning import policy as tuning, sources, table_file

@@ -28,7 +28,7 @@ from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.kernels.registry import OPS, VENDOR
-from stoneware.ops.scaled_mm.shapes import M_VALUES
+from stoneware.ops.scaled_mm.spec import M_VALUES
 from stoneware.tuning import lookup, merge, sources
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.sources import Source
@@ -49,7 +49,7 @@ HELD_OUT_WEIGHTS = (
 )
 """(n, k) of layers of Gemma 3 27B, Command R+, Qwen 1.5 110B, DBRX, OLMo 2 32B, Llama 4 Scout, GLM 4 9B,
 MiniMax M1, Hunyuan Large, Yi 6B, Phi 3 mini, T5 XXL and OPT 66B, from their config.json; not in
-ops/scaled_mm/shapes.py. They were chosen before any of them was measured, and after the rule of the
+ops/scaled_mm/spec.py. They were chosen before any of them was measured, and after the rule of the
 look-up was; the shapes of the tables before were others."""
 
 _HELD_OUT_MOST_M = 6000
@@ -58,7 +58,7 @@ _M_PER_WEIGHT = 7
 
 
 def held_out_shapes() -> list[str]:
-    """Some m of each weight, drawn once and for all: any but those of ops/scaled_mm/shapes.py, as
+    """Some m of each weight, drawn once and for all: any but those of ops/scaled_mm/spec.py, as
     often between 2 and 4 as between 2000 and 4000."""
     draw = random.Random(7)
     shapes = []

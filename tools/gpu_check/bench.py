@@ -18,7 +18,6 @@ from __future__ import annotations
 import compileall
 import contextlib
 import datetime
-import importlib
 import importlib.metadata
 import io
 import json
@@ -30,7 +29,6 @@ import subprocess
 import sys
 import time
 import traceback
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +36,8 @@ import torch
 from absl import app, flags, logging
 
 import stoneware
-from stoneware.measuring import machine, operands
+from stoneware.kernels import registry
+from stoneware.measuring import machine, operands, tolerance
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.runtime.device import Device, cuda_device
@@ -119,11 +118,11 @@ def check(name: str, case: Case, run: Run, expected: torch.Tensor, dtype: str) -
             torch.cuda.synchronize()
     except Exception as error:
         return {"is_right": False, "error": None, "detail": _text(error)}
-    kind = types.SimpleNamespace(a_dtype=dtype, out_dtype="bf16", k=case.a.shape[1])
     if result.shape != expected.shape or result.dtype != torch.bfloat16:
         detail = f"gave {result.dtype} {list(result.shape)}, not bfloat16 {list(expected.shape)}"
         return {"is_right": False, "error": None, "detail": detail}
-    comparison = operands.compare(result, expected, kind)
+    limit = tolerance.on_gpu(dtype, "bf16", case.a.shape[1])
+    comparison = operands.compare_within(result, expected, limit)
     is_finite = math.isfinite(comparison.error)
     return {
         "is_right": comparison.is_right,
@@ -158,12 +157,11 @@ def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[
 
 def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]:
     """Which config the call gets, and why: as `stoneware.explain` says."""
-    package = f"stoneware.ops.{family.op}"
+    spec = registry.spec(family.op)
     sizes = {"m": workload.m, "n": workload.n, "k": workload.k}
     if workload.groups:
         sizes["num_groups"] = workload.groups
-    problem = importlib.import_module(f"{package}.problem").Problem.dense(**sizes, **family.problem)
-    decision = importlib.import_module(f"{package}.api").OPERATION.decide(problem, device)
+    decision = spec.operation.decide(spec.make_problem(**sizes, **family.problem), device)
     return {
         "config": str(decision.config), "decided_by": decision.layer, "grade": decision.grade
     }

@@ -24,8 +24,6 @@ TOKENS_PER_EXPERT = (1, 16, 128, 1024)
 MAX_ROUTED_TOKENS = 65536
 """Rows of a grouped product at most: more take seconds and tell nothing new."""
 
-_CHUNK_BYTES = 1 << 29
-
 Run = Callable[[torch.Tensor | None], torch.Tensor]
 """Makes the product into the tensor given, or into one that it allocates."""
 
@@ -106,16 +104,19 @@ class Case:
 
     def expected(self, call: Call) -> torch.Tensor:
         """[m, n] float32: the product in float64 arithmetic with the scales of `call`."""
-        if self.b.dim() == 2:
-            return product(self.a, self.b, *call.scales)
+        from stoneware.measuring.operands import multiply
+
         result = torch.empty(self.out.shape, dtype=torch.float32, device=self.out.device)
+        if self.b.dim() == 2:
+            multiply(result, self.a, self.b, *call.scales, block=BLOCK)
+            return result
         for group, (begin, end) in enumerate(zip([0, *self.ends[:-1]], self.ends)):
             if begin < end:
                 rows = slice(begin, end)
                 of_group = (
                     (call.scales[0][rows, None], call.scales[1][group][None]) if call.scales else ()
                 )
-                result[rows] = product(self.a[rows], self.b[group], *of_group)
+                multiply(result[rows], self.a[rows], self.b[group], *of_group)
         return result
 
 
@@ -127,7 +128,7 @@ class Family:
       name, title: for flags, and for people.
       op: of Stoneware.
       dtype: of a and b, as Stoneware names it; the result is bf16.
-      problem: what the op's `Problem.dense` wants besides the sizes.
+      problem: what the op's `make_problem` wants besides the sizes.
       workloads: the workloads for weights of "bench" or "all".
       make: draws operands.
       rival: the peer whose first call is timed too.
@@ -143,40 +144,6 @@ class Family:
     make: Callable[[Workload, torch.device], Case]
     rival: str
     first: Workload = FIRST
-
-
-def product(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """[m, n] float32: (scale_a * a) @ (scale_b * b) in float64 arithmetic, in chunks.
-
-    A scale has in each dimension the size of its operand, 1, or one element per BLOCK.
-    """
-    (m, k), n = a.shape, b.shape[1]
-    scale_b = None if scale_b is None else scale_b.t()
-    result = torch.empty(m, n, dtype=torch.float32, device=a.device)
-    step = max(BLOCK, _CHUNK_BYTES // (8 * k) // BLOCK * BLOCK)
-    for row in range(0, m, step):
-        rows = slice(row, row + step)
-        of_a = _scaled_rows(a, scale_a, rows)
-        for column in range(0, n, step):
-            columns = slice(column, column + step)
-            result[rows, columns] = (of_a @ _scaled_rows(b.t(), scale_b, columns).t()).float()
-    return result
-
-
-def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice) -> torch.Tensor:
-    """Rows of scale * x, in float64."""
-    values = x[rows].float().double()
-    if scale is not None:
-        if scale.shape[0] not in (1, x.shape[0]):
-            scale = scale.repeat_interleave(BLOCK, 0)
-        scale = scale if scale.shape[0] == 1 else scale[rows][: values.shape[0]]
-        if scale.shape[1] not in (1, x.shape[1]):
-            scale = scale.repeat_interleave(BLOCK, 1)[:, : x.shape[1]]
-        values *= scale.double()
-    return values
 
 
 def _row_scales(workload: Workload, device: torch.device) -> Case:
@@ -354,7 +321,7 @@ def _routed(
 
 
 def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
-    shapes = importlib.import_module("stoneware.ops.scaled_mm.shapes")
+    shapes = importlib.import_module("stoneware.ops.scaled_mm.spec")
     chosen = shapes.WEIGHTS if weights == "all" else shapes.BENCH_WEIGHTS
     return [
         Workload(layer=layer, m=m, n=n, k=k)
@@ -363,7 +330,7 @@ def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
 
 
 def _expert_workloads(weights: str) -> list[Workload]:
-    shapes = importlib.import_module("stoneware.ops.grouped_mm.shapes")
+    shapes = importlib.import_module("stoneware.ops.grouped_mm.spec")
     return [
         Workload(layer=layer, m=groups * tokens, n=n, k=k, groups=groups)
         for layer, (groups, n, k) in shapes.EXPERTS.items()

@@ -33,15 +33,11 @@ from absl import app, flags
 from stoneware.kernels import aot_kernels, cutlass_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import SPLITS, Config
 from stoneware.kernels.manifest import KernelRecord
+from stoneware.kernels.registry import spec
 from stoneware.measuring import operands
-from stoneware.measuring.operands import Operands, Problem
-from stoneware.ops.grouped_mm import api as grouped_mm
-from stoneware.ops.matmul import api as matmul
-from stoneware.ops.scaled_mm import api as scaled_mm
+from stoneware.measuring.operands import Operands
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.runtime.device import Device, cuda_device
-
-OPERATIONS = {api.OPERATION.name: api.OPERATION for api in (scaled_mm, matmul, grouped_mm)}
 
 _MAX_SHARED_BYTES = 227 * 1024
 """Of a block on sm_90, the most of any GPU here (CUDA C++ Programming Guide, technical
@@ -68,7 +64,7 @@ class Launch:
       counts: of grouped_mm, rows of each group; they add up to the problem's m.
     """
 
-    problem: Problem
+    problem: Any
     splits: int = 1
     num_sms: int = 0
     counts: tuple[int, ...] = ()
@@ -102,7 +98,7 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
     """What the module's docstring says, for one kernel.
 
     Raises:
-      ValueError: the op is unknown.
+      KeyError: the op is unknown.
     """
     tiling = tile_rule.tiling_of(kernel)
     part = BLOCK if kernel.config.get("scales") == "block" else _PART
@@ -129,42 +125,18 @@ def _problem(
 ) -> Launch:
     """A problem of the kernel's op and dtypes, of views; without groups m is the largest count. The
     first of a kernel has a bias and row scales, the second neither."""
-    config, m = kernel.config, max(counts)
-    problem: Problem
-    if kernel.op == grouped_mm.OPERATION.name:
-        problem = grouped_mm.Problem.dense(
-            m=sum(counts), n=n, k=k, num_groups=len(counts), dtype=config["a"],
-            out_dtype=config["out"],
-        )
-        ldb = k + _PAD_B
-        return Launch(
-            problem=dataclasses.replace(
-                problem, lda=k + _PAD_A, ldb=ldb, ldd=n + _PAD_OUT, group_stride_b=n * ldb
-            ),
-            counts=counts,
-        )
-    if kernel.op == scaled_mm.OPERATION.name:
-        scales = config.get("scales") or ("row" if is_first else "tensor")
-        problem = scaled_mm.Problem.dense(
-            m=m, n=n, k=k, dtype=config["a"], b_dtype=config["b"], out_dtype=config["out"],
-            scales=scales, has_bias=is_first,
-            use_fast_accum=config.get("accumulation") != "slow",
-        )
-    elif kernel.op == matmul.OPERATION.name:
-        layout = config["layout"]
-        problem = matmul.Problem.dense(
-            # A column-major a is moved in units of 16 bytes along m.
-            m=m if layout[0] == "n" else -(-m // 8) * 8, n=n, k=k, dtype=config["a"],
-            out_dtype=config["out"], layout=layout, has_bias=is_first,
-        )
-    else:
-        raise ValueError(
-            f"op={kernel.op!r} of kernel {kernel.id!r} must be one of {', '.join(OPERATIONS)}; "
-            "teach launch_every_kernel.py its problems"
-        )
-    return Launch(problem=dataclasses.replace(
-        problem, lda=problem.lda + _PAD_A, ldb=problem.ldb + _PAD_B, ldd=problem.ldd + _PAD_OUT
-    ))
+    has_groups = "num_groups" in spec(kernel.op).takes
+    problem = spec(kernel.op).operands.problem_of_kernel(
+        kernel.config, counts if has_groups else (max(counts),), n, k,
+        is_plain=not is_first,
+    )
+    strides = {"lda": problem.lda + _PAD_A, "ldb": problem.ldb + _PAD_B}
+    if has_groups:
+        strides["group_stride_b"] = n * strides["ldb"]
+    return Launch(
+        problem=dataclasses.replace(problem, ldd=problem.ldd + _PAD_OUT, **strides),
+        counts=counts if has_groups else (),
+    )
 
 
 def make(launch: Launch) -> Operands:
@@ -172,7 +144,7 @@ def make(launch: Launch) -> Operands:
     tensors = operands.make(launch.problem, "cpu", guarded=True)
     if launch.counts:
         offs = torch.tensor(launch.counts).cumsum(0).to(torch.int32)
-        tensors = dataclasses.replace(tensors, offs=offs)
+        tensors = tensors.replace(offs=offs)
     return tensors
 
 
@@ -184,10 +156,9 @@ def copied(tensors: Operands, device: torch.device | str) -> Operands:
         return None if tensor is None else _like(_memory(tensor).to(device, copy=True), tensor)
 
     out_base = copy(tensors.out_base)
+    inputs = {name: copy(tensor) for name, tensor in tensors.tensors.items() if name != "out"}
     return dataclasses.replace(
-        tensors, a=copy(tensors.a), b=copy(tensors.b), out_base=out_base,
-        out=_like(out_base, tensors.out), scales=tuple(map(copy, tensors.scales)),
-        bias=copy(tensors.bias), offs=copy(tensors.offs),
+        tensors, out_base=out_base, tensors={**inputs, "out": _like(out_base, tensors.out)}
     )
 
 
@@ -219,23 +190,14 @@ def plan(launch: Launch, kernel: KernelRecord, device: Device) -> Callable[..., 
     if launch.num_sms:
         fingerprint = dataclasses.replace(device.fingerprint, num_sms=launch.num_sms)
         device = dataclasses.replace(device, fingerprint=fingerprint)
-    operation = OPERATIONS[kernel.op]
-    return operation.make_plan(launch.problem, config_of(launch, kernel), device)
+    return spec(kernel.op).operation.make_plan(launch.problem, config_of(launch, kernel), device)
 
 
-def call_op(op: str, problem: Problem, config: Config, tensors: Operands) -> None:
+def call_op(op: str, problem: Any, config: Config, tensors: Operands) -> None:
     """The public op, into `tensors.out`."""
-    a, b, out, dtype = tensors.a, tensors.b, tensors.out, tensors.out.dtype
-    if op == grouped_mm.OPERATION.name:
-        scales = tensors.scales or (None, None)
-        stoneware.grouped_mm(a, b, tensors.offs, *scales, dtype, out=out, config=config)
-    elif op == scaled_mm.OPERATION.name:
-        stoneware.scaled_mm(
-            a, b, *tensors.scales, tensors.bias, dtype, out=out, config=config,
-            use_fast_accum=problem.use_fast_accum,
-        )
-    else:
-        stoneware.matmul(a, b, tensors.bias, out=out, out_dtype=dtype, config=config)
+    options = {name: getattr(problem, name) for name, _ in spec(op).arguments}
+    options["out_dtype"] = tensors.out.dtype
+    getattr(stoneware, op)(**tensors.tensors, **options, config=config)
 
 
 def what_is_wrong(tensors: Operands, out_base: torch.Tensor) -> str:
@@ -246,7 +208,8 @@ def what_is_wrong(tensors: Operands, out_base: torch.Tensor) -> str:
     """
     out_base = _memory(out_base).cpu()
     result = dataclasses.replace(
-        tensors, out=_like(out_base, tensors.out), out_base=_like(out_base, tensors.out_base)
+        tensors.replace(out=_like(out_base, tensors.out)),
+        out_base=_like(out_base, tensors.out_base),
     )
     comparison = operands.compare(result.out, operands.reference(tensors), tensors.problem)
     if not comparison.is_right:

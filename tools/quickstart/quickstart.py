@@ -75,7 +75,7 @@ def time_beside_torch(
     calls: dict[str, Callable[[], object]] = {
         "ours": lambda: sw.scaled_mm(a, b, *scales, out=out),
     }
-    if vendor.supports(tensors.problem, device) is None:
+    if vendor.BACKEND.supports(tensors.problem, device) is None:
         calls["torch"] = lambda: torch._scaled_mm(
             a, b, *scales, out_dtype=out.dtype, use_fast_accum=True, out=out
         )

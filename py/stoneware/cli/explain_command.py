@@ -9,6 +9,7 @@ import typer
 from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json
 from stoneware.cli.output import Output
+from stoneware.kernels.registry import OPS, spec
 
 HELP = help.text(
     "Show which kernel runs a problem, from which layer, why, and the runners-up.\n\n"
@@ -89,29 +90,36 @@ def explain(
         raise ValueError(
             f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336"
         )
-    if op != "scaled_mm":
-        _refuse(f"scaled_mm; {op} has no kinds of scales", scales=scales)
-    if op == "grouped_mm":
-        _refuse("other ops; grouped_mm has no bias", bias=bias or None)
-        if num_groups is None:
-            raise ValueError(
-                "--num-groups must be given for grouped_mm; pass --num-groups 8, with -m the rows "
-                "of all groups together"
-            )
-    else:
-        _refuse(f"grouped_mm; {op} has no groups", num_groups=num_groups)
-    if op != "matmul":
-        _refuse(f"matmul; {op} has no batch", batch=batch)
-        _refuse(f"matmul; {op} has one layout", layout=layout)
     from stoneware.explanation import explain as find
 
+    given = {
+        "scales": scales, "has_bias": bias or None, "num_groups": num_groups, "batch": batch,
+        "layout": layout,
+    }
+    if op in OPS:
+        _check_flags(op, given)
     found = find(
-        op, **sizes, dtype=dtype, out_dtype=out_dtype, scales=scales or "row", has_bias=bias,
-        num_groups=num_groups or 0, batch=1 if batch is None else batch,
-        layout="nt" if layout is None else layout, device=device,
+        op, **sizes, dtype=dtype, out_dtype=out_dtype, device=device,
+        **{name: value for name, value in given.items() if value is not None},
     )
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)
+
+
+def _check_flags(op: str, given: dict[str, Any]) -> None:
+    """Raises ValueError if a flag was given that the op does not take, or one that it needs was
+    not."""
+    from stoneware.ops.spec import FLAGS
+
+    for name, value in given.items():
+        flag = name.removeprefix("has_")
+        if name not in spec(op).takes:
+            takers = [other for other in OPS if name in spec(other).takes]
+            _refuse(f"{' and '.join(takers)}; {op} has no {FLAGS[name]}", **{flag: value})
+        elif value is None and name in spec(op).needs:
+            raise ValueError(
+                f"--{flag.replace('_', '-')} must be given for {op}; {spec(op).needs[name]}"
+            )
 
 
 def _refuse(what: str, **flags: Any) -> None:

@@ -15,6 +15,7 @@ from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, integers, listed
 from stoneware.cli.output import Output
 from stoneware.errors import StoreError, TableError, UnsupportedError
+from stoneware.kernels.registry import OPS, spec
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ HELP = help.text(
     "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written)",
 )
 
-_OP_OF_FLAG = {"scales": "scaled_mm", "layouts": "matmul", "dtypes": "grouped_mm"}
-"""Flags of one op."""
+_FLAGS_OF_SOME_OPS = ("scales", "layouts", "dtypes")
 
 _PATHS = ("store", "out")
 """Flags whose values are folders of this machine, which the record of a run leaves out."""
@@ -194,11 +194,12 @@ def _typed(context: typer.Context) -> str:
 def _refuse_flags_of_other_ops(context: typer.Context, ops: Sequence[str]) -> None:
     """Raises ValueError if a flag was typed that none of these ops takes."""
     given = _given(context)
-    for name, op in _OP_OF_FLAG.items():
-        if op not in ops and name in given:
+    for name in _FLAGS_OF_SOME_OPS:
+        takers = [op for op in OPS if name in spec(op).choices]
+        if name in given and not set(takers) & set(ops):
             raise ValueError(
-                f"--{name}={given[name]} is for {op}, which --ops={','.join(ops)} leaves out; add "
-                f"{op}, or leave --{name} out"
+                f"--{name}={given[name]} is for {' and '.join(takers)}, which "
+                f"--ops={','.join(ops)} leaves out; add {takers[0]}, or leave --{name} out"
             )
 
 

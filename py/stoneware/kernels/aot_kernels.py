@@ -77,10 +77,8 @@ def why_unusable(key: Key, device: Device) -> str | None:
         major, minor = device.compute_capability
         return (
             f"compute capability {major}.{minor} runs no {BACKEND} kernel of {key.op}; the wheel "
-            "has "
-            f"them for {known or 'no GPU'} (those from sm_{FIRST_EXACT_MAJOR}0 on run on exactly "
-            "that "
-            "capability, earlier ones from there up within the major); build the wheel for this "
+            f"has them for {known or 'no GPU'} (those from sm_{FIRST_EXACT_MAJOR}0 on run on exactly "
+            "that capability, earlier ones from there up within the major); build the wheel for this "
             "arch"
         )
     fitting = [kernel for kernel in _by_arch(key.op)[arch] if tile_rule.fits(kernel, key, arch)]
@@ -154,62 +152,67 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
     cubin_path = package_files.path("cubins", f"{kernel_id}.cubin")
     json_path = package_files.path("cubins", f"{kernel_id}.json")
     cubin = _read(cubin_path, record.sha256)
-    text = _read(json_path, record.description_sha256)
-    try:
-        description = json.loads(text)
-        symbol, parameters = description["symbol"], description["parameters"]
-        block_threads, shared_bytes = description["block_threads"], description["shared_bytes"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TableError(
-            f"{json_path}: kernel {kernel_id} cannot be read: {type(error).__name__}: {error}; "
-            f"{package_files.REMEDY}"
-        ) from error
-    tile = record.config.get("tile")
-    for field, value, is_good, rule in (
-        ("symbol", symbol, isinstance(symbol, str) and symbol != "", "a non-empty str"),
-        (
-            "parameters", parameters,
-            isinstance(parameters, str) and not parameters.strip(_PARAMETERS),
-            f"a str of the letters {_PARAMETERS}",
-        ),
-        (
-            "block_threads", block_threads,
-            type(block_threads) is int and 1 <= block_threads <= _MAX_BLOCK_THREADS,
-            f"an int from 1 to {_MAX_BLOCK_THREADS}",
-        ),
-        (
-            "shared_bytes", shared_bytes,
-            type(shared_bytes) is int and 0 <= shared_bytes <= INT32_MAX,
-            f"an int from 0 to {INT32_MAX}",
-        ),
-        (
-            "tile", tile,
-            isinstance(tile, list) and len(tile) == 3
-            and all(type(extent) is int and extent > 0 for extent in tile),
-            "three ints >= 1 in the manifest's config",
-        ),
-    ):
-        if not is_good:
-            raise TableError(
-                f"{json_path}: {field}={value!r} of kernel {kernel_id} must be {rule}; "
-                f"{package_files.REMEDY}"
-            )
+    description = _described(json_path, record)
+    symbol, parameters = description["symbol"], description["parameters"]
     scratch = parameters[num_arguments:]
     if len(parameters) < num_arguments or scratch.strip("P"):
         raise TableError(
             f"{json_path}: parameters={parameters!r} must be {num_arguments} arguments and then "
-            "only "
-            f"pointers; {package_files.REMEDY}"
+            f"only pointers; {package_files.REMEDY}"
         )
     module = native.load(DRIVER_MODULE)
     try:
-        kernel = module.Kernel(cubin, symbol, parameters, block_threads, shared_bytes)
+        kernel = module.Kernel(
+            cubin, symbol, parameters, description["block_threads"], description["shared_bytes"]
+        )
     except (TypeError, ValueError, OverflowError) as error:
         raise TableError(
             f"{json_path}: does not describe a kernel that can be launched: {error}; "
             f"{package_files.REMEDY}"
         ) from error
-    return AotKernel(launch=kernel.launch, tile=tuple(tile), num_scratch=len(scratch))
+    return AotKernel(launch=kernel.launch, tile=tuple(description["tile"]), num_scratch=len(scratch))
+
+
+def _described(path: Path, record: KernelRecord) -> dict[str, Any]:
+    """The kernel's launch description, and its tile; every field is of its type and range."""
+    try:
+        read = json.loads(_read(path, record.description_sha256))
+        names = ("symbol", "parameters", "block_threads", "shared_bytes")
+        found = {**{name: read[name] for name in names}, "tile": record.config.get("tile")}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise TableError(
+            f"{path}: kernel {record.id} cannot be read: {type(error).__name__}: {error}; "
+            f"{package_files.REMEDY}"
+        ) from error
+    rules = {
+        "symbol": (
+            lambda value: isinstance(value, str) and value != "", "a non-empty str"
+        ),
+        "parameters": (
+            lambda value: isinstance(value, str) and not value.strip(_PARAMETERS),
+            f"a str of the letters {_PARAMETERS}",
+        ),
+        "block_threads": (
+            lambda value: type(value) is int and 1 <= value <= _MAX_BLOCK_THREADS,
+            f"an int from 1 to {_MAX_BLOCK_THREADS}",
+        ),
+        "shared_bytes": (
+            lambda value: type(value) is int and 0 <= value <= INT32_MAX,
+            f"an int from 0 to {INT32_MAX}",
+        ),
+        "tile": (
+            lambda value: isinstance(value, list) and len(value) == 3
+            and all(type(extent) is int and extent > 0 for extent in value),
+            "three ints >= 1 in the manifest's config",
+        ),
+    }
+    for name, (is_good, rule) in rules.items():
+        if not is_good(found[name]):
+            raise TableError(
+                f"{path}: {name}={found[name]!r} of kernel {record.id} must be {rule}; "
+                f"{package_files.REMEDY}"
+            )
+    return found
 
 
 def _read(path: Path, sha256: str) -> bytes:

@@ -141,8 +141,8 @@ class _Race:
         where = torch.device(device.kind, device.ordinal) if device.kind == "cuda" else "cpu"
         self._tensors = operands.make(operands.with_bias(problem, False), where)
         self._expected = operands.reference(self._tensors)
-        bias = torch.randn(problem.n, device=where) * problem.k**0.5
-        self._bias = bias.to(self._tensors.out.dtype)
+        self._takes_bias = operands.takes_bias(problem)
+        self._bias = operands.bias(problem, self._tensors.out.dtype, where)
         self._checked: dict[Config, _Measured] = {}
 
     def run(self, configs: Sequence[Config]) -> dict[Config, float | None]:
@@ -188,11 +188,11 @@ class _Race:
 
     @property
     def _has_bias(self) -> bool:
-        return operands.takes_bias(self._problem) and self._problem.has_bias
+        return self._takes_bias and self._problem.has_bias
 
     def _variants(self) -> tuple[bool, ...]:
         """Whether each of the calls that are checked has a bias."""
-        if not operands.takes_bias(self._problem):
+        if not self._takes_bias:
             return (False,)
         return (True,) if self._has_bias else (False, True)
 
@@ -220,7 +220,8 @@ class _Race:
         problem = operands.with_bias(self._problem, has_bias)
         plan = self._make_plan(problem, config, self._device)
         bias = self._bias if has_bias else None
-        arguments = dataclasses.replace(self._tensors, bias=bias).arguments
+        tensors = self._tensors.replace(bias=bias) if self._takes_bias else self._tensors
+        arguments = tensors.arguments
         return lambda: plan(*arguments)
 
     def _failed(self, config: Config, error: BaseException | None, when: str) -> _Measured:

@@ -1,32 +1,23 @@
-"""What a measurement records about the machine: GPU, driver, clocks, power limit, versions.
-
-Clocks and power limit come from NVML, through the package nvidia-ml-py. NVML numbers all GPUs of
-the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for by its UUID. Without NVML
-they are unknown: 0, or "unknown" as text, and the log says once why.
-"""
+"""What a measurement records about the machine: GPU, driver, clocks, power limit, versions."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import importlib.metadata
-import logging
 import platform
 import re
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stoneware.runtime.device import DeviceFingerprint, cuda_device
+from stoneware.runtime.nvml import library_and_handle, memory_clock_mhz, power_limit_w, sm_clock_mhz
 from stoneware.tuning.samples import Run
 
 UNKNOWN = "unknown"
-
-_LOG = logging.getLogger("stoneware.measuring")
 
 
 def describe(ordinal: int) -> dict[str, Any]:
@@ -51,26 +42,6 @@ def describe(ordinal: int) -> dict[str, Any]:
     }
 
 
-def power_limit_w(ordinal: int) -> int:
-    """What the board may draw, in watts; 0 where unknown."""
-    milliwatts = _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle))
-    return round(milliwatts / 1000)
-
-
-def sm_clock_mhz(ordinal: int) -> int:
-    """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
-    return _ask(
-        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-    )
-
-
-def memory_clock_mhz(ordinal: int) -> int:
-    """Clock of the memory at this moment; 0 where unknown."""
-    return _ask(
-        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
-    )
-
-
 def driver() -> str:
     """Version of the kernel driver, such as "580.65.06"."""
     try:
@@ -80,7 +51,7 @@ def driver() -> str:
     found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
     if found:
         return found.group(1)
-    asked = _handle(0)
+    asked = library_and_handle(0)
     return UNKNOWN if asked is None else str(asked[0].nvmlSystemGetDriverVersion())
 
 
@@ -126,40 +97,3 @@ def end_run(run: Run, ordinal: int) -> Run:
         run, sm_clock_mhz_after=sm_clock_mhz(ordinal),
         memory_clock_mhz_after=memory_clock_mhz(ordinal),
     )
-
-
-def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
-    found = _handle(ordinal)
-    if found is None:
-        return 0
-    nvml, handle = found
-    try:
-        return int(question(nvml, handle))
-    except nvml.NVMLError as error:
-        _say_unknown(str(error))
-        return 0
-
-
-@functools.cache
-def _handle(ordinal: int) -> tuple[Any, Any] | None:
-    """(the module pynvml, its handle of the GPU), or None where NVML does not answer."""
-    try:
-        import pynvml
-    except ImportError as error:
-        _say_unknown(f"{error}; pip install nvidia-ml-py")
-        return None
-    uuid = getattr(torch.cuda.get_device_properties(ordinal), "uuid", None)
-    try:
-        pynvml.nvmlInit()
-        if uuid is None:
-            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(ordinal)
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except pynvml.NVMLError as error:
-        _say_unknown(str(error))
-        return None
-
-
-@functools.cache
-def _say_unknown(reason: str) -> None:
-    """Cached, so that each reason is said once per process."""
-    _LOG.warning("clocks and power limit of the GPU are not recorded, NVML says: %s", reason)

@@ -1,31 +1,79 @@
-"""What an op asks of each of its backends."""
+"""What an op asks of each of its backends, and the two backends that are torch's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from stoneware.kernels.config import Config
+from stoneware.kernels.manifest import KernelRecord
+from stoneware.kernels.registry import REFERENCE
 from stoneware.runtime.device import Device
+from stoneware.runtime.fast_dataclass import dataclass
+
+Plan = Callable[..., None]
+"""Takes the op's tensors in the order of its spec's `plan_order`, and launches on torch's current
+stream."""
 
 
-class Backend(Protocol):
-    """A module `ops/<op>/<backend>.py`.
+class Backend:
+    """One way to run an op's problems.
 
-    `problem` is the Problem of the op. A device may be described only, with no hardware behind it:
-    `supports` and `configs` then answer for an installation like this one on that device.
-
-    A backend with many kernels may have `runs(problem, kernel)`, too: whether `configs` has one of
-    them, of a problem that is supported.
+    A device may be described only, with no hardware behind it: `supports` and `configs` then answer
+    for an installation like this one on that device.
     """
 
-    NAME: str
+    name: str
 
     def supports(self, problem: Any, device: Device) -> str | None:
         """None if the backend can run the problem, else why not, with the value."""
+        raise NotImplementedError
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
         """The candidates for a problem that is supported, the canonical one first."""
+        raise NotImplementedError
 
-    def plan(self, problem: Any, config: Config, device: Device) -> Callable[..., None]:
-        """A callable that takes the op's tensors and launches on torch's current stream."""
+    def runs(self, problem: Any, kernel: KernelRecord) -> bool | None:
+        """Whether `configs` has this kernel, of a problem that is supported; None: look there."""
+        return None
+
+    def plan(self, problem: Any, config: Config, device: Device) -> Plan:
+        """The plan of a config for a problem.
+
+        Raises:
+          UnsupportedError, TableError: the kernel cannot be loaded.
+        """
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class TorchBackend(Backend):
+    """A backend with one config, whose kernels are torch's.
+
+    Attributes:
+      config: the config.
+      make_plan: problem -> plan.
+      why_not: why it cannot run a problem on a device, or None.
+    """
+
+    config: Config
+    make_plan: Callable[[Any], Plan]
+    why_not: Callable[[Any, Device], str | None] = lambda problem, device: None
+
+    @property
+    def name(self) -> str:
+        return self.config.backend
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        return self.why_not(problem, device)
+
+    def configs(self, problem: Any, device: Device) -> list[Config]:
+        return [self.config]
+
+    def plan(self, problem: Any, config: Config, device: Device) -> Plan:
+        return self.make_plan(problem)
+
+
+def reference(make_plan: Callable[[Any], Plan]) -> TorchBackend:
+    """The backend in plain torch, on any device: right rather than fast, in float32."""
+    return TorchBackend(Config(backend=REFERENCE, kernel="torch.matmul_float32"), make_plan)

@@ -1,4 +1,4 @@
-"""From a problem to a plan: asks the backends, the table and the rule of thumb, and makes the plan.
+"""From a problem to a plan: asks the backends, the table and the heuristic, and makes the plan.
 
 Runs on a miss of an op's plan cache, and in `explain`.
 """
@@ -6,7 +6,7 @@ Runs on a miss of an op's plan cache, and in `explain`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from stoneware.errors import TuningMissError
@@ -15,34 +15,37 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import REFERENCE
-from stoneware.ops.backend import Backend
+from stoneware.ops.backend import Backend, Plan
+from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
-from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import lookup, policy as tuning, sources
 from stoneware.tuning.lookup import Decision, Found, Refusal
 
 _LOG = logging.getLogger("stoneware")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Operation:
     """An op and its backends.
 
+    Args:
+      spec: of the op.
+      backends: in the order in which the default layer asks them. The last is the reference, which
+        runs anywhere and on a GPU is the last resort.
+
     Attributes:
-      name: such as "scaled_mm".
-      backends: by name, in the order in which the default layer asks them. The last is the
-        reference, which runs anywhere and on a GPU is the last resort.
-      preferred: the rule of thumb: configs by key, compute capability and manifest, best first.
-      preferred_reason: that rule as a sentence.
-      measured: the problem that is timed for one that is missed: that of its key, where several
-        problems have one.
+      spec: as above.
+      backends: by name.
     """
 
-    name: str
-    backends: Mapping[str, Backend]
-    preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
-    preferred_reason: str
-    measured: Callable[[Any], Any] = lambda problem: problem
+    def __init__(self, spec: OpSpec, *backends: Backend) -> None:
+        self.spec = spec
+        self.backends = {backend.name: backend for backend in backends}
+
+    def preferred(
+        self, key: Key, compute_capability: tuple[int, int], manifest: Manifest
+    ) -> list[Config]:
+        """The configs of the heuristic, best first."""
+        return self.spec.preferred(key, compute_capability, manifest)
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
         """The configs that are raced: of those that can run the problem, all but the ones whose tile
@@ -90,7 +93,7 @@ class Operation:
                 self.preferred(key, device.compute_capability, manifest.packaged())
                 if has_kernels else ()
             ),
-            heuristic_reason=self.preferred_reason,
+            heuristic_reason=self.spec.preferred_reason,
             defaults=backends.configs,
             refusal=backends.refusal,
             refused_backends=lambda: backends.refused(asks_all=lists_refusals),
@@ -100,7 +103,7 @@ class Operation:
     def plan(
         self, problem: Any, device: Device, *, backend: str | None = None,
         config: Config | None = None,
-    ) -> Callable[..., None]:
+    ) -> Plan:
         """Decides, and makes the plan, after tuning if `sw.tuning` says so and it is a miss.
 
         Arguments and errors as in `decide`, and
@@ -112,17 +115,17 @@ class Operation:
             problem, device, backend=backend, config=config, lists_refusals=False
         )
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(
-            self.name, problem, device, decision
+            self.spec.name, problem, device, decision
         ):
             from stoneware.measuring import session
 
-            session.tune_on_miss(self, self.measured(problem), device)
+            session.tune_on_miss(self, self.spec.filed_as(problem), device)
             decision = self.decide(problem, device, backend=backend, config=config)
         if decision.config.backend == REFERENCE and backend is None and config is None:
-            _say_reference(self.name, device, decision)
+            _say_reference(self.spec.name, device, decision)
         return self.backends[decision.config.backend].plan(problem, decision.config, device)
 
-    def make_plan(self, problem: Any, config: Config, device: Device) -> Callable[..., None]:
+    def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
         """The plan of one config, for tuners; raises UnsupportedError if it cannot run here."""
         return self.plan(problem, device, config=config)
 
@@ -135,7 +138,7 @@ class Operation:
             )
         if backend is not None and backend not in self.backends:
             raise ValueError(
-                f"backend={backend!r} is no backend of {self.name} and must be {known}"
+                f"backend={backend!r} is an unknown backend for {self.spec.name}; expected {known}"
             )
         if config is None:
             return
@@ -171,15 +174,15 @@ class _Backends:
     def _reason(self, name: str) -> str | None:
         """Why a backend does not support the problem, or None."""
         if name not in self._reasons:
-            module = self._operation.backends[name]
-            self._reasons[name] = module.supports(self._problem, self._device)
+            backend = self._operation.backends[name]
+            self._reasons[name] = backend.supports(self._problem, self._device)
         return self._reasons[name]
 
     def _configs_of(self, name: str) -> list[Config]:
         if name not in self._configs:
-            module = self._operation.backends[name]
+            backend = self._operation.backends[name]
             self._configs[name] = (
-                module.configs(self._problem, self._device) if self._reason(name) is None else []
+                backend.configs(self._problem, self._device) if self._reason(name) is None else []
             )
         return self._configs[name]
 
@@ -202,7 +205,7 @@ class _Backends:
             return f"backend={self._only!r} was asked for"
         if name not in self._operation.backends:
             return (
-                f"{self._operation.name} has no backend {name!r}; it has "
+                f"{self._operation.spec.name} has no backend {name!r}; it has "
                 f"{list(self._operation.backends)}"
             )
         reason = self._reason(name)
@@ -210,11 +213,10 @@ class _Backends:
             return reason
         record = manifest.packaged().kernels.get(config.kernel)
         # Where a backend says it of one kernel, that is less to ask than what all its configs are.
-        runs = getattr(self._operation.backends[name], "runs", None)
         if (
-            runs is not None and record is not None
-            and (record.op, record.backend) == (self._operation.name, name)
-            and runs(self._problem, record)
+            record is not None
+            and (record.op, record.backend) == (self._operation.spec.name, name)
+            and self._operation.backends[name].runs(self._problem, record)
         ):
             return split_k.why_not(record, self._problem.key.k, config.splits)
         kernels = {known.kernel for known in self._configs_of(name)}
@@ -272,11 +274,11 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
 
 
 _said_capture: set[str] = set()
-"""Ops of which it was said that a problem was not measured during a capture."""
+"""Ops already warned about: a problem was not measured during a capture."""
 
 
 _said_reference: set[str] = set()
-"""Kinds of device of which it was said that the reference runs."""
+"""Kinds of device already warned about: the reference runs there."""
 
 
 def _say_reference(op: str, device: Device, decision: Decision) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.autograd import forward_ad
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.ops.backend import Plan
+from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import CPU, Device, cuda_device
-
-DTYPE_NAMES = {
-    torch.float8_e4m3fn: "e4m3",
-    torch.float8_e5m2: "e5m2",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-}
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+from stoneware.runtime.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 POINTER_MULTIPLE = 16
 """Bytes, of addresses: TMA wants it (CUDA driver API, cuTensorMapEncodeTiled, globalAddress), and
@@ -25,24 +19,26 @@ the AOT kernels load as many at a time. FastCall::kAlignment in cc/call/fast_cal
 
 NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
 
+def check_tensors(spec: OpSpec, *tensors: object) -> list[tuple[str, torch.Tensor | None]]:
+    """Returns a call's tensors, in the order of the operator, with their names.
 
-OPTIONAL = ("bias", "out")
-"""Arguments that may be None."""
-
-
-def check_tensors(op: str, tensors: NamedTensors) -> None:
-    """Raises TypeError for an argument that is no dense torch.Tensor and no absent option."""
-    for name, tensor in tensors:
-        if tensor is None and name in OPTIONAL:
+    Raises:
+      TypeError: one is no dense torch.Tensor and no absent option.
+    """
+    required = {one.name for one in spec.inputs if not one.is_optional}
+    named = list(zip(spec.tensors, tensors))
+    for name, tensor in named:
+        if tensor is None and name not in required:
             continue
         if tensor is None:
-            raise TypeError(f"{name}=None of {op} must be a torch.Tensor; pass one")
+            raise TypeError(f"{name}=None of {spec.name} must be a torch.Tensor; pass one")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
-                f"{name} of {op} must be a torch.Tensor, not {type(tensor).__name__}; "
+                f"{name} of {spec.name} must be a torch.Tensor, not {type(tensor).__name__}; "
                 f"wrap it with torch.as_tensor(...)"
             )
         _check_memory(name, tensor)
+    return named
 
 
 def _check_memory(name: str, tensor: torch.Tensor) -> None:
@@ -89,6 +85,17 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
             f"{name}.shape={list(tensor.shape)} must have {rank} dimensions, "
             f"not {tensor.ndim}; {remedy}"
         )
+
+
+def check_traced_k(
+    op: str, a: torch.Tensor, b: torch.Tensor, k: int, k_of_b: int, remedy: str
+) -> None:
+    """Raises for operands that disagree in k, also where sizes are symbols of a trace."""
+    torch._check(
+        k == k_of_b,
+        lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k; "
+        f"{remedy}",
+    )
 
 
 def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy: str) -> str:
@@ -166,9 +173,7 @@ def check_addresses(tensors: NamedTensors) -> None:
         )
 
 
-def with_dense_arguments(
-    plan: Callable[..., None], positions: Collection[int]
-) -> Callable[..., None]:
+def with_dense_arguments(plan: Plan, positions: Collection[int]) -> Plan:
     """Makes a plan copy the arguments at `positions`, whose strides its kernel cannot follow.
 
     Whether they are dense is part of a plan's cache key, so that it holds for every call.
@@ -185,7 +190,7 @@ def with_dense_arguments(
     return run
 
 
-def with_device_check(plan: Callable[..., None], names: Sequence[str]) -> Callable[..., None]:
+def with_device_check(plan: Plan, names: Sequence[str]) -> Plan:
     """Makes a plan for the CPU check its tensors' device and layout at each call.
 
     The key of a plan has Tensor.get_device(), the fastest to read: the number of a GPU, but -1 for

@@ -9,8 +9,7 @@ from typing import Any
 
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, KernelKey, Key
-from stoneware.ops.grouped_mm.shapes import EXPERTS
-from stoneware.ops.scaled_mm.shapes import WEIGHTS
+from stoneware.kernels.registry import OPS, spec
 from stoneware.report import regret
 from stoneware.report.measures import Problem, RooflinePoint, Roofs
 from stoneware.report.regret import Regret
@@ -60,10 +59,9 @@ def row_label(key: AnyKey) -> str:
     if not isinstance(key, Key):
         return " ".join(f"{name}={size}" for name, size in _named_sizes(key)[:-1]) or "all"
     sizes = " × ".join(map(str, key.sizes[:-1]))
-    if key.op == "grouped_mm":
-        names = [name for name, sizes in EXPERTS.items() if sizes == (key.num_groups, key.n, key.k)]
-    else:
-        names = [name for name, weight in WEIGHTS.items() if weight == key.sizes[:2]]
+    shapes = (key.n, key.k), (key.num_groups, key.n, key.k)
+    layers = spec(key.op).layers if key.op in OPS else {}
+    names = [name for name, shape in layers.items() if shape in shapes]
     return f"{', '.join(names)}  {sizes}" if names else sizes
 
 
@@ -75,7 +73,7 @@ def column_label(key: AnyKey) -> str:
 def column_title(family: AnyKey) -> str:
     """What varies along a row."""
     if isinstance(family, Key):
-        return "m, the mean rows of a group" if family.op == "grouped_mm" else "m"
+        return spec(family.op).m_title if family.op in OPS else "m"
     return next((name for name, _ in reversed(_named_sizes(family))), "")
 
 

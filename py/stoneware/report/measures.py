@@ -15,6 +15,7 @@ from typing import Protocol
 from stoneware.kernels import tile_rule
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
+from stoneware.kernels.registry import spec
 from stoneware.report.nominal import NOMINAL
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning.choose import choose, is_slower, is_vendor
@@ -170,7 +171,7 @@ class RooflinePoint:
 
     Attributes:
       problem: what was measured.
-      intensity: floating-point operations per byte of `least_bytes`.
+      intensity: floating-point operations per byte that must be moved.
       tflops: achieved by the chosen candidate, in 10^12 per second.
     """
 
@@ -179,36 +180,27 @@ class RooflinePoint:
     tflops: float
 
 
-def num_operations(key: Key) -> int:
-    """Floating-point operations of the product, 2 m n k; or of those of all groups or a batch."""
-    return 2 * key.m * key.n * key.k * max(1, key.num_groups)
-
-
-def least_bytes(key: Key) -> int:
-    """Bytes of a, b and the result of every group or product, each once; no scales, no bias.
-
-    A few more than are read where a group has no rows, as at a mean of one.
-    """
-    size = tile_rule.ELEMENT_BYTES
-    return max(1, key.num_groups) * (
-        key.m * key.k * size[key.a_dtype] + key.k * key.n * size[key.b_dtype]
-        + key.m * key.n * size[key.out_dtype]
-    )
-
-
 def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
     """A point for each problem of our ops; decorated kernels have no known operation count."""
     return [
         RooflinePoint(
             problem=problem,
-            intensity=num_operations(problem.key) / least_bytes(problem.key),
-            tflops=num_operations(problem.key) / problem.chosen.median_us / 1e6,
+            intensity=_num_operations(problem.key) / _least_bytes(problem.key),
+            tflops=_num_operations(problem.key) / problem.chosen.median_us / 1e6,
         )
         for problem in found
         if isinstance(problem.key, Key)
         and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype}
         <= tile_rule.ELEMENT_BYTES.keys()
     ]
+
+
+def _num_operations(key: Key) -> int:
+    return spec(key.op).num_operations(key)
+
+
+def _least_bytes(key: Key) -> int:
+    return spec(key.op).least_bytes(key)
 
 
 def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
@@ -230,7 +222,7 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
     return Roofs(
         tflops=max(point.tflops for point in points),
         gbytes_per_s=max(
-            least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3
+            _least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3
             for point in points
         ),
         source="no nominal rates of this device are known (report/nominal.py): the largest values that "

@@ -12,10 +12,10 @@ store each find their own.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from stoneware.kernels import registry
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
@@ -40,7 +40,7 @@ def rule_of_thumb(
     """The rule of thumb of an op of ours on a device; none for any other, as a decorated kernel."""
     if op not in OPS or manifest is None:
         return lambda key: ()
-    preferred = importlib.import_module(f"stoneware.ops.{op}.heuristic").preferred
+    preferred = registry.spec(op).preferred
     return lambda key: preferred(key, compute_capability, manifest)
 
 

@@ -128,9 +128,9 @@ def with_power_limit(
     }
     if len(limits - {0}) < 2:
         return device
-    from stoneware.measuring import machine
+    from stoneware.runtime import nvml
 
-    return replace(device, power_limit_w=machine.power_limit_w(ordinal))
+    return replace(device, power_limit_w=nvml.power_limit_w(ordinal))
 
 
 class _Kept:

@@ -15,7 +15,6 @@ from typing import Any
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.runtime.device import DeviceFingerprint, names_match
-from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.table_entry import Choice, Entry
 from stoneware.tuning.time_model import Candidate, Corrections, TimeModel, corrections_of
 

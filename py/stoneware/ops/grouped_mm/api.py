@@ -1,25 +1,22 @@
-"""grouped_mm: the call, and its plan cache."""
+"""grouped_mm: the call, its backends, and its plan cache."""
 
 from __future__ import annotations
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import registration
+from stoneware.ops import tensor_checks
+from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.grouped_mm import cutlass_sm90, heuristic, reference, vendor
+from stoneware.ops.grouped_mm import cutlass_sm90, reference, vendor
 from stoneware.ops.grouped_mm.checks import checked_plan
-from stoneware.ops.grouped_mm.problem import OP, Problem
-from stoneware.ops.plan_cache import PlanCache
+from stoneware.ops.grouped_mm.problem import Problem
+from stoneware.ops.grouped_mm.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 
 OPERATION = Operation(
-    name=OP,
-    backends={backend.NAME: backend for backend in (cutlass_sm90, vendor, reference)},
-    preferred=heuristic.preferred,
-    preferred_reason=heuristic.REASON,
-    measured=lambda problem: problem.as_filed,
+    SPEC, cutlass_sm90.BACKEND, vendor.BACKEND, reference.BACKEND
 )
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -75,26 +72,31 @@ def grouped_mm(
       DriverError: the CUDA driver refuses.
     """
     if _is_compiling():
-        return registration.grouped_mm(
+        return _traced(
             a, b, offs, scale_a, scale_b, out, out_dtype, backend, config
         )
     return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
 
 
-class _Plans(PlanCache):
-    """Plans of grouped_mm."""
-
-    op = OP
-    tensors = ("a", "b", "offs", "scale_a", "scale_b", "out")
-    objects = ("out_dtype", "backend", "config")
-    optional = ("scale_a", "scale_b", "out")
-    plan_order = ("a", "b", "out", "offs", "scale_a", "scale_b")
-
+class _Plans(OpPlans, spec=SPEC):
     def checked_plan(self, *arguments):
         return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, offs, scale_a, scale_b, out, out_dtype, *objects):
         return (a.shape[0], b.shape[2]), out_dtype or torch.bfloat16
 
+    @staticmethod
+    def fake(a, b, offs, scale_a, scale_b, out_dtype, *others):
+        if a.ndim != 2 or b.ndim != 3:
+            raise ValueError(
+                f"a and b of grouped_mm must have 2 and 3 dimensions, not {a.ndim} and {b.ndim}; "
+                "pass weights [groups, n, k] as weights.mT"
+            )
+        tensor_checks.check_traced_k(
+            "grouped_mm", a, b, a.shape[1], b.shape[1], "pass weights [groups, n, k] as weights.mT"
+        )
+        return a.new_empty((a.shape[0], b.shape[2]), dtype=out_dtype or torch.bfloat16)
+
 
 _PLANS = _Plans()
+_traced = _Plans.operator

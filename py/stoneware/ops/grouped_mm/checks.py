@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
+from stoneware.ops.backend import Plan
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, Problem
-
-
-def named(
-    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None, out: torch.Tensor | None,
-) -> list[tuple[str, torch.Tensor | None]]:
-    """The arguments by name; scales that are absent are left out."""
-    scales = [
-        (name, scale) for name, scale in (("scale_a", scale_a), ("scale_b", scale_b))
-        if scale is not None
-    ]
-    return [("a", a), ("b", b), ("offs", offs), *scales, ("out", out)]
+from stoneware.ops.grouped_mm.problem import IN_DTYPES, OUT_DTYPES, Problem
+from stoneware.ops.grouped_mm.spec import SPEC
 
 
 def checked_plan(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor,
     scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, out: torch.Tensor | None,
     out_dtype: torch.dtype | None, backend: str | None, config: Config | None,
-) -> Callable[..., None]:
+) -> Plan:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
-    tensors = named(a, b, offs, scale_a, scale_b, out)
-    tensor_checks.check_tensors(OP, tensors)
+    tensors = tensor_checks.check_tensors(SPEC, a, b, offs, scale_a, scale_b, out)
     operation.check_argument(backend, config)
     tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
     tensor_checks.check_rank("b", b, 3, "pass the weights [groups, n, k] as weights.mT")
@@ -76,9 +63,7 @@ def checked_plan(
     )
     plan = operation.plan(problem, device, backend=backend, config=config)
     if device.kind == "cpu":
-        return tensor_checks.with_device_check(
-            plan, ("a", "b", "out", "offs", "scale_a", "scale_b")
-        )
+        return tensor_checks.with_device_check(plan, SPEC.plan_order)
     return tensor_checks.with_dense_arguments(plan, [
         position for position, vector in ((3, offs), (4, scale_a), (5, scale_b))
         if vector is not None and not vector.is_contiguous()

@@ -6,29 +6,9 @@ for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from stoneware.kernels.config import Config
-from stoneware.ops.grouped_mm.problem import Problem
-from stoneware.runtime.device import Device
-
-NAME = "reference"
-CONFIG = Config(backend=NAME, kernel="torch.matmul_float32")
-
-
-def supports(problem: Problem, device: Device) -> str | None:
-    """Always None: it runs every problem anywhere."""
-    return None
-
-
-def configs(problem: Problem, device: Device) -> list[Config]:
-    return [CONFIG]
-
-
-def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    return _run
+from stoneware.ops.backend import reference
 
 
 def _run(
@@ -51,3 +31,6 @@ def _run(
             d *= scale_a[rows, None]
             d *= scale_b[group]
         out[rows] = d.to(out.dtype)
+
+
+BACKEND = reference(lambda problem: _run)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from stoneware.kernels.config import Config
-from stoneware.ops.grouped_mm.heuristic import VENDOR
+from stoneware.ops.backend import TorchBackend
 from stoneware.ops.grouped_mm.problem import Problem
+from stoneware.ops.grouped_mm.spec import VENDOR
 from stoneware.runtime.device import Device
 
-NAME = VENDOR.backend
 
-
-def supports(problem: Problem, device: Device) -> str | None:
+def _why_not(problem: Problem, device: Device) -> str | None:
     """The restrictions of `_grouped_mm_cuda` and `_scaled_grouped_mm_cuda`
     (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
     if device.kind != "cuda":
@@ -27,14 +23,6 @@ def supports(problem: Problem, device: Device) -> str | None:
     if problem.out_dtype != "bf16":
         return f"torch._grouped_mm writes bf16 only, out_dtype is {problem.out_dtype}"
     return None
-
-
-def configs(problem: Problem, device: Device) -> list[Config]:
-    return [VENDOR]
-
-
-def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    return _run_scaled if problem.scales == "row" else _run
 
 
 # torch takes no out: the result is copied, with what it has in the rows after the last offset.
@@ -52,3 +40,8 @@ def _run_scaled(
     out.copy_(torch._scaled_grouped_mm(
         a, b, scale_a, scale_b, offs=offs, out_dtype=out.dtype, use_fast_accum=True
     ))
+
+
+BACKEND = TorchBackend(
+    VENDOR, lambda problem: _run_scaled if problem.scales == "row" else _run, _why_not
+)

@@ -1,25 +1,22 @@
-"""matmul: the call, and its plan cache."""
+"""matmul: the call, its backends, and its plan cache."""
 
 from __future__ import annotations
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import registration
+from stoneware.ops import tensor_checks
+from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul import cutlass_sm90, heuristic, reference, triton_aot, vendor
+from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.matmul.checks import checked_plan, result_shape
-from stoneware.ops.matmul.problem import OP, Problem
-from stoneware.ops.plan_cache import PlanCache
+from stoneware.ops.matmul.problem import Problem
+from stoneware.ops.matmul.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
 OPERATION = Operation(
-    name=OP,
-    backends={backend.NAME: backend for backend in (cutlass_sm90, triton_aot, vendor, reference)},
-    preferred=heuristic.preferred,
-    preferred_reason=heuristic.REASON,
-    measured=lambda problem: problem.as_filed,
+    SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND
 )
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -69,24 +66,27 @@ def matmul(
       DriverError: the CUDA driver refuses.
     """
     if _is_compiling():
-        return registration.matmul(a, b, bias, out, out_dtype, backend, config)
+        return _traced(a, b, bias, out, out_dtype, backend, config)
     return _PLANS.call(a, b, bias, out, out_dtype, backend, config)
 
 
-class _Plans(PlanCache):
-    """Plans of matmul."""
-
-    op = OP
-    tensors = ("a", "b", "bias", "out")
-    objects = ("out_dtype", "backend", "config")
-    must_be_aligned = False  # the vendor library takes them where ours do not
-    plan_order = ("a", "b", "out", "bias")
-
+class _Plans(OpPlans, spec=SPEC):
     def checked_plan(self, *arguments):
         return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, bias, out, out_dtype, *objects):
         return result_shape(a.shape, b.shape), out_dtype or a.dtype
 
+    @staticmethod
+    def fake(a, b, bias, out_dtype, *others):
+        if a.ndim and b.ndim:
+            tensor_checks.check_traced_k(
+                "matmul", a, b, a.shape[-1], b.shape[-2 if b.ndim > 1 else -1],
+                "pass a weight [n, k] as weight.t()",
+            )
+        # torch's own, for its rules of ranks and of broadcasting.
+        return torch.matmul(a, b).to(out_dtype or a.dtype)
+
 
 _PLANS = _Plans()
+_traced = _Plans.operator

@@ -140,10 +140,10 @@ class Problem:
 
     @classmethod
     def dense(
-        cls, *, m: int, n: int, k: int, dtype: str = "bf16", out_dtype: str = "bf16",
+        cls, *, m: int, n: int, k: int, dtype: str = "bf16", out_dtype: str | None = None,
         layout: str = "nt", has_bias: bool = False, batch: int = 1,
     ) -> Problem:
-        """The problem whose tensors are not views.
+        """The problem whose tensors are not views; `out_dtype` is `dtype` if it is left out.
 
         Raises:
           TypeError, ValueError: as of the class.
@@ -152,9 +152,10 @@ class Problem:
         for name, value in (("m", m), ("n", n), ("k", k), ("batch", batch)):
             check_int(name, value)
         return cls(
-            m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype, out_dtype=out_dtype, layout=layout,
-            has_bias=has_bias, lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k,
-            ldd=n, batch=batch, batch_stride_a=m * k if batch > 1 else 0,
+            m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype,
+            out_dtype=dtype if out_dtype is None else out_dtype, layout=layout, has_bias=has_bias,
+            lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k, ldd=n, batch=batch,
+            batch_stride_a=m * k if batch > 1 else 0,
             batch_stride_b=k * n if batch > 1 else 0, batch_stride_d=m * n if batch > 1 else 0,
         )
 

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from stoneware.kernels.config import Config
+from stoneware.ops.backend import Plan, reference
 from stoneware.ops.matmul import operand_views
 from stoneware.ops.matmul.problem import Problem
-from stoneware.runtime.device import Device
-
-NAME = "reference"
-CONFIG = Config(backend=NAME, kernel="torch.matmul_float32")
 
 
-def supports(problem: Problem, device: Device) -> str | None:
-    """Always None: it runs every problem anywhere."""
-    return None
-
-
-def configs(problem: Problem, device: Device) -> list[Config]:
-    return [CONFIG]
-
-
-def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
+def _plan(problem: Problem) -> Plan:
     views = operand_views.of(problem)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -35,3 +20,6 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
         out.copy_(d)
 
     return run
+
+
+BACKEND = reference(_plan)

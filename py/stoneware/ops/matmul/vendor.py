@@ -3,31 +3,23 @@ a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from stoneware.kernels.config import Config
+from stoneware.ops.backend import Plan, TorchBackend
 from stoneware.ops.matmul import operand_views
-from stoneware.ops.matmul.heuristic import VENDOR
 from stoneware.ops.matmul.problem import Problem
+from stoneware.ops.matmul.spec import VENDOR
 from stoneware.runtime.device import Device
 
-NAME = VENDOR.backend
 
-
-def supports(problem: Problem, device: Device) -> str | None:
+def _why_not(problem: Problem, device: Device) -> str | None:
     """None on every GPU."""
     if device.kind != "cuda":
         return f"torch.mm is the vendor library on GPUs only, the device is {device}"
     return None
 
 
-def configs(problem: Problem, device: Device) -> list[Config]:
-    return [VENDOR]
-
-
-def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
+def _plan(problem: Problem) -> Plan:
     views = operand_views.of(problem)
     multiply = torch.mm if problem.batch == 1 else torch.bmm
     multiply_add = torch.addmm if problem.batch == 1 else torch.baddbmm
@@ -47,3 +39,6 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
             multiply_add(bias, a, b, out=out)
 
     return run
+
+
+BACKEND = TorchBackend(VENDOR, _plan, _why_not)

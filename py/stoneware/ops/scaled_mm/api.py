@@ -1,26 +1,22 @@
-"""scaled_mm: the call, and its plan cache."""
+"""scaled_mm: the call, its backends, and its plan cache."""
 
 from __future__ import annotations
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import registration
+from stoneware.ops import tensor_checks
+from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.plan_cache import PlanCache
-from stoneware.ops.scaled_mm import cutlass_sm90, heuristic, reference, triton_aot, vendor
+from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.checks import checked_plan
-from stoneware.ops.scaled_mm.problem import OP, Problem
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.ops.scaled_mm.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "scaled_mm"]
 
 OPERATION = Operation(
-    name=OP,
-    backends={
-        backend.NAME: backend for backend in (cutlass_sm90, triton_aot, vendor, reference)
-    },
-    preferred=heuristic.preferred,
-    preferred_reason=heuristic.REASON,
+    SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND
 )
 
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -58,7 +54,8 @@ def scaled_mm(
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16, torch.float16 or torch.float32.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
-        it. It must not share memory with an input; that is not checked, and the result would be undefined.
+        it. It must not share memory with an input; that is not checked, and the result would be
+        undefined.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
       use_fast_accum: whether the tensor core alone may keep the sums, in some 14 bits; False, for
@@ -80,7 +77,7 @@ def scaled_mm(
     if use_fast_accum is not True and use_fast_accum is not False:
         raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
     if _is_compiling():
-        return registration.scaled_mm(
+        return _traced(
             a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
         )
     return _PLANS.call(
@@ -88,19 +85,25 @@ def scaled_mm(
     )
 
 
-class _Plans(PlanCache):
-    """Plans of scaled_mm."""
-
-    op = OP
-    tensors = ("a", "b", "scale_a", "scale_b", "bias", "out")
-    objects = ("out_dtype", "use_fast_accum", "backend", "config")
-    plan_order = ("a", "b", "out", "scale_a", "scale_b", "bias")
-
+class _Plans(OpPlans, spec=SPEC):
     def checked_plan(self, *arguments):
         return checked_plan(OPERATION, *arguments)
 
     def result(self, a, b, scale_a, scale_b, bias, out, out_dtype, *objects):
         return (a.shape[0], b.shape[1]), out_dtype
 
+    @staticmethod
+    def fake(a, b, scale_a, scale_b, bias, out_dtype, *others):
+        if a.ndim != 2 or b.ndim != 2:
+            raise ValueError(
+                f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
+                "leading dimensions with a.flatten(0, -2)"
+            )
+        tensor_checks.check_traced_k(
+            "scaled_mm", a, b, a.shape[1], b.shape[0], "pass a weight [n, k] as weight.t()"
+        )
+        return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+
 
 _PLANS = _Plans()
+_traced = _Plans.operator

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
+from stoneware.ops.backend import Plan
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.scaled_mm.problem import (
-    BLOCK, IN_DTYPES, K_MULTIPLE, OP, OUT_DTYPES, Problem, check_multiple, num_blocks,
+    BLOCK, IN_DTYPES, K_MULTIPLE, OUT_DTYPES, Problem, check_multiple, num_blocks,
     padded_num_blocks,
 )
-
-
-def named(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor,
-    bias: torch.Tensor | None, out: torch.Tensor | None,
-) -> list[tuple[str, torch.Tensor | None]]:
-    return [
-        ("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b), ("bias", bias), ("out", out)
-    ]
+from stoneware.ops.scaled_mm.spec import SPEC
 
 
 def checked_plan(
     operation: Operation, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
     scale_b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
     out_dtype: torch.dtype, use_fast_accum: bool, backend: str | None, config: Config | None,
-) -> Callable[..., None]:
+) -> Plan:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
-    tensors = named(a, b, scale_a, scale_b, bias, out)
-    tensor_checks.check_tensors(OP, tensors)
+    tensors = tensor_checks.check_tensors(SPEC, a, b, scale_a, scale_b, bias, out)
     operation.check_argument(backend, config)
     tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
     tensor_checks.check_rank("b", b, 2, "pass the weight [n, k] as weight.t()")
@@ -83,9 +73,7 @@ def checked_plan(
     )
     plan = operation.plan(problem, device, backend=backend, config=config)
     if device.kind == "cpu":
-        return tensor_checks.with_device_check(
-            plan, ("a", "b", "out", "scale_a", "scale_b", "bias")
-        )
+        return tensor_checks.with_device_check(plan, SPEC.plan_order)
     # Kernels follow the strides of block scales.
     vectors = [(5, bias)]
     if problem.scales != "block":

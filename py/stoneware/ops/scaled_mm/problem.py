@@ -154,14 +154,15 @@ class Problem:
 
         Args:
           dtype: of a, and of b unless `b_dtype` is given.
-          scales: one of SCALES; block scales lie as torch wants them, scale_a [m, k / 128] with the
-            strides (1, m), scale_b [padded_num_blocks(k), ceil(n / 128)] with the strides
-            (1, padded_num_blocks(k)).
+          scales: one of SCALES, or that of a and that of b as "tensor/row"; block scales lie as
+            torch wants them, scale_a [m, k / 128] with the strides (1, m), scale_b
+            [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)).
         """
-        scale_a = scale_b = scales
+        kind_a, _, kind_b = scales.partition("/")
+        scale_a, scale_b = kind_a, kind_b or kind_a
         layout = {}
-        if scales == "block":
-            scale_a, scale_b = "block_1x128", "block_128x128"
+        if kind_a == "block":
+            scale_a, scale_b = "block_1x128", kind_b or "block_128x128"
             layout = dict(
                 scale_a_stride_m=1, ld_scale_a=m, ld_scale_b=1, is_scale_b_padded=True,
                 # What is no int is refused with its name by the checks of sizes.

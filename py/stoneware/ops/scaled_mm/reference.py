@@ -7,37 +7,18 @@ and with block scales the sum of that over the blocks of k, each with its scales
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from stoneware.kernels.config import Config
-from stoneware.ops.scaled_mm.problem import BLOCK, Problem
-from stoneware.runtime.device import Device
-
-NAME = "reference"
-CONFIG = Config(backend=NAME, kernel="torch.matmul_float32")
-
-
-def supports(problem: Problem, device: Device) -> str | None:
-    """Always None: it runs every problem anywhere."""
-    return None
-
-
-def configs(problem: Problem, device: Device) -> list[Config]:
-    return [CONFIG]
-
-
-def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
-    return _run_blocks if problem.scales == "block" else _run
+from stoneware.ops.backend import reference
+from stoneware.ops.scaled_mm.problem import BLOCK
 
 
 def _run(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
     scale_b: torch.Tensor, bias: torch.Tensor | None,
 ) -> None:
-    # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch multiplies float32 in
-    # TF32; the scales are applied to the float32 sum.
+    # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch
+    # multiplies float32 in TF32; the scales are applied to the float32 sum.
     d = a.float() @ b.float()
     d *= scale_a
     d *= scale_b
@@ -61,3 +42,6 @@ def _run_blocks(
     if bias is not None:
         d += bias
     out.copy_(d)
+
+
+BACKEND = reference(lambda problem: _run_blocks if problem.scales == "block" else _run)

@@ -5,16 +5,12 @@ Block scales go to torch._scaled_mm_v2, behind torch.nn.functional.scaled_mm, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from stoneware.kernels.config import Config
-from stoneware.ops.scaled_mm.heuristic import VENDOR
+from stoneware.ops.backend import Plan, TorchBackend
 from stoneware.ops.scaled_mm.problem import Problem, padded_num_blocks
+from stoneware.ops.scaled_mm.spec import VENDOR
 from stoneware.runtime.device import Device
-
-NAME = VENDOR.backend
 
 
 def _version(text: str | None) -> tuple[int, int]:
@@ -28,7 +24,7 @@ _BLOCK_RECIPES = (4, 5)
 """BlockWise1x128 and BlockWise128x128 of torch.nn.functional.ScalingType."""
 
 
-def supports(problem: Problem, device: Device) -> str | None:
+def _why_not(problem: Problem, device: Device) -> str | None:
     """The restrictions of `_scaled_mm_out_cuda` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
     if device.kind != "cuda":
         return f"torch._scaled_mm is the vendor library on GPUs only, the device is {device}"
@@ -109,11 +105,7 @@ def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
-def configs(problem: Problem, device: Device) -> list[Config]:
-    return [VENDOR]
-
-
-def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None]:
+def _plan(problem: Problem) -> Plan:
     if problem.scales == "block":
         return _plan_block_scales(problem)
     scaled_mm = torch._scaled_mm
@@ -141,7 +133,7 @@ def plan(problem: Problem, config: Config, device: Device) -> Callable[..., None
     return run if problem.ldd == problem.n else run_to_view
 
 
-def _plan_block_scales(problem: Problem) -> Callable[..., None]:
+def _plan_block_scales(problem: Problem) -> Plan:
     scaled_mm = torch.ops.aten._scaled_mm_v2.out
     recipe_a, recipe_b = ([recipe] for recipe in _BLOCK_RECIPES)
     is_dense = problem.ldd == problem.n
@@ -159,3 +151,6 @@ def _plan_block_scales(problem: Problem) -> Callable[..., None]:
             out.copy_(d)
 
     return run
+
+
+BACKEND = TorchBackend(VENDOR, _plan, _why_not)

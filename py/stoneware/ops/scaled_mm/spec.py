@@ -1,6 +1,18 @@
-"""Named workloads of scaled_mm, shared by tests, the tuner and benchmarks."""
+"""The spec of scaled_mm, its heuristic and its named layers. Free of torch."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
+from stoneware.kernels.tile_rule import LARGEST_SPLIT_M, by_tile_m
+from stoneware.ops.scaled_mm.problem import OP, OUT_DTYPES, SCALES, Problem
+from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
+
+VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._scaled_mm")
 
 BENCH_WEIGHTS: dict[str, tuple[int, int]] = {
     "llama3_8b_o": (4096, 4096),
@@ -85,3 +97,55 @@ M_VALUES = (
 """The m that are tuned. A kernel that is best for one m is seldom best for twice as many rows: so dense
 where tiles change, from 64 to 2048, and not of multiples of 64 alone, past which a last tile is nearly
 empty."""
+
+
+def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
+    """Configs where nothing was measured, best first; the first is the canonical config.
+
+    On an H200 the CUTLASS kernels that it takes up to m = 128 were 1.1 to 2 times as fast as
+    torch's rowwise ones, untuned, and those of e5m2 1.02 to 2.03 times (7 shapes). Those that it
+    would take above took 1.08 to 1.28 times as long (e5m2, 7 shapes, m of 512 to 14336), and those
+    with slow accumulation 1.06 to 1.42 times at any m (e4m3, 20 problems, m of 1 to 4096). The
+    vendor library comes before Triton because it has kernels for every arch and size.
+    """
+    ours, triton = (
+        by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
+        for backend in ("cutlass_sm90", "triton_aot")
+    )
+    is_ours_first = key.m <= LARGEST_SPLIT_M and key.accumulation == "fast"
+    return [*ours, VENDOR, *triton] if is_ours_first else [VENDOR, *ours, *triton]
+
+
+def _problems(
+    sizes: Sequence[int], *, scales: Sequence[str], out_dtypes: Sequence[str]
+) -> Iterator[Problem]:
+    m, n, k = sizes
+    for out_dtype in out_dtypes:
+        for kind in scales:
+            yield Problem.dense(m=m, n=n, k=k, out_dtype=out_dtype, scales=kind)
+
+
+SPEC = OpSpec(
+    name=OP,
+    package=__package__,
+    inputs=(
+        Input(name="a", is_aligned=True), Input(name="b", is_aligned=True), Input(name="scale_a"),
+        Input(name="scale_b"), Input(name="bias", is_optional=True),
+    ),
+    arguments=(("out_dtype", "ScalarType"), ("use_fast_accum", "bool")),
+    plan_order=("a", "b", "out", "scale_a", "scale_b", "bias"),
+    problem=Problem,
+    make_problem=Problem.dense,
+    takes=("scales", "has_bias"),
+    preferred=preferred,
+    preferred_reason=(
+        f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation of our CUTLASS "
+        "kernels the one with the smallest tile that still covers m, else the vendor library, else "
+        "our kernels by the same rule"
+    ),
+    forms={3: SHAPE_FORM},
+    layers=WEIGHTS,
+    m_values=lambda sizes: M_VALUES,
+    choices={"scales": SCALES, "out_dtypes": OUT_DTYPES},
+    problems=_problems,
+)

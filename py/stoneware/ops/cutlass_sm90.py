@@ -1,0 +1,128 @@
+"""Backend of the CUTLASS kernels for Hopper, embedded in the native module; an op refines it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoneware.kernels import cutlass_kernels, manifest, split_k, tile_rule
+from stoneware.kernels.config import Config
+from stoneware.kernels.cutlass_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
+from stoneware.kernels.manifest import KernelRecord
+from stoneware.ops.backend import Backend, Plan
+from stoneware.ops.spec import OpSpec
+from stoneware.runtime import native
+from stoneware.runtime.device import Device
+
+if TYPE_CHECKING:
+    import torch
+
+_POINTERS = ("a", "b", "out", "scale_a", "scale_b", "bias")
+"""What a native plan is called with before the stream; after it come the offsets of groups."""
+
+_NATIVE_NAMES = {"out": "d", "offs": "offsets"}
+
+
+class CutlassSm90(Backend):
+    """The op's CUTLASS kernels.
+
+    Attributes:
+      max_extents: size -> the most that kernels count to.
+    """
+
+    name = cutlass_kernels.BACKEND
+    max_extents = {"m": MAX_EXTENT, "n": MAX_EXTENT}
+
+    def __init__(self, spec: OpSpec) -> None:
+        self.spec = spec
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        reason = cutlass_kernels.why_unusable(device)
+        if reason is not None:
+            return reason
+        kernels = self._built(problem)
+        if not kernels:
+            return (
+                f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->"
+                f"{problem.out_dtype}{self.kind(problem)}"
+            )
+        for name, most in self.max_extents.items():
+            if getattr(problem, name) > most:
+                return (
+                    f"{name}={getattr(problem, name)} must be at most {most} for {self.name}, "
+                    "whose tiles count in 32 bits; split the problem"
+                )
+        return self.refusal(problem, kernels)
+
+    def configs(self, problem: Any, device: Device) -> list[Config]:
+        """Each kernel that fits, the one whose tile suits m first, with each number of splits that
+        may be the fastest; then those of `swizzled` with each larger swizzle that changes the order
+        of their tiles."""
+        found = tile_rule.by_tile_m(problem.key, device.compute_capability, [
+            kernel for kernel in cutlass_kernels.kernels(self.spec.name)
+            if self.fits(problem, kernel)
+        ])
+        records = [manifest.packaged().kernels[config.kernel] for config in found]
+        return split_k.with_splits(
+            found, problem.m, problem.n, problem.k, device.fingerprint.num_sms
+        ) + [
+            config for kernel in self.swizzled(records)
+            for config in cutlass_kernels.swizzled(kernel, problem.m, problem.n)
+        ]
+
+    def runs(self, problem: Any, kernel: KernelRecord) -> bool:
+        return (
+            tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and self.fits(problem, kernel)
+        )
+
+    def plan(self, problem: Any, config: Config, device: Device) -> Plan:
+        from torch._C import _cuda_getCurrentRawStream as current_stream
+
+        cutlass_kernels.check_cubin(config.kernel)
+        ordinal, order = device.ordinal, self.spec.plan_order
+        launch = native.load(cutlass_kernels.MODULE).Plan(
+            config.kernel, m=problem.m, n=problem.n, k=problem.k, lda=problem.lda,
+            ldb=problem.ldb, ldd=problem.ldd, device=ordinal, num_sms=device.fingerprint.num_sms,
+            max_swizzle=config.max_swizzle, raster=config.raster, splits=config.splits,
+            **self.fields(problem),
+        )
+        offsets = ("offs",) if "offs" in order else ()
+
+        def run(*tensors: torch.Tensor | None) -> None:
+            of = dict(zip(order, tensors))
+
+            def pointers(names: Sequence[str]) -> list[int]:
+                found = [of.get(name) for name in names]
+                return [0 if tensor is None else tensor.data_ptr() for tensor in found]
+
+            launch(*pointers(_POINTERS), current_stream(ordinal), *pointers(offsets))
+
+        run.native_launch = launch.native_launch([_NATIVE_NAMES.get(name, name) for name in order])
+        return run
+
+    def kind(self, problem: Any) -> str:
+        """What else a kernel must be built for, for the message that there is none."""
+        return ""
+
+    def refusal(self, problem: Any, kernels: Sequence[KernelRecord]) -> str | None:
+        """Why none of the kernels, which are built for the problem's key, runs it; or None."""
+        return None
+
+    def fits(self, problem: Any, kernel: KernelRecord) -> bool:
+        """Whether a kernel that is built for the problem's key has the grid for it."""
+        return True
+
+    def swizzled(self, kernels: Sequence[KernelRecord]) -> Sequence[KernelRecord]:
+        """Those of the problem's kernels, best tile first, that are candidates with a swizzle."""
+        return ()
+
+    def fields(self, problem: Any) -> dict[str, Any]:
+        """Further arguments of the native plan."""
+        return {}
+
+    def _built(self, problem: Any) -> list[KernelRecord]:
+        key = problem.key
+        return [
+            kernel for kernel in cutlass_kernels.kernels(self.spec.name)
+            if tile_rule.fits(kernel, key, COMPUTE_CAPABILITY)
+        ]

@@ -1,0 +1,83 @@
+"""Operands of grouped_mm for measuring, and its float64 reference."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stoneware.measuring import operands
+from stoneware.measuring.operands import Device, Operands
+from stoneware.ops.grouped_mm.problem import Problem
+from stoneware.runtime.dtypes import TORCH_DTYPES
+
+_LEAST_SHARE, _LARGEST_SHARE = 0.7, 1.3
+"""Of a group, in units of the mean: as DeepGEMM draws its groups' rows (tests/generators.py)."""
+
+
+def ragged(num_rows: int, num_groups: int) -> list[int]:
+    """How many rows each group has where they are to be as uneven as a router leaves them.
+
+    Each group draws its share, uniformly from 0.7 to 1.3 of the mean; then each row draws its group
+    by the shares. So small groups vary as counts of rare events do (some are empty at a mean of
+    few rows), and large ones by the shares. The seed is fixed: equal arguments give equal sizes, in
+    every process and on every machine.
+
+    Returns:
+      `num_groups` counts; their sum is `num_rows`.
+    """
+    # random() alone: Python promises its sequence to every version, and no other draw's.
+    draw = random.Random(0).random
+    spread = _LARGEST_SHARE - _LEAST_SHARE
+    ends = list(itertools.accumulate(_LEAST_SHARE + spread * draw() for _ in range(num_groups)))
+    counts = [0] * num_groups
+    for _ in range(num_rows):
+        counts[bisect.bisect(ends, draw() * ends[-1], hi=num_groups - 1)] += 1
+    return counts
+
+
+def make(problem: Problem, device: Device, guarded: bool) -> Operands:
+    """See `measuring.operands.make`; groups are as `ragged` deals them out."""
+    m, n, k, num_groups = problem.m, problem.n, problem.k, problem.num_groups
+    dtype = TORCH_DTYPES[problem.a_dtype]
+    a = operands.matrix(m, k, problem.lda, True, dtype, device)
+    b = operands.matrices(
+        (num_groups, k, n), (problem.group_stride_b, problem.ldb), False, dtype, device
+    )
+    scale_a = scale_b = None
+    if problem.scales == "row":
+        scale_a, scale_b = operands.scale(1, m, device)[0], operands.scale(num_groups, n, device)
+    offs = torch.tensor(ragged(m, num_groups), device=device).cumsum(0).to(torch.int32)
+    out_base, out = operands.poisoned_output(
+        problem, TORCH_DTYPES[problem.out_dtype], device, guarded
+    )
+    return Operands(problem=problem, out_base=out_base, tensors={
+        "a": a, "b": b, "offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out": out,
+    })
+
+
+def reference(tensors: Operands) -> torch.Tensor:
+    """See `measuring.operands.reference`."""
+    result = torch.empty(tensors.out.shape, dtype=torch.float32, device=tensors.a.device)
+    ends = tensors.offs.tolist()
+    for group, (begin, end) in enumerate(zip([0, *ends], ends)):
+        rows = slice(begin, end)
+        scales: tuple[torch.Tensor, ...] = ()
+        if tensors.scales:
+            scales = tensors.scale_a[rows, None], tensors.scale_b[group, None]
+        operands.multiply(result[rows], tensors.a[rows], tensors.b[group], *scales)
+    return result
+
+
+def problem_of_kernel(
+    config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool
+) -> Problem:
+    """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
+    tools/gpu_check/launch_every_kernel.py."""
+    return Problem.dense(
+        m=sum(rows), n=n, k=k, num_groups=len(rows), dtype=config["a"], out_dtype=config["out"]
+    )

@@ -1,0 +1,91 @@
+"""The spec of grouped_mm, its heuristic and its named layers. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
+from stoneware.kernels.tile_rule import by_tile_m
+from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, Problem
+from stoneware.ops.spec import Input, OpSpec
+
+VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._grouped_mm")
+
+EXPERTS: dict[str, tuple[int, int, int]] = {
+    "mixtral_8x7b_gate_up": (8, 28672, 4096),
+    "mixtral_8x7b_down": (8, 4096, 14336),
+    "deepseek_v3_gate_up": (256, 4096, 7168),
+    "deepseek_v3_down": (256, 7168, 2048),
+    "deepseek_v3_gate_up_ep8": (32, 4096, 7168),
+    "deepseek_v3_down_ep8": (32, 7168, 2048),
+    "gpt_oss_20b_gate_up": (32, 5760, 2880),
+    "gpt_oss_20b_down": (32, 2880, 2880),
+    "gpt_oss_120b_gate_up": (128, 5760, 2880),
+    "gpt_oss_120b_down": (128, 2880, 2880),
+    "qwen3_30b_a3b_gate_up": (128, 1536, 2048),
+    "qwen3_30b_a3b_down": (128, 2048, 768),
+}
+"""Layer -> (groups, n, k). From the models' config.json: Mixtral 8x7B has 8 experts, hidden 4096,
+intermediate 14336; DeepSeek-V3 256 experts, hidden 7168, expert width 2048, here all on one GPU and
+on one of eight; GPT-OSS 32 (20B) or 128 (120B) experts, hidden and intermediate 2880; Qwen3 30B A3B
+128 experts, hidden 2048, expert width 768. Gate and up projection are one product."""
+
+ROWS_PER_GROUP = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens an expert has on average: decoding up to a prefill."""
+
+MAX_ROWS = 131072
+"""Of all groups of a workload together: a prefill of 16384 tokens of which each goes to 8 experts,
+as in DeepSeek-V3 and Qwen3 30B A3B. For more rows the largest that was measured answers."""
+
+
+def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
+    """Configs where nothing was measured, best first; the first is the canonical config."""
+    return [
+        *by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="cutlass_sm90")),
+        VENDOR,
+    ]
+
+
+def _problems(
+    sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequence[str]
+) -> Iterator[Problem]:
+    num_groups, m, n, k = sizes
+    for out_dtype in out_dtypes:
+        for dtype in dtypes:
+            if out_dtype in OUT_DTYPES[dtype]:
+                yield Problem.dense(
+                    m=m * num_groups, n=n, k=k, num_groups=num_groups, dtype=dtype,
+                    out_dtype=out_dtype,
+                )
+
+
+SPEC = OpSpec(
+    name=OP,
+    package=__package__,
+    inputs=(
+        Input(name="a", is_aligned=True), Input(name="b", is_aligned=True), Input(name="offs"),
+        Input(name="scale_a", is_optional=True), Input(name="scale_b", is_optional=True),
+    ),
+    arguments=(("out_dtype", "ScalarType?"),),
+    plan_order=("a", "b", "out", "offs", "scale_a", "scale_b"),
+    problem=Problem,
+    make_problem=Problem.dense,
+    takes=("num_groups",),
+    needs={"num_groups": "pass --num-groups 8, with -m the rows of all groups together"},
+    filed_as=lambda problem: problem.as_filed,
+    preferred=preferred,
+    preferred_reason=(
+        "no measurement applies; of our CUTLASS kernels the one with the smallest tile that still "
+        "covers the mean rows of a group, else torch's grouped product"
+    ),
+    forms={4: "GxMxNxK, G groups of M rows on average, such as 8x16x4096x14336"},
+    layers=EXPERTS,
+    m_values=lambda sizes: [m for m in ROWS_PER_GROUP if m * sizes[0] <= MAX_ROWS],
+    choices={"dtypes": IN_DTYPES, "out_dtypes": OUT_DTYPES["e4m3"]},
+    out_dtypes_of=OUT_DTYPES,
+    problems=_problems,
+    m_title="m, the mean rows of a group",
+)

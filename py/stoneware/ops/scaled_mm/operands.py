@@ -1,0 +1,69 @@
+"""Operands of scaled_mm for measuring, and its float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stoneware.measuring import operands
+from stoneware.measuring.operands import Device, Operands
+from stoneware.ops.scaled_mm.problem import BLOCK, Problem, num_blocks, padded_num_blocks
+from stoneware.runtime.dtypes import TORCH_DTYPES
+
+
+def make(problem: Problem, device: Device, guarded: bool) -> Operands:
+    """See `measuring.operands.make`."""
+    m, n, k, dtype = problem.m, problem.n, problem.k, TORCH_DTYPES[problem.out_dtype]
+    a = operands.matrix(m, k, problem.lda, True, TORCH_DTYPES[problem.a_dtype], device)
+    b = operands.matrix(k, n, problem.ldb, False, TORCH_DTYPES[problem.b_dtype], device)
+    out_base, out = operands.poisoned_output(problem, dtype, device, guarded)
+    if problem.scales == "block":
+        scale_a, scale_b = _block_scales(problem, device)
+    else:
+        scale_a = operands.scale(m if problem.scale_a == "row" else 1, 1, device)
+        scale_b = operands.scale(1, n if problem.scale_b == "row" else 1, device)
+    bias = operands.bias(problem, dtype, device) if problem.has_bias else None
+    return Operands(problem=problem, out_base=out_base, tensors={
+        "a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "out": out,
+    })
+
+
+def reference(tensors: Operands) -> torch.Tensor:
+    """See `measuring.operands.reference`."""
+    result = torch.empty(tensors.out.shape, dtype=torch.float32, device=tensors.a.device)
+    scale_b = tensors.scale_b
+    if tensors.problem.scales == "block":
+        scale_b = scale_b[: num_blocks(tensors.problem.k)]  # without torch's padding
+    operands.multiply(
+        result, tensors.a, tensors.b, tensors.scale_a, scale_b, tensors.bias, block=BLOCK
+    )
+    return result
+
+
+def _block_scales(problem: Problem, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+    """scale_a [m, k / 128] and scale_b [k / 128, ceil(n / 128)], or with as many rows as torch wants;
+    with the problem's strides, in memory that ends with the last element. What they skip is NaN."""
+    blocks, columns = num_blocks(problem.k), num_blocks(problem.n)
+    rows = padded_num_blocks(problem.k) if problem.is_scale_b_padded else blocks
+    strides_a = problem.scale_a_stride_m, problem.ld_scale_a
+    strides_b = problem.ld_scale_b, problem.scale_b_stride_n
+    _, scale_a = operands.poisoned((problem.m, blocks), strides_a, torch.float32, device)
+    _, scale_b = operands.poisoned((rows, columns), strides_b, torch.float32, device)
+    scale_a.copy_(operands.scale(problem.m, blocks, device))
+    scale_b[:blocks].copy_(operands.scale(blocks, columns, device))
+    return scale_a, scale_b
+
+
+def problem_of_kernel(
+    config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool
+) -> Problem:
+    """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
+    tools/gpu_check/launch_every_kernel.py."""
+    [m] = rows
+    return Problem.dense(
+        m=m, n=n, k=k, dtype=config["a"], b_dtype=config["b"], out_dtype=config["out"],
+        scales=config.get("scales") or ("tensor" if is_plain else "row"), has_bias=not is_plain,
+        use_fast_accum=config.get("accumulation") != "slow",
+    )

@@ -1,0 +1,168 @@
+"""The spec of an op: one value from which everything that is not the op's own arithmetic is made.
+
+The operator of torch's (registration.py), the plan cache (call.py), the look-up (dispatch.py),
+`explain`, `tune` and its measuring process, the report and the checks on a GPU all take an OpSpec.
+An op is a folder with
+
+    spec.py       SPEC, an OpSpec; its Problem. Free of torch: the build and `explain` import it
+    api.py        the function that users call, its OPERATION with the backends, its plans
+    operands.py   make(problem, device, guarded) and reference(operands), for measuring and checks
+
+and a line in `stoneware.kernels.registry.OPS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.tile_rule import ELEMENT_BYTES
+from stoneware.measuring.tolerance import on_gpu
+from stoneware.runtime.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    from stoneware.ops.dispatch import Operation
+
+FLAGS = {
+    "scales": "kinds of scales",
+    "has_bias": "bias",
+    "num_groups": "groups",
+    "batch": "batch",
+    "layout": "choice of a layout",
+}
+"""What a problem may be described by beside m, n, k, dtype and out_dtype, in words."""
+
+
+SHAPE_FORM = "MxNxK, such as 16x4096x14336"
+"""Of `--shapes` for one product."""
+
+
+class Problem(Protocol):
+    """One call as plain values: a frozen dataclass that validates its fields. Its text names the op
+    and every value that a choice depends on."""
+
+    m: int
+    n: int
+    k: int
+    a_dtype: str
+    out_dtype: str
+
+    @property
+    def key(self) -> Key:
+        """The key under which the table files the problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A tensor argument.
+
+    Attributes:
+      name: as in the op's signature.
+      is_optional: whether it may be None.
+      is_aligned: whether it matters that its address is a multiple of 16 bytes.
+    """
+
+    name: str
+    is_optional: bool = False
+    is_aligned: bool = False
+
+
+def product_operations(key: Key) -> int:
+    """Floating-point operations of a product, 2 m n k; or of those of all groups or of a batch."""
+    return 2 * key.m * key.n * key.k * max(1, key.num_groups)
+
+
+def product_bytes(key: Key) -> int:
+    """Bytes of a, b and the result of every group or product, each once; no scales, no bias.
+
+    A few more than are read where a group has no rows, as at a mean of one.
+    """
+    return max(1, key.num_groups) * (
+        key.m * key.k * ELEMENT_BYTES[key.a_dtype] + key.k * key.n * ELEMENT_BYTES[key.b_dtype]
+        + key.m * key.n * ELEMENT_BYTES[key.out_dtype]
+    )
+
+
+def product_tolerance(problem: Any) -> float:
+    """The largest relative error of a product, in the Frobenius norm."""
+    return on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpSpec:
+    """An op.
+
+    Attributes:
+      name: of the op, of its function and of torch's operator.
+      package: has `api` and `operands`.
+      inputs: the tensors in the order of the operator; `out` follows them.
+      arguments: (name, type in torch's schema) of the other arguments; `backend` and `config`
+        follow them.
+      plan_order: the tensors in the order in which a plan takes them.
+      must_be_aligned: whether tensors that are not aligned are refused.
+      problem: the class of its problems.
+      make_problem: (m, n, k, dtype, out_dtype, and what `takes` names) -> Problem; dtypes that are
+        left out are the op's defaults.
+      takes: the names of FLAGS that `make_problem` takes.
+      needs: those of them without a default -> what to pass.
+      filed_as: the problem that is measured where this one is missed: that of its key, where
+        several problems have one.
+      tolerance: the largest relative error of a problem's result.
+      preferred: the heuristic: configs by key, compute capability and manifest, best first.
+      preferred_reason: that heuristic as a sentence.
+      forms: number of sizes in a shape -> its form, with an example.
+      layers: named layer -> its sizes without m, as in a shape.
+      m_values: sizes of a layer -> the m that are measured.
+      choices: list flags of `tune` that the op takes (scales, out_dtypes, layouts, dtypes) -> the
+        values it knows.
+      out_dtypes_of: dtype of the operands -> dtypes of the result, where not every pair exists.
+      problems: (sizes of a shape, and a list for each of `choices`) -> the problems to measure.
+      m_title: what m is, for a person.
+      num_operations: floating-point operations of a key's problem.
+      least_bytes: bytes that must be moved for it.
+    """
+
+    name: str
+    package: str
+    inputs: tuple[Input, ...]
+    arguments: tuple[tuple[str, str], ...]
+    plan_order: tuple[str, ...]
+    must_be_aligned: bool = True
+    problem: type[Any]
+    make_problem: Callable[..., Problem]
+    takes: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    filed_as: Callable[[Any], Any] = lambda problem: problem
+    tolerance: Callable[[Any], float] = product_tolerance
+    preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
+    preferred_reason: str
+    forms: Mapping[int, str]
+    layers: Mapping[str, tuple[int, ...]]
+    m_values: Callable[[Sequence[int]], Sequence[int]]
+    choices: Mapping[str, tuple[str, ...]]
+    out_dtypes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    problems: Callable[..., Iterator[Any]]
+    m_title: str = "m"
+    num_operations: Callable[[Key], int] = product_operations
+    least_bytes: Callable[[Key], int] = product_bytes
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors in the order of the operator, out last."""
+        return (*(one.name for one in self.inputs), "out")
+
+    @property
+    def operation(self) -> Operation:
+        """The op with its backends; imports torch."""
+        return importlib.import_module(f"{self.package}.api").OPERATION
+
+    @property
+    def operands(self) -> ModuleType:
+        """The module with `make` and `reference`; imports torch."""
+        return importlib.import_module(f"{self.package}.operands")

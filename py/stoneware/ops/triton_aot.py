@@ -1,0 +1,86 @@
+"""Backend of an op's Triton kernels, compiled during the build for sm_80 to sm_120.
+
+The kernel is `triton_kernel.py` in the op's folder; Triton itself is not needed. Its parameters are
+the tensors in the order of a plan, m, n, k, lda, ldb, ldd, the op's `flags`, and has_bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoneware.kernels import aot_kernels
+from stoneware.kernels.config import Config
+from stoneware.ops.backend import Backend, Plan
+from stoneware.ops.spec import OpSpec
+from stoneware.runtime.device import Device
+
+if TYPE_CHECKING:
+    import torch
+
+_MULTIPLE = 16
+"""Of n, k and the leading dimensions: Triton knows one promise of alignment, and without it a kernel
+would load and store two bytes at a time in place of sixteen."""
+
+
+class TritonAot(Backend):
+    """The op's Triton kernels.
+
+    Args:
+      spec: of the op.
+      flags: further int32 parameters of the kernel, by problem.
+    """
+
+    name = aot_kernels.BACKEND
+
+    def __init__(
+        self, spec: OpSpec, flags: Callable[[Any], Sequence[int]] = lambda problem: ()
+    ) -> None:
+        self._order, self._flags = spec.plan_order, flags
+
+    def supports(self, problem: Any, device: Device) -> str | None:
+        reason = aot_kernels.why_unusable(problem.key, device)
+        if reason is not None:
+            return reason
+        if getattr(problem, "batch", 1) != 1:
+            return (
+                f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one "
+                "product"
+            )
+        for name in ("n", "k", "lda", "ldb", "ldd"):
+            value = getattr(problem, name)
+            if value % _MULTIPLE:
+                remedy = "pass an out with such rows, or none" if name == "ldd" else "pad the tensors"
+                return f"{name}={value} must be a multiple of {_MULTIPLE} for {self.name}; {remedy}"
+        if not getattr(problem, "is_aligned", True):
+            return (
+                f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
+            )
+        return None
+
+    def configs(self, problem: Any, device: Device) -> list[Config]:
+        """One config per kernel that fits, the one whose tile suits m first."""
+        return aot_kernels.configs(problem.key, device)
+
+    def plan(self, problem: Any, config: Config, device: Device) -> Plan:
+        from torch._C import _cuda_getCurrentRawStream as current_stream
+
+        numbers = (
+            problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd,
+            *self._flags(problem),
+        )
+        kernel = aot_kernels.load(config.kernel, len(self._order) + len(numbers) + 1)
+        launch, ordinal = kernel.launch, device.ordinal
+        grid_x = kernel.grid_x(problem.m, problem.n)
+        scratch = (0,) * kernel.num_scratch
+        bias_position = self._order.index("bias")
+
+        def run(*tensors: torch.Tensor | None) -> None:
+            pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+            has_bias = tensors[bias_position] is not None
+            launch(
+                ordinal, current_stream(ordinal), grid_x, 1, 1, *pointers, *numbers, int(has_bias),
+                *scratch,
+            )
+
+        return run

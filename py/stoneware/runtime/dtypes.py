@@ -1,0 +1,14 @@
+"""Names of dtypes, as keys, configs and samples have them, and torch's dtypes."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPE_NAMES = {
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}

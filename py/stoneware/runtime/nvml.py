@@ -1,0 +1,73 @@
+"""Clocks and power limit of a GPU, from NVML, through the package nvidia-ml-py.
+
+NVML numbers all GPUs of the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for
+by its UUID. Without NVML the answers are 0, and the log says once why.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+_LOG = logging.getLogger("stoneware.measuring")
+
+
+def power_limit_w(ordinal: int) -> int:
+    """What the board may draw, in watts; 0 where unknown."""
+    milliwatts = _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetPowerManagementLimit(handle))
+    return round(milliwatts / 1000)
+
+
+def sm_clock_mhz(ordinal: int) -> int:
+    """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
+    return _ask(
+        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    )
+
+
+def memory_clock_mhz(ordinal: int) -> int:
+    """Clock of the memory at this moment; 0 where unknown."""
+    return _ask(
+        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
+    )
+
+
+def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:
+    found = library_and_handle(ordinal)
+    if found is None:
+        return 0
+    nvml, handle = found
+    try:
+        return int(question(nvml, handle))
+    except nvml.NVMLError as error:
+        _say_unknown(str(error))
+        return 0
+
+
+@functools.cache
+def library_and_handle(ordinal: int) -> tuple[Any, Any] | None:
+    """(the module pynvml, its handle of the GPU), or None where NVML does not answer."""
+    try:
+        import pynvml
+    except ImportError as error:
+        _say_unknown(f"{error}; pip install nvidia-ml-py")
+        return None
+    import torch
+
+    uuid = getattr(torch.cuda.get_device_properties(ordinal), "uuid", None)
+    try:
+        pynvml.nvmlInit()
+        if uuid is None:
+            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except pynvml.NVMLError as error:
+        _say_unknown(str(error))
+        return None
+
+
+@functools.cache
+def _say_unknown(reason: str) -> None:
+    """Cached, so that each reason is said once per process."""
+    _LOG.warning("clocks and power limit of the GPU are not recorded, NVML says: %s", reason)

@@ -1,0 +1,61 @@
+"""toy_add: the call, its backends, and its plan cache."""
+
+from __future__ import annotations
+
+import torch
+from toy_op.spec import ADD, ADDCMUL, SPEC, Problem
+
+from stoneware.ops import tensor_checks
+from stoneware.ops.backend import Backend, reference
+from stoneware.ops.call import OpPlans
+from stoneware.ops.dispatch import Operation
+
+
+class _Torch(Backend):
+    name = "vendor"
+
+    def supports(self, problem, device):
+        return None
+
+    def configs(self, problem, device):
+        return [ADD, ADDCMUL]
+
+    def plan(self, problem, config, device):
+        if config == ADD:
+            return lambda a, b, out: torch.add(a, b, alpha=2, out=out)
+        two = torch.full((), 2.0)
+        return lambda a, b, out: torch.addcmul(a, b, two, out=out)
+
+
+OPERATION = Operation(
+    SPEC, _Torch(), reference(lambda problem: lambda a, b, out: out.copy_(a + 2 * b))
+)
+
+
+def toy_add(a, b, *, out=None, backend=None, config=None):
+    """a + 2 * b of two float32 matrices."""
+    if torch.compiler.is_dynamo_compiling():
+        return _traced(a, b, out, backend, config)
+    return _PLANS.call(a, b, out, backend, config)
+
+
+class _Plans(OpPlans, spec=SPEC):
+    def checked_plan(self, a, b, out, backend, config):
+        tensors = tensor_checks.check_tensors(SPEC, a, b, out)
+        OPERATION.check_argument(backend, config)
+        tensor_checks.check_rank("a", a, 2, "pass a matrix")
+        device = tensor_checks.check_one_device(tensors)
+        problem = Problem(m=a.shape[0], n=a.shape[1])
+        plan = OPERATION.plan(problem, device, backend=backend, config=config)
+        return tensor_checks.with_device_check(plan, SPEC.plan_order)
+
+    def result(self, a, *others):
+        return tuple(a.shape), a.dtype
+
+    @staticmethod
+    def fake(a, *others):
+        return torch.empty_like(a)
+
+
+_PLANS = _Plans()
+_traced = _Plans.operator

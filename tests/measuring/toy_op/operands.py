@@ -1,0 +1,20 @@
+"""Operands of toy_add, and its float64 reference."""
+
+from __future__ import annotations
+
+import torch
+
+from stoneware.measuring import operands
+from stoneware.measuring.operands import Operands
+
+
+def make(problem, device, guarded):
+    shape = problem.m, problem.n
+    out_base, out = operands.poisoned_output(problem, torch.float32, device, guarded)
+    return Operands(problem=problem, out_base=out_base, tensors={
+        "a": torch.randn(shape, device=device), "b": torch.randn(shape, device=device), "out": out,
+    })
+
+
+def reference(tensors):
+    return (tensors.a.double() + 2 * tensors.b.double()).float()

@@ -1,0 +1,63 @@
+"""An op as small as an op can be: out[m, n] = a[m, n] + 2 * b[m, n] in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
+from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
+
+ADD = Config(backend="vendor", kernel="toy.add_300")
+ADDCMUL = Config(backend="vendor", kernel="toy.addcmul_200")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    m: int
+    n: int
+    k: int = 1
+    a_dtype: str = "fp32"
+    out_dtype: str = "fp32"
+
+    @property
+    def ldd(self) -> int:
+        return self.n
+
+    @property
+    def key(self) -> Key:
+        return Key(
+            op="toy_add", a_dtype="fp32", b_dtype="fp32", out_dtype="fp32", scales="none",
+            layout="nn", n=self.n, k=self.k, m=self.m,
+        )
+
+    def __str__(self) -> str:
+        return f"toy_add m={self.m} n={self.n}"
+
+
+def _problems(sizes: Sequence[int]) -> Iterator[Problem]:
+    m, n, k = sizes
+    yield Problem(m=m, n=n, k=k)
+
+
+SPEC = OpSpec(
+    name="toy_add",
+    package=__package__,
+    inputs=(Input(name="a"), Input(name="b")),
+    arguments=(),
+    plan_order=("a", "b", "out"),
+    must_be_aligned=False,
+    problem=Problem,
+    make_problem=Problem,
+    tolerance=lambda problem: 1e-6,
+    preferred=lambda key, compute_capability, manifest: [ADD],
+    preferred_reason="no measurement applies; the first",
+    forms={3: SHAPE_FORM},
+    layers={"toy_layer": (32, 1)},
+    m_values=lambda sizes: (4, 16),
+    choices={},
+    problems=_problems,
+    num_operations=lambda key: 2 * key.m * key.n,
+    least_bytes=lambda key: 12 * key.m * key.n,
+)
