@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import dataclasses
 import json
 import os
 import random
@@ -148,6 +149,13 @@ def test_rebuilt_kernel_is_marked_as_drifted(tmp_path):
         small.sample(TINY, 10.0, kernel_sha256="0" * 64), small.sample(BIG, 20.0),
     ])
     assert [choice.is_drifted for choice in small.entry_at(baked, m=16).choices] == [True, False]
+
+
+def test_samples_stay_current_as_long_as_the_code_of_a_kernel_is_the_same():
+    (record, *_) = small.kernel_records()
+    rebuilt = dataclasses.replace(record, sha256="1" * 64, code_sha256=record.sha256)
+    changed = dataclasses.replace(record, code_sha256="2" * 64)
+    assert rebuilt.measured_sha256 == record.measured_sha256 != changed.measured_sha256
 
 
 def test_unknown_kernel_is_refused_with_file_line_and_remedy(tmp_path):

@@ -31,7 +31,8 @@ class KernelRecord:
       backend: "cutlass_sm90" or "triton_aot".
       arch: as the compiler names it, such as "sm_90a".
       config: what the kernel was built from (dtypes, tile, schedule, ...).
-      sha256: digest of the cubin.
+      sha256: digest of the cubin, which is checked before it is loaded.
+      code_sha256: digest of what the GPU executes of it; empty in a manifest without.
       size_bytes: size of the cubin.
       description_sha256: digest of the launch description, `cubins/<id>.json`; empty for a kernel
         that has none.
@@ -44,7 +45,13 @@ class KernelRecord:
     config: Mapping[str, Any]
     sha256: str
     size_bytes: int
+    code_sha256: str = ""
     description_sha256: str = ""
+
+    @property
+    def measured_sha256(self) -> str:
+        """What its measurements carry: they stay true as long as the code is the same."""
+        return self.code_sha256 or self.sha256
 
     @property
     def compute_capability(self) -> tuple[int, int]:

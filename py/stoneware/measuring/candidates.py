@@ -65,9 +65,9 @@ def racers(
 
 
 def kernel_sha256(config: Config) -> str:
-    """Digest of the config's kernel; empty if it is not one of ours."""
+    """Digest of the code of the config's kernel; empty if it is not one of ours."""
     record = manifest.packaged().kernels.get(config.kernel)
-    return record.sha256 if record else ""
+    return record.measured_sha256 if record else ""
 
 
 def measure(

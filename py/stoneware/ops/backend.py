@@ -46,7 +46,7 @@ class Backend:
         raise NotImplementedError
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class TorchBackend(Backend):
     """A backend with one config, whose kernels are torch's.
 

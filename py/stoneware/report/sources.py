@@ -74,7 +74,7 @@ class DeviceMeasurements:
         if isinstance(item, TableMeasurement):
             return not item.is_drifted
         kernel = entries.kernel_of(item.config, self.manifest)
-        return kernel is None or kernel.sha256 == item.kernel_sha256
+        return kernel is None or kernel.measured_sha256 == item.kernel_sha256
 
     @property
     def statuses(self) -> dict[str, int]:

@@ -182,10 +182,10 @@ def _source(sample: Sample) -> str:
 
 
 def _is_current(sample: Sample, manifest: Manifest | None) -> bool:
-    """Whether the kernel has the bytes with which it was measured. What a decorated kernel is now
+    """Whether the kernel has the code with which it was measured. What a decorated kernel is now
     is known at the look-up only."""
     kernel = kernel_of(sample.config, manifest)
-    return kernel is None or kernel.sha256 == sample.kernel_sha256
+    return kernel is None or kernel.measured_sha256 == sample.kernel_sha256
 
 
 def _entry(

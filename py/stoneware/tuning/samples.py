@@ -55,8 +55,8 @@ class Sample:
       sm_clock_mhz_before, sm_clock_mhz_after: SM clock around the timings; 0 if unknown.
       status: one of STATUSES.
       error: relative error against float64; 0 where no reference is known.
-      kernel_sha256: digest of the cubin, or of the source of a decorated kernel; empty for kernels
-        that are not ours.
+      kernel_sha256: digest of the kernel's code, or of the source of a decorated kernel; empty for
+        kernels that are not ours.
       run: id of the run, an entry of runs.json.
       detail: for a sample that is not ok, what happened.
 
