@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from stoneware.triton_autotune.decorator import autotune
     from stoneware.tuning.policy import tuning
 
+    __all__ = [
+        "autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning",
+    ]
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -44,7 +48,9 @@ _MODULES = ("distributed", "tuning")
 def __getattr__(name: str) -> object:
     """Every name that users have, and `__all__`, which has the ops too."""
     if name == "__all__":
-        return sorted([*_HOMES, *_MODULES, *_names_of_ops()])
+        from stoneware.kernels.registry import OPS
+
+        return sorted([*_HOMES, *_MODULES, *OPS])
     try:
         home = importlib.import_module(_home(name))
     except ModuleNotFoundError as error:
@@ -62,19 +68,13 @@ def _home(name: str) -> str:
         return f"stoneware.{name}"
     if name in _HOMES:
         return _HOMES[name]
-    if name in _names_of_ops():
-        from stoneware.kernels import registry
+    from stoneware.kernels import registry
 
+    if name in registry.OPS:
         return f"{registry.spec(name).package}.api"
     raise AttributeError(
         f"module 'stoneware' has no attribute {name!r}; it has {__getattr__('__all__')}"
     )
-
-
-def _names_of_ops() -> list[str]:
-    from stoneware.kernels.registry import OPS
-
-    return list(OPS)
 
 
 def __dir__() -> list[str]:

@@ -108,6 +108,14 @@ def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy:
     return DTYPE_NAMES[tensor.dtype]
 
 
+def check_row_major(name: str, tensor: torch.Tensor) -> None:
+    if tensor.stride(1) != 1:
+        raise ValueError(
+            f"{name}.stride()={tensor.stride()} must be (ld{name}, 1), row-major; copy it with "
+            f"{name}.contiguous()"
+        )
+
+
 def check_bias(bias: torch.Tensor, n: int, out_dtype: torch.dtype) -> None:
     if bias.dtype != out_dtype:
         raise TypeError(
@@ -171,6 +179,10 @@ def check_addresses(tensors: NamedTensors) -> None:
             f"{', '.join(found)} must be a multiple of {POINTER_MULTIPLE}; copy the view with "
             f".clone(), or start it at an offset of a multiple of {POINTER_MULTIPLE} bytes"
         )
+
+
+def run_nothing(*tensors: torch.Tensor | None) -> None:
+    """The plan for a result without elements."""
 
 
 def with_dense_arguments(plan: Plan, positions: Collection[int]) -> Plan:

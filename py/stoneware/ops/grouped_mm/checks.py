@@ -51,7 +51,7 @@ def checked_plan(
         )
     device = tensor_checks.check_one_device(tensors)
     if m == 0 or n == 0 or num_groups == 0:
-        return _run_nothing
+        return tensor_checks.run_nothing
     _check_layouts(a, b)
     problem = Problem(
         m=m, n=n, k=k, num_groups=num_groups, a_dtype=dtype, b_dtype=dtype, out_dtype=out_name,
@@ -105,17 +105,10 @@ def _out_dtype_name(dtype: str, out_dtype: torch.dtype | None) -> str:
 
 
 def _check_layouts(a: torch.Tensor, b: torch.Tensor) -> None:
-    if a.stride(1) != 1:
-        raise ValueError(
-            f"a.stride()={a.stride()} must be (lda, 1), row-major; copy it with a.contiguous()"
-        )
+    tensor_checks.check_row_major("a", a)
     if b.stride(1) != 1:
         raise ValueError(
             f"b.stride()={b.stride()} must be (group stride, 1, ldb), each group column-major; pass "
             "the transpose of row-major weights [groups, n, k], or copy it with "
             "b.mT.contiguous().mT"
         )
-
-
-def _run_nothing(*tensors: torch.Tensor | None) -> None:
-    """The plan for a result without elements."""

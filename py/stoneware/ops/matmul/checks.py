@@ -35,8 +35,8 @@ def checked_plan(
     if bias is not None:
         if b.ndim == 1:
             raise ValueError(
-                "bias must be None where b has one dimension, and so the result no n; add it to "
-                "the result"
+                "bias must be None with a 1-D b: the result has no n dimension; add it to the "
+                "result"
             )
         tensor_checks.check_bias(bias, b.shape[-1], out_dtype)
     if out is not None:

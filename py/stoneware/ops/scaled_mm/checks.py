@@ -58,7 +58,7 @@ def checked_plan(
     device = tensor_checks.check_one_device(tensors)
     check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
     if m == 0 or n == 0:
-        return _run_nothing
+        return tensor_checks.run_nothing
     _check_layouts(a, b)
     problem = Problem(
         m=m, n=n, k=k, a_dtype=a_dtype, b_dtype=b_dtype,
@@ -147,16 +147,9 @@ def _scale_kind(
 
 
 def _check_layouts(a: torch.Tensor, b: torch.Tensor) -> None:
-    if a.stride(1) != 1:
-        raise ValueError(
-            f"a.stride()={a.stride()} must be (lda, 1), row-major; copy it with a.contiguous()"
-        )
+    tensor_checks.check_row_major("a", a)
     if b.stride(0) != 1:
         raise ValueError(
             f"b.stride()={b.stride()} must be (1, ldb), column-major; pass the transpose of a "
             "row-major weight [n, k], or copy it with b.t().contiguous().t()"
         )
-
-
-def _run_nothing(*tensors: torch.Tensor | None) -> None:
-    """The plan for a result without elements."""
