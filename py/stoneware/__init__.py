@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
     from stoneware.triton_autotune.decorator import autotune
-    from stoneware.tuning.policy import tuning
+    from stoneware.tuning.context import tuning
 
     __all__ = [
         "autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning",

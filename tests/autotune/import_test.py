@@ -78,10 +78,10 @@ def test_info_says_what_is_broken_and_never_raises(broken):
     assert "libc10.so is missing" in said or "half built" in said
 
 
-POLICY = (
-    "import types; policy = types.ModuleType('stoneware.tuning.policy')\n"
-    "policy.tuning = lambda *arguments, **options: (arguments, options)\n"
-    "import sys; sys.modules[policy.__name__] = policy\n"
+CONTEXT = (
+    "import types; context = types.ModuleType('stoneware.tuning.context')\n"
+    "context.tuning = lambda *arguments, **options: (arguments, options)\n"
+    "import sys; sys.modules[context.__name__] = context\n"
 )
 
 
@@ -95,7 +95,7 @@ POLICY = (
 ])
 def test_tuning_is_the_context_manager_and_the_package(imports):
     program = (
-        f"{POLICY}{imports}\n"
+        f"{CONTEXT}{imports}\n"
         "import stoneware.tuning.choose, stoneware\n"
         "assert callable(tuning) and tuning is stoneware.tuning\n"
         "assert tuning is sys.modules['stoneware.tuning']\n"
@@ -105,7 +105,7 @@ def test_tuning_is_the_context_manager_and_the_package(imports):
     assert run(program).strip() == "(('off',), {'overlay': 'folder'})"
 
 
-def test_import_of_tuning_loads_no_policy():
+def test_import_of_tuning_loads_no_context():
     loaded = run("import sys, stoneware as sw; sw.tuning; print(*sys.modules)").split()
     assert [name for name in loaded if name.startswith("stoneware")] == [
         "stoneware", "stoneware.tuning"]

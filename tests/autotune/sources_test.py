@@ -13,6 +13,7 @@ import pytest
 import small_package as small
 from small_kernel import OP, kernel_config, kernel_sample, write_kernel
 
+import stoneware as sw
 from stoneware.kernels.key import KernelKey
 from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
@@ -84,7 +85,7 @@ def test_each_source_comes_before_the_next(package, tmp_path, site):
     tuning.add_to_memory(small.run("run-2"), [small.sample(small.triton(), 99.0, run="run-2")])
     assert (decide().config, decide().source) == (small.triton(), "memory")
 
-    with tuning.tuning("off", overlay=baked(tmp_path, small.sample(BIG, 99.0))):
+    with sw.tuning("off", overlay=baked(tmp_path, small.sample(BIG, 99.0))):
         assert (decide().config, decide().source) == (BIG, "overlay")
         assert [one.name for one in table_sources.sources("scaled_mm")] == [
             "overlay", "memory", "user's store", "wheel", "package acme"]
@@ -129,7 +130,7 @@ def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
 
 def test_overlay_stays_on_top_even_drifted(package, tmp_path):
     overlay = baked(tmp_path, small.sample(BIG, 1.0, kernel_sha256="0" * 64))
-    with tuning.tuning("off", overlay=overlay):
+    with sw.tuning("off", overlay=overlay):
         assert (decide().source, decide().grade) == ("overlay", "drifted kernel")
 
 
@@ -257,7 +258,7 @@ def test_overlay_may_be_samples_a_store_or_a_table(package, tmp_path, kind):
         "store": tmp_path / "other.sqlite3",
         "Table": table_file.decode(data, "t", "scaled_mm"),
     }[kind]
-    with tuning.tuning("off", overlay=overlay):
+    with sw.tuning("off", overlay=overlay):
         assert (decide().config, decide().source, decide().grade) == (BIG, "overlay", "exact")
 
 
@@ -338,7 +339,7 @@ def test_an_overlay_that_changes_nothing_is_said_once(package, tmp_path, caplog)
     for path in (empty, damaged):
         caplog.clear()
         for _ in range(2):
-            with tuning.tuning("off", overlay=path):
+            with sw.tuning("off", overlay=path):
                 decide()
         said = [record.message for record in caplog.records if "changes nothing" in record.message]
         assert len(said) == 1 and str(path) in said[0]
@@ -361,13 +362,13 @@ def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(
     (tmp_path / "link").symlink_to(folder)
     states = set()
     for path in (folder, str(folder), tmp_path / "link", folder / ".." / folder.name):
-        with tuning.tuning("off", overlay=path):
+        with sw.tuning("off", overlay=path):
             assert decide().config == BIG
             states.add(tuning.state())
     assert len(states) == len(read) == 1, "plans of the first are found in the others"
     for number, (config, us) in enumerate(((SMALL, 9.0), (SMALL, 8.0), (TINY, 8.0)), start=2):
         small.write_device(folder, [small.sample(config, us)])
-        with tuning.tuning("off", overlay=folder):
+        with sw.tuning("off", overlay=folder):
             assert (decide().config, decide().chosen.median_us) == (config, us)
         assert len(read) == number
 
@@ -378,7 +379,7 @@ def test_table_and_store_of_an_overlay_are_read_again_when_they_have_changed(pac
         path.write_bytes(packaged_bytes(tmp_path, small.sample(config, 9.0)))
         store.add(small.run(), [small.sample(config, 9.0 - position)])
         for overlay in (path, store.path):
-            with tuning.tuning("off", overlay=overlay):
+            with sw.tuning("off", overlay=overlay):
                 assert (decide().config, decide().source) == (config, "overlay")
 
 
@@ -386,7 +387,7 @@ def test_overlays_that_were_used_long_ago_are_not_kept(package, folder):
     tables = []
     for number in range(40):
         small.write_device(folder / str(number), [small.sample(BIG, 1.0 + number)])
-        with tuning.tuning("off", overlay=folder / str(number)):
+        with sw.tuning("off", overlay=folder / str(number)):
             assert decide().chosen.median_us == 1.0 + number
             tables.append(weakref.ref(tuning.state().overlay["scaled_mm"]))
     gc.collect()
@@ -397,7 +398,7 @@ def test_overlays_that_were_used_long_ago_are_not_kept(package, folder):
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".table", "x" * 5000 + ".sqlite3"])
 def test_overlay_with_a_name_that_no_file_has_is_a_value_error(package, name):
     with pytest.raises(ValueError, match="overlay='xxx.* must be a ") as caught:
-        with tuning.tuning("off", overlay=name):
+        with sw.tuning("off", overlay=name):
             pass
     assert len(str(caught.value)) < 500
 

@@ -129,7 +129,7 @@ def test_file_that_is_too_large_to_be_a_table_is_refused_unread(tmp_path):
     path = tmp_path / "scaled_mm.table"
     with path.open("wb") as file:
         file.truncate(20 * 2**30)  # sparse: it takes no place on the disk
-    with pytest.raises(TableError, match="must have at most .* bytes, and has 21474836480"):
+    with pytest.raises(TableError, match="it has 21474836480 bytes, and at most"):
         table_file.read(path, "scaled_mm")
     assert differences.verify(path) != []
 

@@ -10,12 +10,6 @@ from pathlib import Path
 
 import grimp
 
-_TEMPORARY = (
-    ("stoneware.tuning.policy", "stoneware.tuning.layers"),
-    ("stoneware.tuning.time_model", "stoneware.tuning.table_entry"),
-)
-"""Imports that make circles and go when those modules are mended."""
-
 FLOORS = Path(__file__).with_name("floors.toml")
 
 
@@ -34,9 +28,6 @@ def test_a_floor_imports_only_those_below_it():
 
 def test_no_modules_import_each_other_in_a_circle():
     graph = grimp.build_graph("stoneware", exclude_type_checking_imports=True, cache_dir=None)
-    for upper, lower in _TEMPORARY:
-        if graph.direct_import_exists(importer=upper, imported=lower):
-            graph.remove_import(importer=upper, imported=lower)
     imported = {
         module: graph.find_modules_directly_imported_by(module) - {"stoneware"}
         for module in graph.modules

@@ -372,7 +372,7 @@ def test_the_interpreter_runs_the_chosen_config_on_the_cpu(tmp_path):
     program.write_text(textwrap.dedent("""
         import torch, triton, triton.language as tl
         from stoneware.triton_autotune.decorator import autotune
-        from stoneware.tuning.policy import tuning
+        from stoneware.tuning.context import tuning
 
         @autotune(
             configs=[triton.Config({"BLOCK": block}) for block in (16, 32)], key=["n"],

@@ -12,6 +12,7 @@ import triton
 from decorated_kernels import CONFIGS, bench_by, gpu, scale  # noqa: F401  (a fixture)
 from fake_gpu import Tensor
 
+import stoneware as sw
 from stoneware.triton_autotune.decorator import autotune
 from stoneware.tuning import policy as tuning
 
@@ -58,7 +59,7 @@ def in_thread(work):
 
 
 def tune(kernel, n, x=None):
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel, n, x)
 
 
@@ -91,7 +92,7 @@ def test_a_known_key_is_launched_while_user_code_of_another_runs(gpu, place, mod
     kernel = kernel_with(pause, place)
     for _ in range(2):
         tune(kernel, 33)
-        with tuning.tuning(mode):
+        with sw.tuning(mode):
             call(kernel, 33)
     pause.is_on = True
     join_tune = in_thread(lambda: tune(kernel, 34))
@@ -101,7 +102,7 @@ def test_a_known_key_is_launched_while_user_code_of_another_runs(gpu, place, mod
         tuning.forget_plans()  # as when another kernel has got samples
 
         def launch() -> None:
-            with tuning.tuning(mode):
+            with sw.tuning(mode):
                 call(kernel, 33)
 
         in_thread(launch)()
@@ -219,7 +220,7 @@ def test_a_decision_that_new_samples_confirm_keeps_its_plan(gpu):
 
 def test_a_process_that_uses_the_wheel_alone_forgets_what_it_measured(gpu, monkeypatch):
     kernel = autotune(configs=CONFIGS, key=["n"], do_bench=bench_by(FAST_32))(scale)
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel, 33)
         monkeypatch.setattr(tuning, "_is_wheel_only", True)
         tuning.forget_plans()

@@ -11,6 +11,7 @@ from decorated_kernels import CONFIGS, bench_by, gpu, run_of, scale  # noqa: F40
 from fake_gpu import FINGERPRINT, Tensor
 from triton.runtime.errors import OutOfResources
 
+import stoneware as sw
 from stoneware.errors import TuningMissError
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
@@ -72,7 +73,7 @@ def test_off_measures_nothing_and_runs_the_first_with_one_line_of_advice(gpu, ca
 
 def test_on_miss_measures_once_and_keeps_it_for_the_next_process(gpu):
     benched = []
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         kernel = decorate(do_bench=bench_by(FAST_32, benched))
         assert [call(kernel), call(kernel)] == [32, 32]
         assert benched == [16, 32, 64]
@@ -85,11 +86,11 @@ def test_on_miss_measures_once_and_keeps_it_for_the_next_process(gpu):
 def test_another_key_is_measured_and_the_nearest_serves_until_then(gpu):
     benched = []
     kernel = decorate(do_bench=bench_by(FAST_32, benched))
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel, 33)
     assert call(kernel, 34) == 32 and len(benched) == 3
     assert explained(kernel, 34).decision.layer == "nearest shape"
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel, 34)
     assert len(benched) == 6
     assert explained(kernel, 34).decision.layer == "exact"
@@ -98,7 +99,7 @@ def test_another_key_is_measured_and_the_nearest_serves_until_then(gpu):
 def test_a_plan_of_mode_off_is_made_anew_once_the_key_is_measured(gpu):
     kernel = decorate(do_bench=bench_by(FAST_32))
     assert call(kernel) == 16
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel)
     kernel.best_config = None
     kernel[(1,)](Tensor(), Tensor(), 33, 5)
@@ -108,7 +109,7 @@ def test_a_plan_of_mode_off_is_made_anew_once_the_key_is_measured(gpu):
 def test_editing_the_list_keeps_the_timings_of_the_configs_that_stay(gpu):
     benched = []
     bench = bench_by({**FAST_32, 128: 0.5}, benched)
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench)) == 32
         benched.clear()
         added = [*CONFIGS[1:], triton.Config({"BLOCK": 128})]
@@ -132,7 +133,7 @@ def test_near_ties_go_to_the_config_that_stands_first(gpu):
     keep(sample(16, 10.1, spread_us=0.4), sample(32, 10.0, spread_us=0.4), sample(64, 12.0))
     assert call(decorate()) == 16
     assert call(decorate(configs=[CONFIGS[1], CONFIGS[0], CONFIGS[2]])) == 32
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by({16: 1.001, 32: 1.0, 64: 2.0}))) == 16
 
 
@@ -140,9 +141,9 @@ def test_timings_of_an_edited_kernel_have_drifted(gpu):
     keep(sample(32, 1.0, sha256="0" * 64))
     kernel, benched = decorate(do_bench=None), []
     assert call(kernel) == 32 and explained(kernel).decision.grade == "drifted kernel"
-    with tuning.tuning("error_on_miss"), pytest.raises(TuningMissError, match="drifted kernel"):
+    with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="drifted kernel"):
         call(decorate())
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by({16: 1, 32: 2, 64: 3}, benched))) == 16
     assert benched == [16, 32, 64]
 
@@ -157,13 +158,13 @@ def test_timings_of_another_device_are_not_exact(gpu, monkeypatch):
     monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: other)
     kernel = decorate()
     assert call(kernel) == 32 and explained(kernel).decision.grade == "other device"
-    with tuning.tuning("error_on_miss"), pytest.raises(TuningMissError):
+    with sw.tuning("error_on_miss"), pytest.raises(TuningMissError):
         call(decorate())
 
 
 def test_error_on_miss_says_what_to_do_and_lets_exact_keys_run(gpu):
     keep(sample(32, 1.0))
-    with tuning.tuning("error_on_miss"):
+    with sw.tuning("error_on_miss"):
         assert call(decorate()) == 32
         with pytest.raises(TuningMissError, match="n=34.*nearest.*on_miss"):
             call(decorate(), 34)
@@ -177,7 +178,7 @@ def test_tritons_hooks_do_not_switch_persistence_off(gpu):
     benched, hooks = [], {"pre_hook": lambda args, reset_only=False: None,
                           "post_hook": lambda args, exception: None}
     for _ in range(2):
-        with tuning.tuning("on_miss"):
+        with sw.tuning("on_miss"):
             bench = bench_by(FAST_32, benched)
             assert call(decorate(configs=configs, do_bench=bench, **hooks)) == 32
     assert benched == [16, 32, 64]
@@ -198,7 +199,7 @@ def test_hooks_run_as_in_triton(gpu):
         pre_hook=lambda args, reset_only=False: log.append(f"pre {reset_only}"),
         post_hook=lambda args, exception: log.append(f"post {exception}"),
     )
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel)
         assert log == [
             "bench 16", "config", "pre False", "post None",
@@ -216,7 +217,7 @@ def test_tensors_are_zeroed_and_restored_around_each_measured_launch(gpu):
         configs=CONFIGS[:2], do_bench=bench_by(FAST_32), reset_to_zero=["y_ptr"],
         restore_value=["x_ptr"],
     )
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         for _ in range(2):
             kernel[(1,)](x, y, 33, 5)
     assert x.log == ["cloned", "restored"] * 2
@@ -232,7 +233,7 @@ def test_a_config_that_fails_is_kept_as_failed_and_not_tried_again(gpu):
             raise OutOfResources(300_000, 232_448, "shared memory")
         return {16: 3.0, 64: 2.0}[benched[-1]]
 
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         for _ in range(2):
             assert call(decorate(do_bench=bench)) == 64
     assert benched == [16, 32, 64]
@@ -247,7 +248,7 @@ def test_an_error_propagates_and_what_was_measured_stays(gpu):
             raise RuntimeError("an illegal memory access")
         return 1.0
 
-    with tuning.tuning("on_miss"), pytest.raises(RuntimeError, match="illegal memory access"):
+    with sw.tuning("on_miss"), pytest.raises(RuntimeError, match="illegal memory access"):
         call(decorate(do_bench=bench))
     assert stored() == {(16, "ok"), (32, "ok")}
 
@@ -260,7 +261,7 @@ def test_a_killed_tune_goes_on_where_it_stopped(gpu):
             raise KeyboardInterrupt
         return bench_by(FAST_32, benched)(candidate, quantiles)
 
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         with pytest.raises(KeyboardInterrupt):
             call(decorate(do_bench=killed))
         assert call(decorate(do_bench=bench_by(FAST_32, benched))) == 32
@@ -275,7 +276,7 @@ def warmed_up(times_ms, benched=None):
 def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
     """A median of another run says nothing beside it: clocks and temperature differ."""
     slow_run = {16: 2.0, 32: 1.0, 64: 1.5}
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by(slow_run))) == 32
         benched = []
         added = [*CONFIGS, triton.Config({"BLOCK": 128})]
@@ -289,7 +290,7 @@ def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
 
 
 def test_a_new_config_that_a_cool_run_flatters_does_not_win(gpu):
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert call(decorate(do_bench=warmed_up(FAST_32))) == 32
         added = [*CONFIGS, triton.Config({"BLOCK": 128})]
         bench = bench_by({**FAST_32, 128: 2.5})
@@ -302,7 +303,7 @@ def test_what_an_older_run_timed_as_faster_is_raced_again(gpu):
     keep(sample(16, 3.0), sample(64, 2.0), sample(32, 1.0))
     keep(sample(16, 6.0, run=1), sample(32, 2.0, run=1))
     benched = []
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         kernel = decorate(
             configs=[CONFIGS[0], CONFIGS[2]], do_bench=bench_by({16: 6.0, 64: 4.0}, benched)
         )
@@ -314,7 +315,7 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
     def source(**options):
         return explained(decorate(do_bench=bench_by(FAST_32), **options)).decision.source
 
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         kernel = decorate(do_bench=bench_by(FAST_32))
         call(kernel)
         assert explained(kernel).decision.source == "measured"
@@ -323,12 +324,12 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
         store.Store(saved).add(run_of(7), [
             sample(block, us, run=7) for block, us in ((16, 1.0), (32, 2.0), (64, 3.0))
         ])
-    with tuning.tuning("on_miss", overlay=saved):
+    with sw.tuning("on_miss", overlay=saved):
         assert source() == "overlay" and call(decorate(do_bench=bench_by(FAST_32))) == 16
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr(tuning, "_memory", [])
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(decorate(do_bench=bench_by(FAST_32)), 34)
         assert explained(decorate(), 34).decision.source == "memory"
     sources.forget()
@@ -350,7 +351,7 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
     for watts, block in ((500, 64), (700, 32)):
         monkeypatch.setattr(machine, "power_limit_w", lambda ordinal: watts)
         assert call(decorate()) == block
-        with tuning.tuning("on_miss"):
+        with sw.tuning("on_miss"):
             assert call(decorate(do_bench=bench_by(FAST_32, benched := []))) == block
         assert benched == []
 
@@ -361,7 +362,7 @@ def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch
     monkeypatch.setattr(
         store.Store, "samples", lambda self, op=None: (read.append(op), read_samples(self, op))[1]
     )
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         kernel = decorate(do_bench=bench_by(FAST_32))
         assert {call(kernel, n) for n in range(40, 50)} == {32}
     assert read == [OP]
@@ -370,7 +371,7 @@ def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch
 def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch, caplog):
     benched = []
     kernel = decorate(do_bench=bench_by(FAST_32, benched))
-    with tuning.tuning("on_miss"), caplog.at_level(logging.WARNING):
+    with sw.tuning("on_miss"), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(tuning, "is_capturing", lambda: True)
         assert [call(kernel), call(kernel)] == [16, 16]
         assert benched == []
@@ -387,7 +388,7 @@ def test_a_damaged_store_stops_no_launch(gpu, tmp_path):
         (tmp_path / "tuning" / (store.FILE_NAME + name)).unlink(missing_ok=True)
     tuning.forget_plans()
     assert call(decorate()) in (16, 32)
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by(FAST_32))) == 32
 
 
@@ -399,7 +400,7 @@ def test_a_store_that_cannot_be_written_keeps_samples_in_memory(gpu, tmp_path, m
     benched = []
     with caplog.at_level(logging.WARNING):
         for n in (33, 34):
-            with tuning.tuning("on_miss"):
+            with sw.tuning("on_miss"):
                 assert call(decorate(do_bench=bench_by(FAST_32, benched)), n) == 32
                 assert call(decorate(do_bench=bench_by(FAST_32, benched)), n) == 32
         assert call(decorate()) == 32
@@ -413,7 +414,7 @@ def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
     benched = []
     kernel = decorate(do_bench=bench_by(FAST_32, benched), cache_results=False)
     assert call(kernel) == 16
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert [call(kernel), call(kernel)] == [32, 32]
     assert benched == [16, 32, 64]
     assert call(kernel) == 32
@@ -422,7 +423,7 @@ def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
 
 def test_a_single_config_is_never_measured(gpu):
     benched = []
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(decorate(configs=CONFIGS[:1], do_bench=bench_by(FAST_32, benched)))
     assert benched == []
 
@@ -456,7 +457,7 @@ def test_pruning_that_leaves_nothing_is_tritons_error(gpu):
 )
 def test_a_perf_model_picks_what_is_measured(gpu, top_k, benched):
     found = []
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(decorate(
             do_bench=bench_by(FAST_32, found),
             prune_configs_by={"perf_model": lambda BLOCK, n, **_: n / BLOCK, "top_k": top_k},
@@ -481,7 +482,7 @@ def test_more_than_300_configs_are_searched(gpu):
         benched.append(1)
         return 1.0
 
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(decorate(configs=configs, do_bench=bench))
     assert 50 < len(benched) < 356
 
@@ -499,7 +500,7 @@ def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
     monkeypatch.setattr(testing, "do_bench_cudagraph", bench("do_bench_cudagraph"))
     with pytest.warns(DeprecationWarning):
         kernel = decorate(**options)
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         call(kernel)
     names = {"rep": 9} if "use_cuda_graph" in options else {"warmup": 3, "rep": 7}
     wanted = "do_bench_cudagraph" if "use_cuda_graph" in options else "do_bench"
@@ -517,7 +518,7 @@ def test_configs_that_differ_in_their_hook_alone_are_both_measured(gpu):
         benched.append(candidate.config.pre_hook)
         return 2.0 - len(benched) / 2
 
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         kernel = decorate(configs=configs, do_bench=bench)
         call(kernel)
     assert benched == [None, one] and kernel.best_config is configs[1]
@@ -533,7 +534,7 @@ def test_explain_measures_and_launches_nothing(gpu):
     call(kernel)
     assert explained(kernel).compiled == "in this process"
     assert explained(decorate()).compiled == "on disk"
-    with tuning.tuning("on_miss"):
+    with sw.tuning("on_miss"):
         assert "1 of 3 configs would be timed" in explained(kernel).decision.reason
     assert benched == [] and gpu.order == ["triton"]
     text = str(found)

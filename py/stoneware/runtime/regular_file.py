@@ -15,18 +15,22 @@ MAX_BYTES = 1 << 30
 """The longest file that is read: some hundred times the longest that is written."""
 
 
-def read(path: str | os.PathLike[str]) -> bytes:
+def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file, or of the one that a link leads to.
 
+    Args:
+      path: where it is.
+      most_bytes: a longer file is refused, unread.
+
     Raises:
-      OSError: it cannot be read, is no regular file, or is longer than MAX_BYTES.
+      OSError: it cannot be read, is no regular file, or is too long.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         status = os.fstat(file.fileno())
         _check(status, path)
-        if status.st_size > MAX_BYTES:
+        if status.st_size > most_bytes:
             raise OSError(
-                errno.EFBIG, f"it has {status.st_size} bytes, and at most {MAX_BYTES} are read",
+                errno.EFBIG, f"it has {status.st_size} bytes, and at most {most_bytes} are read",
                 os.fspath(path),
             )
         return file.read()

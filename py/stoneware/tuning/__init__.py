@@ -19,8 +19,8 @@ class _CallablePackage(ModuleType):
     """A module that stands for its context manager, too."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        """`stoneware.tuning.policy.tuning`: see there."""
-        from stoneware.tuning.policy import tuning
+        """`stoneware.tuning.context.tuning`: see there."""
+        from stoneware.tuning.context import tuning
 
         return tuning(*args, **kwargs)
 

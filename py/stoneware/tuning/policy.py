@@ -1,15 +1,11 @@
-"""tuning: what to do about a problem that was not measured, and whose measurements lie on top.
-
-    with sw.tuning("on_miss"): ...                        measure it now, and keep the samples
-    with sw.tuning("error_on_miss"): ...                  raise TuningMissError
-    with sw.tuning("off", overlay="measured/"): ...       these entries come before all others
+"""What holds here and now: the mode of tuning, an overlay, samples in memory, and the epoch.
 
 A miss is a problem on a GPU whose config comes from anything but an undrifted measurement at that
 very shape, dtype and device, or from the caller.
 
-The state is a context variable: it holds for the code inside the `with`, in that thread and task
-alone. Another thread, such as the one in which autograd runs a backward on a GPU, has the mode of
-STONEWARE_TUNING.
+The state is a context variable: it holds for the code inside a `with sw.tuning(...)`, in that thread
+and task alone. Another thread, such as the one in which autograd runs a backward on a GPU, has the
+mode of STONEWARE_TUNING.
 """
 
 from __future__ import annotations
@@ -24,11 +20,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoneware.runtime import environment
-from stoneware.runtime.environment import MODES
 from stoneware.runtime.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -81,33 +75,11 @@ os.register_at_fork(after_in_child=_make_lock)
 
 
 @contextlib.contextmanager
-def tuning(
-    mode: str, *, overlay: Table | str | Path | None = None
-) -> Iterator[None]:
-    """Sets the mode, and optionally an overlay, for the code inside the `with`.
-
-    Args:
-      mode: "off" takes the nearest measurement or the rule of thumb; "on_miss" measures the
-        problem first, at its first call, and stores the samples in the user's store; during CUDA
-        graph capture nothing is measured; "error_on_miss" raises TuningMissError at the call.
-      overlay: entries that come before the user's store and the wheel: a Table, a baked table's
-        file, a store (.sqlite3), or a folder of samples. None keeps that of the `with` around this
-        one.
-
-    Raises:
-      ValueError: `mode` is unknown, or `overlay` is no such thing.
-      TypeError: `overlay` is of another type.
-      TableError: a file of the overlay is damaged.
-    """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}")
-    if overlay is None:
+def entered(mode: str, tables: dict[str, Table] | None) -> Iterator[None]:
+    """Makes `mode` and an overlay hold inside the `with`; of None, the overlay around it."""
+    if tables is None:
         around = _STATE.get()
         tables = dict(around.overlay) if around is not None else {}
-    else:
-        from stoneware.tuning import sources
-
-        tables = sources.overlay_tables(overlay)
     token = _STATE.set(_interned(mode, tables))
     try:
         yield
