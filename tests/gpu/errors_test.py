@@ -42,8 +42,8 @@ def test_a_cubin_that_does_not_fit_the_gpu(device):
     if not unfit:
         pytest.skip("the wheel has kernels for this GPU's arch only")
     for kernel in unfit:
-        cubin = package_files.path("kernels", f"{kernel.id}.cubin").read_bytes()
-        text = package_files.path("kernels", f"{kernel.id}.json").read_text()
+        cubin = package_files.path("cubins", f"{kernel.id}.cubin").read_bytes()
+        text = package_files.path("cubins", f"{kernel.id}.json").read_text()
         description = json.loads(text)
         loaded = _driver.Kernel(
             cubin,

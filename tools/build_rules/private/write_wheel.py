@@ -181,7 +181,8 @@ def _needs(info: WheelAbIInfo) -> str:
 def main(argv: list[str]) -> None:
     del argv
     os.environ["SOURCE_DATE_EPOCH"] = _EPOCH  # For RECORD, which the package writes by itself.
-    logging.getLogger("wheel").setLevel(logging.WARNING)  # It would name every file.
+    logging.getLogger("wheel").setLevel(logging.WARNING)  # It would name every file,
+    logging.getLogger("auditwheel").setLevel(logging.ERROR)  # and this one every cubin.
     listing = json.loads(pathlib.Path(_CONTENTS.value).read_text(encoding="utf-8"))
     contents = {path: pathlib.Path(file).read_bytes() for path, file in listing.items()}
     info = f"{_DISTRIBUTION.value}-{_VERSION.value}.dist-info"
