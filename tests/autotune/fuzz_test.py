@@ -27,7 +27,8 @@ from store_files import RUN, killed_while_adding, rows_by_sql
 
 from stoneware.errors import StoreError, TableError
 from stoneware.runtime.canonical import canonical_document, canonical_json
-from stoneware.tuning import differences, merge, record, samples as sample_format, table
+from stoneware.tuning import differences, merge, record, samples as sample_format, table_file
+from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Sample
 from stoneware.tuning.store import Store
 
@@ -236,13 +237,8 @@ def check_damaged_folder(seed, folder):
 
 
 def test_a_damaged_table_is_refused_whole():
-    choice = table.Choice(config=data.sample().config, median_us=9.0, spread_us=1.0, run=RUN.id)
-    entries = [
-        table.Entry(key=data.sample(m=m).key, choices=(choice,), rule="fastest")
-        for m in range(1, 20)
-    ]
-    device = table.DeviceEntries(fingerprint=data.H200, entries=entries)
-    fuzz(500, check_damaged_table, table.encode("scaled_mm", [device], [{"id": RUN.id}]))
+    made = make_table("scaled_mm", [(RUN, data.sample(m=m)) for m in range(1, 20)], None)
+    fuzz(500, check_damaged_table, table_file.encode(made))
 
 
 def check_damaged_table(seed, folder, content):
@@ -253,6 +249,6 @@ def check_damaged_table(seed, folder, content):
         assert differences.verify(path) == []
         return
     with pytest.raises(TableError, match="scaled_mm.table"):
-        table.decode(changed, path, "scaled_mm")
+        table_file.decode(changed, path, "scaled_mm")
     (problem,) = differences.verify(path)
     assert str(path) in problem
