@@ -190,10 +190,9 @@ def test_a_folder_that_others_can_write_is_neither_read_nor_written(folder, capl
 
 def test_a_folder_of_another_user_is_neither_read_nor_written(folder, monkeypatch, caplog):
     write()
-    if os.geteuid():
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    else:
-        os.chown(folder, 12345, -1)
+    status = os.stat(folder)
+    of_another = os.stat_result((*status[:4], os.geteuid() + 1, *status[5:]))
+    monkeypatch.setattr(private_folder.os, "stat", lambda path: of_another)
     with caplog.at_level(logging.WARNING):
         assert cache.read(NAME) is None
         write(cache.digest({}))

@@ -340,8 +340,6 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
     """As for the ops: once samples of two limits are known, this GPU's is asked for."""
     import dataclasses
 
-    from stoneware.measuring import machine
-
     for number, watts, fast in ((1, 500, 64), (2, 700, 32)):
         device = dataclasses.replace(FINGERPRINT, power_limit_w=watts)
         taken = [sample(block, 1.0 if block == fast else 2.0, run=number)
@@ -349,7 +347,8 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
         store.user_store().add(dataclasses.replace(run_of(number), device=device), taken)
     tuning.forget_plans()
     for watts, block in ((500, 64), (700, 32)):
-        monkeypatch.setattr(machine, "power_limit_w", lambda ordinal: watts)
+        for module in ("stoneware.measuring.machine", "stoneware.runtime.nvml"):
+            monkeypatch.setattr(f"{module}.power_limit_w", lambda ordinal: watts)
         assert call(decorate()) == block
         with sw.tuning("on_miss"):
             assert call(decorate(do_bench=bench_by(FAST_32, benched := []))) == block

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import typer
 
 from stoneware import __version__
 from stoneware.cli import exit_codes, help
-from stoneware.cli.output import note
+from stoneware.cli.output import discard, note
 from stoneware.errors import explained
 from stoneware.runtime.canonical import printable
 
@@ -99,7 +98,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     is_usage = hasattr(error, "format_message") and hasattr(error, "exit_code")
     code = exit_codes.USAGE if is_usage else exit_codes.of_error(error)
     if code == exit_codes.PIPE_CLOSED:
-        _close_stdout()
+        discard(sys.stdout)
         return code
     program = f"stoneware {command}".strip()
     message = " ".join(str(error).split()) or type(error).__name__
@@ -123,11 +122,5 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        _close_stdout()
+        discard(sys.stdout)
     return code
-
-
-def _close_stdout() -> None:
-    """Lets what is still buffered for a reader that has gone, or a full disk, go nowhere."""
-    # As Python's documentation of SIGPIPE advises: else the flush at exit fails once more.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,12 +5,12 @@ Names in files are what others wrote: no escape sequence of theirs reaches the t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from stoneware.runtime.canonical import printable
 
@@ -85,8 +85,16 @@ class Output:
 def note(line: str) -> None:
     """Prints a line on stderr; a stderr that is closed or full is no error, as nobody reads it."""
     if sys.stderr is not None:  # None to print means stdout
-        with contextlib.suppress(OSError):
+        try:
             print(printable(line), file=sys.stderr, flush=True)
+        except OSError:
+            discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Lets what is still buffered for a reader that has gone, or a full disk, go nowhere."""
+    # As Python's documentation of SIGPIPE advises: else the flush at exit fails once more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def console(*, stderr: bool = False) -> Console:

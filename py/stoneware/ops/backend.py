@@ -9,7 +9,6 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.registry import REFERENCE
 from stoneware.runtime.device import Device
-from stoneware.runtime.fast_dataclass import dataclass
 
 Plan = Callable[..., None]
 """Takes the op's tensors in the order of its spec's `plan_order`, and launches on torch's current
@@ -46,7 +45,6 @@ class Backend:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
 class TorchBackend(Backend):
     """A backend with one config, whose kernels are torch's.
 
@@ -56,9 +54,11 @@ class TorchBackend(Backend):
       why_not: why it cannot run a problem on a device, or None.
     """
 
-    config: Config
-    make_plan: Callable[[Any], Plan]
-    why_not: Callable[[Any, Device], str | None] = lambda problem, device: None
+    def __init__(
+        self, config: Config, make_plan: Callable[[Any], Plan],
+        why_not: Callable[[Any, Device], str | None] = lambda problem, device: None,
+    ) -> None:
+        self.config, self.make_plan, self.why_not = config, make_plan, why_not
 
     @property
     def name(self) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from stoneware.report import measures, regret
 from stoneware.report.measures import Measurement, Problem
 from stoneware.report.regret import Regret
 from stoneware.runtime.device import DeviceFingerprint, names_match
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import entries, merge, sources, table_file, time_fit
 from stoneware.tuning.samples import STATUSES, Sample
 from stoneware.tuning.table import RUN_FIELDS, Table
@@ -31,7 +32,7 @@ class TableMeasurement(Choice):
     status: str = "ok"
 
 
-@dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class DeviceMeasurements:
     """All that was measured on one device.
 
@@ -46,10 +47,10 @@ class DeviceMeasurements:
 
     fingerprint: DeviceFingerprint
     aliases: tuple[str, ...] = ()
-    measurements: list[Measurement] = field(default_factory=list)
-    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    origins: list[str] = field(default_factory=list)
-    digests: dict[str, str] = field(default_factory=dict)
+    measurements: list[Measurement] = dataclasses.field(default_factory=list)
+    runs: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    origins: list[str] = dataclasses.field(default_factory=list)
+    digests: dict[str, str] = dataclasses.field(default_factory=dict)
     manifest: Manifest | None = None
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 
 MAX_BYTES = 1 << 30
@@ -64,7 +63,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
         with open(path, "wb") as file:  # also says what is wrong with a folder
             file.write(data)
         return
-    draft = os.path.join(os.path.dirname(path), f".stoneware-{secrets.token_hex(8)}")
+    draft = os.path.join(os.path.dirname(path), f".stoneware-{os.urandom(8).hex()}")
     try:
         with open(draft, "xb") as file:  # x: never what is there, nor what a link leads to
             file.write(data)

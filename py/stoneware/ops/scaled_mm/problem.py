@@ -159,6 +159,11 @@ class Problem:
             [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)).
         """
         kind_a, _, kind_b = scales.partition("/")
+        if not {kind_a, kind_b or kind_a} <= set(SCALES):
+            raise ValueError(
+                f"scales={scales!r} must be one of {', '.join(SCALES)}, or two as tensor/row, for "
+                "a and b; pass one of these"
+            )
         scale_a, scale_b = kind_a, kind_b or kind_a
         layout = {}
         if kind_a == "block":
