@@ -246,7 +246,7 @@ def test_explain_without_a_gpu_explains_the_reference(package):
     ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
     ({"m": 0}, "m=0 must be at least 1"),
     ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
-    ({"scales": "column"}, "scale_a='column' must be one of tensor, row, block_1x128"),
+    ({"scales": "column"}, "scales='column' must be one of tensor, row, block, or two as tensor/row"),
 ])
 def test_explain_refuses_bad_arguments(package, changes, part):
     arguments = {"op": "scaled_mm", "m": 16, "n": 4096, "k": 4096, "device": "h200", **changes}
