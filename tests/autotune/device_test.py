@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import small_package as small
 
+from stoneware.cli import kernel_explanation
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.tuning import table_file
 from stoneware.tuning.entries import make_table
@@ -68,3 +70,13 @@ def test_number_that_no_device_has_is_refused(field, value):
     assert len(str(caught.value)) < 300
     with pytest.raises(ValueError, match="compute_capability="):
         replace(small.H200, compute_capability=(9, 10**400))
+
+
+def test_explain_of_a_decorated_kernel_has_each_device_in_whatever_order_sources_come():
+    for ordered in itertools.permutations((UNKNOWN, LOW, HIGH)):
+        sources = [
+            SimpleNamespace(table=SimpleNamespace(
+                devices=[SimpleNamespace(fingerprint=one, names=(one.name,))]))
+            for one in ordered
+        ]
+        assert set(kernel_explanation._devices(sources, None)) == {UNKNOWN, LOW, HIGH}

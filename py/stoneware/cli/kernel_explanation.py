@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoneware.kernels.key import KernelKey, Value, check_value
-from stoneware.runtime.device import DeviceFingerprint, cuda_device, names_match
+from stoneware.runtime.device import DeviceFingerprint, by_hardware, cuda_device, names_match
 from stoneware.tuning import lookup, sources as table_sources
 from stoneware.tuning.lookup import Found
 from stoneware.tuning.sources import Source
@@ -131,11 +131,11 @@ def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerpr
     if name is not None and (match := re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)):
         return [cuda_device(int(match[1] or 0)).fingerprint]
     known = [entries for source in sources for entries in source.table.devices]
-    found: list[DeviceFingerprint] = []
-    for entries in known:
-        is_meant = name is None or names_match(name, entries.names)
-        if is_meant and not any(entries.fingerprint.same_hardware(other) for other in found):
-            found.append(entries.fingerprint)
+    device_of = by_hardware(entries.fingerprint for entries in known)
+    found = list(dict.fromkeys(
+        device_of[entries.fingerprint] for entries in known
+        if name is None or names_match(name, entries.names)
+    ))
     if not found:
         names = sorted({other for entries in known for other in entries.names})
         raise ValueError(
