@@ -28,7 +28,8 @@ Reference OptionalOf(nb::handle object) {
 NativeFunction FunctionOf(nb::handle owner, const char* name) {
   NativeFunction function(nb::object(owner.attr(name)).ptr());
   if (function) return function;
-  throw nb::attribute_error((std::string(name) + " of torch must be a built-in function without "
+  throw nb::attribute_error((std::string(name) +
+                             " of torch must be a built-in function without "
                              "arguments, as in torch 2.10 and later; install another torch")
                                 .c_str());
 }
@@ -66,8 +67,9 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   Bits("plan_order", plan_order, num_tensors);
   Bits("out", {out}, num_tensors);
   if (out == 0 || (signature.optional & 1) != 0) {
-    throw std::invalid_argument("tensor 0 must be an input that is always there: its device is the "
-                                "call's");
+    throw std::invalid_argument(
+        "tensor 0 must be an input that is always there: its device is the "
+        "call's");
   }
   if (plan_order.size() > kMaxTensors) {
     throw std::invalid_argument("plan_order must have at most " + std::to_string(kMaxTensors) +
@@ -78,8 +80,9 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   const nb::object tensor = torch.attr("Tensor");
   const ExchangeApi* api = ExchangeApi::Find(tensor.ptr());
   if (api == nullptr) {
-    throw nb::attribute_error("torch.Tensor has no DLPack exchange API of major version 1; "
-                              "torch 2.10 and later have it");
+    throw nb::attribute_error(
+        "torch.Tensor has no DLPack exchange API of major version 1; "
+        "torch 2.10 and later have it");
   }
   const nb::object native = torch.attr("_C");
   TorchFunctions functions;
@@ -88,8 +91,9 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.is_grad_enabled = FunctionOf(native, "is_grad_enabled");
   functions.requires_grad = Of(tensor.attr("requires_grad"));
   if (PyType_GetSlot(Py_TYPE(functions.requires_grad.get()), Py_tp_descr_get) == nullptr) {
-    throw nb::attribute_error("torch.Tensor.requires_grad must be a descriptor, as that of torch "
-                              "2.10 and later is, but has no __get__; install another torch");
+    throw nb::attribute_error(
+        "torch.Tensor.requires_grad must be a descriptor, as that of torch "
+        "2.10 and later is, but has no __get__; install another torch");
   }
   functions.is_neg = FunctionOf(tensor(), "is_neg");
   functions.num_dispatch_modes = FunctionOf(native, "_len_torch_dispatch_stack");
@@ -99,8 +103,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   const nb::object guards =
       nb::getattr(nb::getattr(native, "_dynamo", nb::none()), "guards", nb::none());
   functions.empty_strided_cpu = OptionalOf(nb::getattr(guards, "_empty_strided_cpu", nb::none()));
-  functions.empty_strided_cuda =
-      OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
+  functions.empty_strided_cuda = OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
   functions.current_cuda_device =
       NativeFunction(nb::object(nb::getattr(native, "_cuda_getDevice", nb::none())).ptr());
   functions.forward_ad = Of(torch.attr("autograd").attr("forward_ad").attr("__dict__"));
@@ -120,8 +123,7 @@ PyObject* CallMethod(PyObject* self, PyObject* const* arguments, Py_ssize_t num_
 
 template <PyObject* (FastCall::*method)(PyObject* const*, Py_ssize_t)>
 PyMethodDef Definition(const char* name) {
-  return {name,
-          reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&CallMethod<method>)),
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&CallMethod<method>)),
           METH_FASTCALL, nullptr};
 }
 
@@ -160,8 +162,8 @@ NB_MODULE(_call, m) {
   m.doc() = "The plans of ops, and calls whose plan is known without Python.";
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
                        "The calls of one op, and their plans.")
-      .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a,
-           "epoch"_a, "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a,
+      .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a, "epoch"_a,
+           "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a,
            "plan_order"_a, "max_plans"_a,
            "Args:\n"
            "  torch: the module.\n"

@@ -223,8 +223,7 @@ bool FastCall::MakeCanonical(PyObject* const* arguments, PyObject* state, Key* k
   // Comparing objects may run Python, in which another thread may clear the table.
   const Reference objects = Reference::Borrowed(objects_.get());
   for (int i = 0; i <= signature_.num_objects; ++i) {
-    PyObject* object =
-        i < signature_.num_objects ? arguments[signature_.num_tensors + i] : state;
+    PyObject* object = i < signature_.num_objects ? arguments[signature_.num_tensors + i] : state;
     PyObject* known = PyDict_GetItemWithError(objects.get(), object);
     if (known == nullptr && PyErr_Occurred()) return false;
     if (known == nullptr && adds && PyDict_SetItem(objects.get(), object, object) != 0) {
@@ -394,8 +393,7 @@ Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& d
   if (empty_strided != nullptr && num_modes == 0) {
     PyObject* const arguments[] = {allocation.shape.get(), allocation.strides.get(),
                                    allocation.dtype.get()};
-    Reference out =
-        Reference::Stolen(PyObject_Vectorcall(empty_strided, arguments, 3, nullptr));
+    Reference out = Reference::Stolen(PyObject_Vectorcall(empty_strided, arguments, 3, nullptr));
     if (!out || api_.view_from_py_object(out.get(), view) != 0) return Reference();
     return out;
   }
@@ -403,8 +401,8 @@ Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& d
   if (!keywords) return Reference();
   PyObject* const arguments[] = {allocation.shape.get(), allocation.dtype.get(),
                                  allocation.device.get()};
-  Reference out = Reference::Stolen(
-      PyObject_Vectorcall(torch_.empty.get(), arguments, 1, keywords.get()));
+  Reference out =
+      Reference::Stolen(PyObject_Vectorcall(torch_.empty.get(), arguments, 1, keywords.get()));
   if (!out || api_.view_from_py_object(out.get(), view) != 0) return Reference();
   return out;
 }

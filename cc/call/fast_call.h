@@ -3,9 +3,9 @@
 // An op is some tensors, of which some may be None and one is the output, followed by some other
 // objects (a dtype, a backend's name, a config). Everything that its checks and its plan depend on
 // is a key of some 30 words: dtype, device, shape and strides of each tensor, which of them are
-// misaligned, the identity of each object, the state of sw.tuning and its epoch. A call whose key is
-// known is run by the plan without further checks. A new epoch makes every plan stale: its key is
-// never asked for again, and it leaves the table as the oldest do.
+// misaligned, the identity of each object, the state of sw.tuning and its epoch. A call whose key
+// is known is run by the plan without further checks. A new epoch makes every plan stale: its key
+// is never asked for again, and it leaves the table as the oldest do.
 //
 // Where the key is not known, `make` is asked for a plan, in Python. Where a call is unusual,
 // `slow` does all of it, and asks `Plan` for the plan: a gradient is needed, forward-mode AD or a
@@ -71,16 +71,16 @@ class Reference {
 
 // What an op's calls look like.
 struct Signature {
-  int num_tensors = 0;  // the first arguments
-  int num_objects = 0;  // the arguments after them
-  int out = 0;          // the tensor that is allocated where it is None
-  std::uint32_t optional = 0;  // a bit per tensor that may be None
-  std::uint32_t aligned = 0;   // a bit per tensor of whose address the plan depends on alignment
+  int num_tensors = 0;          // the first arguments
+  int num_objects = 0;          // the arguments after them
+  int out = 0;                  // the tensor that is allocated where it is None
+  std::uint32_t optional = 0;   // a bit per tensor that may be None
+  std::uint32_t aligned = 0;    // a bit per tensor of whose address the plan depends on alignment
   std::vector<int> plan_order;  // the tensors, in the order of a plan's arguments
 };
 
-// A function of torch's that takes nothing but `self`, called past Python's own call protocol, which
-// takes longer than the function: each is called at every call of an op.
+// A function of torch's that takes nothing but `self`, called past Python's own call protocol,
+// which takes longer than the function: each is called at every call of an op.
 class NativeFunction {
  public:
   NativeFunction() = default;
@@ -112,10 +112,10 @@ struct TorchFunctions {
   NativeFunction num_dispatch_modes;
   NativeFunction num_function_modes;
   Reference empty;
-  Reference empty_strided_cpu;   // (shape, strides, dtype); nullptr: `empty` is called
-  Reference empty_strided_cuda;  // the same, on the current device
+  Reference empty_strided_cpu;         // (shape, strides, dtype); nullptr: `empty` is called
+  Reference empty_strided_cuda;        // the same, on the current device
   NativeFunction current_cuda_device;  // its number; empty: as without empty_strided_cuda
-  Reference forward_ad;  // the dict of the module torch.autograd.forward_ad
+  Reference forward_ad;                // the dict of the module torch.autograd.forward_ad
 };
 
 class FastCall {
@@ -228,10 +228,10 @@ class FastCall {
   const Reference epoch_;
   const Reference workspace_;
   const descrgetfunc get_requires_grad_;  // of the descriptor's type
-  const Reference current_level_;  // the name of the number of the dual level
+  const Reference current_level_;         // the name of the number of the dual level
   const std::size_t max_plans_;
 
-  std::unordered_multimap<std::uint64_t, Entry> entries_;  // by hash
+  std::unordered_multimap<std::uint64_t, Entry> entries_;       // by hash
   std::deque<std::pair<std::uint64_t, std::uint64_t>> oldest_;  // (hash, number) in order of age
   Reference objects_;  // object -> object, of every object whose address is a word of a key
   std::unordered_map<PyObject*, std::size_t> num_uses_;  // by how many entries, of each of them

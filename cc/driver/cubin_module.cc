@@ -23,8 +23,7 @@ Elf64_Ehdr ElfHeader(std::string_view cubin) {
     refuse("these are " + std::to_string(cubin.size()) + " bytes, less than an ELF header");
   }
   std::memcpy(&header, cubin.data(), sizeof(header));
-  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
-      header.e_ident[EI_CLASS] != ELFCLASS64) {
+  if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64) {
     refuse("these " + std::to_string(cubin.size()) + " bytes do not begin like one");
   }
   if (header.e_machine != EM_CUDA) {
@@ -93,14 +92,14 @@ void CubinKernel::Prepare(const DriverApi& api, const ContextGuard& context) {
     kernel_ = kernel;
   }
   if (spec_.shared_bytes > kSharedBytesWithoutOptIn) {
-    CheckWhile("cuKernelSetAttribute",
-               api.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                        static_cast<int>(spec_.shared_bytes), kernel_,
-                                        context.device()),
-               [&] {
-                 return "allowing " + std::to_string(spec_.shared_bytes) +
-                        " bytes of shared memory, " + loading();
-               });
+    CheckWhile(
+        "cuKernelSetAttribute",
+        api.cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                 static_cast<int>(spec_.shared_bytes), kernel_, context.device()),
+        [&] {
+          return "allowing " + std::to_string(spec_.shared_bytes) + " bytes of shared memory, " +
+                 loading();
+        });
   }
   // The driver would load the kernel at its first launch, where an error says less.
   CUfunction function = nullptr;
@@ -112,10 +111,10 @@ void CubinKernel::Prepare(const DriverApi& api, const ContextGuard& context) {
 // disagree (different compilers, a cubin of another build) it would read garbage, so refuse.
 void CubinKernel::CheckParameters(const DriverApi& api, CUkernel kernel) const {
   const auto mismatch = [&](const std::string& difference) {
-    return DriverError(
-        "cuKernelGetParamInfo", 0, "KERNEL_PARAMETERS_DIFFER",
-        "host and cubin must agree on the parameters of kernel " + spec_.name + ", but " +
-            difference + "; host and cubin are of different builds: reinstall the package");
+    return DriverError("cuKernelGetParamInfo", 0, "KERNEL_PARAMETERS_DIFFER",
+                       "host and cubin must agree on the parameters of kernel " + spec_.name +
+                           ", but " + difference +
+                           "; host and cubin are of different builds: reinstall the package");
   };
   const std::size_t num_parameters = spec_.parameter_bytes.size();
   for (std::size_t i = 0; i < num_parameters; ++i) {
@@ -123,8 +122,8 @@ void CubinKernel::CheckParameters(const DriverApi& api, CUkernel kernel) const {
     std::size_t bytes = 0;
     const CUresult result = api.cuKernelGetParamInfo(kernel, i, &offset, &bytes);
     if (result == CUDA_ERROR_INVALID_VALUE) {
-      throw mismatch("the host passes " + std::to_string(num_parameters) +
-                     " and the cubin takes " + std::to_string(i));
+      throw mismatch("the host passes " + std::to_string(num_parameters) + " and the cubin takes " +
+                     std::to_string(i));
     }
     Check("cuKernelGetParamInfo", result);
     if (bytes != spec_.parameter_bytes[i]) {

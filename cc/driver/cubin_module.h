@@ -50,9 +50,7 @@ class CubinKernel {
 
  private:
   // 0 for a device beyond the 64th, which is prepared anew for each launch.
-  static std::uint64_t Bit(int device) {
-    return device < 64 ? std::uint64_t{1} << device : 0;
-  }
+  static std::uint64_t Bit(int device) { return device < 64 ? std::uint64_t{1} << device : 0; }
 
   void Prepare(const DriverApi& api, const ContextGuard& context);
   void CheckParameters(const DriverApi& api, CUkernel kernel) const;
@@ -60,7 +58,7 @@ class CubinKernel {
   const CubinSpec spec_;
   std::atomic<std::uint64_t> ready_devices_{0};
 
-  std::mutex mutex_;  // guards writes to ready_devices_ and to what follows
+  std::mutex mutex_;             // guards writes to ready_devices_ and to what follows
   CUlibrary library_ = nullptr;  // stays loaded: a launch may still be running
   CUkernel kernel_ = nullptr;    // set before the first bit of ready_devices_
 };

@@ -70,7 +70,8 @@ DriverApi Resolve() {
                         std::string("the NVIDIA driver must provide ") + name +
                             ", but this one (for CUDA " + VersionText(api.version) +
                             ") does not; reinstall the NVIDIA driver, or remove whatever stands "
-                            "before its " + kLibrary + " on LD_LIBRARY_PATH");
+                            "before its " +
+                            kLibrary + " on LD_LIBRARY_PATH");
     }
     return address;
   };

@@ -16,31 +16,31 @@ namespace stoneware::driver {
 // Each entry point with the CUDA version that introduced the signature in cuda.h (the suffix of its
 // PFN_ type in cudaTypedefs.h). cuGetProcAddress returns the newest variant up to that version, so
 // asking for a later one could yield a function with other parameters.
-#define STONEWARE_DRIVER_ENTRY_POINTS(ENTRY) \
-  ENTRY(cuInit, 2000) \
-  ENTRY(cuGetErrorName, 6000) \
-  ENTRY(cuDeviceGet, 2000) \
-  ENTRY(cuDeviceGetCount, 2000) \
-  ENTRY(cuDeviceGetName, 2000) \
-  ENTRY(cuDeviceGetAttribute, 2000) \
-  ENTRY(cuDeviceTotalMem, 3020) \
-  ENTRY(cuDevicePrimaryCtxRetain, 7000) \
-  ENTRY(cuCtxGetCurrent, 4000) \
-  ENTRY(cuCtxGetDevice, 2000) \
-  ENTRY(cuCtxPushCurrent, 4000) \
-  ENTRY(cuCtxPopCurrent, 4000) \
-  ENTRY(cuLibraryLoadData, 12000) \
-  ENTRY(cuLibraryGetKernel, 12000) \
-  ENTRY(cuKernelGetFunction, 12000) \
-  ENTRY(cuKernelGetParamInfo, 12040) \
-  ENTRY(cuKernelSetAttribute, 12000) \
-  ENTRY(cuLaunchKernelEx, 11060) \
+#define STONEWARE_DRIVER_ENTRY_POINTS(ENTRY)               \
+  ENTRY(cuInit, 2000)                                      \
+  ENTRY(cuGetErrorName, 6000)                              \
+  ENTRY(cuDeviceGet, 2000)                                 \
+  ENTRY(cuDeviceGetCount, 2000)                            \
+  ENTRY(cuDeviceGetName, 2000)                             \
+  ENTRY(cuDeviceGetAttribute, 2000)                        \
+  ENTRY(cuDeviceTotalMem, 3020)                            \
+  ENTRY(cuDevicePrimaryCtxRetain, 7000)                    \
+  ENTRY(cuCtxGetCurrent, 4000)                             \
+  ENTRY(cuCtxGetDevice, 2000)                              \
+  ENTRY(cuCtxPushCurrent, 4000)                            \
+  ENTRY(cuCtxPopCurrent, 4000)                             \
+  ENTRY(cuLibraryLoadData, 12000)                          \
+  ENTRY(cuLibraryGetKernel, 12000)                         \
+  ENTRY(cuKernelGetFunction, 12000)                        \
+  ENTRY(cuKernelGetParamInfo, 12040)                       \
+  ENTRY(cuKernelSetAttribute, 12000)                       \
+  ENTRY(cuLaunchKernelEx, 11060)                           \
   ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050) \
-  ENTRY(cuTensorMapEncodeTiled, 12000) \
-  ENTRY(cuTensorMapEncodeIm2col, 12000) \
-  ENTRY(cuTensorMapReplaceAddress, 12000) \
-  ENTRY(cuMemsetD8Async, 3020) \
-  ENTRY(cuMemsetD16Async, 3020) \
+  ENTRY(cuTensorMapEncodeTiled, 12000)                     \
+  ENTRY(cuTensorMapEncodeIm2col, 12000)                    \
+  ENTRY(cuTensorMapReplaceAddress, 12000)                  \
+  ENTRY(cuMemsetD8Async, 3020)                             \
+  ENTRY(cuMemsetD16Async, 3020)                            \
   ENTRY(cuMemsetD32Async, 3020)
 
 // The oldest driver that has every entry point above, as cuDriverGetVersion counts.

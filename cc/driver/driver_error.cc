@@ -39,46 +39,49 @@ struct KnownResult {
 #define RESULT(code, advice) {code, #code, advice}
 constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_INVALID_VALUE,
-       "an argument is outside what the driver allows; compare the values above with the "
-       "GPU's limits and, if they fit, report them as a bug"),
+           "an argument is outside what the driver allows; compare the values above with the "
+           "GPU's limits and, if they fit, report them as a bug"),
     RESULT(CUDA_ERROR_OUT_OF_MEMORY,
-       "the GPU or the host has no memory left; free tensors, or use a smaller batch"),
+           "the GPU or the host has no memory left; free tensors, or use a smaller batch"),
     RESULT(CUDA_ERROR_NOT_INITIALIZED,
-       "the driver is not initialised; call from a process in which CUDA can start"),
+           "the driver is not initialised; call from a process in which CUDA can start"),
     RESULT(CUDA_ERROR_DEINITIALIZED,
-       "the driver is shutting down; do not launch from an atexit handler or a destructor that "
-       "runs at exit"),
+           "the driver is shutting down; do not launch from an atexit handler or a destructor that "
+           "runs at exit"),
     RESULT(CUDA_ERROR_PROFILER_DISABLED, kReportBug),
     RESULT(CUDA_ERROR_PROFILER_NOT_INITIALIZED, kReportBug),
     RESULT(CUDA_ERROR_PROFILER_ALREADY_STARTED, kReportBug),
     RESULT(CUDA_ERROR_PROFILER_ALREADY_STOPPED, kReportBug),
     RESULT(CUDA_ERROR_STUB_LIBRARY,
-       "libcuda.so.1 is the toolkit's stub, not a driver; take the stubs folder off "
-       "LD_LIBRARY_PATH"),
+           "libcuda.so.1 is the toolkit's stub, not a driver; take the stubs folder off "
+           "LD_LIBRARY_PATH"),
     RESULT(CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER, kUpdateDriver),
-    RESULT(CUDA_ERROR_DEVICE_UNAVAILABLE,
-       "another process holds the GPU in exclusive mode, or it is in prohibited mode; free it or "
-       "set its compute mode to default (nvidia-smi -c 0)"),
-    RESULT(CUDA_ERROR_NO_DEVICE,
-       "the driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the reference "
-       "backend"),
+    RESULT(
+        CUDA_ERROR_DEVICE_UNAVAILABLE,
+        "another process holds the GPU in exclusive mode, or it is in prohibited mode; free it or "
+        "set its compute mode to default (nvidia-smi -c 0)"),
+    RESULT(
+        CUDA_ERROR_NO_DEVICE,
+        "the driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the reference "
+        "backend"),
     RESULT(CUDA_ERROR_INVALID_DEVICE,
-       "no GPU has this number in this process; pick one below the device count, and check "
-       "CUDA_VISIBLE_DEVICES"),
+           "no GPU has this number in this process; pick one below the device count, and check "
+           "CUDA_VISIBLE_DEVICES"),
     RESULT(CUDA_ERROR_DEVICE_NOT_LICENSED,
-       "the virtual GPU has no licence; ask the administrator of the host for one"),
+           "the virtual GPU has no licence; ask the administrator of the host for one"),
     RESULT(CUDA_ERROR_INVALID_IMAGE,
-       "the driver cannot read the cubin: it is damaged, or made by a toolkit newer than the "
-       "driver; reinstall the package, or update the NVIDIA driver"),
+           "the driver cannot read the cubin: it is damaged, or made by a toolkit newer than the "
+           "driver; reinstall the package, or update the NVIDIA driver"),
     RESULT(CUDA_ERROR_INVALID_CONTEXT, kContextLost),
     RESULT(CUDA_ERROR_CONTEXT_ALREADY_CURRENT, kContextLost),
     RESULT(CUDA_ERROR_MAP_FAILED, kReportBug),
     RESULT(CUDA_ERROR_UNMAP_FAILED, kReportBug),
     RESULT(CUDA_ERROR_ARRAY_IS_MAPPED, kReportBug),
     RESULT(CUDA_ERROR_ALREADY_MAPPED, kReportBug),
-    RESULT(CUDA_ERROR_NO_BINARY_FOR_GPU,
-       "the cubin does not fit this GPU; use a package built for its architecture (build setting "
-       "cuda_archs), or another backend"),
+    RESULT(
+        CUDA_ERROR_NO_BINARY_FOR_GPU,
+        "the cubin does not fit this GPU; use a package built for its architecture (build setting "
+        "cuda_archs), or another backend"),
     RESULT(CUDA_ERROR_ALREADY_ACQUIRED, kReportBug),
     RESULT(CUDA_ERROR_NOT_MAPPED, kReportBug),
     RESULT(CUDA_ERROR_NOT_MAPPED_AS_ARRAY, kReportBug),
@@ -100,25 +103,26 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_FILE_NOT_FOUND, kReinstallDriver),
     RESULT(CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND, kReinstallDriver),
     RESULT(CUDA_ERROR_SHARED_OBJECT_INIT_FAILED, kReinstallDriver),
-    RESULT(CUDA_ERROR_OPERATING_SYSTEM,
-       "a call to the operating system failed inside the driver; check dmesg, the limits of the "
-       "process (ulimit -a) and the container's access to /dev/nvidia*"),
+    RESULT(
+        CUDA_ERROR_OPERATING_SYSTEM,
+        "a call to the operating system failed inside the driver; check dmesg, the limits of the "
+        "process (ulimit -a) and the container's access to /dev/nvidia*"),
     RESULT(CUDA_ERROR_INVALID_HANDLE,
-       "a stream, function or context is not alive in this context; pass a stream of the same "
-       "device, and do not use it after its device was reset"),
+           "a stream, function or context is not alive in this context; pass a stream of the same "
+           "device, and do not use it after its device was reset"),
     RESULT(CUDA_ERROR_ILLEGAL_STATE, kReportBug),
     RESULT(CUDA_ERROR_LOSSY_QUERY, kReportBug),
     RESULT(CUDA_ERROR_NOT_FOUND,
-       "the driver knows no such name; the cubin or the driver is not the one this package was "
-       "built with: reinstall the package"),
-    RESULT(CUDA_ERROR_NOT_READY,
-       "work on the stream has not finished; synchronise it first"),
+           "the driver knows no such name; the cubin or the driver is not the one this package was "
+           "built with: reinstall the package"),
+    RESULT(CUDA_ERROR_NOT_READY, "work on the stream has not finished; synchronise it first"),
     RESULT(CUDA_ERROR_ILLEGAL_ADDRESS, kContextDead),
-    RESULT(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
-       "the launch asks for more registers, threads or shared memory than an SM of this GPU has; "
-       "choose another kernel or backend"),
+    RESULT(
+        CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+        "the launch asks for more registers, threads or shared memory than an SM of this GPU has; "
+        "choose another kernel or backend"),
     RESULT(CUDA_ERROR_LAUNCH_TIMEOUT,
-       "a kernel ran longer than the display's time limit; use a GPU without a display"),
+           "a kernel ran longer than the display's time limit; use a GPU without a display"),
     RESULT(CUDA_ERROR_LAUNCH_INCOMPATIBLE_TEXTURING, kContextDead),
     RESULT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, kReportBug),
     RESULT(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, kReportBug),
@@ -134,22 +138,26 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_INVALID_ADDRESS_SPACE, kContextDead),
     RESULT(CUDA_ERROR_INVALID_PC, kContextDead),
     RESULT(CUDA_ERROR_LAUNCH_FAILED, kContextDead),
-    RESULT(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-       "a cooperative launch has more blocks than the GPU holds at once; choose another kernel"),
+    RESULT(
+        CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+        "a cooperative launch has more blocks than the GPU holds at once; choose another kernel"),
     RESULT(CUDA_ERROR_TENSOR_MEMORY_LEAK, kContextDead),
-    RESULT(CUDA_ERROR_NOT_PERMITTED,
-       "the driver forbids the operation here; check the process's rights, and whether the stream "
-       "is being captured"),
+    RESULT(
+        CUDA_ERROR_NOT_PERMITTED,
+        "the driver forbids the operation here; check the process's rights, and whether the stream "
+        "is being captured"),
     RESULT(CUDA_ERROR_NOT_SUPPORTED,
-       "this GPU or driver does not support the operation; choose another backend"),
+           "this GPU or driver does not support the operation; choose another backend"),
     RESULT(CUDA_ERROR_SYSTEM_NOT_READY,
-       "the NVLink fabric is not up; start nvidia-fabricmanager and try again"),
-    RESULT(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
-       "libcuda and the kernel driver are of different versions; reboot, or make the container's "
-       "libcuda match the host's driver"),
-    RESULT(CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
-       "the forward-compatibility libcuda does not support this GPU; take it off LD_LIBRARY_PATH "
-       "or update the kernel driver"),
+           "the NVLink fabric is not up; start nvidia-fabricmanager and try again"),
+    RESULT(
+        CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
+        "libcuda and the kernel driver are of different versions; reboot, or make the container's "
+        "libcuda match the host's driver"),
+    RESULT(
+        CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
+        "the forward-compatibility libcuda does not support this GPU; take it off LD_LIBRARY_PATH "
+        "or update the kernel driver"),
     RESULT(CUDA_ERROR_MPS_CONNECTION_FAILED, kMps),
     RESULT(CUDA_ERROR_MPS_RPC_FAILURE, kMps),
     RESULT(CUDA_ERROR_MPS_SERVER_NOT_READY, kMps),
@@ -168,20 +176,21 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_CAPTURED_EVENT, kCapture),
     RESULT(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, kCapture),
     RESULT(CUDA_ERROR_TIMEOUT,
-       "the driver gave up waiting; check the GPU's state with nvidia-smi and try again"),
+           "the driver gave up waiting; check the GPU's state with nvidia-smi and try again"),
     RESULT(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, kCapture),
     RESULT(CUDA_ERROR_EXTERNAL_DEVICE,
-       "a device outside CUDA failed; check dmesg and the health of the node"),
-    RESULT(CUDA_ERROR_INVALID_CLUSTER_SIZE,
-       "the GPU cannot schedule a cluster of this size; choose a kernel with a smaller cluster"),
+           "a device outside CUDA failed; check dmesg and the health of the node"),
+    RESULT(
+        CUDA_ERROR_INVALID_CLUSTER_SIZE,
+        "the GPU cannot schedule a cluster of this size; choose a kernel with a smaller cluster"),
     RESULT(CUDA_ERROR_FUNCTION_NOT_LOADED,
-       "the function is not loaded in this context; report it as a bug"),
+           "the function is not loaded in this context; report it as a bug"),
     RESULT(CUDA_ERROR_INVALID_RESOURCE_TYPE, kReportBug),
     RESULT(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, kReportBug),
     RESULT(CUDA_ERROR_KEY_ROTATION,
-       "confidential computing must rotate its keys; finish running work and try again"),
+           "confidential computing must rotate its keys; finish running work and try again"),
     RESULT(CUDA_ERROR_UNKNOWN,
-       "the driver gives no reason; check dmesg for Xid lines and restart the process"),
+           "the driver gives no reason; check dmesg for Xid lines and restart the process"),
 };
 #undef RESULT
 

@@ -55,10 +55,9 @@ template <class Value>
 Value CastArgument(nb::handle argument, std::size_t index, char kind, const char* expected) {
   Value value;
   if (!nb::try_cast<Value>(argument, value, /*convert=*/false)) {
-    const std::string message = "argument " + std::to_string(index) + " must be " + expected +
-                                " (parameter kind '" + kind + "'), but is " +
-                                nb::repr(argument).c_str() +
-                                "; pass the kernel's parameters in order";
+    const std::string message =
+        "argument " + std::to_string(index) + " must be " + expected + " (parameter kind '" + kind +
+        "'), but is " + nb::repr(argument).c_str() + "; pass the kernel's parameters in order";
     // A number of the right type but out of range is a wrong value.
     if (PyLong_Check(argument.ptr()) && kind != 'f') throw nb::value_error(message.c_str());
     throw nb::type_error(message.c_str());
@@ -80,9 +79,8 @@ class Kernel {
                shared_bytes},
         kernel_(MakeSpec(symbol)) {
     if (block_threads < 1 || block_threads > kMaxBlockThreads) {
-      throw std::invalid_argument("block_threads must be 1 to " +
-                                  std::to_string(kMaxBlockThreads) + ", but is " +
-                                  std::to_string(block_threads) +
+      throw std::invalid_argument("block_threads must be 1 to " + std::to_string(kMaxBlockThreads) +
+                                  ", but is " + std::to_string(block_threads) +
                                   "; pass what the kernel was compiled for");
     }
     const std::uint64_t blocks =
@@ -120,8 +118,8 @@ class Kernel {
     const nb::gil_scoped_release release;
     const DriverApi& api = DriverApi::Get();
     const ContextGuard context(api, device);
-    driver::Launch(api, kernel_.FunctionOn(api, context), shape,
-                   reinterpret_cast<CUstream>(stream), pointers.data());
+    driver::Launch(api, kernel_.FunctionOn(api, context), shape, reinterpret_cast<CUstream>(stream),
+                   pointers.data());
   }
 
  private:

@@ -6,8 +6,7 @@ namespace stoneware::driver {
 namespace {
 
 std::string Text(const Extent& extent) {
-  return std::to_string(extent.x) + "x" + std::to_string(extent.y) + "x" +
-         std::to_string(extent.z);
+  return std::to_string(extent.x) + "x" + std::to_string(extent.y) + "x" + std::to_string(extent.z);
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ enum class Schedule {
   kSplitK,           // as kPersistent, or the blocks of a cluster share the k of a tile
 };
 
-// Shared memory that a block may have on sm_90 (CUDA C++ Programming Guide, compute capability 9.0).
+// Shared memory that a block may have on sm_90 (CUDA C++ Programming Guide, compute
+// capability 9.0).
 inline constexpr int kMaxSharedBytesSm90 = 227 * 1024;
 
 }  // namespace stoneware::gemm

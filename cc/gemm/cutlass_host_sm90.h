@@ -5,8 +5,9 @@
 
 #pragma once
 
-// All widths of wgmma: without it a tile of 160 columns is computed by five of 32, another kernel. The
-// device side has it where the width needs it; other widths are the same kernel with it and without.
+// All widths of wgmma: without it a tile of 160 columns is computed by five of 32, another kernel.
+// The device side has it where the width needs it; other widths are the same kernel with it and
+// without.
 #if !defined(CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED)
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED
 #endif

@@ -67,18 +67,18 @@ struct CutlassTypes {
   using LayoutOut =
       cute::conditional_t<kSwapAb, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
 
-  using TileShape = cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>,
-                                cute::Int<Config::kTileK>>;
+  using TileShape =
+      cute::Shape<cute::Int<Config::kTileM>, cute::Int<Config::kTileN>, cute::Int<Config::kTileK>>;
   using ClusterShape =
       cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
 
   // Along the caller's n. A null pointer reads as zeros: one kernel serves bias or none.
   using Bias = cute::conditional_t<
       kSwapAb,
-      cutlass::epilogue::fusion::Sm90ColBroadcast<
-          0, TileShape, Out, float, cute::Stride<cute::_1, cute::_0, std::int64_t>>,
-      cutlass::epilogue::fusion::Sm90RowBroadcast<
-          0, TileShape, Out, float, cute::Stride<cute::_0, cute::_1, std::int64_t>>>;
+      cutlass::epilogue::fusion::Sm90ColBroadcast<0, TileShape, Out, float,
+                                                  cute::Stride<cute::_1, cute::_0, std::int64_t>>,
+      cutlass::epilogue::fusion::Sm90RowBroadcast<0, TileShape, Out, float,
+                                                  cute::Stride<cute::_0, cute::_1, std::int64_t>>>;
 
   // accumulator + bias
   using Biased = cutlass::epilogue::fusion::Sm90EVT<
@@ -86,18 +86,16 @@ struct CutlassTypes {
                                              cutlass::FloatRoundStyle::round_to_nearest>,
       cutlass::epilogue::fusion::Sm90AccFetch, Bias>;
 
-  using EpilogueSchedule =
-      cute::conditional_t<Config::kSchedule == Schedule::kCooperative,
-                          cutlass::epilogue::TmaWarpSpecializedCooperative,
-                          cutlass::epilogue::TmaWarpSpecialized>;
+  using EpilogueSchedule = cute::conditional_t<Config::kSchedule == Schedule::kCooperative,
+                                               cutlass::epilogue::TmaWarpSpecializedCooperative,
+                                               cutlass::epilogue::TmaWarpSpecialized>;
 
   // C does not exist: void.
   template <class Fusion>
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, TileShape, ClusterShape,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, LayoutOut,
-      kTmaElements<Out>, Out, LayoutOut, kTmaElements<Out>, EpilogueSchedule,
-      Fusion>::CollectiveOp;
+      kTmaElements<Out>, Out, LayoutOut, kTmaElements<Out>, EpilogueSchedule, Fusion>::CollectiveOp;
 
   // LayoutRow and LayoutColumn: an operand's, or a tuple of it and its scales'.
   template <class MainloopSchedule, class LayoutRow, class LayoutColumn, class EpilogueOp>
@@ -110,9 +108,9 @@ struct CutlassTypes {
       MainloopSchedule>::CollectiveOp;
 
   template <class MainloopOp, class EpilogueOp>
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopOp,
-                                                      EpilogueOp,
-                                                      cutlass::gemm::PersistentScheduler>;
+  using Kernel =
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopOp, EpilogueOp,
+                                           cutlass::gemm::PersistentScheduler>;
 };
 
 // CUTLASS's kernel as the generated source launches it.

@@ -49,9 +49,8 @@ Scale ToScale(const char* name, const std::string& scale) {
 // its name by Plan.
 int ToInt(const char* name, std::int64_t value) {
   if (value >= 0 && value <= INT32_MAX) return static_cast<int>(value);
-  throw std::invalid_argument(std::string(name) + "=" + std::to_string(value) +
-                              " must be 1 to " + std::to_string(INT32_MAX) +
-                              "; split the problem");
+  throw std::invalid_argument(std::string(name) + "=" + std::to_string(value) + " must be 1 to " +
+                              std::to_string(INT32_MAX) + "; split the problem");
 }
 
 nb::list Kernels() {
@@ -137,8 +136,10 @@ Tensor ToTensor(const std::string& name) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (name == kNames[i]) return static_cast<Tensor>(i);
   }
-  throw std::invalid_argument("tensors must be of a, b, d, scale_a, scale_b, bias and offsets, but "
-                              "has " + name + "; name each argument of the plan");
+  throw std::invalid_argument(
+      "tensors must be of a, b, d, scale_a, scale_b, bias and offsets, but "
+      "has " +
+      name + "; name each argument of the plan");
 }
 
 struct PlanLaunch : call::NativeLaunch {
@@ -154,13 +155,27 @@ int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* works
   found.workspace = workspace;
   for (std::size_t i = 0; i < launch.order.size(); ++i) {
     switch (launch.order[i]) {
-      case Tensor::kA: found.a = tensors[i]; break;
-      case Tensor::kB: found.b = tensors[i]; break;
-      case Tensor::kD: found.d = tensors[i]; break;
-      case Tensor::kScaleA: found.scale_a = static_cast<const float*>(tensors[i]); break;
-      case Tensor::kScaleB: found.scale_b = static_cast<const float*>(tensors[i]); break;
-      case Tensor::kBias: found.bias = tensors[i]; break;
-      case Tensor::kOffsets: found.offsets = static_cast<const std::int32_t*>(tensors[i]); break;
+      case Tensor::kA:
+        found.a = tensors[i];
+        break;
+      case Tensor::kB:
+        found.b = tensors[i];
+        break;
+      case Tensor::kD:
+        found.d = tensors[i];
+        break;
+      case Tensor::kScaleA:
+        found.scale_a = static_cast<const float*>(tensors[i]);
+        break;
+      case Tensor::kScaleB:
+        found.scale_b = static_cast<const float*>(tensors[i]);
+        break;
+      case Tensor::kBias:
+        found.bias = tensors[i];
+        break;
+      case Tensor::kOffsets:
+        found.offsets = static_cast<const std::int32_t*>(tensors[i]);
+        break;
     }
   }
   try {
@@ -213,36 +228,37 @@ NB_MODULE(_cutlass_sm90, m) {
 
   nb::class_<Plan>(m, "Plan",
                    "d[m, n] = scale_a * scale_b * (a[m, k] . b[k, n]) + bias[n] on one kernel.")
-      .def("__init__", &Init, "kernel"_a, nb::kw_only(), "m"_a, "n"_a, "k"_a, "lda"_a, "ldb"_a,
-           "ldd"_a, "device"_a, "num_sms"_a, "scale_a"_a = "none", "scale_b"_a = "none",
-           "ld_scale_a"_a = 0, "ld_scale_b"_a = 0, "batch"_a = 1, "batch_stride_a"_a = 0,
-           "batch_stride_b"_a = 0, "batch_stride_d"_a = 0, "num_groups"_a = 0,
-           "max_swizzle"_a = 1, "raster"_a = "heuristic", "splits"_a = 1,
-           "scale_a_stride_m"_a = 1, "scale_b_stride_n"_a = 1,
-           "Checks the problem; makes no CUDA call.\n\n"
-           "Args:\n"
-           "  kernel: an id from kernels().\n"
-           "  m, n, k: extents; n, k unless a is M-major and b N-major, and m of an M-major a,\n"
-           "    multiples of 16 bytes.\n"
-           "  lda, ldb, ldd: elements from one row of a (row-major), column of b (column-major)\n"
-           "    and row of d (row-major) to the next, or, of an M-major a or an N-major b, from\n"
-           "    one k to the next; multiples of 16 bytes.\n"
-           "  device: ordinal of the device.\n"
-           "  num_sms: SMs to fill with blocks.\n"
-           "  scale_a, scale_b: \"none\", \"tensor\" (one element), \"row\" (m, or n, elements),\n"
-           "    \"block_1x128\" or \"block_128x128\".\n"
-           "  ld_scale_a, ld_scale_b: of block scales, elements from one block of k to the next.\n"
-           "  batch: products of this shape.\n"
-           "  batch_stride_a, batch_stride_b, batch_stride_d: elements from one product's tensor\n"
-           "    to the next one's; 0 for one that all share.\n"
-           "  num_groups: groups of rows of a, each with its own b; 0 if it is no grouped product.\n"
-           "  max_swizzle: output tiles taken together for the sake of the L2: 1, 2, 4 or 8.\n"
-           "  raster: order of the output tiles: \"heuristic\", \"along_m\" or \"along_n\".\n"
-           "  splits: blocks that share the k of one output tile, for kernels that can.\n"
-           "  scale_a_stride_m, scale_b_stride_n: of block scales, elements from the scale of one\n"
-           "    row of a, or of 128 columns of b, to the next.\n\n"
-           "Raises:\n"
-           "  ValueError: the kernel cannot compute the problem, or an argument is out of range.")
+      .def(
+          "__init__", &Init, "kernel"_a, nb::kw_only(), "m"_a, "n"_a, "k"_a, "lda"_a, "ldb"_a,
+          "ldd"_a, "device"_a, "num_sms"_a, "scale_a"_a = "none", "scale_b"_a = "none",
+          "ld_scale_a"_a = 0, "ld_scale_b"_a = 0, "batch"_a = 1, "batch_stride_a"_a = 0,
+          "batch_stride_b"_a = 0, "batch_stride_d"_a = 0, "num_groups"_a = 0, "max_swizzle"_a = 1,
+          "raster"_a = "heuristic", "splits"_a = 1, "scale_a_stride_m"_a = 1,
+          "scale_b_stride_n"_a = 1,
+          "Checks the problem; makes no CUDA call.\n\n"
+          "Args:\n"
+          "  kernel: an id from kernels().\n"
+          "  m, n, k: extents; n, k unless a is M-major and b N-major, and m of an M-major a,\n"
+          "    multiples of 16 bytes.\n"
+          "  lda, ldb, ldd: elements from one row of a (row-major), column of b (column-major)\n"
+          "    and row of d (row-major) to the next, or, of an M-major a or an N-major b, from\n"
+          "    one k to the next; multiples of 16 bytes.\n"
+          "  device: ordinal of the device.\n"
+          "  num_sms: SMs to fill with blocks.\n"
+          "  scale_a, scale_b: \"none\", \"tensor\" (one element), \"row\" (m, or n, elements),\n"
+          "    \"block_1x128\" or \"block_128x128\".\n"
+          "  ld_scale_a, ld_scale_b: of block scales, elements from one block of k to the next.\n"
+          "  batch: products of this shape.\n"
+          "  batch_stride_a, batch_stride_b, batch_stride_d: elements from one product's tensor\n"
+          "    to the next one's; 0 for one that all share.\n"
+          "  num_groups: groups of rows of a, each with its own b; 0 if it is no grouped product.\n"
+          "  max_swizzle: output tiles taken together for the sake of the L2: 1, 2, 4 or 8.\n"
+          "  raster: order of the output tiles: \"heuristic\", \"along_m\" or \"along_n\".\n"
+          "  splits: blocks that share the k of one output tile, for kernels that can.\n"
+          "  scale_a_stride_m, scale_b_stride_n: of block scales, elements from the scale of one\n"
+          "    row of a, or of 128 columns of b, to the next.\n\n"
+          "Raises:\n"
+          "  ValueError: the kernel cannot compute the problem, or an argument is out of range.")
       .def("__call__", &Call, "a"_a, "b"_a, "d"_a, "scale_a"_a, "scale_b"_a, "bias"_a, "stream"_a,
            "offsets"_a = 0, "workspace"_a = 0,
            "Queues the product on `stream`. All arguments are ints: device addresses (0 means\n"

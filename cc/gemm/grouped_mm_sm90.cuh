@@ -193,9 +193,8 @@ class GroupedTileStore {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = (block + i) * 4 + half * 2;
-          words[2 * i + half] =
-              TransposeInWarp(Pack<Shape::kOut>(sums[at] * scale_a[0] * scale_b[half],
-                                                sums[at + 1] * scale_a[1] * scale_b[half]));
+          words[2 * i + half] = TransposeInWarp(Pack<Shape::kOut>(
+              sums[at] * scale_a[0] * scale_b[half], sums[at + 1] * scale_a[1] * scale_b[half]));
         }
       }
       // Word 2 * i + half holds row lane / 4 of block + i, n of `half`. Lane q of the quad gets the
@@ -304,8 +303,8 @@ class GroupedMultiplier {
 #pragma unroll
     for (int at = 0; at < Shape::kNumSlabs * kWgmmas; ++at) {
       const int slab = ring_.stage * Shape::kNumSlabs + at / kWgmmas;
-      const std::uint64_t rows = Advance(
-          rows_, at % kWgmmas * kWgmmaOffset + slab * (Shape::kTileRows * kRowOffset));
+      const std::uint64_t rows =
+          Advance(rows_, at % kWgmmas * kWgmmaOffset + slab * (Shape::kTileRows * kRowOffset));
       const std::uint64_t columns = Advance(
           columns_, at % kWgmmas * kWgmmaOffset + slab * (Shape::kTileColumns * kRowOffset));
 #pragma unroll
@@ -359,8 +358,8 @@ struct GroupedMmKernel {
     const int num_tiles = shared.m_tile_ends()[params.num_groups - 1] * num_n_tiles;
     const int num_steps = NumTiles(params.k, Shape::kTileK);
     // The same for all threads of a warp, and known to be.
-    const int group_idx = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x), 0) /
-                          Shape::kThreadsPerGroup;
+    const int group_idx =
+        __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x), 0) / Shape::kThreadsPerGroup;
     if (group_idx == 0) {
       GiveRegisters<kLoaderRegisters>();
       if (threadIdx.x == 0) LoadGroups(params, shared, num_tiles, num_n_tiles, num_steps);

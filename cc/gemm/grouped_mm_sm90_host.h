@@ -59,8 +59,8 @@ struct GroupedMmHost {
     params.num_groups = problem.num_groups;
     params.band = kBand * problem.max_swizzle;
 
-    const auto num_blocks = static_cast<unsigned>(
-        std::min<std::int64_t>(problem.num_sms, MaxTiles(problem)));
+    const auto num_blocks =
+        static_cast<unsigned>(std::min<std::int64_t>(problem.num_sms, MaxTiles(problem)));
     void* parameters[] = {&params};
     driver::Launch(driver::DriverApi::Get(), function,
                    {{num_blocks, 1, 1}, {1, 1, 1}, {kThreads, 1, 1}, kSharedBytes}, stream,

@@ -1,7 +1,8 @@
 // What a kernel shows to the module that binds it: plain data and three functions.
 //
-// Each config becomes one KernelEntry (make_kernel_entry.h), so the module knows no CUTLASS type. One
-// problem and one set of tensors serve every family; what a family does not have stays at its default.
+// Each config becomes one KernelEntry (make_kernel_entry.h), so the module knows no CUTLASS type.
+// One problem and one set of tensors serve every family; what a family does not have stays at its
+// default.
 
 #pragma once
 
@@ -30,10 +31,11 @@ struct GemmProblem {
   int m = 0;  // of grouped_mm: the rows of all groups
   int n = 0;
   int k = 0;
-  int batch = 1;       // products of this shape (matmul)
-  int num_groups = 0;  // groups of rows of a, each with its own b (grouped_mm)
+  int batch = 1;         // products of this shape (matmul)
+  int num_groups = 0;    // groups of rows of a, each with its own b (grouped_mm)
   std::int64_t lda = 0;  // from one row of a to the next; of an M-major a, from one k to the next
-  std::int64_t ldb = 0;  // from one column of b to the next; of an N-major b, from one k to the next
+  std::int64_t ldb =
+      0;  // from one column of b to the next; of an N-major b, from one k to the next
   std::int64_t ldd = 0;
   std::int64_t batch_stride_a = 0;  // 0: every product has the same a
   std::int64_t batch_stride_b = 0;  // of grouped_mm: from one group's b to the next

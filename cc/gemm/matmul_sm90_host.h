@@ -20,15 +20,15 @@ struct MatmulHost : CutlassHost<MatmulHost<Config>, Config, MatmulTypes<Config>>
 
   static void SetFamilyArguments(Arguments* arguments, const GemmProblem&,
                                  const GemmTensors& tensors) {
-    // The fusion's tree is accumulator + bias. A row or a column, which name the pointer differently
-    // but both begin with it; its batch stride stays 0.
+    // The fusion's tree is accumulator + bias. A row or a column, which name the pointer
+    // differently but both begin with it; its batch stride stays 0.
     arguments->epilogue.thread.op_1 = {
         static_cast<const typename MatmulTypes<Config>::Out*>(tensors.bias)};
   }
 
  private:
-  // A persistent grid has a block per SM; the other one has its tiles along the columns in y and the
-  // batch in z.
+  // A persistent grid has a block per SM; the other one has its tiles along the columns in y and
+  // the batch in z.
   static bool FitsGrid(const GemmProblem& problem) {
     if (Config::kSchedule != Schedule::kWarpSpecialized) return true;
     const std::int64_t columns = Config::kSwapAb ? problem.m : problem.n;

@@ -29,8 +29,7 @@ struct KSlice {
   int first_step = 0;
   int num_steps;  // tiles of k
 
-  __device__ explicit KSlice(const PersistentMmScalars& params)
-      : num_steps(params.num_k_tiles) {
+  __device__ explicit KSlice(const PersistentMmScalars& params) : num_steps(params.num_k_tiles) {
     if constexpr (kSplitsK) {
       const int log_splits = 31 - __clz(splits);  // a power of two
       first_step = params.num_k_tiles * rank >> log_splits;
@@ -90,12 +89,8 @@ struct SharedMemory {
   __device__ float* ScalesOfB(int tile_idx) const {
     return vectors + tile_idx % 2 * Shape::kVectors;
   }
-  __device__ float* Biases(int tile_idx) const {
-    return ScalesOfB(tile_idx) + Shape::kTileN;
-  }
-  __device__ float* ScalesOfA(int tile_idx) const {
-    return Biases(tile_idx) + Shape::kTileN;
-  }
+  __device__ float* Biases(int tile_idx) const { return ScalesOfB(tile_idx) + Shape::kTileN; }
+  __device__ float* ScalesOfA(int tile_idx) const { return Biases(tile_idx) + Shape::kTileN; }
 
   // One for each column, then that of the rows.
   __device__ float* BlockScales(int chunk) const {

@@ -14,8 +14,7 @@ namespace stoneware::gemm::sm90 {
 // Fetches the tensor maps and makes the barriers. Runs on one thread.
 template <class Shape, bool kSplitsK>
 __device__ void PrepareLoads(const typename Shape::Params& params,
-                                             const SharedMemory<Shape>& shared,
-                                             const KSlice<kSplitsK>& slice) {
+                             const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
   PrefetchTensorMap(&params.b_map);
   PrefetchTensorMap(&params.a_map);
   if constexpr (Shape::kStoresBoxes && (!kSplitsK || Shape::kSplitsStoreBoxes)) {
@@ -37,28 +36,27 @@ __device__ void PrepareLoads(const typename Shape::Params& params,
 
 // Loads the block's tiles, stage after stage. Runs on a warp, of which one thread loads.
 template <class Shape, bool kSplitsK>
-__device__ void LoadTiles(const typename Shape::Params& params,
-                                          const SharedMemory<Shape>& shared,
-                                          const KSlice<kSplitsK>& slice) {
+__device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
+                          const KSlice<kSplitsK>& slice) {
   const bool is_loader = threadIdx.x % 32 == 0;
   if (is_loader) {
-  PrefetchTensorMap(&params.b_map);
-  PrefetchTensorMap(&params.a_map);
-  if constexpr (Shape::kStoresBoxes && (!kSplitsK || Shape::kSplitsStoreBoxes)) {
-    PrefetchTensorMap(&params.d_map);
-  }
-  if constexpr (Shape::kNarrowBoxes) PrefetchTensorMap(&params.narrow_d_map);
-  for (int stage = 0; stage < Shape::kStages; ++stage) {
-    shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
-    shared.empty[stage].Init(Shape::kBlockScales ? Shape::kConsumerThreads
-                                                 : Shape::kConsumerThreads / 32);
-  }
-  if constexpr (kSplitsK) {
-    shared.summed->Init(1);
-    shared.summed->ArriveAndExpect(Shape::kRows * Shape::kColumns * 4 / slice.splits *
-                                   (slice.splits - 1));
-  }
-  FenceBarrierInit();
+    PrefetchTensorMap(&params.b_map);
+    PrefetchTensorMap(&params.a_map);
+    if constexpr (Shape::kStoresBoxes && (!kSplitsK || Shape::kSplitsStoreBoxes)) {
+      PrefetchTensorMap(&params.d_map);
+    }
+    if constexpr (Shape::kNarrowBoxes) PrefetchTensorMap(&params.narrow_d_map);
+    for (int stage = 0; stage < Shape::kStages; ++stage) {
+      shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
+      shared.empty[stage].Init(Shape::kBlockScales ? Shape::kConsumerThreads
+                                                   : Shape::kConsumerThreads / 32);
+    }
+    if constexpr (kSplitsK) {
+      shared.summed->Init(1);
+      shared.summed->ArriveAndExpect(Shape::kRows * Shape::kColumns * 4 / slice.splits *
+                                     (slice.splits - 1));
+    }
+    FenceBarrierInit();
   }
   __syncwarp();
   if constexpr (kSplitsK) ArriveAtCluster();
@@ -95,8 +93,7 @@ __device__ void LoadTiles(const typename Shape::Params& params,
 // Copies the block scales of each stage. Runs on a warp.
 template <class Shape, bool kSplitsK>
 __device__ void LoadBlockScales(const typename Shape::Params& params,
-                                                const SharedMemory<Shape>& shared,
-                                                const KSlice<kSplitsK>& slice) {
+                                const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   SyncAtNamedBarrier(64, kBarriersReadyForScales);
   RingPosition<Shape::kStages> ring;
@@ -118,9 +115,9 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
           const int m = offset.m + column;
           const bool has_scale = is_inside && m < params.m;
           CopyAsync(scales + column,
-                    has_scale ? params.scale_a + m * params.scale_a_stride +
-                                    block * params.ld_scale_a
-                              : params.scale_a,
+                    has_scale
+                        ? params.scale_a + m * params.scale_a_stride + block * params.ld_scale_a
+                        : params.scale_a,
                     has_scale);
         }
         if (lane == 0) {

@@ -19,8 +19,7 @@ namespace stoneware::gemm::sm90 {
 // Asks L2 for what b has in the block's first stage, where no other block reads it; of rows that
 // begin between two lines of L2, for the first line of each chunk.
 template <class Shape, bool kSplitsK>
-__device__ void FetchAhead(const typename Shape::Params& params,
-                                           const KSlice<kSplitsK>& slice) {
+__device__ void FetchAhead(const typename Shape::Params& params, const KSlice<kSplitsK>& slice) {
   if (params.num_m_tiles > 1) return;
   for (int line = static_cast<int>(threadIdx.x); line < Shape::kTileN * Shape::kChunks;
        line += Shape::kConsumerThreads) {
@@ -64,10 +63,10 @@ __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& i
   constexpr int kRowOffset = Shape::kChunkBytes / kDescriptorBytes;
 #pragma unroll
   for (int at = 0; at < Shape::kChunkBytes / kWgmmaBytes; ++at) {
-    const std::uint64_t rows = Advance(
-        operands.rows, at * kWgmmaOffset + chunk * (Shape::kRows * kRowOffset));
-    const std::uint64_t columns = Advance(
-        operands.columns, at * kWgmmaOffset + chunk * (Shape::kColumns * kRowOffset));
+    const std::uint64_t rows =
+        Advance(operands.rows, at * kWgmmaOffset + chunk * (Shape::kRows * kRowOffset));
+    const std::uint64_t columns =
+        Advance(operands.columns, at * kWgmmaOffset + chunk * (Shape::kColumns * kRowOffset));
 #pragma unroll
     for (int step = 0; step < Shape::kRowSteps; ++step) {
       Instruction::Multiply(sums[step],
@@ -112,8 +111,8 @@ __device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>&
 
 // Adds to the sums those of a chunk, scaled.
 template <class Shape>
-__device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk,
-                          const Sums<Shape>& of_chunk, Sums<Shape>& sums) {
+__device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk, const Sums<Shape>& of_chunk,
+                          Sums<Shape>& sums) {
   const float* const scales = shared.BlockScales(chunk);
   const float row_scale = scales[Shape::kColumns];
   const int column = static_cast<int>(threadIdx.x) % 4 * 2;
@@ -170,8 +169,7 @@ __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<
 // Runs on the warp groups that multiply.
 template <class Shape, bool kSplitsK>
 __device__ void MultiplyTiles(const typename Shape::Params& params,
-                                              const SharedMemory<Shape>& shared,
-                                              const KSlice<kSplitsK>& slice) {
+                              const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
   if constexpr (Shape::kFetchesAhead) FetchAhead<Shape>(params, slice);
   // With the loader, which has made the barriers.
   SyncAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
@@ -227,8 +225,7 @@ struct PersistentMmKernel {
 
  private:
   template <bool kSplitsK>
-  static __device__ void RunBlock(const Params& params,
-                                                  const SharedMemory<Shape>& shared) {
+  static __device__ void RunBlock(const Params& params, const SharedMemory<Shape>& shared) {
     const KSlice<kSplitsK> slice(params);
     const int thread = static_cast<int>(threadIdx.x);
     // Every warp arrives at the cluster's barrier before its loads and products, and so waits for

@@ -135,16 +135,17 @@ struct PersistentMmShape {
   // Elements of k, and columns of b, that share a block scale.
   static constexpr int kScaleBlock = 128;
   static constexpr bool kBlockScales = Config::kBlockScales;
-  static_assert(!kBlockScales || (kSwapAb && kChunkElements == kScaleBlock &&
-                                  kScaleBlock % kRows == 0),
+  static_assert(!kBlockScales ||
+                    (kSwapAb && kChunkElements == kScaleBlock && kScaleBlock % kRows == 0),
                 "a chunk of a tile has one scale of b");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
   // Then a warp that loads, and one for block scales. Beside several warp groups they are in one of
   // their own, which leaves registers to the others.
   static constexpr bool kMovesRegisters = kWarpGroups > 1;
-  static constexpr int kThreads =
-      kConsumerThreads + (kMovesRegisters ? 128 : kBlockScales ? 64 : 32);
+  static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? 128
+                                                      : kBlockScales  ? 64
+                                                                      : 32);
   // Registers of a thread. Together at most what the block starts with: of 65536, as many for each
   // thread of whole groups of four warps, a multiple of 8.
   static constexpr int kLoaderRegisters = 56;
@@ -174,15 +175,14 @@ struct PersistentMmShape {
   static constexpr bool kNarrowBoxes = !kSwapAb && kColumns % kBoxColumns != 0;
   static constexpr int kLastBoxColumns = kNarrowBoxes ? kColumns % kBoxColumns : kBoxColumns;
   // Of a warp group and a tile.
-  static constexpr int kBoxesWanted =
-      kSwapAb ? 1 : kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
+  static constexpr int kBoxesWanted = kSwapAb ? 1 : kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
   static constexpr int kWantedBytes =
       (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;
   // Beside the stages there is a place for each, if there is room, or as many as fit, in turn: so
   // the next tile is multiplied while they are stored. If none fits, registers are stored.
-  static constexpr int kBoxSpace = (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes -
-                                    kBlockScaleBytes - kBarrierBytes) /
-                                   kWarpGroups;
+  static constexpr int kBoxSpace =
+      (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes - kBlockScaleBytes - kBarrierBytes) /
+      kWarpGroups;
   static constexpr bool kHasPlaceForEach = kWantedBytes <= kBoxSpace;
   static constexpr int kBoxes = kTileM < 64        ? 0
                                 : kHasPlaceForEach ? kBoxesWanted

@@ -30,8 +30,8 @@ struct PersistentMmHost {
 
   static bool CanImplement(const GemmProblem& problem) {
     const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
-    const std::int64_t num_tiles = std::int64_t{CeilDiv(problem.m, Shape::kTileM)} *
-                                   CeilDiv(problem.n, Shape::kTileN);
+    const std::int64_t num_tiles =
+        std::int64_t{CeilDiv(problem.m, Shape::kTileM)} * CeilDiv(problem.n, Shape::kTileN);
     // Of a last tile what reaches over the end is counted too, in an int.
     const auto fits = [](int extent, int tile) {
       return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
@@ -84,9 +84,9 @@ struct PersistentMmHost {
     const auto is_plain = [](Scale scale) {
       return scale == Scale::kNone || scale == Scale::kTensor || scale == Scale::kRow;
     };
-    return Shape::kBlockScales ? problem.scale_a == Scale::kBlock1x128 &&
-                                     problem.scale_b == Scale::kBlock128x128
-                               : is_plain(problem.scale_a) && is_plain(problem.scale_b);
+    return Shape::kBlockScales
+               ? problem.scale_a == Scale::kBlock1x128 && problem.scale_b == Scale::kBlock128x128
+               : is_plain(problem.scale_a) && is_plain(problem.scale_b);
   }
 
   // A row-major matrix [rows, columns], in boxes of so many rows and columns.
@@ -125,9 +125,9 @@ struct PersistentMmHost {
     }
     if constexpr (Shape::kNarrowBoxes) {
       // As Boxes::ChunkAt has them.
-      EncodeResult(&params->narrow_d_map, problem, tensors.d, Shape::kLastBoxColumns,
-                   Shape::kLastBoxColumns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                : CU_TENSOR_MAP_SWIZZLE_NONE);
+      EncodeResult(
+          &params->narrow_d_map, problem, tensors.d, Shape::kLastBoxColumns,
+          Shape::kLastBoxColumns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_NONE);
     }
   }
 

@@ -16,9 +16,8 @@ namespace stoneware::gemm::sm90 {
 // Adds to this block's share of a tile what the other blocks of the cluster have summed of it, and
 // sends them theirs. Returns whether this warp has some to store. All threads that multiply call.
 template <class Shape, bool kSplitsK>
-__device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
-                                               const KSlice<kSplitsK>& slice,
-                                               float (&sums)[Shape::kRowSteps][Shape::kSums]) {
+__device__ bool AddPartialSums(const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice,
+                               float (&sums)[Shape::kRowSteps][Shape::kSums]) {
   constexpr int kWordsOfStep = Shape::kSums / 4;  // of four sums
   constexpr int kWords = Shape::kRowSteps * kWordsOfStep;
   const int thread = static_cast<int>(threadIdx.x);
@@ -27,9 +26,8 @@ __device__ bool AddPartialSums(const SharedMemory<Shape>& shared,
   const int rank = thread / 32 / num_warps;  // of the block that stores what this warp has
   // Of each sender the words of each warp, lane by lane.
   const int sender_bytes = num_warps * kWords * 32 * 16;
-  const std::uint32_t partial =
-      SharedAddress(shared.partial) +
-      static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
+  const std::uint32_t partial = SharedAddress(shared.partial) +
+                                static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
   WaitForClusterToArrive();
   if (rank != slice.rank) {
     const int slot = slice.rank - (slice.rank > rank);
@@ -112,7 +110,7 @@ struct TileVectors {
 
 // Stores eight neighbours in n of one row of d.
 __device__ void StoreRun(const PersistentMmScalars& params, int m, int n,
-                                         const unsigned (&words)[4]) {
+                         const unsigned (&words)[4]) {
   if (m < params.m && n < params.n) {
     *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.d) + m * params.ldd + n) =
         make_uint4(words[0], words[1], words[2], words[3]);
@@ -127,7 +125,7 @@ class Boxes {
   // With `uses_stages`, for a block's last tile, when nothing is left to be loaded or multiplied:
   // each box has a place where this warp group alone has read its rows of a stage.
   __device__ Boxes(const SharedMemory<Shape>& shared, int warp_group, int tile_idx,
-                                   bool uses_stages)
+                   bool uses_stages)
       : uses_stages_(uses_stages), barrier_(kAmongWarpGroup + warp_group) {
     static_assert(Shape::kSwapAb || (Shape::kBoxBytes == 64 * Shape::kChunkBytes &&
                                      Shape::kBoxesWanted <= Shape::kStages * Shape::kChunks),
@@ -155,8 +153,8 @@ class Boxes {
   template <int kColumnsOfBox, bool kTransposes>
   __device__ void Write(const unsigned (&words)[4], int row, int chunk) const {
     constexpr int kRowBytes = kColumnsOfBox * 2;
-    StoreMatrices<kTransposes>(
-        Address() + row * kRowBytes + ChunkAt<kRowBytes>(row, chunk) * 16, words);
+    StoreMatrices<kTransposes>(Address() + row * kRowBytes + ChunkAt<kRowBytes>(row, chunk) * 16,
+                               words);
   }
 
   // Stores it, as far as it lies in d, and waits for nothing.
@@ -176,9 +174,7 @@ class Boxes {
  private:
   static __device__ bool IsSender() { return threadIdx.x % 128 == 0; }
 
-  __device__ std::uint32_t Address() const {
-    return address_ + place_ * place_bytes_;
-  }
+  __device__ std::uint32_t Address() const { return address_ + place_ * place_bytes_; }
 
   // Rows of 128 and 64 bytes have their 16-byte chunks permuted as the swizzles of a tensor map do,
   // so that a matrix meets each bank once; of others, one after the other, it meets some twice.
@@ -206,8 +202,7 @@ class TileStore {
   using Params = typename Shape::Params;
 
   __device__ TileStore(const Params& params, const SharedMemory<Shape>& shared,
-                                       const TileOffset<Shape>& offset, int tile_idx,
-                                       bool is_last_tile)
+                       const TileOffset<Shape>& offset, int tile_idx, bool is_last_tile)
       : params_(params),
         offset_(offset),
         scales_a_(shared.ScalesOfA(tile_idx)),
@@ -293,8 +288,8 @@ class TileStore {
   }
 
   template <int kBoxColumns>
-  __device__ void StoreBoxAt(const CUtensorMap* d_map, const Sums& sums, int row,
-                                             int first_column, const float (&scale_a)[2]) {
+  __device__ void StoreBoxAt(const CUtensorMap* d_map, const Sums& sums, int row, int first_column,
+                             const float (&scale_a)[2]) {
     constexpr int kBlocks = kBoxColumns / 8;
     // All of them before the box is written: no load passes a write to shared memory.
     float2 scale_b[kBlocks];

@@ -101,12 +101,11 @@ Plan::Plan(std::string_view kernel, const GemmProblem& problem)
     : kernel_(FindKernel(kernel)), problem_(problem) {
   CheckProblem();
   if (!entry().can_implement(problem_)) {
-    throw std::invalid_argument("kernel " + std::string(kernel) + " cannot compute m=" +
-                                std::to_string(problem_.m) + " n=" + std::to_string(problem_.n) +
-                                " k=" + std::to_string(problem_.k) + " with batch=" +
-                                std::to_string(problem_.batch) + " and splits=" +
-                                std::to_string(problem_.splits) +
-                                "; use another kernel or backend");
+    throw std::invalid_argument(
+        "kernel " + std::string(kernel) + " cannot compute m=" + std::to_string(problem_.m) +
+        " n=" + std::to_string(problem_.n) + " k=" + std::to_string(problem_.k) +
+        " with batch=" + std::to_string(problem_.batch) +
+        " and splits=" + std::to_string(problem_.splits) + "; use another kernel or backend");
   }
   workspace_bytes_ = entry().workspace_bytes(problem_);
 }
@@ -119,7 +118,8 @@ void Plan::CheckProblem() const {
   const std::int64_t operand_multiple = kTmaBytes / operand_bytes;
   CheckExtent("m", p.m, entry().a_is_m_major ? operand_multiple : 1);
   CheckExtent("n", p.n, operand_multiple);
-  // No operand is contiguous along k if a is M-major and b N-major, as a weight's gradient has them.
+  // No operand is contiguous along k if a is M-major and b N-major, as a weight's gradient has
+  // them.
   const bool is_k_strided = entry().a_is_m_major && entry().b_is_n_major;
   CheckExtent("k", p.k, is_k_strided ? 1 : operand_multiple);
   CheckExtent("batch", p.batch, 1);

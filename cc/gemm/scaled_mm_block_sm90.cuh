@@ -59,12 +59,11 @@ struct BlockwiseScales {
   static_assert(kScaleBlock % kGranularity == 0 && kTileAlongN % kGranularity == 0,
                 "a tile must have whole blocks along n, or divide one");
   static constexpr int kTilesPerBlock = kScaleBlock / kGranularity;
-  using Layout =
-      cute::Layout<cute::Shape<cute::Shape<cute::Int<kGranularity>,
-                                           cute::Shape<cute::Int<kTilesPerBlock>, int>>,
-                               BlocksOfK, int>,
-                   cute::Stride<cute::Stride<cute::_0, cute::Stride<cute::_0, std::int64_t>>,
-                                BlocksOfKStride, std::int64_t>>;
+  using Layout = cute::Layout<
+      cute::Shape<cute::Shape<cute::Int<kGranularity>, cute::Shape<cute::Int<kTilesPerBlock>, int>>,
+                  BlocksOfK, int>,
+      cute::Stride<cute::Stride<cute::_0, cute::Stride<cute::_0, std::int64_t>>, BlocksOfKStride,
+                   std::int64_t>>;
 };
 
 // CUTLASS's builder takes layouts of its own form only, from which it reads the granularities; the

@@ -49,9 +49,9 @@ struct ScaledMmBlockHost
             cute::make_shape(cute::Int<Scales::kGranularity>{},
                              cute::make_shape(cute::Int<Scales::kTilesPerBlock>{}, blocks_of_n)),
             cute::make_shape(cute::Int<kScaleBlock>{}, blocks_of_k), 1),
-        cute::make_stride(cute::make_stride(cute::_0{},
-                                            cute::make_stride(cute::_0{}, problem.scale_b_stride_n)),
-                          cute::make_stride(cute::_0{}, problem.ld_scale_b), std::int64_t{0}));
+        cute::make_stride(
+            cute::make_stride(cute::_0{}, cute::make_stride(cute::_0{}, problem.scale_b_stride_n)),
+            cute::make_stride(cute::_0{}, problem.ld_scale_b), std::int64_t{0}));
   }
 };
 

@@ -23,8 +23,8 @@
 // with kSwapAb it computes d^T = b^T a^T, so that a small m takes the side of the tile
 // that may be as narrow as 8 (wgmma's n), where m would be padded to 64.
 //
-// Beside what every config has (config.h): kClusterM, kClusterN, kSchedule (kPingpong, kCooperative or
-// kWarpSpecialized) and kFastAccumulation.
+// Beside what every config has (config.h): kClusterM, kClusterN, kSchedule (kPingpong, kCooperative
+// or kWarpSpecialized) and kFastAccumulation.
 
 #pragma once
 
@@ -72,10 +72,12 @@ struct ScaledMmTypes : CutlassTypes<Config> {
                                              cutlass::FloatRoundStyle::round_to_nearest>;
 
   // A stride of bool makes vector or scalar a choice of the launch: one kernel serves both.
-  using RowScale = cutlass::epilogue::fusion::Sm90ColBroadcast<
-      0, TileShape, float, float, cute::Stride<bool, cute::_0, std::int64_t>>;
-  using ColumnScale = cutlass::epilogue::fusion::Sm90RowBroadcast<
-      0, TileShape, float, float, cute::Stride<cute::_0, bool, std::int64_t>>;
+  using RowScale =
+      cutlass::epilogue::fusion::Sm90ColBroadcast<0, TileShape, float, float,
+                                                  cute::Stride<bool, cute::_0, std::int64_t>>;
+  using ColumnScale =
+      cutlass::epilogue::fusion::Sm90RowBroadcast<0, TileShape, float, float,
+                                                  cute::Stride<cute::_0, bool, std::int64_t>>;
 
   // row_scale * (column_scale * accumulator) + bias
   using ScaledAccumulator =

@@ -51,7 +51,8 @@ __device__ __forceinline__ void FenceSums(float (&sums)[kSteps][kSums]) {
 }
 
 // Where an operand is in shared memory (PTX ISA, "Matrix Descriptor Format"): rows of 128 bytes
-// with the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16 bytes.
+// with the 128-byte swizzle, from a multiple of 1024 bytes on. Addresses and offsets count 16
+// bytes.
 __device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared) {
   constexpr std::uint64_t kLeadingOffset = std::uint64_t{1} << 16;  // means nothing with a swizzle
   constexpr std::uint64_t kRowsOffset = std::uint64_t{8 * 128 / 16} << 32;  // to the next 8 rows
@@ -115,7 +116,7 @@ struct Wgmma;
 // clang-format on
 
 // The operands that these are.
-#define STONEWARE_SUMS_8(i)                                                                \
+#define STONEWARE_SUMS_8(i)                                                                  \
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
       "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define STONEWARE_SUMS_16(i) STONEWARE_SUMS_8(i), STONEWARE_SUMS_8(i + 8)
@@ -131,46 +132,43 @@ struct Wgmma;
 // `kind` is the instruction's name from the columns on, `factors` what follows scale_d: the signs
 // of a and b and, of 16 bits, that both are K-major. Operand `registers` is a, the first one after
 // the registers; then come b and scale_d.
-#define STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, kind, factors)    \
-  asm volatile(                                                                               \
-      "{\n"                                                                                   \
-      ".reg .pred adds;\n"                                                                    \
-      "setp.ne.b32 adds, %" #scale ", 0;\n"                                                   \
-      "wgmma.mma_async.sync.aligned.m64n" #columns kind " {" STONEWARE_REGISTERS_##registers  \
-      "}, %" #registers ", %" #b_operand ", adds, " factors ";\n"                             \
-      "}\n"                                                                                   \
-      : STONEWARE_SUMS_##registers(0)                                                         \
+#define STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, kind, factors)              \
+  asm volatile(                                                                              \
+      "{\n"                                                                                  \
+      ".reg .pred adds;\n"                                                                   \
+      "setp.ne.b32 adds, %" #scale                                                           \
+      ", 0;\n"                                                                               \
+      "wgmma.mma_async.sync.aligned.m64n" #columns kind " {" STONEWARE_REGISTERS_##registers \
+      "}, %" #registers ", %" #b_operand ", adds, " factors                                  \
+      ";\n"                                                                                  \
+      "}\n"                                                                                  \
+      : STONEWARE_SUMS_##registers(0)                                                        \
       : "l"(a), "l"(b), "r"(scale_d))
 
-#define STONEWARE_WGMMA(columns, registers, b_operand, scale)                         \
-  template <DType kA, DType kB>                                                                  \
-  struct Wgmma<kA, kB, columns> {                                                                \
-    static __device__ __forceinline__ void Multiply(float (&sums)[registers], std::uint64_t a,   \
-                                                    std::uint64_t b, int scale_d) {              \
-      constexpr bool kIsE4M3[2] = {kA == DType::kE4M3, kB == DType::kE4M3};                      \
-      constexpr bool kIsE5M2[2] = {kA == DType::kE5M2, kB == DType::kE5M2};                      \
-      if constexpr (kIsE4M3[0] && kIsE4M3[1]) {                                                  \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
-                           "k32.f32.e4m3.e4m3", "1, 1");                                         \
-      } else if constexpr (kIsE4M3[0] && kIsE5M2[1]) {                                           \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
-                           "k32.f32.e4m3.e5m2", "1, 1");                                         \
-      } else if constexpr (kIsE5M2[0] && kIsE4M3[1]) {                                           \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
-                           "k32.f32.e5m2.e4m3", "1, 1");                                         \
-      } else if constexpr (kIsE5M2[0] && kIsE5M2[1]) {                                           \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
-                           "k32.f32.e5m2.e5m2", "1, 1");                                         \
-      } else if constexpr (kA == DType::kBF16) {                                                 \
-        static_assert(kA == kB, "operands of 16 bits have one dtype");                           \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
-                           "k16.f32.bf16.bf16", "1, 1, 0, 0");                                   \
-      } else {                                                                                   \
-        static_assert(kA == DType::kFP16 && kA == kB, "operands of 16 bits have one dtype");     \
-        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale,                      \
-                           "k16.f32.f16.f16", "1, 1, 0, 0");                                     \
-      }                                                                                          \
-    }                                                                                            \
+#define STONEWARE_WGMMA(columns, registers, b_operand, scale)                                      \
+  template <DType kA, DType kB>                                                                    \
+  struct Wgmma<kA, kB, columns> {                                                                  \
+    static __device__ __forceinline__ void Multiply(float (&sums)[registers], std::uint64_t a,     \
+                                                    std::uint64_t b, int scale_d) {                \
+      constexpr bool kIsE4M3[2] = {kA == DType::kE4M3, kB == DType::kE4M3};                        \
+      constexpr bool kIsE5M2[2] = {kA == DType::kE5M2, kB == DType::kE5M2};                        \
+      if constexpr (kIsE4M3[0] && kIsE4M3[1]) {                                                    \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k32.f32.e4m3.e4m3", "1, 1");     \
+      } else if constexpr (kIsE4M3[0] && kIsE5M2[1]) {                                             \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k32.f32.e4m3.e5m2", "1, 1");     \
+      } else if constexpr (kIsE5M2[0] && kIsE4M3[1]) {                                             \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k32.f32.e5m2.e4m3", "1, 1");     \
+      } else if constexpr (kIsE5M2[0] && kIsE5M2[1]) {                                             \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k32.f32.e5m2.e5m2", "1, 1");     \
+      } else if constexpr (kA == DType::kBF16) {                                                   \
+        static_assert(kA == kB, "operands of 16 bits have one dtype");                             \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k16.f32.bf16.bf16",              \
+                           "1, 1, 0, 0");                                                          \
+      } else {                                                                                     \
+        static_assert(kA == DType::kFP16 && kA == kB, "operands of 16 bits have one dtype");       \
+        STONEWARE_WGMMA_OF(columns, registers, b_operand, scale, "k16.f32.f16.f16", "1, 1, 0, 0"); \
+      }                                                                                            \
+    }                                                                                              \
   }
 
 STONEWARE_WGMMA(16, 8, 9, 10);

@@ -24,8 +24,8 @@ STONEWARE_SHIM cudaError_t cudaGetDriverEntryPointByVersion(
     const char* symbol, void** function, unsigned /*version*/, unsigned long long /*flags*/,
     cudaDriverEntryPointQueryResult* status) {
   const bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-  *function = known ? reinterpret_cast<void*>(&stoneware::host_adapter::EncodeTiledByMemo)
-                    : nullptr;
+  *function =
+      known ? reinterpret_cast<void*>(&stoneware::host_adapter::EncodeTiledByMemo) : nullptr;
   *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
@@ -39,8 +39,7 @@ STONEWARE_SHIM cudaError_t cudaGetDevice(int* device) {
 STONEWARE_SHIM cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
                                                   int device) {
   // The runtime's attributes have the numbers of the driver's.
-  Check("cuDeviceGetAttribute",
-        DriverApi::Get().cuDeviceGetAttribute(value, static_cast<CUdevice_attribute>(attribute),
-                                              device));
+  Check("cuDeviceGetAttribute", DriverApi::Get().cuDeviceGetAttribute(
+                                    value, static_cast<CUdevice_attribute>(attribute), device));
   return cudaSuccess;
 }

@@ -1,8 +1,8 @@
 // CUTLASS's view of the CUDA driver.
 //
 // CUTLASS leaves launching a kernel and encoding tensor maps to a CudaHostAdapter. This one does
-// both through cc/driver, so that a module links neither libcuda nor libcudart. What includes it is a
-// cuda_library: without CUDA's version the class has other virtual functions.
+// both through cc/driver, so that a module links neither libcuda nor libcudart. What includes it is
+// a cuda_library: without CUDA's version the class has other virtual functions.
 
 #pragma once
 

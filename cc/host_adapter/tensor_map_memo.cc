@@ -10,9 +10,9 @@ thread_local TensorMapMemo* TensorMapMemo::current_ = nullptr;
 
 TensorMapShape::TensorMapShape(CUtensorMapDataType type, cuuint32_t rank, const cuuint64_t* dims,
                                const cuuint64_t* strides, const cuuint32_t* box,
-                               const cuuint32_t* element_strides,
-                               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                               CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill)
+                               const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
+                               CUtensorMapFloatOOBfill fill)
     : choices{static_cast<std::uint32_t>(type),         rank,
               static_cast<std::uint32_t>(interleave),   static_cast<std::uint32_t>(swizzle),
               static_cast<std::uint32_t>(l2_promotion), static_cast<std::uint32_t>(fill)} {

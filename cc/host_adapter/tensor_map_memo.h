@@ -1,8 +1,8 @@
 // The tensor maps of the last launch of a plan, so that the next one encodes none.
 //
-// CUTLASS encodes a kernel's tensor maps anew for each launch. Of one plan they differ in nothing but
-// the addresses: where an address is the same the kept map is copied, else its address is replaced,
-// which is a fraction of an encoding.
+// CUTLASS encodes a kernel's tensor maps anew for each launch. Of one plan they differ in nothing
+// but the addresses: where an address is the same the kept map is copied, else its address is
+// replaced, which is a fraction of an encoding.
 
 #pragma once
 

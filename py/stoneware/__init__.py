@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from stoneware.triton_autotune.decorator import autotune
     from stoneware.tuning.context import tuning
 
-    __all__ = [
-        "autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning",
-    ]
+    __all__ = ["autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning"]
 
 __version__ = "0.1.0"
 
@@ -72,9 +70,7 @@ def _home(name: str) -> str:
 
     if name in registry.OPS:
         return f"{registry.spec(name).package}.api"
-    raise AttributeError(
-        f"module 'stoneware' has no attribute {name!r}; it has {__getattr__('__all__')}"
-    )
+    raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {__getattr__('__all__')}")
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,8 @@ from stoneware.errors import TuningMismatchError, explained
 from stoneware.kernels import manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning import policy as tuning, sources, table_file
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import sources, table_file
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +62,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
     own = description()
     everyone: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(everyone, own, group=group)
-    differing = [
-        name for name in own if any(other.get(name) != own[name] for other in everyone)
-    ]
+    differing = [name for name in own if any(other.get(name) != own[name] for other in everyone)]
     if not differing:
         return _digest(own)
     if any(name in _OF_THE_WHEEL for name in differing):
@@ -76,7 +75,8 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
     _LOG.warning(
         "the ranks are tuned differently (%s), so each takes the tables of the wheel alone from "
         "now on:%s\ngive all of them the same STONEWARE_CACHE_DIR or a copy of one store, the same "
-        "packages and the same STONEWARE_TUNING", ", ".join(differing),
+        "packages and the same STONEWARE_TUNING",
+        ", ".join(differing),
         _by_rank(everyone, differing),
     )
     return _digest({name: own[name] for name in _OF_THE_WHEEL})
@@ -85,9 +85,9 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
 def description() -> dict[str, str]:
     """What this process decides by: what it is -> its version, digest or value; "none" if it has
     none."""
-    kernels = hashlib.sha256(canonical_json({
-        kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()
-    }).encode("ascii")).hexdigest()
+    kernels = hashlib.sha256(
+        canonical_json({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}).encode("ascii")
+    ).hexdigest()
     found = {
         "stoneware": __version__,
         "kernels": kernels,
@@ -98,16 +98,14 @@ def description() -> dict[str, str]:
         store = sources.existing_store()
     return {
         **found,
-        "tables of packages": _digest_of(
-            {} if tuning.wheel_only() else sources.package_digests()),
-        "user's store": _digest_of({
-            op: sources.table_of_store(store, op).digest for op in store.ops()
-        } if store is not None else {}),
-        "samples in memory": _digest_of({
-            op: one.digest for op, one in sources.memory_tables().items()
-        } if not tuning.wheel_only() else {}),
-        "overlay": "none" if overlay is None else _digest_of(
-            {op: one.digest for op, one in overlay.overlay.items()}),
+        "tables of packages": _digest_of({} if tuning.wheel_only() else sources.package_digests()),
+        "user's store": _digest_of(
+            {op: sources.table_of_store(store, op).digest for op in store.ops()} if store is not None else {}
+        ),
+        "samples in memory": _digest_of(
+            {op: one.digest for op, one in sources.memory_tables().items()} if not tuning.wheel_only() else {}
+        ),
+        "overlay": "none" if overlay is None else _digest_of({op: one.digest for op, one in overlay.overlay.items()}),
         "mode": tuning.current_mode(),
     }
 

@@ -6,7 +6,6 @@ The classes here are for what a user cannot mend by changing an argument.
 
 from __future__ import annotations
 
-
 TORCH_REQUIREMENT = "torch>=2.11"
 
 

@@ -68,13 +68,8 @@ class Explanation:
             "grade": decision.grade,
             "reason": decision.reason,
             "chosen": _choice_as_dict(decision.chosen, decision.chosen),
-            "runners_up": [
-                _choice_as_dict(choice, decision.chosen) for choice in decision.runners_up
-            ],
-            "refusals": [
-                {"what": item.what, "layer": item.layer, "reason": item.reason}
-                for item in decision.refusals
-            ],
+            "runners_up": [_choice_as_dict(choice, decision.chosen) for choice in decision.runners_up],
+            "refusals": [{"what": item.what, "layer": item.layer, "reason": item.reason} for item in decision.refusals],
             "table_digest": self.table_digest,
             "run": self.run,
         }
@@ -92,14 +87,13 @@ class Explanation:
         ]
         if self.run:
             lines.append(
-                "  measured  {date}, driver {driver}, CUDA {cuda}, torch {torch}, commit "
-                "{commit}".format(**self.run)
+                "  measured  {date}, driver {driver}, CUDA {cuda}, torch {torch}, commit {commit}".format(**self.run)
             )
         if decision.chosen and decision.runners_up:
             lines.append("  runners-up")
             lines += [
-                f"    {choice.median_us:9.2f} us  {_margin(choice, decision.chosen):>7}  "
-                f"{choice.config}" for choice in decision.runners_up
+                f"    {choice.median_us:9.2f} us  {_margin(choice, decision.chosen):>7}  {choice.config}"
+                for choice in decision.runners_up
             ]
         if decision.refusals:
             lines.append("  refused")
@@ -157,24 +151,26 @@ def explain(
         raise explained(error) from error
     if not isinstance(scales, str):
         raise TypeError(
-            f"scales={scales!r} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or "
-            "'tensor/row'"
+            f"scales={scales!r} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or 'tensor/row'"
         )
-    described = {
-        "scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch,
-        "layout": layout,
-    }
+    described = {"scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch, "layout": layout}
     dtypes = {"dtype": dtype, "out_dtype": out_dtype}
     spec = registry.spec(op)
     problem = spec.make_problem(
-        m=m, n=n, k=k, **{name: described[name] for name in spec.takes},
+        m=m,
+        n=n,
+        k=k,
+        **{name: described[name] for name in spec.takes},
         **{name: value for name, value in dtypes.items() if value is not None},
     )
     where = _device(op, device)
     decision = operation.decide(problem, where)
     packaged = table_file.packaged(op) if where.kind == "cuda" else None
     return Explanation(
-        op=op, problem=problem, device=where, decision=decision,
+        op=op,
+        problem=problem,
+        device=where,
+        decision=decision,
         table_digest=packaged.digest if packaged else "",
         run=dict(decision.run) or None,
     )
@@ -233,8 +229,11 @@ def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, A
     if choice is None or chosen is None:
         return None
     return {
-        "config": choice.config.to_json(), "median_us": choice.median_us,
-        "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
+        "config": choice.config.to_json(),
+        "median_us": choice.median_us,
+        "spread_us": choice.spread_us,
+        "run": choice.run,
+        "is_drifted": choice.is_drifted,
         "is_modelled": choice.run == MODELLED_RUN,
         "margin": round(choice.median_us / chosen.median_us - 1, 6),
     }

@@ -60,9 +60,7 @@ class Info:
             f"driver     {self.driver}",
             *(f"gpu {ordinal}      {device}" for ordinal, device in enumerate(self.devices)),
         ]
-        for title, section in (
-            ("modules", self.modules), ("kernels", self.kernels), ("tables", self.tables)
-        ):
+        for title, section in (("modules", self.modules), ("kernels", self.kernels), ("tables", self.tables)):
             width = max(map(len, section), default=0)
             lines.append(title)
             lines += [f"  {name:<{width}}  {value}" for name, value in section.items()]
@@ -143,9 +141,7 @@ def _table(get: Callable[[], Table]) -> str:
         found = get()
     except Exception as error:
         return _failure(error)
-    entries = ", ".join(
-        f"{device.num_entries} entries of {device.fingerprint.name}" for device in found.devices
-    )
+    entries = ", ".join(f"{device.num_entries} entries of {device.fingerprint.name}" for device in found.devices)
     return f"{found.digest} ({entries or 'no entries'})"
 
 

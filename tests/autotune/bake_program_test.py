@@ -25,12 +25,10 @@ def manifest(tmp_path) -> Path:
 
 def run(manifest: Path, out: Path, *files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [
-            sys.executable, str(PROGRAM), "--op=scaled_mm", f"--manifest={manifest}",
-            f"--out={out}", *map(str, files),
-        ],
+        [sys.executable, str(PROGRAM), "--op=scaled_mm", f"--manifest={manifest}", f"--out={out}", *map(str, files)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True,
+        capture_output=True,
+        text=True,
     )
 
 
@@ -72,11 +70,16 @@ def test_program_bakes_a_decorated_kernel_that_is_named(tmp_path):
     def bake_kernels(*kernels: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
-                sys.executable, str(PROGRAM), f"--op={OP}", f"--kernels={','.join(kernels)}",
-                f"--out={out}", *map(str, files),
+                sys.executable,
+                str(PROGRAM),
+                f"--op={OP}",
+                f"--kernels={','.join(kernels)}",
+                f"--out={out}",
+                *map(str, files),
             ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True, text=True,
+            capture_output=True,
+            text=True,
         )
 
     done = bake_kernels("acme.kernels:other", OP)

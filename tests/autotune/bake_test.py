@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import dataclasses
+import hashlib
 import json
 import os
 import random
@@ -31,12 +31,17 @@ def test_no_samples_give_a_valid_empty_table():
 def test_bytes_do_not_depend_on_order_folder_locale_or_hash_seed(tmp_path):
     samples = [
         small.sample(config, random.uniform(5, 50), m=m, n=n, spread_us=random.random())
-        for m in (1, 16, 64, 512) for n in (2112, 4096)
+        for m in (1, 16, 64, 512)
+        for n in (2112, 4096)
         for config in (BIG, TINY, small.triton(), small.VENDOR)
     ]
     files = small.write_device(tmp_path / "one", samples)
-    other = small.write_device(tmp_path / "one" / "other", [small.sample(
-        BIG, 7.0, run="run-2")], device=small.H100, runs=[small.run("run-2", small.H100)])
+    other = small.write_device(
+        tmp_path / "one" / "other",
+        [small.sample(BIG, 7.0, run="run-2")],
+        device=small.H100,
+        runs=[small.run("run-2", small.H100)],
+    )
     expected = bake("scaled_mm", files + other, small.manifest())
 
     moved = small.write_device(tmp_path / "an" / "other" / "place", reversed(samples))
@@ -51,38 +56,38 @@ def test_bytes_do_not_depend_on_order_folder_locale_or_hash_seed(tmp_path):
     )
     for seed, language, options in (("1", "C", []), ("2", "de_DE.UTF-8", ["-O"])):
         environment = {
-            **os.environ, "PYTHONHASHSEED": seed, "LC_ALL": language,
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "LC_ALL": language,
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
         output = subprocess.run(
-            [sys.executable, *options, "-c", program, *map(str, files + other)], env=environment,
-            check=True, capture_output=True,
+            [sys.executable, *options, "-c", program, *map(str, files + other)],
+            env=environment,
+            check=True,
+            capture_output=True,
         ).stdout
         assert output == expected
 
 
 def test_fastest_wins_and_the_others_stay_as_runners_up(tmp_path):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(BIG, 14.0), small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0),
-    ])
+    baked = small.bake_samples(
+        tmp_path, [small.sample(BIG, 14.0), small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0)]
+    )
     entry = small.entry_at(baked, m=16)
     assert [choice.config for choice in entry.choices] == [TINY, small.VENDOR, BIG]
     assert entry.rule == "the fastest of 3"
 
 
 def test_vendor_wins_where_it_is_faster(tmp_path):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(BIG, 50.0, m=512), small.sample(small.VENDOR, 40.0, m=512),
-    ])
+    baked = small.bake_samples(tmp_path, [small.sample(BIG, 50.0, m=512), small.sample(small.VENDOR, 40.0, m=512)])
     assert small.entry_at(baked, m=512).choices[0].config == small.VENDOR
 
 
 def test_near_tie_goes_to_the_canonical_config(tmp_path):
     # At m=16 the canonical config is TINY: its tile covers m and wastes the least.
     samples = [small.sample(BIG, 10.0, spread_us=0.4), small.sample(small.VENDOR, 15.0)]
-    near = small.bake_samples(
-        tmp_path / "near", [*samples, small.sample(TINY, 10.15, spread_us=0.4)]
-    )
+    near = small.bake_samples(tmp_path / "near", [*samples, small.sample(TINY, 10.15, spread_us=0.4)])
     assert small.entry_at(near, m=16).choices[0].config == TINY
     assert "within 3%" in small.entry_at(near, m=16).rule
     far = small.bake_samples(tmp_path / "far", [*samples, small.sample(TINY, 10.5, spread_us=0.4)])
@@ -93,7 +98,8 @@ def test_nothing_slower_than_default_or_vendor_by_more_than_a_tie_is_ever_picked
     configs = [BIG, TINY, small.cutlass(small.SMALL), small.triton(), small.VENDOR]
     samples = [
         small.sample(config, random.uniform(10, 12), spread_us=random.uniform(0, 1), m=m)
-        for m in range(1, 200) for config in configs
+        for m in range(1, 200)
+        for config in configs
     ]
     baked = small.bake_samples(tmp_path, samples)
     for m in range(1, 200):
@@ -106,29 +112,28 @@ def test_nothing_slower_than_default_or_vendor_by_more_than_a_tie_is_ever_picked
 
 @pytest.mark.parametrize("status", ["wrong", "failed", "hung"])
 def test_candidate_that_was_wrong_or_failed_is_never_chosen(tmp_path, status):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(TINY, 1.0, status=status, detail="seen"), small.sample(BIG, 10.0),
-        small.sample(TINY, 1.0, m=1, status=status),
-    ])
+    baked = small.bake_samples(
+        tmp_path,
+        [
+            small.sample(TINY, 1.0, status=status, detail="seen"),
+            small.sample(BIG, 10.0),
+            small.sample(TINY, 1.0, m=1, status=status),
+        ],
+    )
     assert [choice.config for choice in small.entry_at(baked, m=16).choices] == [BIG]
     assert baked.devices[0].block(small.key().family).sizes == [(4096, 4096, 16)]
 
 
 def test_newest_run_of_a_candidate_counts(tmp_path):
     runs = [small.run("a", date="2026-11-22"), small.run("b", date="2026-11-21")]
-    baked = small.bake_samples(
-        tmp_path,
-        [small.sample(BIG, 5.0, run="b"), small.sample(BIG, 9.0, run="a")], runs=runs,
-    )
+    baked = small.bake_samples(tmp_path, [small.sample(BIG, 5.0, run="b"), small.sample(BIG, 9.0, run="a")], runs=runs)
     (choice,) = small.entry_at(baked, m=16).choices
     assert (choice.run, choice.median_us) == ("a", 9.0)
     assert list(baked.runs) == ["a"]
 
 
 def test_other_16_bit_output_takes_the_measurement_and_says_so(tmp_path):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0),
-    ])
+    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0)])
     entry = small.entry_at(baked, m=16, out_dtype="fp16")
     assert entry.choices[0].config == small.cutlass(small.TINY, "fp16")
     assert entry.measured_out_dtype == "bf16"
@@ -136,18 +141,14 @@ def test_other_16_bit_output_takes_the_measurement_and_says_so(tmp_path):
 
 def test_measurement_of_the_output_itself_comes_before_the_others(tmp_path):
     fp16 = small.cutlass(small.BIG, "fp16")
-    baked = small.bake_samples(tmp_path, [
-        small.sample(TINY, 10.0), small.sample(fp16, 30.0, out_dtype="fp16"),
-    ])
+    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0), small.sample(fp16, 30.0, out_dtype="fp16")])
     entry = small.entry_at(baked, m=16, out_dtype="fp16")
     assert [choice.config for choice in entry.choices] == [fp16]
     assert entry.measured_out_dtype == "fp16"
 
 
 def test_rebuilt_kernel_is_marked_as_drifted(tmp_path):
-    baked = small.bake_samples(tmp_path, [
-        small.sample(TINY, 10.0, kernel_sha256="0" * 64), small.sample(BIG, 20.0),
-    ])
+    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0, kernel_sha256="0" * 64), small.sample(BIG, 20.0)])
     assert [choice.is_drifted for choice in small.entry_at(baked, m=16).choices] == [True, False]
 
 
@@ -176,10 +177,10 @@ def test_kernel_of_another_backend_is_unknown_too(tmp_path):
         bake("scaled_mm", files, small.manifest())
 
 
-@pytest.mark.parametrize(("changes", "part"), [
-    ({"run": "gone"}, "run='gone' is not in runs.json"),
-    ({"op": "matmul"}, "op='matmul' in a file of scaled_mm"),
-])
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [({"run": "gone"}, "run='gone' is not in runs.json"), ({"op": "matmul"}, "op='matmul' in a file of scaled_mm")],
+)
 def test_sample_that_does_not_belong_is_refused(tmp_path, changes, part):
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0, **changes)])
     with pytest.raises(TableError) as caught:
@@ -188,9 +189,7 @@ def test_sample_that_does_not_belong_is_refused(tmp_path, changes, part):
 
 
 def test_samples_of_another_device_are_refused(tmp_path):
-    files = small.write_device(
-        tmp_path, [small.sample(BIG, 1.0)], runs=[small.run(device=small.H100)]
-    )
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0)], runs=[small.run(device=small.H100)])
     with pytest.raises(TableError, match="taken on NVIDIA H100"):
         bake("scaled_mm", files, small.manifest())
 
@@ -211,9 +210,7 @@ def test_incomplete_folder_and_unknown_file_are_refused(tmp_path):
 
 def test_device_without_kernels_in_this_build_is_left_out(tmp_path, caplog):
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0)])
-    only_l40 = Manifest({
-        id: kernel for id, kernel in small.manifest().kernels.items() if kernel.arch == "sm_89"
-    })
+    only_l40 = Manifest({id: kernel for id, kernel in small.manifest().kernels.items() if kernel.arch == "sm_89"})
     assert table_file.decode(bake("scaled_mm", files, only_l40), "x", "scaled_mm").devices == ()
     assert "NVIDIA H200 are left out" in caplog.text
 
@@ -221,12 +218,8 @@ def test_device_without_kernels_in_this_build_is_left_out(tmp_path, caplog):
 @pytest.mark.parametrize("backend", ["cutlass_sm90", "triton_aot"])
 def test_backend_without_kernels_in_this_build_is_left_out(tmp_path, caplog, backend):
     """As in a build with `--//:cuda_archs=sm_90` alone, or sm_90a alone."""
-    files = small.write_device(
-        tmp_path, [small.sample(BIG, 1.0), small.sample(small.triton(), 2.0)]
-    )
-    without = Manifest({
-        id: kernel for id, kernel in small.manifest().kernels.items() if kernel.backend != backend
-    })
+    files = small.write_device(tmp_path, [small.sample(BIG, 1.0), small.sample(small.triton(), 2.0)])
+    without = Manifest({id: kernel for id, kernel in small.manifest().kernels.items() if kernel.backend != backend})
     devices = table_file.decode(bake("scaled_mm", files, without), "x", "scaled_mm").devices
     [device] = devices
     assert device.num_entries > 0
@@ -257,10 +250,22 @@ def test_every_single_changed_byte_is_noticed(tmp_path):
             table_file.decode(bytes(damaged), "scaled_mm.table", "scaled_mm")
 
 
-@pytest.mark.parametrize("damage", [
-    "truncated", "header only", "longer", "empty", "future", "schema of another type", "past", "edited", "array", "other op",
-    "digest of no character",
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "truncated",
+        "header only",
+        "longer",
+        "empty",
+        "future",
+        "schema of another type",
+        "past",
+        "edited",
+        "array",
+        "other op",
+        "digest of no character",
+    ],
+)
 def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
     data = _table_bytes(tmp_path)
     bad = {

@@ -84,33 +84,22 @@ def test_configs_of_decorated_kernels_tie_by_their_order():
 def test_two_tunes_with_noise_differ_in_less_than_the_plain_fastest():
     random.seed(3)
     configs = [BIG, TINY, TRITON, small.VENDOR]
-    problems = [
-        [random.choice((10.0, 10.0, 10.1, 11.0, 13.0)) for _ in configs] for _ in range(400)
-    ]
+    problems = [[random.choice((10.0, 10.0, 10.1, 11.0, 13.0)) for _ in configs] for _ in range(400)]
 
     def tune(true_us):
-        return [
-            Timed(config, random.gauss(us, 0.005 * us), 0.02 * us)
-            for config, us in zip(configs, true_us)
-        ]
+        return [Timed(config, random.gauss(us, 0.005 * us), 0.02 * us) for config, us in zip(configs, true_us)]
 
     differ = {"choose": 0, "fastest": 0}
     for true_us in problems:
         one, two = tune(true_us), tune(true_us)
-        differ["choose"] += (
-            choose(one, configs)[0][0].config != choose(two, configs)[0][0].config)
+        differ["choose"] += choose(one, configs)[0][0].config != choose(two, configs)[0][0].config
         differ["fastest"] += (
-            min(one, key=lambda timed: timed.median_us).config
-            != min(two, key=lambda timed: timed.median_us).config)
+            min(one, key=lambda timed: timed.median_us).config != min(two, key=lambda timed: timed.median_us).config
+        )
     assert differ["choose"] * 4 < differ["fastest"]
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(1, 1000), st.floats(0, 100)), min_size=1, max_size=8,
-    ),
-    st.integers(0, 7),
-)
+@given(st.lists(st.tuples(st.floats(1, 1000), st.floats(0, 100)), min_size=1, max_size=8), st.integers(0, 7))
 def test_chosen_is_no_slower_than_fastest_canonical_or_vendor_by_more_than_a_tie(timings, which):
     configs = [small.VENDOR, *(Config(backend="x", kernel=str(idx)) for idx in range(7))]
     timed = [Timed(config, *timing) for config, timing in zip(configs, timings)]

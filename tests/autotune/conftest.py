@@ -21,9 +21,7 @@ def package(tmp_path, monkeypatch):
         small.sample(small.VENDOR, 40.0, m=512),
     ]
     files = small.write_device(tmp_path / "samples", samples)
-    tables = {
-        op: bake(op, files if op == "scaled_mm" else [], small.manifest()) for op in OPS
-    }
+    tables = {op: bake(op, files if op == "scaled_mm" else [], small.manifest()) for op in OPS}
     root = tmp_path / "package"
     small.install(root, tables, monkeypatch)
     yield root

@@ -7,9 +7,24 @@ import random
 from collections.abc import Callable
 
 GARBAGE = [
-    b"", b"{", b"[" * 100_000, b"{}", b"null", b"NaN", b"-Infinity", b"1" * 10_000, b"\xff\xfe",
-    b"\xef\xbb\xbf{}", b'{"key":' * 2000, b"\0" * 50, b'"\\ud800"', b'{"median_us":1e999}',
-    b"\xe2\x80\xa8", b"\r", b"true", b'"\\u001b]0;x"',
+    b"",
+    b"{",
+    b"[" * 100_000,
+    b"{}",
+    b"null",
+    b"NaN",
+    b"-Infinity",
+    b"1" * 10_000,
+    b"\xff\xfe",
+    b"\xef\xbb\xbf{}",
+    b'{"key":' * 2000,
+    b"\0" * 50,
+    b'"\\ud800"',
+    b'{"median_us":1e999}',
+    b"\xe2\x80\xa8",
+    b"\r",
+    b"true",
+    b'"\\u001b]0;x"',
 ]
 
 
@@ -28,33 +43,31 @@ def flip_in_header(rng: random.Random, content: bytearray) -> None:
 
 
 def cut(rng: random.Random, content: bytearray) -> None:
-    del content[rng.randrange(len(content)):]
+    del content[rng.randrange(len(content)) :]
 
 
 def overwrite(rng: random.Random, content: bytearray) -> None:
     begin = rng.randrange(len(content))
     length = min(rng.choice([16, 512, 4096, 9000]), len(content) - begin)
-    content[begin:begin + length] = rng.choice([
-        bytes(length), b"\xff" * length, rng.randbytes(length)
-    ])
+    content[begin : begin + length] = rng.choice([bytes(length), b"\xff" * length, rng.randbytes(length)])
 
 
 def overwrite_page(rng: random.Random, content: bytearray) -> None:
     page = rng.randrange(len(content) // 4096 + 1) * 4096
     other = rng.randrange(len(content) // 4096 + 1) * 4096
-    content[page:page + 4096] = content[other:other + 4096]
+    content[page : page + 4096] = content[other : other + 4096]
 
 
 def splice(rng: random.Random, content: bytearray) -> None:
     begin = rng.randrange(len(content))
-    content[begin:begin + rng.randrange(3000)] = rng.choice(GARBAGE)
+    content[begin : begin + rng.randrange(3000)] = rng.choice(GARBAGE)
 
 
 def swap(rng: random.Random, content: bytearray) -> None:
     first, second = sorted(rng.randrange(len(content)) for _ in range(2))
     length = rng.randrange(1, 2000)
-    a, b = content[first:first + length], content[second:second + length]
-    content[second:second + length], content[first:first + length] = a, b
+    a, b = content[first : first + length], content[second : second + length]
+    content[second : second + length], content[first : first + length] = a, b
 
 
 def garbage_line(rng: random.Random, content: bytearray) -> None:
@@ -80,10 +93,9 @@ def wrong_value(rng: random.Random, content: bytearray) -> None:
     if not isinstance(document, dict) or not document:
         return
     name = rng.choice(sorted(document))
-    value = rng.choice([
-        None, True, -1, 10**400, 1e308, "x", [], {}, [[]], {"op": 1}, "\ud800:x",
-        "x" * 5000, "\x1b[2J", 2.0,
-    ])
+    value = rng.choice(
+        [None, True, -1, 10**400, 1e308, "x", [], {}, [[]], {"op": 1}, "\ud800:x", "x" * 5000, "\x1b[2J", 2.0]
+    )
     if rng.random() < 0.2:
         lines[idx] = lines[idx][:-1] + f',"{name}":1}}'.encode()
     else:
@@ -97,9 +109,7 @@ def wrong_value(rng: random.Random, content: bytearray) -> None:
 
 
 Mutation = Callable[[random.Random, bytearray], None]
-OF_BYTES: list[Mutation] = [
-    flip_bytes, flip_bits, flip_in_header, cut, overwrite, overwrite_page, splice, swap,
-]
+OF_BYTES: list[Mutation] = [flip_bytes, flip_bits, flip_in_header, cut, overwrite, overwrite_page, splice, swap]
 OF_TEXT: list[Mutation] = [*OF_BYTES, garbage_line, swap_lines, wrong_value]
 
 

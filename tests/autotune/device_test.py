@@ -23,20 +23,24 @@ def device(name: str, power_limit_w: int, **numbers: int) -> DeviceFingerprint:
     return replace(small.H200, name=name, power_limit_w=power_limit_w, **numbers)
 
 
-@pytest.mark.parametrize(("fingerprints", "expected"), [
-    ([UNKNOWN], {UNKNOWN: UNKNOWN}),
-    ([UNKNOWN, LOW], {UNKNOWN: LOW, LOW: LOW}),
-    ([UNKNOWN, LOW, HIGH], {UNKNOWN: UNKNOWN, LOW: LOW, HIGH: HIGH}),
-    ([UNKNOWN, LOW, small.H100], {UNKNOWN: LOW, LOW: LOW, small.H100: small.H100}),
-    (
-        [device("b", 0), device("a", 500), device("c", 500), device("a", 500, num_sms=78)],
-        {
-            device("b", 0): device("a", 500), device("a", 500): device("a", 500),
-            device("c", 500): device("a", 500),
-            device("a", 500, num_sms=78): device("a", 500, num_sms=78),
-        },
-    ),
-])
+@pytest.mark.parametrize(
+    ("fingerprints", "expected"),
+    [
+        ([UNKNOWN], {UNKNOWN: UNKNOWN}),
+        ([UNKNOWN, LOW], {UNKNOWN: LOW, LOW: LOW}),
+        ([UNKNOWN, LOW, HIGH], {UNKNOWN: UNKNOWN, LOW: LOW, HIGH: HIGH}),
+        ([UNKNOWN, LOW, small.H100], {UNKNOWN: LOW, LOW: LOW, small.H100: small.H100}),
+        (
+            [device("b", 0), device("a", 500), device("c", 500), device("a", 500, num_sms=78)],
+            {
+                device("b", 0): device("a", 500),
+                device("a", 500): device("a", 500),
+                device("c", 500): device("a", 500),
+                device("a", 500, num_sms=78): device("a", 500, num_sms=78),
+            },
+        ),
+    ],
+)
 def test_one_device_is_one_in_whatever_order_they_come(fingerprints, expected):
     for ordered in itertools.permutations(fingerprints):
         assert by_hardware(ordered) == expected
@@ -50,15 +54,9 @@ def test_table_of_samples_does_not_depend_on_the_order_of_devices_whose_limit_is
     for idx, (fingerprint, us) in enumerate(((UNKNOWN, 3.0), (LOW, 2.0), (HIGH, 1.0))):
         run = small.run(f"run-{idx}", device=fingerprint)
         taken.append((run, small.sample(BIG, us, run=run.id)))
-    tables = [
-        make_table("scaled_mm", ordered, small.manifest())
-        for ordered in itertools.permutations(taken)
-    ]
+    tables = [make_table("scaled_mm", ordered, small.manifest()) for ordered in itertools.permutations(taken)]
     assert len({table_file.encode(table) for table in tables}) == 1
-    found = {
-        one.fingerprint.power_limit_w: next(iter(one.entries())).choices[0].median_us
-        for one in tables[0].devices
-    }
+    found = {one.fingerprint.power_limit_w: next(iter(one.entries())).choices[0].median_us for one in tables[0].devices}
     assert found == {0: 3.0, 500: 2.0, 700: 1.0}
 
 
@@ -75,8 +73,7 @@ def test_number_that_no_device_has_is_refused(field, value):
 def test_explain_of_a_decorated_kernel_has_each_device_in_whatever_order_sources_come():
     for ordered in itertools.permutations((UNKNOWN, LOW, HIGH)):
         sources = [
-            SimpleNamespace(table=SimpleNamespace(
-                devices=[SimpleNamespace(fingerprint=one, names=(one.name,))]))
+            SimpleNamespace(table=SimpleNamespace(devices=[SimpleNamespace(fingerprint=one, names=(one.name,))]))
             for one in ordered
         ]
         assert set(kernel_explanation._devices(sources, None)) == {UNKNOWN, LOW, HIGH}

@@ -59,12 +59,11 @@ def ranks(package, tmp_path):
         rendezvous = tmp_path / f"rendezvous-{len(list(tmp_path.iterdir()))}"
         running = [
             subprocess.Popen(
-                [
-                    sys.executable, str(tmp_path / "program.py"), str(rank), str(rendezvous),
-                    str(root),
-                ],
-                env={**small.environment(root), **environment}, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                [sys.executable, str(tmp_path / "program.py"), str(rank), str(rendezvous), str(root)],
+                env={**small.environment(root), **environment},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
             )
             for rank, (root, environment) in enumerate(zip(roots, environments))
         ]
@@ -80,7 +79,8 @@ def ranks(package, tmp_path):
 
 def warm_store(folder):
     Store(folder / "samples.sqlite3").add(
-        small.run("run-2"), [small.sample(small.cutlass(small.BIG), 1.0, run="run-2")])
+        small.run("run-2"), [small.sample(small.cutlass(small.BIG), 1.0, run="run-2")]
+    )
 
 
 def test_ranks_that_decide_alike_get_one_digest_and_keep_their_store(ranks, package):
@@ -92,9 +92,7 @@ def test_ranks_that_decide_alike_get_one_digest_and_keep_their_store(ranks, pack
     assert first["after"][0] == "user's store"
 
 
-def test_ranks_with_different_stores_fall_back_on_the_wheel_and_each_says_so(
-    ranks, package, tmp_path
-):
+def test_ranks_with_different_stores_fall_back_on_the_wheel_and_each_says_so(ranks, package, tmp_path):
     warm_store(package / "user")
     cold = {"STONEWARE_CACHE_DIR": str(tmp_path / "cold")}
     first, second = ranks(environments=({}, cold))
@@ -126,11 +124,13 @@ def test_ranks_with_different_wheels_are_an_error_that_names_them(ranks, package
     for path in (package / "tables").iterdir():
         (other / "tables" / path.name).write_bytes(path.read_bytes())
     files = small.write_device(tmp_path / "x", [small.sample(small.VENDOR, 1.0)])
-    (other / "tables" / "scaled_mm.table").write_bytes(
-        small.bake("scaled_mm", files, small.manifest()))
+    (other / "tables" / "scaled_mm.table").write_bytes(small.bake("scaled_mm", files, small.manifest()))
     for seen in ranks(roots=(package, other)):
         for part in (
-            "must have the same stoneware wheel", "table of scaled_mm", "ranks 0:", "ranks 1:",
+            "must have the same stoneware wheel",
+            "table of scaled_mm",
+            "ranks 0:",
+            "ranks 1:",
             "install one wheel",
         ):
             assert part in seen["error"]

@@ -12,7 +12,8 @@ from stoneware.errors import TableError
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_json, printable
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import differences, merge, samples as sample_format
+from stoneware.tuning import differences, merge
+from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import DeviceRecord, Sample
 
 
@@ -49,7 +50,8 @@ def test_writing_touches_no_file_but_its_own(tmp_path):
 def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing_behind(tmp_path):
     (tmp_path / "file").write_text("")
     for path, error in (
-        (tmp_path / "none" / "x", FileNotFoundError), (tmp_path / "file" / "x", NotADirectoryError),
+        (tmp_path / "none" / "x", FileNotFoundError),
+        (tmp_path / "file" / "x", NotADirectoryError),
         (tmp_path, IsADirectoryError),
     ):
         with pytest.raises(error) as caught:
@@ -83,16 +85,22 @@ def _many_keys() -> str:
     return f"{{{names},{names}}}"
 
 
-@pytest.mark.parametrize("text", [
-    _many_keys(), '{"a":' * 100_000, '{"a":' * 800 + "[" + "1," * 500_000 + "1]",
-    '{"runs": [\n  {\n"a":' * 30_000, "[[],".ljust(5 << 20, "["),
-], ids=["keys", "deep", "deep and long", "runs", "a long line"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        _many_keys(),
+        '{"a":' * 100_000,
+        '{"a":' * 800 + "[" + "1," * 500_000 + "1]",
+        '{"runs": [\n  {\n"a":' * 30_000,
+        "[[],".ljust(5 << 20, "["),
+    ],
+    ids=["keys", "deep", "deep and long", "runs", "a long line"],
+)
 @pytest.mark.parametrize("name", ["scaled_mm.jsonl", "runs.json", "device.json"])
 def test_no_small_file_takes_long(folder, text, name):
     (folder / name).write_text(text)
     begin = time.process_time()
-    assert all(str(folder / name) in problem or "skipped" in problem
-               for problem in differences.verify(folder))
+    assert all(str(folder / name) in problem or "skipped" in problem for problem in differences.verify(folder))
     assert time.process_time() - begin < 10
 
 
@@ -102,7 +110,7 @@ def test_a_file_longer_than_all_that_are_written_is_not_read(folder, tmp_path):
         before = path.read_bytes()
         os.truncate(path, 20 << 30)  # sparse
         assert any(
-            str(path) in problem and "File too large" in problem or "at most" in problem
+            (str(path) in problem and "File too large" in problem) or "at most" in problem
             for problem in differences.verify(folder)
         )
         path.write_bytes(before)
@@ -128,15 +136,23 @@ def test_a_bad_name_of_an_op_costs_its_line_alone(folder, tmp_path, name):
     assert f"{folder / 'scaled_mm.jsonl'}:2: not a sample: op=" in problem and problem.isprintable()
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("name", "x" * 5000), ("name", "\ud800"), ("name", "\x1b]0;x\x07"), ("name", 7),
-    ("l2_bytes", 10**400), ("num_sms", 10**400), ("memory_clock_khz", -1),
-    ("compute_capability", [10**400, 0]), ("compute_capability", 9),
-])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "x" * 5000),
+        ("name", "\ud800"),
+        ("name", "\x1b]0;x\x07"),
+        ("name", 7),
+        ("l2_bytes", 10**400),
+        ("num_sms", 10**400),
+        ("memory_clock_khz", -1),
+        ("compute_capability", [10**400, 0]),
+        ("compute_capability", 9),
+    ],
+)
 def test_a_bad_device_is_named_with_its_file(folder, tmp_path, field, value):
     fingerprint = {**data.H200.to_json(), field: value}
-    (folder / "device.json").write_text(canonical_json(
-        {"schema": 2, "fingerprint": fingerprint, "aliases": []}))
+    (folder / "device.json").write_text(canonical_json({"schema": 2, "fingerprint": fingerprint, "aliases": []}))
     with pytest.raises(TableError, match=f"device.json: not a device: .*{field}"):
         sample_format.read_device(folder / "device.json")
     assert differences.verify(folder)
@@ -152,8 +168,7 @@ def test_a_bad_device_is_named_with_its_file(folder, tmp_path, field, value):
 def test_a_schema_that_is_not_the_very_number_is_refused(folder, name, schema):
     text = (folder / name).read_text()
     (folder / name).write_text(text.replace('"schema": 2', f'"schema": {schema}'))
-    assert any(f"{name}: not " in problem and "schema=" in problem
-               for problem in differences.verify(folder))
+    assert any(f"{name}: not " in problem and "schema=" in problem for problem in differences.verify(folder))
 
 
 def test_samples_of_an_op_and_of_a_decorated_kernel_in_one_file_are_told_apart(folder):
@@ -168,10 +183,26 @@ def test_what_is_not_printable_is_shown_as_an_escape():
     assert DeviceFingerprint(**{**data.H200.to_json(), "name": "ä"}).name == "ä"
 
 
-@pytest.mark.parametrize("value", [
-    "null", "true", "-1", str(10**400), "1e999", "NaN", "-Infinity", '"x"', '"\\ud800"', "[]", "{}",
-    "[[[]]]", "[" * 100_000, "1.5", '{"op":"x:y"}',
-])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "null",
+        "true",
+        "-1",
+        str(10**400),
+        "1e999",
+        "NaN",
+        "-Infinity",
+        '"x"',
+        '"\\ud800"',
+        "[]",
+        "{}",
+        "[[[]]]",
+        "[" * 100_000,
+        "1.5",
+        '{"op":"x:y"}',
+    ],
+)
 def test_no_value_of_any_field_crashes_reading_or_costs_another_line(tmp_path, value):
     path = tmp_path / "scaled_mm.jsonl"
     good = [data.sample(m=7), data.kernel_sample(m=7)]
@@ -194,6 +225,6 @@ def test_no_value_of_any_field_crashes_reading_or_costs_another_line(tmp_path, v
 def test_a_key_that_comes_twice_in_a_line_is_a_problem(tmp_path):
     path = tmp_path / "scaled_mm.jsonl"
     line = text_of(data.sample())
-    path.write_text(f"{line}\n{line[:-1]},\"median_us\":1.0}}\n")
+    path.write_text(f'{line}\n{line[:-1]},"median_us":1.0}}\n')
     found, (problem,) = sample_format.read_samples_leniently(path)
     assert len(found) == 1 and f"{path}:2: " in problem and "'median_us' comes twice" in problem

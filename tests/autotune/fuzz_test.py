@@ -27,7 +27,8 @@ from store_files import RUN, killed_while_adding, rows_by_sql
 
 from stoneware.errors import StoreError, TableError
 from stoneware.runtime.canonical import canonical_document, canonical_json
-from stoneware.tuning import differences, merge, record, samples as sample_format, table_file
+from stoneware.tuning import differences, merge, record, table_file
+from stoneware.tuning import samples as sample_format
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Sample
 from stoneware.tuning.store import Store
@@ -51,10 +52,7 @@ def many_samples() -> list[Sample]:
     samples = [data.sample(m=m, median_us=m) for m in range(1, 60)]
     samples += [data.kernel_sample(m=m) for m in range(1, 10)]
     # Longer than a page, and than two.
-    return samples + [
-        data.sample(m=m, kernel="tiny", status="failed", detail=f"{m} " * 1500 * m)
-        for m in range(1, 4)
-    ]
+    return samples + [data.sample(m=m, kernel="tiny", status="failed", detail=f"{m} " * 1500 * m) for m in range(1, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def store_bytes(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("original") / "samples.sqlite3"
     samples = many_samples()
     for begin in range(0, len(samples), 10):
-        Store(path).add(RUN, samples[begin:begin + 10])
+        Store(path).add(RUN, samples[begin : begin + 10])
     return path.read_bytes()
 
 
@@ -228,9 +226,7 @@ def check_damaged_folder(seed, folder):
     if len(found) < len(runs):
         assert source.problems
     differences.verify(there)
-    for function, arguments in (
-        (merge.merge, ([there], folder / "out")), (differences.diff, (there, there)),
-    ):
+    for function, arguments in ((merge.merge, ([there], folder / "out")), (differences.diff, (there, there))):
         with contextlib.suppress(TableError):  # such as one run with two meanings
             function(*arguments)
     shutil.rmtree(folder / "out", ignore_errors=True)

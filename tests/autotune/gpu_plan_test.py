@@ -38,9 +38,26 @@ class Plan:
     made: list[Plan] = []
 
     def __init__(
-        self, kernel, *, m, n, k, lda, ldb, ldd, scale_a, scale_b, device, num_sms,
-        max_swizzle=1, raster="heuristic", splits=1, scale_a_stride_m=1, ld_scale_a=0,
-        scale_b_stride_n=1, ld_scale_b=0,
+        self,
+        kernel,
+        *,
+        m,
+        n,
+        k,
+        lda,
+        ldb,
+        ldd,
+        scale_a,
+        scale_b,
+        device,
+        num_sms,
+        max_swizzle=1,
+        raster="heuristic",
+        splits=1,
+        scale_a_stride_m=1,
+        ld_scale_a=0,
+        scale_b_stride_n=1,
+        ld_scale_b=0,
     ):
         self.kernel, self.sizes, self.strides = kernel, (m, n, k), (lda, ldb, ldd)
         self.is_block = (scale_a, scale_b) == ("block_1x128", "block_128x128")
@@ -122,8 +139,7 @@ def block_scales(m: int, n: int, k: int, layout: str) -> tuple[torch.Tensor, tor
     torch lays them out; "dense": row-major; "sliced": views with NaN between the elements."""
     blocks, columns = k // 128, -(-n // 128)
     rows = -(-blocks // 4) * 4
-    scale_a, scale_b = 2.0 ** torch.randint(-2, 3, (m, blocks)), 2.0 ** torch.randint(
-        -2, 3, (blocks, columns))
+    scale_a, scale_b = 2.0 ** torch.randint(-2, 3, (m, blocks)), 2.0 ** torch.randint(-2, 3, (blocks, columns))
     if layout == "torch":
         padded = torch.full((columns, rows), float("nan")).t()
         padded[:blocks] = scale_b
@@ -164,8 +180,7 @@ def test_kernel_gets_dense_copies_of_strided_scales_and_bias(gpu):
     strided = torch.rand(40, 3)[:, 1:2], torch.rand(1, 128)[:, ::2], bias[::2]
     for _ in range(2):
         assert torch.equal(
-            sw.scaled_mm(a, b, *strided, backend="cutlass_sm90"),
-            sw.scaled_mm(a, b, *strided, backend="reference"),
+            sw.scaled_mm(a, b, *strided, backend="cutlass_sm90"), sw.scaled_mm(a, b, *strided, backend="reference")
         )
     assert len(gpu) == 1
 
@@ -175,12 +190,13 @@ def test_strided_vector_after_a_dense_one_of_its_shape_is_copied_too(gpu):
     strided_a, strided_b = torch.rand(40, 3)[:, 1:2], torch.rand(1, 128)[:, ::2]
     strided_bias = torch.randn(128).bfloat16()[::2]
     for vectors in (
-        (scale_a, scale_b, bias), (strided_a, scale_b, bias), (scale_a, strided_b, bias),
+        (scale_a, scale_b, bias),
+        (strided_a, scale_b, bias),
+        (scale_a, strided_b, bias),
         (scale_a, scale_b, strided_bias),
     ):
         assert torch.equal(
-            sw.scaled_mm(a, b, *vectors, backend="cutlass_sm90"),
-            sw.scaled_mm(a, b, *vectors, backend="reference"),
+            sw.scaled_mm(a, b, *vectors, backend="cutlass_sm90"), sw.scaled_mm(a, b, *vectors, backend="reference")
         )
 
 

@@ -16,15 +16,30 @@ def run(program: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("module", [
-    "stoneware", "stoneware.errors", "stoneware.tuning.bake", "stoneware.tuning.lookup",
-    "stoneware.tuning.samples", "stoneware.tuning.table", "stoneware.ops.scaled_mm.problem",
-    "stoneware.ops.scaled_mm.spec", "stoneware.ops.grouped_mm.spec",
-    "stoneware.ops.matmul.problem", "stoneware.ops.matmul.spec",
-    "stoneware.runtime.device", "stoneware.kernels.manifest",
-    "stoneware.tuning.choose", "stoneware.tuning.entries", "stoneware.tuning.sources",
-    "stoneware.tuning.policy", "stoneware.tuning.table_file", "stoneware.distributed",
-])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "stoneware",
+        "stoneware.errors",
+        "stoneware.tuning.bake",
+        "stoneware.tuning.lookup",
+        "stoneware.tuning.samples",
+        "stoneware.tuning.table",
+        "stoneware.ops.scaled_mm.problem",
+        "stoneware.ops.scaled_mm.spec",
+        "stoneware.ops.grouped_mm.spec",
+        "stoneware.ops.matmul.problem",
+        "stoneware.ops.matmul.spec",
+        "stoneware.runtime.device",
+        "stoneware.kernels.manifest",
+        "stoneware.tuning.choose",
+        "stoneware.tuning.entries",
+        "stoneware.tuning.sources",
+        "stoneware.tuning.policy",
+        "stoneware.tuning.table_file",
+        "stoneware.distributed",
+    ],
+)
 def test_import_needs_neither_torch_nor_a_native_module(module):
     loaded = run(f"import sys, {module}; print(*sys.modules)").split()
     assert module in loaded
@@ -46,9 +61,7 @@ def test_api_starts_no_thread_and_no_cuda():
     assert run(program).split() == ["1", "False"]
 
 
-@pytest.mark.parametrize("use", [
-    "sw.scaled_mm", "sw.matmul", "sw.explain('matmul', m=8, n=8, k=8)",
-])
+@pytest.mark.parametrize("use", ["sw.scaled_mm", "sw.matmul", "sw.explain('matmul', m=8, n=8, k=8)"])
 def test_use_without_torch_says_what_to_install(use):
     program = (
         "import sys; sys.modules['torch'] = None\n"
@@ -59,20 +72,23 @@ def test_use_without_torch_says_what_to_install(use):
     assert 'pip install "torch>=2.11"' in run(program)
 
 
-@pytest.mark.parametrize("broken", [
-    "class Torch:\n  def __getattr__(self, name): raise OSError('libc10.so is missing')\n"
-    "sys.modules['torch'] = Torch()",
-    "import stoneware.runtime.native as native; import types\n"
-    "module = types.ModuleType('stoneware.runtime._driver')\n"
-    "def driver_version(): raise SystemError('half built')\n"
-    "module.driver_version = driver_version\n"
-    "sys.modules[module.__name__] = module",
-    "import importlib; whole = importlib.import_module\n"
-    "def import_module(name, package=None):\n"
-    "  if '._' in name: raise AttributeError('half built')\n"
-    "  return whole(name, package)\n"
-    "importlib.import_module = import_module",
-])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "class Torch:\n  def __getattr__(self, name): raise OSError('libc10.so is missing')\n"
+        "sys.modules['torch'] = Torch()",
+        "import stoneware.runtime.native as native; import types\n"
+        "module = types.ModuleType('stoneware.runtime._driver')\n"
+        "def driver_version(): raise SystemError('half built')\n"
+        "module.driver_version = driver_version\n"
+        "sys.modules[module.__name__] = module",
+        "import importlib; whole = importlib.import_module\n"
+        "def import_module(name, package=None):\n"
+        "  if '._' in name: raise AttributeError('half built')\n"
+        "  return whole(name, package)\n"
+        "importlib.import_module = import_module",
+    ],
+)
 def test_info_says_what_is_broken_and_never_raises(broken):
     said = run(f"import sys\n{broken}\nimport stoneware as sw; print(sw.info())")
     assert "libc10.so is missing" in said or "half built" in said
@@ -85,14 +101,17 @@ CONTEXT = (
 )
 
 
-@pytest.mark.parametrize("imports", [
-    "import stoneware as sw; tuning = sw.tuning",
-    "import stoneware as sw, stoneware.tuning.choose; tuning = sw.tuning",
-    "import stoneware as sw; sw.tuning; import stoneware.tuning.choose; tuning = sw.tuning",
-    "from stoneware import tuning",
-    "from stoneware.tuning import choose; from stoneware import tuning",
-    "import stoneware.tuning as tuning",
-])
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import stoneware as sw; tuning = sw.tuning",
+        "import stoneware as sw, stoneware.tuning.choose; tuning = sw.tuning",
+        "import stoneware as sw; sw.tuning; import stoneware.tuning.choose; tuning = sw.tuning",
+        "from stoneware import tuning",
+        "from stoneware.tuning import choose; from stoneware import tuning",
+        "import stoneware.tuning as tuning",
+    ],
+)
 def test_tuning_is_the_context_manager_and_the_package(imports):
     program = (
         f"{CONTEXT}{imports}\n"
@@ -107,8 +126,7 @@ def test_tuning_is_the_context_manager_and_the_package(imports):
 
 def test_import_of_tuning_loads_no_context():
     loaded = run("import sys, stoneware as sw; sw.tuning; print(*sys.modules)").split()
-    assert [name for name in loaded if name.startswith("stoneware")] == [
-        "stoneware", "stoneware.tuning"]
+    assert [name for name in loaded if name.startswith("stoneware")] == ["stoneware", "stoneware.tuning"]
 
 
 def test_tuning_can_be_called_where_its_policy_was_imported_before():
@@ -125,5 +143,4 @@ def test_unknown_name_lists_the_known_ones():
 
     with pytest.raises(AttributeError, match="no attribute 'gemm'; it has .*scaled_mm"):
         stoneware.gemm
-    assert {"scaled_mm", "matmul", "explain", "info", "tuning", "autotune", "distributed"} <= set(
-        dir(stoneware))
+    assert {"scaled_mm", "matmul", "explain", "info", "tuning", "autotune", "distributed"} <= set(dir(stoneware))

@@ -9,8 +9,15 @@ import pytest
 from stoneware.kernels.key import Key, key_from_json
 
 PLAIN = {
-    "op": "matmul", "a_dtype": "bf16", "b_dtype": "bf16", "out_dtype": "bf16", "scales": "none",
-    "layout": "nt", "n": 64, "k": 32, "m": 16,
+    "op": "matmul",
+    "a_dtype": "bf16",
+    "b_dtype": "bf16",
+    "out_dtype": "bf16",
+    "scales": "none",
+    "layout": "nt",
+    "n": 64,
+    "k": 32,
+    "m": 16,
 }
 
 

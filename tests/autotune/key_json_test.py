@@ -10,8 +10,15 @@ import pytest
 from stoneware.kernels.key import Key, key_from_json
 
 OLD = {
-    "op": "scaled_mm", "a_dtype": "e4m3", "b_dtype": "e4m3", "out_dtype": "bf16", "scales": "row",
-    "layout": "nt", "n": 4096, "k": 4096, "m": 16,
+    "op": "scaled_mm",
+    "a_dtype": "e4m3",
+    "b_dtype": "e4m3",
+    "out_dtype": "bf16",
+    "scales": "row",
+    "layout": "nt",
+    "n": 4096,
+    "k": 4096,
+    "m": 16,
 }
 
 
@@ -40,7 +47,8 @@ def test_block_scales_are_another_family_and_survive_json():
 @pytest.mark.parametrize(
     ("field", "value", "known"),
     [
-        ("accumulation", "exact", "fast, slow"), ("accumulation", None, "fast, slow"),
+        ("accumulation", "exact", "fast, slow"),
+        ("accumulation", None, "fast, slow"),
         ("scales", "column", "row, tensor, none, block"),
     ],
 )

@@ -26,28 +26,29 @@ def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
     return OPERATION.decide(Problem(**problem), device)
 
 
-@pytest.mark.parametrize(("changes", "error", "parts"), [
-    ({"m": True}, TypeError, ["m=True", "must be an int", "bool", "int(m)"]),
-    ({"n": 4096.0}, TypeError, ["n=4096.0", "float"]),
-    ({"k": "64"}, TypeError, ["k='64'", "str"]),
-    ({"k": torch.tensor(64)}, TypeError, ["k=tensor(64)", "Tensor"]),
-    ({"m": None}, TypeError, ["m=None", "NoneType"]),
-    ({"m": 2**31}, ValueError, [f"m={2**31}", "2**31-1", "split"]),
-    ({"n": 2**40}, ValueError, [f"n={2**40}", "2**31-1"]),
-    ({"dtype": ""}, ValueError, ["a_dtype=''", "must be one of"]),
-    ({"out_dtype": ""}, ValueError, ["out_dtype=''", "must be one of"]),
-    ({"device": 0}, TypeError, ["device=0", "str, a torch.device or None", "'cuda:1'"]),
-    ({"device": ""}, ValueError, ["device='' is not in the tuning table", "'cuda', 'cpu' or None"]),
-    ({"device": "cuda"}, ValueError, ["device='cuda'", "finds none", "'cpu'"]),
-    ({"device": torch.device("cuda", 1)}, ValueError, ["device='cuda:1'", "finds none"]),
-    ({"device": "cuda:abc"}, ValueError, ["device='cuda:abc'", "'cuda:1'"]),
-    ({"device": "cuda:-1"}, ValueError, ["device='cuda:-1'", "'cuda:1'"]),
-    ({"device": torch.device("meta")}, ValueError, ["meta", "'cuda' or 'cpu'"]),
-])
+@pytest.mark.parametrize(
+    ("changes", "error", "parts"),
+    [
+        ({"m": True}, TypeError, ["m=True", "must be an int", "bool", "int(m)"]),
+        ({"n": 4096.0}, TypeError, ["n=4096.0", "float"]),
+        ({"k": "64"}, TypeError, ["k='64'", "str"]),
+        ({"k": torch.tensor(64)}, TypeError, ["k=tensor(64)", "Tensor"]),
+        ({"m": None}, TypeError, ["m=None", "NoneType"]),
+        ({"m": 2**31}, ValueError, [f"m={2**31}", "2**31-1", "split"]),
+        ({"n": 2**40}, ValueError, [f"n={2**40}", "2**31-1"]),
+        ({"dtype": ""}, ValueError, ["a_dtype=''", "must be one of"]),
+        ({"out_dtype": ""}, ValueError, ["out_dtype=''", "must be one of"]),
+        ({"device": 0}, TypeError, ["device=0", "str, a torch.device or None", "'cuda:1'"]),
+        ({"device": ""}, ValueError, ["device='' is not in the tuning table", "'cuda', 'cpu' or None"]),
+        ({"device": "cuda"}, ValueError, ["device='cuda'", "finds none", "'cpu'"]),
+        ({"device": torch.device("cuda", 1)}, ValueError, ["device='cuda:1'", "finds none"]),
+        ({"device": "cuda:abc"}, ValueError, ["device='cuda:abc'", "'cuda:1'"]),
+        ({"device": "cuda:-1"}, ValueError, ["device='cuda:-1'", "'cuda:1'"]),
+        ({"device": torch.device("meta")}, ValueError, ["meta", "'cuda' or 'cpu'"]),
+    ],
+)
 @pytest.mark.parametrize("op", ["scaled_mm", "matmul"])
-def test_explain_refuses_bad_arguments_with_rule_value_and_remedy(
-    package, op, changes, error, parts
-):
+def test_explain_refuses_bad_arguments_with_rule_value_and_remedy(package, op, changes, error, parts):
     with pytest.raises(error) as caught:
         sw.explain(op, **{"m": 16, "n": 64, "k": 64, **changes})
     for part in parts:
@@ -75,9 +76,7 @@ def test_backend_that_was_asked_for_is_named_with_its_reason_alone(package):
     assert message.endswith("; leave backend out to let another one run")
     assert "cutlass" not in message
     with pytest.raises(UnsupportedError) as caught:
-        OPERATION.decide(
-            Problem(m=16, n=4096, k=4096, lda=4096, ldb=4096, ldd=4104), H200, backend="triton_aot"
-        )
+        OPERATION.decide(Problem(m=16, n=4096, k=4096, lda=4096, ldb=4096, ldd=4104), H200, backend="triton_aot")
     assert "ldd=4104" in str(caught.value)
     assert "was asked for" not in str(caught.value)
 
@@ -99,9 +98,7 @@ def test_vendor_is_chosen_where_it_measured_faster(package):
     assert decide(m=512).config == small.VENDOR
 
 
-@pytest.mark.parametrize(
-    ("m", "measured_m"), [(1, 16), (15, 16), (17, 512), (511, 512), (9999, 512)]
-)
+@pytest.mark.parametrize(("m", "measured_m"), [(1, 16), (15, 16), (17, 512), (511, 512), (9999, 512)])
 def test_same_weight_is_answered_by_the_next_larger_m_and_past_the_last_by_the_last(package, m, measured_m):
     decision = decide(m=m)
     assert (decision.layer, decision.grade) == ("nearest m", "nearest m")
@@ -110,8 +107,7 @@ def test_same_weight_is_answered_by_the_next_larger_m_and_past_the_last_by_the_l
 
 def test_other_weight_is_answered_by_the_nearest_shape(package):
     decision = decide(m=12, n=6144)
-    assert (decision.config, decision.layer, decision.grade) == (
-        TINY, "nearest shape", "nearest shape")
+    assert (decision.config, decision.layer, decision.grade) == (TINY, "nearest shape", "nearest shape")
 
 
 def test_other_16_bit_output_is_answered_with_its_own_kernel_and_grade(package):
@@ -134,9 +130,7 @@ def test_device_of_another_capability_gets_the_rule_of_thumb(package):
 
 def test_scales_without_measurement_get_the_rule_of_thumb(package):
     # The package has row scales only.
-    for m, config in (
-        (1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR),
-    ):
+    for m, config in ((1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR)):
         decision = decide(m=m, scale_a="tensor", scale_b="tensor")
         assert (decision.config, decision.layer) == (config, "heuristic")
     slow = decide(m=1, scale_a="tensor", scale_b="tensor", use_fast_accum=False)
@@ -155,9 +149,7 @@ def test_refused_choice_is_kept_and_the_next_one_runs(package):
 def test_drifted_kernel_lowers_the_grade(tmp_path, monkeypatch):
     samples = [small.sample(TINY, 10.0, kernel_sha256="0" * 64)]
     files = small.write_device(tmp_path / "samples", samples)
-    small.install(
-        tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch
-    )
+    small.install(tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
     decision = decide()
     assert (decision.layer, decision.grade) == ("exact", "drifted kernel")
     assert "rebuilt with other bytes" in decision.reason
@@ -192,8 +184,7 @@ def test_error_lists_every_refusal(package):
     assert "needs compute capability 8.9" in str(caught.value)
     decision = OPERATION.decide(problem, device)
     assert decision.config.backend == "reference"
-    assert {item.what for item in decision.refusals if not item.layer} == {
-        "cutlass_sm90", "triton_aot", "vendor"}
+    assert {item.what for item in decision.refusals if not item.layer} == {"cutlass_sm90", "triton_aot", "vendor"}
 
 
 def test_candidates_are_every_backends_but_the_reference(package):
@@ -202,10 +193,13 @@ def test_candidates_are_every_backends_but_the_reference(package):
     assert [config.max_swizzle for config in large if config.kernel == BIG.kernel] == [1, 2, 4, 8]
     assert {config.backend for config in large} == {"cutlass_sm90", "triton_aot", "vendor"}
     # Of the tiles that are far from m each backend's first one is there.
-    assert OPERATION.candidates(Problem.dense(m=1, n=4096, k=4096), H200) == [
-        TINY, small.triton(), small.VENDOR]
+    assert OPERATION.candidates(Problem.dense(m=1, n=4096, k=4096), H200) == [TINY, small.triton(), small.VENDOR]
     assert OPERATION.candidates(Problem.dense(m=24, n=4096, k=4096), H200) == [
-        small.cutlass(small.SMALL), TINY, small.triton(), small.VENDOR]
+        small.cutlass(small.SMALL),
+        TINY,
+        small.triton(),
+        small.VENDOR,
+    ]
     on_cpu = OPERATION.candidates(Problem.dense(m=1, n=16, k=16), CPU)
     assert [config.backend for config in on_cpu] == ["reference"]
 
@@ -216,8 +210,15 @@ def test_explain_answers_for_a_device_that_is_not_here(package, name):
     assert explanation.config == TINY
     text = str(explanation)
     for part in (
-        "scaled_mm m=16 n=4096 k=4096", "NVIDIA H200", TINY.kernel, "exact", "10.00 us",
-        "the fastest of 4", "+60.0 %", "driver 580.95", table_file.packaged("scaled_mm").digest,
+        "scaled_mm m=16 n=4096 k=4096",
+        "NVIDIA H200",
+        TINY.kernel,
+        "exact",
+        "10.00 us",
+        "the fastest of 4",
+        "+60.0 %",
+        "driver 580.95",
+        table_file.packaged("scaled_mm").digest,
     ):
         assert part in text
     plain = json.loads(json.dumps(explanation.as_dict()))
@@ -241,13 +242,16 @@ def test_explain_without_a_gpu_explains_the_reference(package):
     assert "cutlass_sm90: " in str(explanation)
 
 
-@pytest.mark.parametrize(("changes", "part"), [
-    ({"op": "conv"}, "op='conv' must be one of scaled_mm, matmul"),
-    ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
-    ({"m": 0}, "m=0 must be at least 1"),
-    ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
-    ({"scales": "column"}, "scales='column' must be one of tensor, row, block, or two as tensor/row"),
-])
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"op": "conv"}, "op='conv' must be one of scaled_mm, matmul"),
+        ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
+        ({"m": 0}, "m=0 must be at least 1"),
+        ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
+        ({"scales": "column"}, "scales='column' must be one of tensor, row, block, or two as tensor/row"),
+    ],
+)
 def test_explain_refuses_bad_arguments(package, changes, part):
     arguments = {"op": "scaled_mm", "m": 16, "n": 4096, "k": 4096, "device": "h200", **changes}
     with pytest.raises(ValueError) as caught:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from stoneware.errors import TableError
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import differences, merge, samples as sample_format, table_file
+from stoneware.tuning import differences, merge, table_file
+from stoneware.tuning import samples as sample_format
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.store import Store
@@ -27,8 +28,11 @@ RUN = data.run()
 
 
 def write_folder(
-    folder: Path, samples: Iterable[Sample], runs: Iterable[Run] = (RUN,),
-    device: DeviceFingerprint = data.H200, aliases: tuple[str, ...] = (),
+    folder: Path,
+    samples: Iterable[Sample],
+    runs: Iterable[Run] = (RUN,),
+    device: DeviceFingerprint = data.H200,
+    aliases: tuple[str, ...] = (),
 ) -> Path:
     folder.mkdir(parents=True)
     by_op: dict[str, list[Sample]] = {}
@@ -37,24 +41,16 @@ def write_folder(
     for op, group in by_op.items():
         sample_format.write_samples(folder / merge.file_name(op), group)
     sample_format.write_runs(folder / "runs.json", runs)
-    sample_format.write_device(
-        folder / "device.json", DeviceRecord(fingerprint=device, aliases=aliases)
-    )
+    sample_format.write_device(folder / "device.json", DeviceRecord(fingerprint=device, aliases=aliases))
     return folder
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*")) if file.is_file()
-    }
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def texts(folder: Path) -> list[str]:
-    return sorted(
-        canonical_json(sample.to_json())
-        for _, _, samples in merge.read_folder(folder) for sample in samples
-    )
+    return sorted(canonical_json(sample.to_json()) for _, _, samples in merge.read_folder(folder) for sample in samples)
 
 
 @st.composite
@@ -67,9 +63,9 @@ def sources(draw: st.DrawFn) -> list[tuple]:
         # What a folder holds was taken on its device, but for the power limit and the name.
         device = runs[samples[0].run].device if samples else data.H100
         samples = [
-            sample for sample in samples
-            if runs[sample.run].device.num_sms == device.num_sms
-            and runs[sample.run].device.l2_bytes == device.l2_bytes
+            sample
+            for sample in samples
+            if runs[sample.run].device.num_sms == device.num_sms and runs[sample.run].device.l2_bytes == device.l2_bytes
         ]
         made.append((device, aliases, runs, samples))
     return made
@@ -119,9 +115,7 @@ def test_merging_keeps_every_sample_once_and_no_unused_run(made):
         paths = written(root, made)
         out = root / "out"
         result = merge.merge(paths, out)
-        wanted = {
-            canonical_json(sample.to_json()) for *_, samples in made for sample in samples
-        }
+        wanted = {canonical_json(sample.to_json()) for *_, samples in made for sample in samples}
         assert result.num_samples == len(wanted) and result.problems == []
         if wanted:
             assert set(texts(out)) == wanted and len(texts(out)) == len(wanted)
@@ -141,9 +135,12 @@ def test_a_store_and_a_folder_merge_and_files_are_named_after_op_and_device(tmp_
     folder = write_folder(tmp_path / "committed" / "x", [data.sample(m=2)], aliases=("H200",))
     result = merge.merge([store.path, folder.parent], tmp_path / "out")
     assert sorted(content(tmp_path / "out")) == [
-        "nvidia_h100_80gb_hbm3/device.json", "nvidia_h100_80gb_hbm3/runs.json",
-        "nvidia_h100_80gb_hbm3/scaled_mm.jsonl", "nvidia_h200/device.json",
-        "nvidia_h200/package.kernels.matmul_kernel.jsonl", "nvidia_h200/runs.json",
+        "nvidia_h100_80gb_hbm3/device.json",
+        "nvidia_h100_80gb_hbm3/runs.json",
+        "nvidia_h100_80gb_hbm3/scaled_mm.jsonl",
+        "nvidia_h200/device.json",
+        "nvidia_h200/package.kernels.matmul_kernel.jsonl",
+        "nvidia_h200/runs.json",
         "nvidia_h200/scaled_mm.jsonl",
     ]
     assert result.num_samples == 4 and result.problems == []
@@ -152,9 +149,9 @@ def test_a_store_and_a_folder_merge_and_files_are_named_after_op_and_device(tmp_
     assert texts(tmp_path) == texts(store.path), "a folder with a store in it is that store"
 
 
-@pytest.mark.parametrize("op", [
-    "../../etc/x:y", "a:<locals>.f", ".hidden:f", "a/b:c\n", "x" * 400 + ":f", "ä:f", "..:..",
-])
+@pytest.mark.parametrize(
+    "op", ["../../etc/x:y", "a:<locals>.f", ".hidden:f", "a/b:c\n", "x" * 400 + ":f", "ä:f", "..:.."]
+)
 def test_no_op_names_a_file_outside_of_its_folder_or_a_hidden_one(op):
     name = merge.file_name(op)
     assert name == os.path.basename(name) and not name.startswith(".")
@@ -164,9 +161,7 @@ def test_no_op_names_a_file_outside_of_its_folder_or_a_hidden_one(op):
 def test_devices_of_the_same_hardware_share_a_folder_and_their_names(tmp_path):
     grid = data.variant(data.H200, name="GRID H200", power_limit_w=0)
     a = write_folder(tmp_path / "a", [data.sample()], aliases=("H200",))
-    b = write_folder(
-        tmp_path / "b", [data.sample(run="b")], [data.run("b", device=grid)], grid, ("h200",)
-    )
+    b = write_folder(tmp_path / "b", [data.sample(run="b")], [data.run("b", device=grid)], grid, ("h200",))
     (folder,) = merge.merge([a, b], tmp_path / "out").folders
     record = sample_format.read_device(folder / "device.json")
     assert set(record.names) == {"GRID H200", "NVIDIA H200", "H200", "h200"}
@@ -176,30 +171,25 @@ def test_devices_of_the_same_hardware_share_a_folder_and_their_names(tmp_path):
 def test_power_limits_that_differ_get_folders_of_their_own(tmp_path):
     less = data.variant(data.H200, power_limit_w=600)
     a = write_folder(tmp_path / "a", [data.sample()])
-    b = write_folder(
-        tmp_path / "b", [data.sample(run="b")], [data.run("b", device=less)], less
-    )
+    b = write_folder(tmp_path / "b", [data.sample(run="b")], [data.run("b", device=less)], less)
     folders = merge.merge([a, b], tmp_path / "out").folders
-    limits = {
-        sample_format.read_device(path / "device.json").fingerprint.power_limit_w
-        for path in folders
-    }
+    limits = {sample_format.read_device(path / "device.json").fingerprint.power_limit_w for path in folders}
     assert limits == {600, 700} and len(folders) == 2
 
 
 def test_newest_keeps_of_each_candidate_the_newest_run(tmp_path):
     old, new = data.run("old", date="2026-01-01"), data.run("new", date="2026-02-01")
     samples = [
-        data.sample(run="old", median_us=1), data.sample(run="new", median_us=2),
-        data.sample(run="old", kernel="tiny"), data.sample(run="old", m=99),
+        data.sample(run="old", median_us=1),
+        data.sample(run="new", median_us=2),
+        data.sample(run="old", kernel="tiny"),
+        data.sample(run="old", m=99),
         data.sample(run="old", kernel_sha256=data.sha256("other bytes")),
     ]
     folder = write_folder(tmp_path / "a", samples, [old, new])
     assert merge.merge([folder], tmp_path / "all").num_samples == 5
     merge.merge([folder], tmp_path / "newest", keep="newest")
-    assert texts(tmp_path / "newest") == sorted(
-        canonical_json(sample.to_json()) for sample in samples[1:]
-    )
+    assert texts(tmp_path / "newest") == sorted(canonical_json(sample.to_json()) for sample in samples[1:])
     with pytest.raises(ValueError, match="keep='oldest' must be one of all, newest"):
         merge.merge([folder], tmp_path / "x", keep="oldest")
 
@@ -234,7 +224,9 @@ def test_merging_in_place_replaces_what_was_read_and_touches_nothing_else(tmp_pa
     store.add(RUN, [data.sample(m=2)])
     merge.merge([root, store.path], root)
     assert sorted(content(root)) == [
-        "my_h200/README", "nvidia_h200/device.json", "nvidia_h200/runs.json",
+        "my_h200/README",
+        "nvidia_h200/device.json",
+        "nvidia_h200/runs.json",
         "nvidia_h200/scaled_mm.jsonl",
     ]
     assert len(texts(root)) == 2
@@ -270,7 +262,7 @@ def test_a_bad_run_costs_its_own_samples_only(tmp_path, damage):
     folder = write_folder(tmp_path / "x", [data.sample(run=id) for id in "abc"], runs)
     text = (folder / "runs.json").read_text()
     if damage == "cut":
-        text = text[:text.index('"id": "c"')]
+        text = text[: text.index('"id": "c"')]
     else:
         text = text.replace('"id": "c"', '"id": 7')
     (folder / "runs.json").write_text(text)
@@ -278,36 +270,26 @@ def test_a_bad_run_costs_its_own_samples_only(tmp_path, damage):
     assert {sample.run for _, _, samples in source.devices for sample in samples} == {"a", "b"}
     assert any(str(folder / "runs.json") in problem for problem in source.problems)
     assert (
-        f"{folder}/scaled_mm.jsonl: skipped 1 of 3 samples: {folder}/runs.json lacks their runs, "
-        "such as 'c'"
+        f"{folder}/scaled_mm.jsonl: skipped 1 of 3 samples: {folder}/runs.json lacks their runs, such as 'c'"
     ) in source.problems
 
 
 def test_samples_without_their_runs_are_one_line_a_file_with_the_first_of_the_runs(tmp_path):
     folder = write_folder(
-        tmp_path / "x", [data.sample(run=id, m=m) for id in "abc" for m in (1, 2)],
-        [data.run(id) for id in "abc"],
+        tmp_path / "x", [data.sample(run=id, m=m) for id in "abc" for m in (1, 2)], [data.run(id) for id in "abc"]
     )
     sample_format.write_runs(folder / "runs.json", [data.run("b")])
     assert merge.read_source(folder).problems == [
-        f"{folder}/scaled_mm.jsonl: skipped 4 of 6 samples: {folder}/runs.json lacks their runs, "
-        "such as 'a'"
+        f"{folder}/scaled_mm.jsonl: skipped 4 of 6 samples: {folder}/runs.json lacks their runs, such as 'a'"
     ]
 
 
 @pytest.mark.parametrize("last_write", range(1, 12))
-def test_a_kill_between_any_two_writes_leaves_every_sample_readable(
-    tmp_path, last_write, monkeypatch
-):
+def test_a_kill_between_any_two_writes_leaves_every_sample_readable(tmp_path, last_write, monkeypatch):
     root = tmp_path / "tuning_data"
     old, new = data.run("old", date="2026-01-01"), data.run("new", date="2026-02-01")
-    write_folder(
-        root / "nvidia_h200",
-        [data.sample(run="old"), data.kernel_sample(run="old")], [old],
-    )
-    more = write_folder(
-        tmp_path / "more", [data.sample(run="new"), data.kernel_sample(run="new")], [new]
-    )
+    write_folder(root / "nvidia_h200", [data.sample(run="old"), data.kernel_sample(run="old")], [old])
+    more = write_folder(tmp_path / "more", [data.sample(run="new"), data.kernel_sample(run="new")], [new])
     merge.merge([root, more], tmp_path / "expected", keep="newest")
     wanted = texts(tmp_path / "expected")
     real, count = os.replace, 0
@@ -358,14 +340,26 @@ def test_a_path_without_samples_is_a_named_error(tmp_path):
 
 
 def test_diff_finds_what_is_missing_and_what_is_chosen_otherwise(tmp_path):
-    a = write_folder(tmp_path / "a", [
-        data.sample(m=1, kernel="big", median_us=10), data.sample(m=1, kernel="tiny", median_us=20),
-        data.sample(m=2), data.sample(m=3), data.sample(m=5),
-    ])
-    b = write_folder(tmp_path / "b", [
-        data.sample(m=1, kernel="big", median_us=30), data.sample(m=1, kernel="tiny", median_us=20),
-        data.sample(m=2, median_us=17), data.sample(m=4), data.sample(m=5),
-    ])
+    a = write_folder(
+        tmp_path / "a",
+        [
+            data.sample(m=1, kernel="big", median_us=10),
+            data.sample(m=1, kernel="tiny", median_us=20),
+            data.sample(m=2),
+            data.sample(m=3),
+            data.sample(m=5),
+        ],
+    )
+    b = write_folder(
+        tmp_path / "b",
+        [
+            data.sample(m=1, kernel="big", median_us=30),
+            data.sample(m=1, kernel="tiny", median_us=20),
+            data.sample(m=2, median_us=17),
+            data.sample(m=4),
+            data.sample(m=5),
+        ],
+    )
     found = differences.diff(a, b)
     assert [item.key.m for item in found.only_a] == [3]
     assert [item.key.m for item in found.only_b] == [4]
@@ -399,14 +393,17 @@ def test_verify_says_nothing_of_what_is_good(tmp_path):
         assert differences.verify(path) == []
 
 
-@pytest.mark.parametrize(("change", "part"), [
-    (lambda lines: lines[::-1], "not sorted"),
-    (lambda lines: [line.replace(",", ", ") for line in lines], "not canonical"),
-    (lambda lines: [lines[0], *lines], "there 2 times"),
-    (lambda lines: [lines[0], "{", lines[1]], "scaled_mm.jsonl:2: not a sample"),
-    (lambda lines: [line.replace('"scaled_mm"', '"other"') for line in lines], "other.jsonl"),
-    (lambda lines: [line.replace(RUN.id, "another") for line in lines], "'another'"),
-])
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda lines: lines[::-1], "not sorted"),
+        (lambda lines: [line.replace(",", ", ") for line in lines], "not canonical"),
+        (lambda lines: [lines[0], *lines], "there 2 times"),
+        (lambda lines: [lines[0], "{", lines[1]], "scaled_mm.jsonl:2: not a sample"),
+        (lambda lines: [line.replace('"scaled_mm"', '"other"') for line in lines], "other.jsonl"),
+        (lambda lines: [line.replace(RUN.id, "another") for line in lines], "'another'"),
+    ],
+)
 def test_verify_names_file_and_fault(tmp_path, change, part):
     folder = write_folder(tmp_path / "a", [data.sample(), data.sample(m=2)])
     file = folder / "scaled_mm.jsonl"

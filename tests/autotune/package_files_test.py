@@ -21,8 +21,11 @@ KERNEL = small.triton().kernel
 DEEP = "[" * 200_000
 
 DESCRIPTION = {
-    "symbol": "scaled_mm", "parameters": "P" * 6 + "i" * 9 + "PP", "block_threads": 128,
-    "shared_bytes": 1024, "config": {"tile": [1, 1, 1]},
+    "symbol": "scaled_mm",
+    "parameters": "P" * 6 + "i" * 9 + "PP",
+    "block_threads": 128,
+    "shared_bytes": 1024,
+    "config": {"tile": [1, 1, 1]},
 }
 
 
@@ -42,8 +45,12 @@ def load(package, driver):
     def run(text: str, *, description_sha256: str | None = None, **changes):
         data = text.encode()
         record = {
-            "id": KERNEL, "op": "scaled_mm", "backend": "triton_aot", "arch": "sm_90",
-            "config": {"tile": [64, 128, 128]}, "sha256": hashlib.sha256(b"cubin").hexdigest(),
+            "id": KERNEL,
+            "op": "scaled_mm",
+            "backend": "triton_aot",
+            "arch": "sm_90",
+            "config": {"tile": [64, 128, 128]},
+            "sha256": hashlib.sha256(b"cubin").hexdigest(),
             "size_bytes": 5,
             "description_sha256": description_sha256 or hashlib.sha256(data).hexdigest(),
             **changes,
@@ -67,9 +74,7 @@ def test_edited_manifest_is_refused_with_both_digests(package):
     with pytest.raises(TableError) as caught:
         manifest.read_manifest(path)
     message = str(caught.value)
-    for part in (
-        f"{path}: expected content with the digest ", "found content with ", "reinstall the"
-    ):
+    for part in (f"{path}: expected content with the digest ", "found content with ", "reinstall the"):
         assert part in message
 
 
@@ -83,6 +88,7 @@ def test_manifest_that_is_none_is_refused_by_name(tmp_path, text):
 @pytest.fixture
 def alarm():
     """Ends what waits for longer than 10 s."""
+
     def late(*unused):
         raise TimeoutError("it waits")
 
@@ -100,9 +106,7 @@ def test_a_pipe_in_the_place_of_the_manifest_is_refused_and_not_waited_for(tmp_p
 
 
 @pytest.mark.parametrize("suffix", ["cubin", "json"])
-def test_a_pipe_in_the_place_of_a_kernel_is_refused_and_not_waited_for(
-    load, package, suffix, alarm
-):
+def test_a_pipe_in_the_place_of_a_kernel_is_refused_and_not_waited_for(load, package, suffix, alarm):
     load(json.dumps(DESCRIPTION))
     aot_kernels.load.cache_clear()
     file = package / "cubins" / f"{KERNEL}.{suffix}"
@@ -123,15 +127,32 @@ def test_edited_launch_description_is_refused(load):
         load(json.dumps({**DESCRIPTION, "shared_bytes": 0}), description_sha256=listed)
 
 
-@pytest.mark.parametrize("text", [
-    DEEP, "[]", "null", "{}", "\x00",
-    *(json.dumps({**DESCRIPTION, **changes}) for changes in (
-        {"symbol": 7}, {"symbol": ""}, {"parameters": None}, {"parameters": ["P"] * 17},
-        {"parameters": "P" * 14 + "zP"}, {"block_threads": "128"}, {"block_threads": 0},
-        {"block_threads": True}, {"shared_bytes": -1}, {"shared_bytes": 1.5},
-        {"shared_bytes": 2**40},
-    )),
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEEP,
+        "[]",
+        "null",
+        "{}",
+        "\x00",
+        *(
+            json.dumps({**DESCRIPTION, **changes})
+            for changes in (
+                {"symbol": 7},
+                {"symbol": ""},
+                {"parameters": None},
+                {"parameters": ["P"] * 17},
+                {"parameters": "P" * 14 + "zP"},
+                {"block_threads": "128"},
+                {"block_threads": 0},
+                {"block_threads": True},
+                {"shared_bytes": -1},
+                {"shared_bytes": 1.5},
+                {"shared_bytes": 2**40},
+            )
+        ),
+    ],
+)
 def test_malformed_launch_description_is_refused_by_name(load, text):
     with pytest.raises(TableError, match=rf"{KERNEL}.json: .*; reinstall"):
         load(text)
@@ -152,9 +173,7 @@ def test_description_that_the_driver_module_refuses_is_a_damaged_file(load, driv
         load(json.dumps(DESCRIPTION))
 
 
-def test_importlib_metadata_is_asked_only_where_a_distribution_names_the_group(
-    tmp_path, monkeypatch
-):
+def test_importlib_metadata_is_asked_only_where_a_distribution_names_the_group(tmp_path, monkeypatch):
     distribution = tmp_path / "acme-1.0.dist-info"
     distribution.mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "gone")])

@@ -22,13 +22,16 @@ def test_config_goes_through_json_unchanged():
     assert Config.from_json({"backend": "vendor", "kernel": "y"}).max_swizzle == 1
 
 
-@pytest.mark.parametrize(("changes", "error", "parts"), [
-    ({"max_swizzle": 3}, ValueError, ["max_swizzle=3", "(1, 2, 4, 8)"]),
-    ({"max_swizzle": True}, TypeError, ["max_swizzle=True", "bool"]),
-    ({"raster": "diagonal"}, ValueError, ["raster='diagonal'", "along_m"]),
-    ({"kernel": ""}, ValueError, ["kernel=''", "empty"]),
-    ({"kernel": 7}, TypeError, ["kernel=7", "str"]),
-])
+@pytest.mark.parametrize(
+    ("changes", "error", "parts"),
+    [
+        ({"max_swizzle": 3}, ValueError, ["max_swizzle=3", "(1, 2, 4, 8)"]),
+        ({"max_swizzle": True}, TypeError, ["max_swizzle=True", "bool"]),
+        ({"raster": "diagonal"}, ValueError, ["raster='diagonal'", "along_m"]),
+        ({"kernel": ""}, ValueError, ["kernel=''", "empty"]),
+        ({"kernel": 7}, TypeError, ["kernel=7", "str"]),
+    ],
+)
 def test_config_refuses_bad_fields(changes, error, parts):
     with pytest.raises(error) as caught:
         Config(**{"backend": "cutlass_sm90", "kernel": "x", **changes})
@@ -51,7 +54,8 @@ def test_sample_and_run_go_through_json_unchanged():
 def test_sample_files_have_the_same_bytes_in_whatever_order_samples_come(tmp_path):
     samples = [
         small.sample(config, 10.0, m=m)
-        for m in (1, 16, 512) for config in (small.VENDOR, small.cutlass(small.BIG), small.triton())
+        for m in (1, 16, 512)
+        for config in (small.VENDOR, small.cutlass(small.BIG), small.triton())
     ]
     sample_format.write_samples(tmp_path / "x.jsonl", samples)
     expected = (tmp_path / "x.jsonl").read_bytes()
@@ -72,24 +76,27 @@ def _with_key(**changes) -> str:
     return json.dumps({**line, "key": {**line["key"], **changes}})
 
 
-@pytest.mark.parametrize(("line", "part"), [
-    ("{", "Expecting property name"),
-    ("", "Expecting value"),
-    ("[]", "JSON object is expected"),
-    ("[" * 200_000, "recursion"),
-    ('"NaN"', "JSON object is expected"),
-    (json.dumps({**_good_line(), "colour": "red"}), "unknown fields ['colour']"),
-    (json.dumps({key: value for key, value in _good_line().items() if key != "key"}), "['key']"),
-    (json.dumps({**_good_line(), "key": 7}), "key=7"),
-    (_with_key(colour="red"), "unknown fields ['colour']"),
-    (_with_key(m=0), "m=0"),
-    (_with_key(m="16"), "m='16'"),
-    (json.dumps({**_good_line(), "median_us": float("nan")}), "median_us=nan"),
-    (json.dumps({**_good_line(), "median_us": -1}), "median_us=-1"),
-    (json.dumps({**_good_line(), "status": "fine"}), "status='fine'"),
-    (json.dumps({**_good_line(), "kernel_sha256": "abc"}), "kernel_sha256='abc'"),
-    (json.dumps({**_good_line(), "config": None}), "config=None"),
-])
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("{", "Expecting property name"),
+        ("", "Expecting value"),
+        ("[]", "JSON object is expected"),
+        ("[" * 200_000, "recursion"),
+        ('"NaN"', "JSON object is expected"),
+        (json.dumps({**_good_line(), "colour": "red"}), "unknown fields ['colour']"),
+        (json.dumps({key: value for key, value in _good_line().items() if key != "key"}), "['key']"),
+        (json.dumps({**_good_line(), "key": 7}), "key=7"),
+        (_with_key(colour="red"), "unknown fields ['colour']"),
+        (_with_key(m=0), "m=0"),
+        (_with_key(m="16"), "m='16'"),
+        (json.dumps({**_good_line(), "median_us": float("nan")}), "median_us=nan"),
+        (json.dumps({**_good_line(), "median_us": -1}), "median_us=-1"),
+        (json.dumps({**_good_line(), "status": "fine"}), "status='fine'"),
+        (json.dumps({**_good_line(), "kernel_sha256": "abc"}), "kernel_sha256='abc'"),
+        (json.dumps({**_good_line(), "config": None}), "config=None"),
+    ],
+)
 def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):
     path = tmp_path / "scaled_mm.jsonl"
     path.write_text(json.dumps(_good_line()) + "\n" + line + "\n")
@@ -100,9 +107,7 @@ def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):
     assert "version control" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [
-    "", "{}", "[]", '{"schema": 1, "runs": []}', '{"schema": 2}', "[" * 200_000,
-])
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1, "runs": []}', '{"schema": 2}', "[" * 200_000])
 def test_bad_runs_file_is_reported_with_its_name(tmp_path, text):
     (tmp_path / "runs.json").write_text(text)
     with pytest.raises(TableError, match="runs.json: not runs"):

@@ -13,12 +13,20 @@ from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning.samples import Run, Sample
 
 H200 = DeviceFingerprint(
-    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-    memory_clock_khz=3201000, power_limit_w=700,
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    num_sms=132,
+    l2_bytes=62914560,
+    memory_clock_khz=3201000,
+    power_limit_w=700,
 )
 H100 = DeviceFingerprint(
-    name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), num_sms=132, l2_bytes=52428800,
-    memory_clock_khz=2619000, power_limit_w=700,
+    name="NVIDIA H100 80GB HBM3",
+    compute_capability=(9, 0),
+    num_sms=132,
+    l2_bytes=52428800,
+    memory_clock_khz=2619000,
+    power_limit_w=700,
 )
 KERNEL_OP = "package.kernels:matmul_kernel"
 
@@ -29,10 +37,20 @@ def variant(device: DeviceFingerprint, **changes: Any) -> DeviceFingerprint:
 
 def run(id: str = "2026-11-21T043241Z-nvidia_h200", **changes: Any) -> Run:
     values: dict[str, Any] = dict(
-        id=id, device=H200, driver="580.159.04", cuda="13.0", torch="2.11.0", triton="3.6.0",
-        python="3.12.3", sm_clock_mhz_before=1980, sm_clock_mhz_after=0,
-        memory_clock_mhz_before=3201, memory_clock_mhz_after=0, date="2026-11-21T04:32:41+00:00",
-        commit="60d30ac", command="python3 -m stoneware tune",
+        id=id,
+        device=H200,
+        driver="580.159.04",
+        cuda="13.0",
+        torch="2.11.0",
+        triton="3.6.0",
+        python="3.12.3",
+        sm_clock_mhz_before=1980,
+        sm_clock_mhz_after=0,
+        memory_clock_mhz_before=3201,
+        memory_clock_mhz_after=0,
+        date="2026-11-21T04:32:41+00:00",
+        commit="60d30ac",
+        command="python3 -m stoneware tune",
     )
     return Run(**{**values, **changes})
 
@@ -40,20 +58,31 @@ def run(id: str = "2026-11-21T043241Z-nvidia_h200", **changes: Any) -> Run:
 def sample(m: int = 16, kernel: str = "big", median_us: float = 10.0, **changes: Any) -> Sample:
     values: dict[str, Any] = dict(
         key=Key(
-            op="scaled_mm", a_dtype="e4m3", b_dtype="e4m3", out_dtype="bf16", scales="row",
-            layout="nt", n=4096, k=7168, m=m,
+            op="scaled_mm",
+            a_dtype="e4m3",
+            b_dtype="e4m3",
+            out_dtype="bf16",
+            scales="row",
+            layout="nt",
+            n=4096,
+            k=7168,
+            m=m,
         ),
-        config=Config(backend="cutlass_sm90", kernel=kernel), median_us=median_us, spread_us=0.5,
-        count=80, status="ok", error=0.002, kernel_sha256=sha256(kernel), run=run().id,
+        config=Config(backend="cutlass_sm90", kernel=kernel),
+        median_us=median_us,
+        spread_us=0.5,
+        count=80,
+        status="ok",
+        error=0.002,
+        kernel_sha256=sha256(kernel),
+        run=run().id,
     )
     return Sample(**{**values, **changes})
 
 
 def kernel_sample(m: int = 16, **changes: Any) -> Sample:
     values: dict[str, Any] = dict(
-        key=KernelKey(
-            op=KERNEL_OP, names=("M", "N", "EVEN"), values=(m, 4096, True), dtypes=(("a", "fp16"),)
-        ),
+        key=KernelKey(op=KERNEL_OP, names=("M", "N", "EVEN"), values=(m, 4096, True), dtypes=(("a", "fp16"),)),
         config=KernelConfig(kwargs=(("BLOCK_M", 64), ("BLOCK_N", 128)), num_warps=8),
         kernel_sha256=sha256("source"),
     )
@@ -67,14 +96,21 @@ def sha256(text: str) -> str:
 # Few values of each, so that many samples agree in some of what they are told apart by.
 _RUN_IDS = ("2026-11-21-a", "2026-11-22-b", "2026-11-23-c")
 _DEVICES = (
-    H200, variant(H200, name="GRID H200"), variant(H200, power_limit_w=600),
-    variant(H200, power_limit_w=0), H100,
+    H200,
+    variant(H200, name="GRID H200"),
+    variant(H200, power_limit_w=600),
+    variant(H200, power_limit_w=0),
+    H100,
 )
 _TEXT = st.text(max_size=30)
 _KEY_VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(0, 2), st.integers(-(2**63), 2**63 - 1),
+    st.none(),
+    st.booleans(),
+    st.integers(0, 2),
+    st.integers(-(2**63), 2**63 - 1),
     st.sampled_from([0.0, 1.0, -0.5]),
-    st.floats(allow_nan=False, allow_infinity=False), _TEXT,
+    st.floats(allow_nan=False, allow_infinity=False),
+    _TEXT,
 )
 _TIMES = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 
@@ -84,23 +120,32 @@ def kernel_keys(draw: st.DrawFn) -> KernelKey:
     names = draw(st.lists(st.sampled_from(["M", "N", "K", "flag"]), unique=True, max_size=3))
     return KernelKey(
         op=draw(st.sampled_from([KERNEL_OP, "package:kernels.matmul", "a:<locals>/b c"])),
-        names=tuple(names), values=tuple(draw(_KEY_VALUES) for _ in names),
+        names=tuple(names),
+        values=tuple(draw(_KEY_VALUES) for _ in names),
         dtypes=draw(st.sampled_from([(), (("a", "fp16"), ("b", "fp16"))])),
     )
 
 
 KEYS = st.one_of(
     st.builds(
-        Key, op=st.sampled_from(["scaled_mm", "matmul"]), a_dtype=st.just("bf16"),
-        b_dtype=st.just("bf16"), out_dtype=st.sampled_from(["bf16", "fp32"]),
-        scales=st.just("none"), layout=st.sampled_from(["nt", "nn"]), n=st.integers(1, 2),
-        k=st.integers(1, 2), m=st.integers(1, 2**31 - 1),
+        Key,
+        op=st.sampled_from(["scaled_mm", "matmul"]),
+        a_dtype=st.just("bf16"),
+        b_dtype=st.just("bf16"),
+        out_dtype=st.sampled_from(["bf16", "fp32"]),
+        scales=st.just("none"),
+        layout=st.sampled_from(["nt", "nn"]),
+        n=st.integers(1, 2),
+        k=st.integers(1, 2),
+        m=st.integers(1, 2**31 - 1),
     ),
     kernel_keys(),
 )
 _CONFIGS = st.builds(
-    Config, backend=st.sampled_from(["cutlass_sm90", "vendor"]),
-    kernel=st.sampled_from(["big", "tiny"]), max_swizzle=st.sampled_from([1, 8]),
+    Config,
+    backend=st.sampled_from(["cutlass_sm90", "vendor"]),
+    kernel=st.sampled_from(["big", "tiny"]),
+    max_swizzle=st.sampled_from([1, 8]),
 )
 _KERNEL_CONFIGS = st.builds(
     KernelConfig,
@@ -116,8 +161,11 @@ def samples(draw: st.DrawFn, run_id: str | None = None) -> Sample:
     key = draw(KEYS)
     is_ok = draw(st.booleans())
     return Sample(
-        key=key, config=draw(_KERNEL_CONFIGS if isinstance(key, KernelKey) else _CONFIGS),
-        median_us=draw(_TIMES) if is_ok else 0.0, spread_us=draw(_TIMES), count=80,
+        key=key,
+        config=draw(_KERNEL_CONFIGS if isinstance(key, KernelKey) else _CONFIGS),
+        median_us=draw(_TIMES) if is_ok else 0.0,
+        spread_us=draw(_TIMES),
+        count=80,
         status="ok" if is_ok else draw(st.sampled_from(["wrong", "failed", "hung"])),
         kernel_sha256=draw(st.sampled_from(["", sha256("a"), sha256("b")])),
         run=run_id or draw(st.sampled_from(_RUN_IDS)),

@@ -21,14 +21,21 @@ def kernel_config(block: int) -> KernelConfig:
     return KernelConfig(kwargs=(("BLOCK", block),))
 
 
-def kernel_sample(
-    block: int, median_us: float, *, m: int = 16, sha256: str = NEW, **changes: Any
-) -> Sample:
+def kernel_sample(block: int, median_us: float, *, m: int = 16, sha256: str = NEW, **changes: Any) -> Sample:
     key = KernelKey(op=OP, names=("M", "N"), values=(m, 4096), dtypes=(("x", "fp16"),))
-    return Sample(**{
-        "key": key, "config": kernel_config(block), "median_us": median_us, "spread_us": 0.0,
-        "count": 9, "status": "ok", "kernel_sha256": sha256, "run": "run-1", **changes,
-    })
+    return Sample(
+        **{
+            "key": key,
+            "config": kernel_config(block),
+            "median_us": median_us,
+            "spread_us": 0.0,
+            "count": 9,
+            "status": "ok",
+            "kernel_sha256": sha256,
+            "run": "run-1",
+            **changes,
+        }
+    )
 
 
 def write_kernel(folder: Path, samples: Iterable[Sample], **device: Any) -> list[Path]:

@@ -11,46 +11,45 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoneware.kernels import cutlass_kernels, manifest as manifest_module
+from stoneware.kernels import cutlass_kernels
+from stoneware.kernels import manifest as manifest_module
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import policy as tuning, samples as sample_format, sources, table_file
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import samples as sample_format
+from stoneware.tuning import sources, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.table import Table
 from stoneware.tuning.table_entry import Entry
 
 H200 = DeviceFingerprint(
-    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-    memory_clock_khz=3201000,
+    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560, memory_clock_khz=3201000
 )
 H100 = DeviceFingerprint(
-    name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), num_sms=132, l2_bytes=52428800,
-    memory_clock_khz=2619000,
+    name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), num_sms=132, l2_bytes=52428800, memory_clock_khz=2619000
 )
 L40 = DeviceFingerprint(
-    name="NVIDIA L40", compute_capability=(8, 9), num_sms=142, l2_bytes=100663296,
-    memory_clock_khz=9001000,
+    name="NVIDIA L40", compute_capability=(8, 9), num_sms=142, l2_bytes=100663296, memory_clock_khz=9001000
 )
 
-BIG, TINY, SMALL = "128x128x128_2x1x1_pingpong", "64x16x256_1x1x1_warpspecialized_swap", \
-    "64x64x256_1x1x1_warpspecialized_swap"
+BIG, TINY, SMALL = (
+    "128x128x128_2x1x1_pingpong",
+    "64x16x256_1x1x1_warpspecialized_swap",
+    "64x64x256_1x1x1_warpspecialized_swap",
+)
 VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
 
 
 def cutlass(suffix: str, out: str = "bf16", **knobs: Any) -> Config:
-    return Config(
-        backend="cutlass_sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_{out}_{suffix}", **knobs
-    )
+    return Config(backend="cutlass_sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_{out}_{suffix}", **knobs)
 
 
 def triton(out: str = "bf16", arch: str = "sm90") -> Config:
-    return Config(
-        backend="triton_aot", kernel=f"scaled_mm_triton_{arch}_e4m3_e4m3_{out}_64x128x128"
-    )
+    return Config(backend="triton_aot", kernel=f"scaled_mm_triton_{arch}_e4m3_e4m3_{out}_64x128x128")
 
 
 def sha256(kernel: str) -> str:
@@ -63,32 +62,55 @@ def kernel_records() -> list[KernelRecord]:
         dtypes = {"a": "e4m3", "b": "e4m3", "out": out}
         for suffix in (BIG, TINY, SMALL):
             tile, cluster, schedule = (suffix.split("_") + [""])[:3]
-            records.append(KernelRecord(
-                id=cutlass(suffix, out).kernel, op="scaled_mm", backend="cutlass_sm90",
-                arch="sm_90a", sha256=sha256(cutlass(suffix, out).kernel), size_bytes=20000,
+            records.append(
+                KernelRecord(
+                    id=cutlass(suffix, out).kernel,
+                    op="scaled_mm",
+                    backend="cutlass_sm90",
+                    arch="sm_90a",
+                    sha256=sha256(cutlass(suffix, out).kernel),
+                    size_bytes=20000,
+                    config={
+                        **dtypes,
+                        "tile": [int(extent) for extent in tile.split("x")],
+                        "cluster": [int(extent) for extent in cluster.split("x")],
+                        "schedule": schedule,
+                        "swap_ab": suffix.endswith("swap"),
+                        "accumulation": "fast",
+                    },
+                )
+            )
+        records.append(
+            KernelRecord(
+                id=f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}",
+                op="scaled_mm",
+                backend="cutlass_sm90",
+                arch="sm_90a",
+                sha256=sha256(f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}"),
+                size_bytes=20000,
                 config={
-                    **dtypes, "tile": [int(extent) for extent in tile.split("x")],
-                    "cluster": [int(extent) for extent in cluster.split("x")],
-                    "schedule": schedule, "swap_ab": suffix.endswith("swap"),
-                    "accumulation": "fast",
+                    **dtypes,
+                    "tile": [128, 128, 128],
+                    "cluster": [2, 1, 1],
+                    "schedule": "pingpong",
+                    "swap_ab": False,
+                    "scales": "block",
                 },
-            ))
-        records.append(KernelRecord(
-            id=f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}", op="scaled_mm",
-            backend="cutlass_sm90", arch="sm_90a",
-            sha256=sha256(f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}"), size_bytes=20000,
-            config={
-                **dtypes, "tile": [128, 128, 128], "cluster": [2, 1, 1], "schedule": "pingpong",
-                "swap_ab": False, "scales": "block",
-            },
-        ))
+            )
+        )
         for arch in ("sm90", "sm89"):
             config = triton(out, arch)
-            records.append(KernelRecord(
-                id=config.kernel, op="scaled_mm", backend="triton_aot",
-                arch=arch.replace("sm", "sm_"), sha256=sha256(config.kernel), size_bytes=20000,
-                config={**dtypes, "layout": "nt", "tile": [64, 128, 128]},
-            ))
+            records.append(
+                KernelRecord(
+                    id=config.kernel,
+                    op="scaled_mm",
+                    backend="triton_aot",
+                    arch=arch.replace("sm", "sm_"),
+                    sha256=sha256(config.kernel),
+                    size_bytes=20000,
+                    config={**dtypes, "layout": "nt", "tile": [64, 128, 128]},
+                )
+            )
     return sorted(records, key=lambda record: record.id)
 
 
@@ -106,38 +128,66 @@ def manifest_text(kernels: Iterable[Mapping[str, Any]] | None = None) -> str:
 
 def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:
     return Run(
-        id=id, device=device, driver="580.95", cuda="13.0", torch="2.11.0", triton="3.6.0",
-        python="3.12.3", sm_clock_mhz_before=1980, sm_clock_mhz_after=1980,
-        memory_clock_mhz_before=3201, memory_clock_mhz_after=3201, date=date, commit="0" * 40,
+        id=id,
+        device=device,
+        driver="580.95",
+        cuda="13.0",
+        torch="2.11.0",
+        triton="3.6.0",
+        python="3.12.3",
+        sm_clock_mhz_before=1980,
+        sm_clock_mhz_after=1980,
+        memory_clock_mhz_before=3201,
+        memory_clock_mhz_after=3201,
+        date=date,
+        commit="0" * 40,
         command="tune",
     )
 
 
 def key(*, m: int = 16, n: int = 4096, k: int = 4096, **family: str) -> Key:
     values = {
-        "op": "scaled_mm", "a_dtype": "e4m3", "b_dtype": "e4m3", "out_dtype": "bf16",
-        "scales": "row", "layout": "nt",
+        "op": "scaled_mm",
+        "a_dtype": "e4m3",
+        "b_dtype": "e4m3",
+        "out_dtype": "bf16",
+        "scales": "row",
+        "layout": "nt",
     }
     return Key(n=n, k=k, m=m, **{**values, **family})
 
 
 def sample(
-    config: Config, median_us: float, *, m: int = 16, n: int = 4096, k: int = 4096,
-    spread_us: float = 0.0, **changes: Any,
+    config: Config,
+    median_us: float,
+    *,
+    m: int = 16,
+    n: int = 4096,
+    k: int = 4096,
+    spread_us: float = 0.0,
+    **changes: Any,
 ) -> Sample:
     is_ours = config.backend != "vendor"
     values = {
-        "config": config, "median_us": median_us, "spread_us": spread_us, "count": 100,
-        "status": "ok", "error": 1.7e-3,
-        "kernel_sha256": sha256(config.kernel) if is_ours else "", "run": "run-1",
+        "config": config,
+        "median_us": median_us,
+        "spread_us": spread_us,
+        "count": 100,
+        "status": "ok",
+        "error": 1.7e-3,
+        "kernel_sha256": sha256(config.kernel) if is_ours else "",
+        "run": "run-1",
     }
     family = {name: changes.pop(name) for name in ("op", "out_dtype", "scales") if name in changes}
     return Sample(**{"key": key(m=m, n=n, k=k, **family), **values, **changes})
 
 
 def write_device(
-    folder: Path, samples: Iterable[Sample], device: DeviceFingerprint = H200,
-    runs: Iterable[Run] | None = None, aliases: tuple[str, ...] = ("H200", "h200-sxm"),
+    folder: Path,
+    samples: Iterable[Sample],
+    device: DeviceFingerprint = H200,
+    runs: Iterable[Run] | None = None,
+    aliases: tuple[str, ...] = ("H200", "h200-sxm"),
     name: str = "scaled_mm.jsonl",
 ) -> list[Path]:
     """Writes a device's folder and returns its files."""
@@ -155,9 +205,7 @@ def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> Tabl
     return table_file.decode(data, "scaled_mm.table", "scaled_mm")
 
 
-def entry_at(
-    baked: Table, m: int, n: int = 4096, k: int = 4096, **family: str
-) -> Entry:
+def entry_at(baked: Table, m: int, n: int = 4096, k: int = 4096, **family: str) -> Entry:
     """The entry at a shape, as of the first device."""
     return baked.devices[0].entry(key(m=m, n=n, k=k, **family))
 
@@ -175,10 +223,7 @@ def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:
 
 def environment(root: Path) -> dict[str, str]:
     """For a process that imports what this one does, with the package at `root`."""
-    return {
-        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
-        "STONEWARE_CACHE_DIR": str(root / "user"),
-    }
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "STONEWARE_CACHE_DIR": str(root / "user")}
 
 
 def forget() -> None:

@@ -19,7 +19,9 @@ from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime import package_files
 from stoneware.runtime.device import Device
-from stoneware.tuning import lookup, policy as tuning, sources as table_sources, table_file
+from stoneware.tuning import lookup, table_file
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import sources as table_sources
 from stoneware.tuning.bake import bake
 from stoneware.tuning.store import Store, user_store
 from stoneware.tuning.table import Table
@@ -88,10 +90,14 @@ def test_each_source_comes_before_the_next(package, tmp_path, site):
     with sw.tuning("off", overlay=baked(tmp_path, small.sample(BIG, 99.0))):
         assert (decide().config, decide().source) == (BIG, "overlay")
         assert [one.name for one in table_sources.sources("scaled_mm")] == [
-            "overlay", "memory", "user's store", "wheel", "package acme"]
+            "overlay",
+            "memory",
+            "user's store",
+            "wheel",
+            "package acme",
+        ]
     assert decide().source == "memory"
-    assert OPERATION.decide(
-        Problem.dense(m=16, n=4096, k=4096), H200, config=TINY).layer == "argument"
+    assert OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), H200, config=TINY).layer == "argument"
 
 
 def test_exact_shape_of_the_last_source_comes_before_the_nearest_m_of_the_first(package, tmp_path):
@@ -111,10 +117,7 @@ def test_nearest_m_and_nearest_shape_are_taken_over_all_sources(package, tmp_pat
 
 def test_drifted_entry_of_the_store_yields_to_one_of_the_wheel(package):
     """After an upgrade the store has timings of the kernels before it."""
-    store_samples(
-        small.sample(BIG, 1.0, kernel_sha256="0" * 64),
-        small.sample(BIG, 1.0, m=8, kernel_sha256="0" * 64),
-    )
+    store_samples(small.sample(BIG, 1.0, kernel_sha256="0" * 64), small.sample(BIG, 1.0, m=8, kernel_sha256="0" * 64))
     assert (decide().source, decide().grade) == ("wheel", "exact")
     assert (decide(m=8).source, decide(m=8).grade) == ("user's store", "drifted kernel")
 
@@ -164,9 +167,7 @@ def test_power_limit_is_asked_where_two_devices_differ_in_nothing_else(package, 
     low, high = (dataclasses.replace(small.H200, power_limit_w=watts) for watts in (500, 700))
     store_samples(small.sample(BIG, 1.0, run="low"), run=small.run("low", low))
     asked = []
-    monkeypatch.setattr(
-        "stoneware.runtime.nvml.power_limit_w", lambda ordinal: asked.append(ordinal) or 700
-    )
+    monkeypatch.setattr("stoneware.runtime.nvml.power_limit_w", lambda ordinal: asked.append(ordinal) or 700)
     monkeypatch.setattr("stoneware.ops.scaled_mm.cutlass_sm90.BACKEND.supports", lambda *_: None)
     h200 = dataclasses.replace(H200, ordinal=3)
     assert decide(device=h200).config == BIG
@@ -191,8 +192,7 @@ def test_without_a_store_nothing_is_opened_and_packages_are_not_asked(package):
         "print(decision.source, 'sqlite3' in sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env=small.environment(package), check=True,
-        capture_output=True, text=True,
+        [sys.executable, "-c", program], env=small.environment(package), check=True, capture_output=True, text=True
     )
     assert done.stdout.split() == ["wheel", "False"]
 
@@ -225,8 +225,7 @@ def test_damaged_table_of_a_package_is_skipped_and_reported_once(package, tmp_pa
 
 def test_entry_point_of_a_package_that_is_not_there_is_reported(package, site, caplog):
     folder = install_package(site, "acme", {})
-    (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(
-        f"[{table_sources.GROUP}]\nacme = gone.tables\n")
+    (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(f"[{table_sources.GROUP}]\nacme = gone.tables\n")
     assert folder.is_dir()
     assert table_sources.packages("scaled_mm") == ()
     assert "'gone.tables'" in caplog.text
@@ -235,8 +234,7 @@ def test_entry_point_of_a_package_that_is_not_there_is_reported(package, site, c
 def test_entry_points_are_looked_for_once(package, monkeypatch):
     asked = []
     whole = package_files.may_have_entry_points
-    monkeypatch.setattr(
-        package_files, "may_have_entry_points", lambda group: asked.append(group) or whole(group))
+    monkeypatch.setattr(package_files, "may_have_entry_points", lambda group: asked.append(group) or whole(group))
     table_sources.forget()
     for m in (3, 5, 7):
         decide(m=m)
@@ -269,16 +267,21 @@ def find(key, sources, sha256=""):
 @pytest.fixture
 def kernel_sources(tmp_path):
     """Of a decorated kernel: 64 is fastest at M=16, 128 at M=512."""
-    files = write_kernel(tmp_path / "kernel", [
-        kernel_sample(64, 1.0), kernel_sample(128, 2.0),
-        kernel_sample(64, 9.0, m=512), kernel_sample(128, 5.0, m=512),
-    ])
+    files = write_kernel(
+        tmp_path / "kernel",
+        [
+            kernel_sample(64, 1.0),
+            kernel_sample(128, 2.0),
+            kernel_sample(64, 9.0, m=512),
+            kernel_sample(128, 5.0, m=512),
+        ],
+    )
     return [table_sources.Source("wheel", table_file.decode(bake(OP, files, kernels=[OP]), "x", OP))]
 
 
-@pytest.mark.parametrize(("m", "block", "layer"), [
-    (16, 64, "exact"), (512, 128, "exact"), (100, 128, "nearest m"), (1, 64, "nearest m"),
-])
+@pytest.mark.parametrize(
+    ("m", "block", "layer"), [(16, 64, "exact"), (512, 128, "exact"), (100, 128, "nearest m"), (1, 64, "nearest m")]
+)
 def test_decorated_kernel_is_found_like_an_op(kernel_sources, m, block, layer):
     found = find(kernel_sample(64, 1.0, m=m).key, kernel_sources, "a" * 64)
     assert (found.choice.config, found.layer, found.grade) == (kernel_config(block), layer, layer)
@@ -352,13 +355,10 @@ def folder(tmp_path):
     return tmp_path / "h200"
 
 
-def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(
-    package, folder, tmp_path, monkeypatch
-):
+def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(package, folder, tmp_path, monkeypatch):
     read = []
     whole = table_sources._tables_of_folders
-    monkeypatch.setattr(
-        table_sources, "_tables_of_folders", lambda folders: read.append(1) or whole(folders))
+    monkeypatch.setattr(table_sources, "_tables_of_folders", lambda folders: read.append(1) or whole(folders))
     (tmp_path / "link").symlink_to(folder)
     states = set()
     for path in (folder, str(folder), tmp_path / "link", folder / ".." / folder.name):
@@ -397,29 +397,29 @@ def test_overlays_that_were_used_long_ago_are_not_kept(package, folder):
 
 @pytest.mark.parametrize("name", ["x" * 5000, "x" * 5000 + ".table", "x" * 5000 + ".sqlite3"])
 def test_overlay_with_a_name_that_no_file_has_is_a_value_error(package, name):
-    with pytest.raises(ValueError, match="overlay='xxx.* must be a ") as caught:
-        with sw.tuning("off", overlay=name):
-            pass
+    with pytest.raises(ValueError, match="overlay='xxx.* must be a ") as caught, sw.tuning("off", overlay=name):
+        pass
     assert len(str(caught.value)) < 500
 
 
 def test_table_in_memory_answers_as_the_one_that_is_baked(package, tmp_path):
     kinds = [
         small.sample(config, us, m=m, n=n, out_dtype=out)
-        for m in (1, 16, 512) for n in (2112, 4096)
-        for config, us, out in (
-            (TINY, 9.5 + m, "bf16"), (BIG, 12.5, "bf16"), (small.VENDOR, 11.0, "bf16"))
+        for m in (1, 16, 512)
+        for n in (2112, 4096)
+        for config, us, out in ((TINY, 9.5 + m, "bf16"), (BIG, 12.5, "bf16"), (small.VENDOR, 11.0, "bf16"))
     ]
     taken = [(small.run(), one) for one in kinds]
     made = table_sources.table_of_samples("scaled_mm", taken)
     baked = small.bake_samples(tmp_path, kinds)
     assert made.runs == baked.runs
-    for key in [small.key(m=m, n=n, out_dtype=out) for m in (1, 7, 16, 999)
-                for n in (2112, 3072) for out in ("bf16", "fp16")]:
+    for key in [
+        small.key(m=m, n=n, out_dtype=out) for m in (1, 7, 16, 999) for n in (2112, 3072) for out in ("bf16", "fp16")
+    ]:
         of_made, of_baked = (
             [
-                (one.entry, one.layer, one.grade) for one in lookup.answers(
-                    key, small.H200, [table_sources.Source("wheel", table)])
+                (one.entry, one.layer, one.grade)
+                for one in lookup.answers(key, small.H200, [table_sources.Source("wheel", table)])
             ]
             for table in (made, baked)
         )

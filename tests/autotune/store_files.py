@@ -49,9 +49,7 @@ def rows_by_sql(path: Path) -> list[tuple[str, str]]:
     found = []
     for rowid in range(1, 200):
         with contextlib.suppress(sqlite3.Error):
-            found += connection.execute(
-                "SELECT id, payload FROM records WHERE rowid = ?", (rowid,)
-            )
+            found += connection.execute("SELECT id, payload FROM records WHERE rowid = ?", (rowid,))
     connection.close()
     return found
 

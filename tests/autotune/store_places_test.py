@@ -35,9 +35,7 @@ def as_user(program: str, *arguments: str) -> str:
         "  try: os.setgid(65534); os.setuid(65534)\n"
         "  except OSError as error: raise SystemExit(77)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", setup + program, *arguments], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-B", "-c", setup + program, *arguments], capture_output=True, text=True)
     if done.returncode == 77:
         pytest.skip("root without another user: nothing is read-only here")
     assert done.returncode == 0, done.stderr
@@ -70,7 +68,8 @@ def test_a_read_only_folder_is_read_and_a_write_is_a_named_error(open_folder, wa
         "own = Store(sys.argv[1])\n"
         "print(len(own.samples()), own.problems())\n"
         "try: own.add(data.run(), [data.sample(m=2)])\n"
-        "except StoreError as error: print(error)", str(path),
+        "except StoreError as error: print(error)",
+        str(path),
     )
     assert said.startswith("2 []\n")
     assert "Permission denied" in said and "STONEWARE_CACHE_DIR" in said and str(path) in said
@@ -149,9 +148,7 @@ for limit in (150_000, 40_000):
 
 def test_a_full_disk_is_a_named_error_and_what_was_stored_stays(path):
     """A limit on the size of files stands in for the disk: the same writes fail half way."""
-    done = subprocess.run(
-        [sys.executable, "-c", FILL.format(path=sys.path), path], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", FILL.format(path=sys.path), path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     errors = done.stderr.strip().splitlines()
     assert len(errors) == 2

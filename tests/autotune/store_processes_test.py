@@ -31,8 +31,11 @@ for m in range(1, num_adds + 1):
 
 def start(path: Path, writer: int, num_adds: int = NUM_ADDS) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, path, str(writer), str(num_adds)], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", WRITER, path, str(writer), str(num_adds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     return process
 
@@ -57,9 +60,7 @@ def stored(path: Path) -> set[tuple[str, int]]:
 def test_sixteen_processes_that_write_at_once_lose_nothing(tmp_path):
     path = tmp_path / "tuning" / "samples.sqlite3"
     race(path, NUM_PROCESSES)
-    expected = {
-        (f"run-{writer}", m) for writer in range(NUM_PROCESSES) for m in range(1, NUM_ADDS + 1)
-    }
+    expected = {(f"run-{writer}", m) for writer in range(NUM_PROCESSES) for m in range(1, NUM_ADDS + 1)}
     assert stored(path) == expected
     assert Store(path).problems() == []
 
@@ -68,7 +69,7 @@ def test_processes_that_find_the_file_damaged_at_once_lose_nothing(tmp_path):
     path = tmp_path / "samples.sqlite3"
     Store(path).add(data.run(), [data.sample(m=m) for m in range(1, 50)])
     content = path.read_bytes()
-    path.write_bytes(content[:5 * 4096] + b"\xff" * 4096 + content[6 * 4096:])
+    path.write_bytes(content[: 5 * 4096] + b"\xff" * 4096 + content[6 * 4096 :])
     before = stored(path)
     assert 20 < len(before) < 49
     race(path, 4)
@@ -101,9 +102,7 @@ def test_a_file_that_is_damaged_while_others_write_to_it_loses_only_what_was_ove
 
 
 @pytest.mark.parametrize("num_readers", [3])
-def test_readers_beside_a_writer_see_every_sample_that_was_there_when_they_began(
-    tmp_path, num_readers
-):
+def test_readers_beside_a_writer_see_every_sample_that_was_there_when_they_began(tmp_path, num_readers):
     path = tmp_path / "samples.sqlite3"
     writer = start(path, 1)
     assert writer.stdout.readline() == "ready\n"

@@ -14,13 +14,12 @@ import pytest
 import sample_strategies as data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_files import (
-    RUN, edit, killed_while_adding, read, rows_by_sql, state, texts,
-)
+from store_files import RUN, edit, killed_while_adding, read, rows_by_sql, state, texts
 
 from stoneware.errors import StoreError
 from stoneware.tuning import record, store
 from stoneware.tuning.store import Store
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -49,9 +48,7 @@ def test_importing_and_reading_no_store_does_not_import_sqlite3(path):
         f"Store({str(path)!r}).samples(); print('sqlite3' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run(
-        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
-    )
+    found = subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True)
     assert found.stdout.split() == ["False"]
 
 
@@ -75,7 +72,9 @@ def test_a_later_add_replaces_the_run_and_the_same_sample_and_no_other(path):
     other_run = data.run("later")
     own.add(other_run, [data.sample(median_us=11, run="later")])
     assert {(run, sample.config.kernel, sample.median_us) for run, sample in own.samples()} == {
-        (ended, "big", 12), (ended, "tiny", 10), (other_run, "big", 11),
+        (ended, "big", 12),
+        (ended, "tiny", 10),
+        (other_run, "big", 11),
     }
 
 
@@ -137,18 +136,23 @@ def test_whatever_is_added_is_read_back(runs, samples, seed):
 # Rows and databases that are not what was written.
 
 
-@pytest.mark.parametrize("change", [
-    "payload = replace(payload, '\"median_us\":10.0', '\"median_us\":20.0')",
-    "payload = ''", "payload = NULL", "payload = 17", "payload = x'ff00ff'", "payload = 1e300",
-    "payload = substr(payload, 1, 200)", "payload = payload || ' '",
-    "payload = id || ' sample 2 12345'", "payload = (SELECT payload FROM records LIMIT 1)",
-])
-def test_a_row_that_was_edited_is_skipped_with_its_place_and_mended_by_measuring_again(
-    path, four, change
-):
-    place = sqlite3.connect(path).execute(
-        "SELECT rowid FROM records WHERE payload LIKE '%\"m\":16,%'"
-    ).fetchone()[0]
+@pytest.mark.parametrize(
+    "change",
+    [
+        "payload = replace(payload, '\"median_us\":10.0', '\"median_us\":20.0')",
+        "payload = ''",
+        "payload = NULL",
+        "payload = 17",
+        "payload = x'ff00ff'",
+        "payload = 1e300",
+        "payload = substr(payload, 1, 200)",
+        "payload = payload || ' '",
+        "payload = id || ' sample 2 12345'",
+        "payload = (SELECT payload FROM records LIMIT 1)",
+    ],
+)
+def test_a_row_that_was_edited_is_skipped_with_its_place_and_mended_by_measuring_again(path, four, change):
+    place = sqlite3.connect(path).execute("SELECT rowid FROM records WHERE payload LIKE '%\"m\":16,%'").fetchone()[0]
     edit(path, f"UPDATE records SET {change} WHERE rowid = {place}")
     own = Store(path)
     kept = [text for text in four if '"m":16,' not in text]
@@ -229,19 +233,20 @@ def test_a_database_of_something_else_is_not_touched(path):
     assert path.read_bytes() == before and Store(path).samples() == []
 
 
-@pytest.mark.parametrize("content", [
-    lambda old: b"\xff" * 100 + old[100:],
-    lambda old: old[:4096] + b"\0" * 8 + old[4104:],
-    lambda old: old[:-4096],
-    lambda old: b"x" + old,
-    lambda old: old[4096:],
-    lambda old: old[:60] + bytes(4) + old[64:],
-    lambda old: old[:60] + b"\xff" * 4 + old[64:],
-    lambda old: old.replace(b"CREATE TABLE records", b"CREATE TABLE recordz"),
-], ids=[
-    "no header", "no page header", "cut", "shifted", "no first page", "layout 0", "layout -1",
-    "other table",
-])
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda old: b"\xff" * 100 + old[100:],
+        lambda old: old[:4096] + b"\0" * 8 + old[4104:],
+        lambda old: old[:-4096],
+        lambda old: b"x" + old,
+        lambda old: old[4096:],
+        lambda old: old[:60] + bytes(4) + old[64:],
+        lambda old: old[:60] + b"\xff" * 4 + old[64:],
+        lambda old: old.replace(b"CREATE TABLE records", b"CREATE TABLE recordz"),
+    ],
+    ids=["no header", "no page header", "cut", "shifted", "no first page", "layout 0", "layout -1", "other table"],
+)
 def test_a_damaged_file_is_read_then_kept_aside_and_renewed_by_the_next_add(path, four, content):
     bad = content(path.read_bytes())
     path.write_bytes(bad)
@@ -296,11 +301,15 @@ def test_a_kill_between_the_steps_of_a_renewal_loses_nothing(path, four, name, m
     assert Store(path).problems() == []
 
 
-@pytest.mark.parametrize("statement", [
-    "CREATE TRIGGER records BEFORE INSERT ON records BEGIN SELECT RAISE(IGNORE); END",
-    "CREATE TRIGGER t AFTER UPDATE ON records BEGIN DELETE FROM records; END",
-    "CREATE TABLE '\x1b[2J' (x)", "CREATE VIEW more AS SELECT * FROM records",
-])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER records BEFORE INSERT ON records BEGIN SELECT RAISE(IGNORE); END",
+        "CREATE TRIGGER t AFTER UPDATE ON records BEGIN DELETE FROM records; END",
+        "CREATE TABLE '\x1b[2J' (x)",
+        "CREATE VIEW more AS SELECT * FROM records",
+    ],
+)
 def test_what_is_planted_beside_the_table_is_kept_aside_and_undoes_no_add(path, four, statement):
     edit(path, statement)
     own = Store(path)
@@ -317,8 +326,12 @@ def test_what_is_planted_beside_the_table_is_kept_aside_and_undoes_no_add(path, 
 
 def test_a_view_in_the_place_of_the_table_is_not_asked(path):
     path.parent.mkdir()
-    edit(path, "PRAGMA user_version=2", "CREATE VIEW records AS WITH RECURSIVE endless(n) AS "
-         "(SELECT 1 UNION ALL SELECT n FROM endless) SELECT n AS id, n AS payload FROM endless")
+    edit(
+        path,
+        "PRAGMA user_version=2",
+        "CREATE VIEW records AS WITH RECURSIVE endless(n) AS "
+        "(SELECT 1 UNION ALL SELECT n FROM endless) SELECT n AS id, n AS payload FROM endless",
+    )
     assert Store(path).samples() == []
     Store(path).add(RUN, [data.sample()])
     assert read(path) == texts([data.sample()])

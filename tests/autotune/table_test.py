@@ -24,15 +24,11 @@ BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 
 
 def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):
-    samples = [
-        small.sample(TINY, 10.0, m=m, scales=scales)
-        for m in (1, 16) for scales in ("row", "tensor")
-    ]
+    samples = [small.sample(TINY, 10.0, m=m, scales=scales) for m in (1, 16) for scales in ("row", "tensor")]
     baked = small.bake_samples(tmp_path, samples)
     parsed = []
     whole = table_view.json.loads
-    monkeypatch.setattr(
-        table_view.json, "loads", lambda text: parsed.append(text) or whole(text))
+    monkeypatch.setattr(table_view.json, "loads", lambda text: parsed.append(text) or whole(text))
     device = baked.devices[0]
     assert device.num_entries == 8
     assert parsed == []
@@ -47,24 +43,25 @@ def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):
 def test_every_entry_comes_back(tmp_path):
     samples = [
         small.sample(config, us, m=m, n=n, spread_us=0.25)
-        for m in (1, 16, 512) for n in (2112, 4096) for config, us in ((TINY, 9.5), (BIG, 12.5))
+        for m in (1, 16, 512)
+        for n in (2112, 4096)
+        for config, us in ((TINY, 9.5), (BIG, 12.5))
     ]
     device = small.bake_samples(tmp_path, samples).devices[0]
     entries = {entry.key: entry for entry in device.entries()}
     assert len(entries) == 12, "each shape with both outputs"
     for sample in samples:
         [choice] = [one for one in entries[sample.key].choices if one.config == sample.config]
-        assert (choice.median_us, choice.spread_us, choice.run) == (
-            sample.median_us, sample.spread_us, "run-1")
+        assert (choice.median_us, choice.spread_us, choice.run) == (sample.median_us, sample.spread_us, "run-1")
         assert device.entry(sample.key) == entries[sample.key]
     assert device.entry(small.key(m=2)) is None
     assert device.entry(small.key(out_dtype="fp32")) is None
 
 
 def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_path):
-    files = write_kernel(tmp_path, [
-        kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(256, 5.0, status="hung"),
-    ])
+    files = write_kernel(
+        tmp_path, [kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(256, 5.0, status="hung")]
+    )
     assert files[0].name == "acme.kernels.softmax.jsonl"
     assert table_file.file_name(OP) == "acme.kernels.softmax.table"
     baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
@@ -75,10 +72,11 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
 
 def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
     runs = [small.run("run-1", date="2026-11-22"), small.run("run-2", date="2026-11-21")]
-    files = write_kernel(tmp_path, [
-        kernel_sample(64, 9.0), kernel_sample(128, 7.0),
-        kernel_sample(64, 1.0, sha256=OLD, run="run-2"),
-    ], runs=runs)
+    files = write_kernel(
+        tmp_path,
+        [kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(64, 1.0, sha256=OLD, run="run-2")],
+        runs=runs,
+    )
     device = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP).devices[0]
     key = kernel_sample(64, 1.0).key
 
@@ -117,10 +115,11 @@ def test_other_op_than_ours_and_missing_manifest_are_refused():
 
 def test_sample_of_the_kernel_as_it_is_now_comes_before_a_newer_one_of_other_bytes(tmp_path):
     runs = [small.run("old", date="2026-11-21"), small.run("new", date="2026-11-22")]
-    baked = small.bake_samples(tmp_path, [
-        small.sample(TINY, 10.0, run="old"),
-        small.sample(TINY, 5.0, run="new", kernel_sha256="0" * 64),
-    ], runs=runs)
+    baked = small.bake_samples(
+        tmp_path,
+        [small.sample(TINY, 10.0, run="old"), small.sample(TINY, 5.0, run="new", kernel_sha256="0" * 64)],
+        runs=runs,
+    )
     [choice] = small.entry_at(baked, m=16).choices
     assert (choice.run, choice.is_drifted) == ("old", False)
 
@@ -136,16 +135,39 @@ def test_file_that_is_too_large_to_be_a_table_is_refused_unread(tmp_path):
 
 NUM_MUTATIONS = 400
 ODD = (
-    None, True, -1, 0, 1, 2, 7, 2**31, 2**63, 10**400, 1.5, -0.5, float("nan"), float("inf"), "",
-    "x", "\ud800", "e4m3", [], [[]], [1, 2, 3], ["x"], {}, {"op": "x"}, {"backend": "vendor"},
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2,
+    7,
+    2**31,
+    2**63,
+    10**400,
+    1.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "\ud800",
+    "e4m3",
+    [],
+    [[]],
+    [1, 2, 3],
+    ["x"],
+    {},
+    {"op": "x"},
+    {"backend": "vendor"},
 )
 
 
 def with_digest(header: dict, body: bytes) -> bytes:
     """A table's bytes with a digest that fits."""
+
     def line(digest: str) -> bytes:
-        return json.dumps({**header, "digest": digest}, sort_keys=True, separators=(",", ":")
-                          ).encode("ascii") + b"\n"
+        return json.dumps({**header, "digest": digest}, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"
 
     return line(hashlib.sha256(line("") + body).hexdigest()) + body
 
@@ -155,8 +177,7 @@ def change_header(draw: random.Random, header: dict) -> None:
     places = []
 
     def walk(node: object) -> None:
-        items = node.items() if isinstance(node, dict) else (
-            enumerate(node) if isinstance(node, list) else ())
+        items = node.items() if isinstance(node, dict) else (enumerate(node) if isinstance(node, list) else ())
         for name, value in items:
             if name not in ("digest", "schema"):
                 places.append((node, name))
@@ -181,17 +202,16 @@ def change_body(draw: random.Random, body: bytes) -> bytes:
     at = draw.randrange(len(body))
     kind = draw.randrange(4)
     if kind == 0:
-        changed[at] = draw.choice(b"\x00\x01\xff-0129eN[]{}\",")
+        changed[at] = draw.choice(b'\x00\x01\xff-0129eN[]{}",')
     elif kind == 1:
         at -= at % 4
-        changed[at:at + 8] = struct.pack("<q", draw.choice((-1, 0, 1, 2**31, 2**62)))
+        changed[at : at + 8] = struct.pack("<q", draw.choice((-1, 0, 1, 2**31, 2**62)))
     elif kind == 2:
         at -= at % 4
-        changed[at:at + 8] = struct.pack("<d", draw.choice(
-            (0.0, -1.0, 1e-320, 1e300, float("nan"), float("inf"))))
+        changed[at : at + 8] = struct.pack("<d", draw.choice((0.0, -1.0, 1e-320, 1e300, float("nan"), float("inf"))))
     else:
-        del changed[at:at + draw.choice((1, 8, 10**6))]
-    return bytes(changed[:len(body)])
+        del changed[at : at + draw.choice((1, 8, 10**6))]
+    return bytes(changed[: len(body)])
 
 
 @pytest.fixture(scope="module")
@@ -199,17 +219,16 @@ def good(tmp_path_factory):
     """op -> bytes of a table: one with models, and one of a decorated kernel."""
     samples = [
         small.sample(config, us * (1 + n * k / 1e7) * (1 + m / 100), m=m, n=n, k=k)
-        for n, k in itertools.product((2048, 4096, 8192), (2048, 4096)) for m in (1, 16, 64, 512)
+        for n, k in itertools.product((2048, 4096, 8192), (2048, 4096))
+        for m in (1, 16, 64, 512)
         for config, us in ((BIG, 14.0), (TINY, 9.0), (small.triton(), 11.0), (small.VENDOR, 12.0))
     ]
     files = small.write_device(tmp_path_factory.mktemp("op"), samples)
-    of_kernel = write_kernel(tmp_path_factory.mktemp("kernel"), [
-        kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(64, 5.0, m=512),
-    ])
-    return {
-        "scaled_mm": bake("scaled_mm", files, small.manifest()),
-        OP: bake(OP, of_kernel, kernels=[OP]),
-    }
+    of_kernel = write_kernel(
+        tmp_path_factory.mktemp("kernel"),
+        [kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(64, 5.0, m=512)],
+    )
+    return {"scaled_mm": bake("scaled_mm", files, small.manifest()), OP: bake(OP, of_kernel, kernels=[OP])}
 
 
 def ask(table: Table) -> None:

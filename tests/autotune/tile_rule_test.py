@@ -17,11 +17,20 @@ from stoneware.ops.scaled_mm.spec import VENDOR, preferred
 
 def kernel(extent: int, schedule: str) -> KernelRecord:
     return KernelRecord(
-        id=f"{schedule}_{extent}", op="scaled_mm", backend="cutlass_sm90", arch="sm_90a",
-        sha256="0" * 64, size_bytes=1,
+        id=f"{schedule}_{extent}",
+        op="scaled_mm",
+        backend="cutlass_sm90",
+        arch="sm_90a",
+        sha256="0" * 64,
+        size_bytes=1,
         config={
-            "a": "e4m3", "b": "e4m3", "out": "bf16", "tile": [128, extent, 128],
-            "cluster": [1, 1, 1], "schedule": schedule, "swap_ab": True,
+            "a": "e4m3",
+            "b": "e4m3",
+            "out": "bf16",
+            "tile": [128, extent, 128],
+            "cluster": [1, 1, 1],
+            "schedule": schedule,
+            "swap_ab": True,
         },
     )
 
@@ -34,8 +43,7 @@ KERNELS = [
 
 def key_of(m: int) -> Key:
     return Key(
-        op="scaled_mm", a_dtype="e4m3", b_dtype="e4m3", out_dtype="bf16", scales="row",
-        layout="nt", n=4096, k=4096, m=m,
+        op="scaled_mm", a_dtype="e4m3", b_dtype="e4m3", out_dtype="bf16", scales="row", layout="nt", n=4096, k=4096, m=m
     )
 
 
@@ -49,10 +57,15 @@ def test_small_m_has_the_smallest_tile_that_covers_it_and_of_equal_ones_that_mad
     assert order(128)[:3] == ["warpspecialized_128", "splitk_192", "warpspecialized_256"]
 
 
-@pytest.mark.parametrize("m, first", [
-    (129, "warpspecialized_256"), (192, "warpspecialized_256"), (257, "warpspecialized_256"),
-    (8192, "warpspecialized_256"),
-])
+@pytest.mark.parametrize(
+    "m, first",
+    [
+        (129, "warpspecialized_256"),
+        (192, "warpspecialized_256"),
+        (257, "warpspecialized_256"),
+        (8192, "warpspecialized_256"),
+    ],
+)
 def test_above_m_128_every_regular_tile_comes_before_one_that_could_split(m, first):
     found = order(m)
     assert found[0] == first
@@ -63,16 +76,14 @@ def test_wide_tiles_of_the_same_source_come_after_the_regular_ones_too():
     kernels = [kernel(extent, "persistent") for extent in (128, 192)] + KERNELS
     for m in (129, 192, 8192):
         assert [name.partition("_")[0] for name in order(m, kernels)] == (
-            ["warpspecialized"] * 4 + ["persistent"] * 2 + ["splitk"] * 4)
+            ["warpspecialized"] * 4 + ["persistent"] * 2 + ["splitk"] * 4
+        )
 
 
 @pytest.mark.parametrize(
-    ("extent", "least", "most"),
-    [(16, 1, 128), (32, 16, 256), (64, 32, 512), (128, 64, 1 << 20), (192, 96, 1 << 20)],
+    ("extent", "least", "most"), [(16, 1, 128), (32, 16, 256), (64, 32, 512), (128, 64, 1 << 20), (192, 96, 1 << 20)]
 )
-def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(
-    extent: int, least: int, most: int
-) -> None:
+def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(extent: int, least: int, most: int) -> None:
     assert is_near(extent, least) and is_near(extent, most)
     assert least == 1 or not is_near(extent, least - 1)
     assert most == 1 << 20 or not is_near(extent, most + 1)
@@ -85,9 +96,7 @@ def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(
 def test_of_scaled_mm_the_vendor_library_comes_first_above_m_128_and_with_slow_accumulation(
     m: int, accumulation: str, is_ours_first: bool
 ) -> None:
-    kernels = [
-        replace(one, config=one.config | {"accumulation": accumulation}) for one in KERNELS
-    ]
+    kernels = [replace(one, config=one.config | {"accumulation": accumulation}) for one in KERNELS]
     manifest = Manifest(kernels={one.id: one for one in kernels})
     found = preferred(replace(key_of(m), accumulation=accumulation), (9, 0), manifest)
     assert found[0 if not is_ours_first else len(KERNELS)] == VENDOR
@@ -107,13 +116,16 @@ if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
 
 
-@pytest.mark.parametrize(("config", "message"), [
-    ({"tile": None}, "tile=None of kernel 'damaged' must be three integers >= 1"),
-    ({"tile": [16, 64]}, r"tile=\[16, 64\] of kernel"),
-    ({"tile": [16, 0, 128]}, r"tile=\[16, 0, 128\] of kernel"),
-    ({"tile": [16, 64, "128"]}, "of kernel 'damaged' must be three integers"),
-    ({"cluster": [2, 0, 1]}, r"cluster=\[2, 0, 1\] of kernel"),
-])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"tile": None}, "tile=None of kernel 'damaged' must be three integers >= 1"),
+        ({"tile": [16, 64]}, r"tile=\[16, 64\] of kernel"),
+        ({"tile": [16, 0, 128]}, r"tile=\[16, 0, 128\] of kernel"),
+        ({"tile": [16, 64, "128"]}, "of kernel 'damaged' must be three integers"),
+        ({"cluster": [2, 0, 1]}, r"cluster=\[2, 0, 1\] of kernel"),
+    ],
+)
 def test_tile_or_cluster_that_is_none_is_refused_by_the_name_of_the_kernel(config, message):
     good = KERNELS[0]
     damaged = replace(good, id="damaged", config={**good.config, **config})
@@ -121,10 +133,10 @@ def test_tile_or_cluster_that_is_none_is_refused_by_the_name_of_the_kernel(confi
         tiling_of(damaged)
 
 
-@pytest.mark.parametrize("config", [
-    {"out": "fp16"}, {"a": "e5m2"}, {"b": "e5m2"}, {"layout": "nn"}, {"accumulation": "slow"},
-    {"scales": "block"},
-])
+@pytest.mark.parametrize(
+    "config",
+    [{"out": "fp16"}, {"a": "e5m2"}, {"b": "e5m2"}, {"layout": "nn"}, {"accumulation": "slow"}, {"scales": "block"}],
+)
 def test_kernel_for_another_dtype_layout_accumulation_or_scales_does_not_fit(config):
     good = KERNELS[0]
     assert fits(good, key_of(16), good.compute_capability)

@@ -29,41 +29,86 @@ BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, smal
 _FP8 = {"a_bytes": 1, "b_bytes": 1, "out_bytes": 2, "splits": 1, "max_swizzle": 1}
 TRUTH = {
     BIG: TimeModel(
-        tile_m=128, tile_n=128, tile_k=128, cluster_m=2, cluster_n=1, slots=120, **_FP8,
-        launch_us=4.0, wave_us=1.0, step_us=0.3, work_us=0.0004, unfilled_us=0.0002, byte_us=2e-7,
+        tile_m=128,
+        tile_n=128,
+        tile_k=128,
+        cluster_m=2,
+        cluster_n=1,
+        slots=120,
+        **_FP8,
+        launch_us=4.0,
+        wave_us=1.0,
+        step_us=0.3,
+        work_us=0.0004,
+        unfilled_us=0.0002,
+        byte_us=2e-7,
     ),
     TINY: TimeModel(
-        tile_m=16, tile_n=64, tile_k=256, cluster_m=1, cluster_n=1, slots=264, **_FP8,
-        launch_us=3.0, wave_us=2.0, step_us=0.4, work_us=0.0009, unfilled_us=0.0, byte_us=1e-7,
+        tile_m=16,
+        tile_n=64,
+        tile_k=256,
+        cluster_m=1,
+        cluster_n=1,
+        slots=264,
+        **_FP8,
+        launch_us=3.0,
+        wave_us=2.0,
+        step_us=0.4,
+        work_us=0.0009,
+        unfilled_us=0.0,
+        byte_us=1e-7,
     ),
     SMALL: TimeModel(
-        tile_m=64, tile_n=64, tile_k=256, cluster_m=1, cluster_n=1, slots=132, **_FP8,
-        launch_us=3.5, wave_us=3.0, step_us=0.35, work_us=0.001, unfilled_us=0.0003, byte_us=1e-7,
+        tile_m=64,
+        tile_n=64,
+        tile_k=256,
+        cluster_m=1,
+        cluster_n=1,
+        slots=132,
+        **_FP8,
+        launch_us=3.5,
+        wave_us=3.0,
+        step_us=0.35,
+        work_us=0.001,
+        unfilled_us=0.0003,
+        byte_us=1e-7,
     ),
     small.VENDOR: TimeModel(
-        tile_m=128, tile_n=128, tile_k=128, cluster_m=1, cluster_n=1, slots=132, **_FP8,
-        launch_us=8.0, wave_us=2.0, step_us=0.4, work_us=0.0005, unfilled_us=0.0, byte_us=2e-7,
+        tile_m=128,
+        tile_n=128,
+        tile_k=128,
+        cluster_m=1,
+        cluster_n=1,
+        slots=132,
+        **_FP8,
+        launch_us=8.0,
+        wave_us=2.0,
+        step_us=0.4,
+        work_us=0.0005,
+        unfilled_us=0.0,
+        byte_us=2e-7,
     ),
 }
 """Kernels of which everything is known."""
 
 WEIGHTS = (
-    (2048, 2048), (2048, 8192), (4096, 4096), (4096, 14336), (6144, 4096), (8192, 8192),
-    (28672, 4096), (24576, 1536),
+    (2048, 2048),
+    (2048, 8192),
+    (4096, 4096),
+    (4096, 14336),
+    (6144, 4096),
+    (8192, 8192),
+    (28672, 4096),
+    (24576, 1536),
 )
 M_VALUES = (1, 16, 32, 64, 96, 128, 256, 512, 2048)
-BETWEEN = tuple(itertools.product(
-    (8, 24, 48, 80, 112, 200, 400, 1000), (2560, 5120, 7168, 14336), (3072, 7168, 10240)
-))
+BETWEEN = tuple(itertools.product((8, 24, 48, 80, 112, 200, 400, 1000), (2560, 5120, 7168, 14336), (3072, 7168, 10240)))
 """m, n and k that were not measured."""
 
 
 def near_enough(m):
     """The configs that are raced at m."""
-    return [
-        config for config, model in TRUTH.items()
-        if config == small.VENDOR or is_near(model.tile_m, m)
-    ]
+    return [config for config, model in TRUTH.items() if config == small.VENDOR or is_near(model.tile_m, m)]
 
 
 def true_us(config, m, n, k):
@@ -73,7 +118,9 @@ def true_us(config, m, n, k):
 def samples(weights=WEIGHTS, m_values=M_VALUES, configs=tuple(TRUTH), **changes):
     return [
         small.sample(config, true_us(config, m, n, k), m=m, n=n, k=k, **changes)
-        for n, k in weights for m in m_values for config in configs
+        for n, k in weights
+        for m in m_values
+        for config in configs
     ]
 
 
@@ -89,8 +136,11 @@ def find(*tables, m, n, k, device=small.H200, **family):
 
 def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132):
     entries = [
-        Entry(key=sample.key, rule="", choices=(Choice(
-            config=sample.config, median_us=sample.median_us, spread_us=0.0, run="run-1"),))
+        Entry(
+            key=sample.key,
+            rule="",
+            choices=(Choice(config=sample.config, median_us=sample.median_us, spread_us=0.0, run="run-1"),),
+        )
         for sample in taken
     ]
     found = time_fit.models(entries, kernels, num_sms)
@@ -131,27 +181,23 @@ def test_what_was_measured_seldom_or_is_no_kernel_has_no_model():
 def test_no_time_is_negative_and_no_other_choice_of_terms_fits_better(seed):
     draw = random.Random(seed)
     num, rows = draw.randint(2, 6), draw.randint(3, 20)
-    columns = [[draw.choice((0.0, draw.random(), draw.random())) for _ in range(rows)]
-               for _ in range(num)]
+    columns = [[draw.choice((0.0, draw.random(), draw.random())) for _ in range(rows)] for _ in range(num)]
     columns = [
-        [value / (math.sqrt(math.fsum(one * one for one in column)) or 1.0) for value in column]
-        for column in columns
+        [value / (math.sqrt(math.fsum(one * one for one in column)) or 1.0) for value in column] for column in columns
     ]
     products = [[math.fsum(map(float.__mul__, a, b)) for b in columns] for a in columns]
     target = [math.fsum(column) for column in columns]
 
     def error(values):
         return math.fsum(
-            (math.fsum(value * column[row] for value, column in zip(values, columns)) - 1) ** 2
-            for row in range(rows)
+            (math.fsum(value * column[row] for value, column in zip(values, columns)) - 1) ** 2 for row in range(rows)
         )
 
     values = time_fit._non_negative(products, target)
     assert min(values) >= 0
     for size in range(1, num + 1):
         for chosen in itertools.combinations(range(num), size):
-            solved = time_fit._solve(
-                [[products[a][b] for b in chosen] for a in chosen], [target[a] for a in chosen])
+            solved = time_fit._solve([[products[a][b] for b in chosen] for a in chosen], [target[a] for a in chosen])
             other = [0.0] * num
             for idx, value in zip(chosen, solved):
                 other[idx] = value
@@ -165,13 +211,12 @@ def test_table_gives_the_models_and_corrections_back(baked):
     assert block.models == fitted
     assert len(fitted) == 4
     read, made = (
-        corrections((4096, 4096), (16, 512)) for corrections in (
-            block.corrections, functools.partial(Block.corrections, block))
+        corrections((4096, 4096), (16, 512))
+        for corrections in (block.corrections, functools.partial(Block.corrections, block))
     )
     for one, other in zip(read, made, strict=True):
         assert one.measured_out_dtype == other.measured_out_dtype == "bf16"
-        assert list(map(by_config(one), one.corrections)) == list(
-            map(by_config(other), other.corrections))
+        assert list(map(by_config(one), one.corrections)) == list(map(by_config(other), other.corrections))
 
 
 def by_config(said):
@@ -180,10 +225,14 @@ def by_config(said):
 
 
 def test_corrections_leave_out_what_was_slow():
-    entry = Entry(key=small.key(), rule="", choices=tuple(
-        Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_drifted=us > 14)
-        for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
-    ))
+    entry = Entry(
+        key=small.key(),
+        rule="",
+        choices=tuple(
+            Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_drifted=us > 14)
+            for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
+        ),
+    )
     said = corrections_of(entry, {}, {TINY: TRUTH[TINY]}, {TINY: TRUTH[BIG]})
     found = list(map(by_config(said), said.corrections))
     assert [one[0] for one in found] == [(BIG, None), (TINY, TRUTH[TINY]), (SMALL, None)]
@@ -199,13 +248,13 @@ def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
     families = {family["key"]["out_dtype"]: family for family in device["families"]}
     assert families["bf16"]["offset"] == families["fp16"]["offset"]
     assert families["bf16"]["configs"] != families["fp16"]["configs"]
-    [slots] = {model.slots for config, model in baked.devices[0].block(
-        small.key().family).models.items() if config == TINY}
+    [slots] = {
+        model.slots for config, model in baked.devices[0].block(small.key().family).models.items() if config == TINY
+    }
     tiny = struct.pack("<8I", 16, 64, 256, 1, 1, 1, 1, slots)
     assert body.count(tiny) == 1
     found = find(baked, m=24, n=5120, k=7168, out_dtype="fp16")
-    assert found.choice.config.kernel.replace("fp16", "bf16") == find(
-        baked, m=24, n=5120, k=7168).choice.config.kernel
+    assert found.choice.config.kernel.replace("fp16", "bf16") == find(baked, m=24, n=5120, k=7168).choice.config.kernel
     assert found.grade == "nearest shape" and found.entry.measured_out_dtype == "bf16"
 
 
@@ -213,12 +262,12 @@ def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another
     worst, worst_of_nearest = 1.0, 1.0
     for m, n, k in BETWEEN:
         best_us = min(true_us(config, m, n, k) for config in near_enough(m))
-        modelled, nearest = itertools.islice(lookup.answers(
-            small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)]), 2)
+        modelled, nearest = itertools.islice(
+            lookup.answers(small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)]), 2
+        )
         assert (modelled.layer, modelled.grade) == ("nearest shape", "nearest shape")
         worst = max(worst, true_us(modelled.choice.config, m, n, k) / best_us)
-        worst_of_nearest = max(
-            worst_of_nearest, true_us(nearest.choice.config, m, n, k) / best_us)
+        worst_of_nearest = max(worst_of_nearest, true_us(nearest.choice.config, m, n, k) / best_us)
     assert worst < 1.01
     assert worst_of_nearest > 1.2
 
@@ -227,7 +276,8 @@ def test_tile_of_which_less_than_half_would_be_filled_is_no_candidate(tmp_path):
     """It was measured at the next larger m, and never as far down as this one."""
     fast = [
         replace(one, median_us=one.median_us / 3) if one.config == SMALL else one
-        for one in samples() if one.config != SMALL or one.key.m >= 32
+        for one in samples()
+        if one.config != SMALL or one.key.m >= 32
     ]
     table = small.bake_samples(tmp_path, fast)
     assert find(table, m=32, n=5120, k=5120).choice.config == SMALL
@@ -247,9 +297,23 @@ def test_same_weight_at_another_m_is_modelled_too(baked):
 def test_near_measurements_correct_the_model():
     off = {BIG: 1.3, TINY: 0.8, SMALL: 1.2, small.VENDOR: 0.9}
     near = [
-        (apart, corrections_of(Entry(key=small.key(m=64, n=n), rule="", choices=tuple(
-            Choice(config=config, median_us=true_us(config, 64, n, 4096) * times, spread_us=0.0,
-                   run="run-1") for config, times in off.items())), {}, TRUTH))
+        (
+            apart,
+            corrections_of(
+                Entry(
+                    key=small.key(m=64, n=n),
+                    rule="",
+                    choices=tuple(
+                        Choice(
+                            config=config, median_us=true_us(config, 64, n, 4096) * times, spread_us=0.0, run="run-1"
+                        )
+                        for config, times in off.items()
+                    ),
+                ),
+                {},
+                TRUTH,
+            ),
+        )
         for apart, n in ((0.01, 4096), (0.04, 4608))
     ]
     found = {one.config: one.us for one in estimates(64, 4352, 4096, near)}
@@ -277,8 +341,7 @@ def test_nearer_and_equally_full_measurements_count_for_more():
 
 def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
     swizzled = replace(BIG, max_swizzle=8)
-    baked = small.bake_samples(
-        tmp_path, [*samples(), small.sample(swizzled, 1.0, m=64, n=4096, k=4096)])
+    baked = small.bake_samples(tmp_path, [*samples(), small.sample(swizzled, 1.0, m=64, n=4096, k=4096)])
     found = find(baked, m=60, n=4096, k=4096)
     assert found.choice.config == swizzled
     assert (found.modelled_from, found.entry.key) == (None, small.key(m=64))
@@ -290,11 +353,14 @@ def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked, 
     first = find(baked, m=m, n=n, k=k).choice.config
     # On this machine another one is the fastest there.
     other = next(config for config in (TINY, SMALL) if config != first)
-    own = small.bake_samples(tmp_path, [
-        small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0),
-                     m=at, n=n, k=k)
-        for at in (32, 48) for config in TRUTH
-    ])
+    own = small.bake_samples(
+        tmp_path,
+        [
+            small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0), m=at, n=n, k=k)
+            for at in (32, 48)
+            for config in TRUTH
+        ],
+    )
     found = find(own, baked, m=m, n=n, k=k)
     assert (found.choice.config, found.source) == (other, "source 0")
     assert (found.layer, found.num_modelled_from) == ("nearest m", 6)
@@ -333,7 +399,7 @@ def test_store_with_more_weights_than_the_wheel_has_models_of_its_own(tmp_path):
 
     more = block(samples())
     assert not more.fitted_by and more.models.keys() == TRUTH.keys()
-    fewer = block(samples()[:4 * len(M_VALUES) * 6])
+    fewer = block(samples()[: 4 * len(M_VALUES) * 6])
     assert fewer.fitted_by == wheel.digest
     assert fewer.models == wheel.devices[0].block(family).models
 
@@ -360,8 +426,7 @@ def test_config_that_is_fast_nowhere_near_is_not_estimated():
     candidates = {position: (config, TRUTH[BIG]) for position, config in enumerate(configs)}
 
     def near(*order):
-        return Corrections("bf16", candidates, [(at, 0, 1.0 + rank / 100, 1.0)
-                                                for rank, at in enumerate(order)])
+        return Corrections("bf16", candidates, [(at, 0, 1.0 + rank / 100, 1.0) for rank, at in enumerate(order)])
 
     found = estimates(64, 4096, 4096, [(0.1, near(*range(8)))])
     assert [one.config for one in found] == configs[:6]
@@ -374,8 +439,7 @@ def test_config_that_is_fast_nowhere_near_is_not_estimated():
 
 def test_two_other_devices_are_not_mixed(baked, tmp_path):
     h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
-    other = small.bake_samples(
-        tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)
+    other = small.bake_samples(tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)
     alone = find(baked, m=24, n=5120, k=5120, device=small.H100)
     assert alone.grade == "other device" and alone.num_modelled_from == 6
     for tables in ((baked, other), (other, baked)):
@@ -385,10 +449,7 @@ def test_two_other_devices_are_not_mixed(baked, tmp_path):
 
 
 def test_drifted_measurement_lowers_the_grade_of_what_is_modelled_from_it(tmp_path):
-    taken = [
-        replace(one, kernel_sha256="0" * 64) if one.config != small.VENDOR else one
-        for one in samples()
-    ]
+    taken = [replace(one, kernel_sha256="0" * 64) if one.config != small.VENDOR else one for one in samples()]
     found = find(small.bake_samples(tmp_path, taken), m=24, n=5120, k=5120)
     assert found.choice.config != small.VENDOR
     assert (found.choice.is_drifted, found.grade) == (True, "drifted kernel")
@@ -398,8 +459,7 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     import stoneware as sw
 
     files = small.write_device(tmp_path / "samples", samples())
-    small.install(
-        tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
+    small.install(tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
     explanation = sw.explain("scaled_mm", m=48, n=5120, k=7168, device="H200")
     assert (explanation.layer, explanation.grade) == ("nearest shape", "nearest shape")
     reason = explanation.decision.reason
@@ -429,8 +489,6 @@ def test_regret_of_the_report_is_that_of_the_modelled_answer():
 def test_samples_give_the_same_table_in_any_order(tmp_path):
     taken = samples()
     random.Random(1).shuffle(taken)
-    files = [
-        small.write_device(tmp_path / name, some) for name, some in (("a", samples()), ("b", taken))
-    ]
+    files = [small.write_device(tmp_path / name, some) for name, some in (("a", samples()), ("b", taken))]
     first, second = (bake("scaled_mm", some, small.manifest()) for some in files)
     assert first == second

@@ -74,18 +74,16 @@ def test_unknown_mode_and_overlay_are_refused(package, tmp_path):
         with sw.tuning("off", overlay=7):
             pass
     (tmp_path / "t.table").write_text("{}")
-    with pytest.raises(TableError, match="t.table: expected"):
-        with sw.tuning("off", overlay=tmp_path / "t.table"):
-            pass
+    with pytest.raises(TableError, match="t.table: expected"), sw.tuning("off", overlay=tmp_path / "t.table"):
+        pass
     assert tuning.current_mode() == "off"
 
 
 def test_mode_holds_inside_and_the_one_before_comes_back(package):
     with sw.tuning("on_miss"):
-        with pytest.raises(KeyError):
-            with sw.tuning("error_on_miss"):
-                assert tuning.current_mode() == "error_on_miss"
-                raise KeyError
+        with pytest.raises(KeyError), sw.tuning("error_on_miss"):
+            assert tuning.current_mode() == "error_on_miss"
+            raise KeyError
         assert tuning.current_mode() == "on_miss"
     assert tuning.current_mode() == "off"
 
@@ -99,8 +97,10 @@ def test_environment_gives_the_mode_outside(package, monkeypatch):
 
 def test_environment_with_an_unknown_mode_is_told_rule_value_and_remedy(package, monkeypatch):
     monkeypatch.setenv("STONEWARE_TUNING", "always")
-    with pytest.raises(ValueError, match="STONEWARE_TUNING='always' must be one of off, on_miss, "
-                       "error_on_miss; set it to one, or unset it"):
+    with pytest.raises(
+        ValueError,
+        match="STONEWARE_TUNING='always' must be one of off, on_miss, error_on_miss; set it to one, or unset it",
+    ):
         tuning.current_mode()
 
 
@@ -152,9 +152,7 @@ def test_nothing_is_a_miss_on_a_cpu(package):
 
 
 @pytest.mark.parametrize("is_inside_first", [True, False])
-def test_plan_made_outside_is_not_used_inside_nor_the_other_way_round(
-    ran, tmp_path, is_inside_first
-):
+def test_plan_made_outside_is_not_used_inside_nor_the_other_way_round(ran, tmp_path, is_inside_first):
     overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
 
     def inside():
@@ -180,8 +178,7 @@ def test_plans_of_a_tuning_are_found_again_in_the_next_of_its_kind(ran, tmp_path
     overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
     made = []
     whole = api.checked_plan
-    monkeypatch.setattr(
-        api, "checked_plan", lambda *arguments: made.append(1) or whole(*arguments))
+    monkeypatch.setattr(api, "checked_plan", lambda *arguments: made.append(1) or whole(*arguments))
     for _ in range(3):
         with sw.tuning("off", overlay=overlay):
             call()
@@ -216,9 +213,7 @@ def test_problem_that_could_not_be_measured_runs_as_usual_and_is_not_tried_again
     assert ran == [TINY, TINY]
 
 
-def test_nothing_is_measured_during_capture_but_at_the_next_call(
-    ran, session, monkeypatch, caplog
-):
+def test_nothing_is_measured_during_capture_but_at_the_next_call(ran, session, monkeypatch, caplog):
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
@@ -270,9 +265,7 @@ def test_samples_that_the_store_cannot_take_hold_in_this_process(ran):
     assert ran == [TINY, SMALL]
 
 
-def test_process_that_uses_the_wheel_alone_leaves_the_rest_and_measures_nothing(
-    ran, session, tmp_path, monkeypatch
-):
+def test_process_that_uses_the_wheel_alone_leaves_the_rest_and_measures_nothing(ran, session, tmp_path, monkeypatch):
     overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
     user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, run="run-2")])
     with sw.tuning("on_miss", overlay=overlay):

@@ -101,7 +101,9 @@ def test_every_other_action_runs_a_program_of_the_repository(commands):
 
 def test_no_word_of_any_command_is_a_tool_of_the_system(commands):
     found = {
-        (command["target"], word) for command in commands for word in command["argv"]
+        (command["target"], word)
+        for command in commands
+        for word in command["argv"]
         if _SYSTEM_TOOL.fullmatch(word) and word not in _PINNED_TOOLS
     }
     assert found == set()
@@ -110,7 +112,9 @@ def test_no_word_of_any_command_is_a_tool_of_the_system(commands):
 def test_no_word_of_any_command_is_an_absolute_path(commands):
     """An absolute path names the machine; the shell and the null device are everywhere."""
     found = {
-        (command["mnemonic"], word) for command in commands for word in command["argv"]
+        (command["mnemonic"], word)
+        for command in commands
+        for word in command["argv"]
         if re.match(r"(-\w+)?/\w", word) and word not in ("/bin/bash", "/usr/bin/bash", "/dev/null")
     }
     assert found == set()
@@ -126,15 +130,26 @@ def test_no_compiler_action_sees_the_users_environment(commands):
     allowed = {"BAZEL_DO_NOT_DETECT_CPP_TOOLCHAIN", "PATH", "PWD", "STONEWARE_ZIG_CACHE"}
     found = {
         (command["mnemonic"], name)
-        for command in of(commands, *_COMPILERS) for name in command["env"]
+        for command in of(commands, *_COMPILERS)
+        for name in command["env"]
         if name not in allowed
     }
     assert found == set()
 
 
-@pytest.mark.parametrize("word", [
-    "gcc", "/usr/bin/gcc", "/usr/bin/x86_64-linux-gnu-gcc-12", "cc", "/usr/bin/ld", "clang-18",
-    "/usr/local/cuda/bin/nvcc", "/usr/bin/ar", "c++",
-])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "gcc",
+        "/usr/bin/gcc",
+        "/usr/bin/x86_64-linux-gnu-gcc-12",
+        "cc",
+        "/usr/bin/ld",
+        "clang-18",
+        "/usr/local/cuda/bin/nvcc",
+        "/usr/bin/ar",
+        "c++",
+    ],
+)
 def test_the_pattern_knows_system_tools(word):
     assert _SYSTEM_TOOL.fullmatch(word)

@@ -14,8 +14,13 @@ import types
 
 import pytest
 
-_FILES = (".bazelversion", "bazelw", "tools/bootstrap/bazelw.py", "tools/bootstrap/debian.py",
-          "tools/bootstrap/debian_bazel.py")
+_FILES = (
+    ".bazelversion",
+    "bazelw",
+    "tools/bootstrap/bazelw.py",
+    "tools/bootstrap/debian.py",
+    "tools/bootstrap/debian_bazel.py",
+)
 
 
 class Checkout:
@@ -46,9 +51,16 @@ class Checkout:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(self.root / "bazelw"), *arguments], capture_output=True, text=True, check=False,
-            env={"PATH": str(self.bin), "HOME": str(self.cache.parent),
-                 "XDG_CACHE_HOME": str(self.cache), **environment},
+            [str(self.root / "bazelw"), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={
+                "PATH": str(self.bin),
+                "HOME": str(self.cache.parent),
+                "XDG_CACHE_HOME": str(self.cache),
+                **environment,
+            },
         )
 
 
@@ -94,8 +106,7 @@ def test_without_bazel_and_apt_one_sentence_says_what_to_install(checkout):
     assert result.returncode == 1
     assert result.stdout == ""
     last = result.stderr.splitlines()[-1]
-    for words in ("no Bazel 7 here", "apt-get is not on PATH", "install bazelisk", "Bazel 7.7.1",
-                  "$BAZEL"):
+    for words in ("no Bazel 7 here", "apt-get is not on PATH", "install bazelisk", "Bazel 7.7.1", "$BAZEL"):
         assert words in last
     assert "Traceback" not in result.stderr
 
@@ -113,10 +124,7 @@ def test_arguments_arrive_behind_the_startup_options(checkout):
     arguments = ["test", "//...", "--test_arg=two words", "$HOME"]
     lines = checkout.start(*arguments).stdout.splitlines()
     folder = checkout.cache / "stoneware"
-    assert lines[1:] == [
-        f"--output_user_root={folder / 'bazel'}", f"--bazelrc={folder / 'bazelw.bazelrc'}",
-        *arguments,
-    ]
+    assert lines[1:] == [f"--output_user_root={folder / 'bazel'}", f"--bazelrc={folder / 'bazelw.bazelrc'}", *arguments]
 
 
 def test_exit_code_is_bazels(checkout):
@@ -159,9 +167,7 @@ def made_folders(monkeypatch) -> list[pathlib.Path]:
     """The folders that are asked for; none is made."""
     made: list[pathlib.Path] = []
     monkeypatch.setattr(pathlib.Path, "mkdir", lambda path, **options: made.append(path))
-    monkeypatch.setattr(
-        pathlib.Path, "stat", lambda path, **options: types.SimpleNamespace(st_uid=os.getuid())
-    )
+    monkeypatch.setattr(pathlib.Path, "stat", lambda path, **options: types.SimpleNamespace(st_uid=os.getuid()))
     return made
 
 
@@ -195,9 +201,7 @@ def test_cache_is_the_users_by_default(bazelw, made_folders, monkeypatch, capfd)
 
 def test_cache_of_another_user_is_refused(bazelw, made_folders, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    monkeypatch.setattr(
-        pathlib.Path, "stat", lambda path, **options: types.SimpleNamespace(st_uid=1)
-    )
+    monkeypatch.setattr(pathlib.Path, "stat", lambda path, **options: types.SimpleNamespace(st_uid=1))
     with pytest.raises(SystemExit, match="belongs to another user; set XDG_CACHE_HOME"):
         bazelw.cache_folder()
 

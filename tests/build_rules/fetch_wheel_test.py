@@ -49,9 +49,12 @@ def fetch(pip, tmp_path):
     def run(*sha256: str, wheel: str = _WHEEL) -> subprocess.CompletedProcess[str]:
         locked = [f"{idx}-{wheel}={digest}" for idx, digest in enumerate(sha256)]
         return subprocess.run(
-            [sys.executable, program, "small", "1.0", "unpacked", *locked], cwd=tmp_path,
+            [sys.executable, program, "small", "1.0", "unpacked", *locked],
+            cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(pip.parent)},
-            capture_output=True, text=True, check=False,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     return run
@@ -76,8 +79,12 @@ def test_any_of_several_locked_files_will_do(fetch, pip):
 def test_another_file_fails_with_name_version_expected_found_and_remedy(fetch, pip, tmp_path):
     result = fetch("0" * 64)
     assert result.returncode == 1
-    for words in ("small 1.0", f"expected {'0' * 64}  0-{_WHEEL}",
-                  f"found    {served(pip)}  {_WHEEL}", "//third_party/pypi:refresh"):
+    for words in (
+        "small 1.0",
+        f"expected {'0' * 64}  0-{_WHEEL}",
+        f"found    {served(pip)}  {_WHEEL}",
+        "//third_party/pypi:refresh",
+    ):
         assert words in result.stderr
     assert not (tmp_path / "unpacked").exists()
 

@@ -25,8 +25,7 @@ def page(tmp_path):
     def write(body: str) -> pathlib.Path:
         path = tmp_path / "a page.html"
         path.write_text(
-            "<!doctype html><meta charset=utf-8><style>body{margin:0}</style>"
-            f"<body><p id=result></p>{body}"
+            f"<!doctype html><meta charset=utf-8><style>body{{margin:0}}</style><body><p id=result></p>{body}"
         )
         return path
 
@@ -54,9 +53,7 @@ def pixels(page, picture: pathlib.Path, points: list[tuple[int, int]]) -> list[t
 
 
 def test_an_inline_script_changes_the_dom(page):
-    assert result(page("<script>result.textContent = 'made by ' + 'a script'</script>")) == (
-        "made by a script"
-    )
+    assert result(page("<script>result.textContent = 'made by ' + 'a script'</script>")) == ("made by a script")
 
 
 def test_a_timer_changes_the_dom(page):
@@ -76,9 +73,7 @@ def test_svg_made_by_a_script_is_laid_out(page):
 
 def test_a_screenshot_shows_svg(page, tmp_path):
     picture = tmp_path / "picture.png"
-    headless_chromium.screenshot(
-        page(f"<style>p{{display:none}}</style>{_SVG}"), picture, width=400, height=300
-    )
+    headless_chromium.screenshot(page(f"<style>p{{display:none}}</style>{_SVG}"), picture, width=400, height=300)
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG\r\n")
     assert struct.unpack(">II", data[16:24]) == (400, 300)

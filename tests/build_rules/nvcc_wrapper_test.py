@@ -40,7 +40,10 @@ def compile_with(tmp_path):
         )
         nvcc.chmod(0o755)
         return subprocess.run(
-            [str(wrapper), str(nvcc), *arguments], capture_output=True, text=True, check=False,
+            [str(wrapper), str(nvcc), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
             env={"PATH": "/bin:/usr/bin", "TMPDIR": str(scratch)},
         )
 
@@ -53,12 +56,15 @@ def test_a_clean_report_passes_in_silence(compile_with):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("spill", [
-    "8 bytes stack frame, 8 bytes spill stores, 0 bytes spill loads",
-    "8 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads",
-    "940 bytes stack frame, 940 bytes spill stores, 1200 bytes spill loads",
-    "100 bytes stack frame, 100 bytes spill stores, 100 bytes spill loads",
-])
+@pytest.mark.parametrize(
+    "spill",
+    [
+        "8 bytes stack frame, 8 bytes spill stores, 0 bytes spill loads",
+        "8 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads",
+        "940 bytes stack frame, 940 bytes spill stores, 1200 bytes spill loads",
+        "100 bytes stack frame, 100 bytes spill stores, 100 bytes spill loads",
+    ],
+)
 def test_spilled_registers_fail_with_rule_value_and_remedy(compile_with, spill):
     result = compile_with(_QUIET_REPORT.replace(_NO_SPILLS, spill))
     assert result.returncode == 1

@@ -33,9 +33,11 @@ def sources() -> dict[str, str]:
     if shutil.which("git") is None or not (_ROOT / ".git").exists():
         pytest.skip("needs git and a clone, to tell sources from other files")
     listed = subprocess.run(
-        ["git", "-c", f"safe.directory={_ROOT}", "ls-files", "-z", "--cached", "--others",
-         "--exclude-standard"],
-        cwd=_ROOT, check=True, capture_output=True, text=True,
+        ["git", "-c", f"safe.directory={_ROOT}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=_ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout
     paths = [path for path in listed.split("\0") if path and (_ROOT / path).is_file()]
     assert "tests/build_rules/repository_text_test.py" in paths
@@ -55,17 +57,20 @@ def test_no_source_has_a_folder_of_a_machine(sources):
     assert found_in(sources, _MACHINE_FOLDER) == {}
 
 
-@pytest.mark.parametrize("parts", [
-    ("https://py", "pi.org/simple"), ("https://files.python", "hosted.org/x"),
-    ("https://download.py", "torch.org/whl/cpu"), ("http://deb.de", "bian.org/x"),
-    ("pip install --index", "-url x"),
-])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("https://py", "pi.org/simple"),
+        ("https://files.python", "hosted.org/x"),
+        ("https://download.py", "torch.org/whl/cpu"),
+        ("http://deb.de", "bian.org/x"),
+        ("pip install --index", "-url x"),
+    ],
+)
 def test_the_pattern_knows_registries(parts):
     assert _REGISTRY.search("".join(parts))
 
 
-@pytest.mark.parametrize("parts", [
-    ("cd /home", "/alice/x"), ('"/roo', 't/x"'), ("--out=/wor", "k/x"),
-])
+@pytest.mark.parametrize("parts", [("cd /home", "/alice/x"), ('"/roo', 't/x"'), ("--out=/wor", "k/x")])
 def test_the_pattern_knows_machine_folders(parts):
     assert _MACHINE_FOLDER.search("".join(parts))

@@ -56,12 +56,12 @@ class Installation:
 
     def start(self, installer: str = "finish(staging, prefix)") -> subprocess.Popen[str]:
         program = _PROGRAM.format(
-            bootstrap=str(_BOOTSTRAP), folder=str(self.folder),
+            bootstrap=str(_BOOTSTRAP),
+            folder=str(self.folder),
             installer=textwrap.indent(textwrap.dedent(installer), "    "),
         )
         return subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def run(self, installer: str = "finish(staging, prefix)") -> tuple[int, str, str]:
@@ -126,9 +126,7 @@ def test_a_start_after_a_kill_half_way_begins_afresh(installation):
     kill_when(installation, "(staging / 'half').touch()")
     assert (installation.partial / "half").exists()
     assert not installation.prefix.exists()
-    status, _, stderr = installation.run(
-        "assert not any(staging.iterdir())\nfinish(staging, prefix)"
-    )
+    status, _, stderr = installation.run("assert not any(staging.iterdir())\nfinish(staging, prefix)")
     assert status == 0, stderr
     assert not installation.partial.exists()
     assert (installation.prefix / "program").exists()
@@ -137,11 +135,14 @@ def test_a_start_after_a_kill_half_way_begins_afresh(installation):
 
 def test_a_start_after_a_kill_before_the_trial_begins_afresh(installation):
     """The prefix is in place but nobody has tried it: it does not count."""
-    kill_when(installation, """\
+    kill_when(
+        installation,
+        """\
 (staging / "root").mkdir()
 (staging / "root/untried").touch()
 (staging / "root").rename(prefix)
-""")
+""",
+    )
     assert (installation.prefix / "untried").exists()
     status, _, stderr = installation.run()
     assert status == 0, stderr
@@ -149,12 +150,15 @@ def test_a_start_after_a_kill_before_the_trial_begins_afresh(installation):
     assert (installation.prefix / "program").exists()
 
 
-@pytest.mark.parametrize("failure", [
-    "raise debian.DebianUnavailable('apt-get is not on PATH')",
-    "raise OSError(28, 'No space left on device')",
-    "debian_bazel.subprocess.run(['sh', '-c', 'echo broken-$((1 + 1)) >&2; exit 2'], "
-    "check=True, capture_output=True, text=True)",
-])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "raise debian.DebianUnavailable('apt-get is not on PATH')",
+        "raise OSError(28, 'No space left on device')",
+        "debian_bazel.subprocess.run(['sh', '-c', 'echo broken-$((1 + 1)) >&2; exit 2'], "
+        "check=True, capture_output=True, text=True)",
+    ],
+)
 def test_a_failing_step_is_named_and_the_next_start_tries_again(installation, failure):
     status, stdout, stderr = installation.run(failure)
     assert (status, stdout) == (1, "")

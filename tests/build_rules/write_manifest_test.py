@@ -18,8 +18,7 @@ NOBITS = 8
 
 
 def kernel(id: str, cubin: str) -> dict:
-    return {"id": id, "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]},
-            "cubin": cubin}
+    return {"id": id, "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]}, "cubin": cubin}
 
 
 def elf(sections: dict[str, bytes | int]) -> bytes:
@@ -30,28 +29,49 @@ def elf(sections: dict[str, bytes | int]) -> bytes:
         data = names if name == ".shstrtab" else data
         is_reserved = isinstance(data, int)
         size = data if is_reserved else len(data)
-        headers.append(struct.pack(
-            "<IIQQQQIIQQ", len(names_before), NOBITS if is_reserved else PROGBITS, 0, 0,
-            64 + len(content), size, 0, 0, 1, 0,
-        ))
+        headers.append(
+            struct.pack(
+                "<IIQQQQIIQQ",
+                len(names_before),
+                NOBITS if is_reserved else PROGBITS,
+                0,
+                0,
+                64 + len(content),
+                size,
+                0,
+                0,
+                1,
+                0,
+            )
+        )
         content += b"" if is_reserved else data
     head = struct.pack(
-        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 2, 190, 1, 0, 0, 64 + len(content), 0, 64, 0, 0,
-        64, len(headers), len(headers) - 1,
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\x02\x01\x01",
+        2,
+        190,
+        1,
+        0,
+        0,
+        64 + len(content),
+        0,
+        64,
+        0,
+        0,
+        64,
+        len(headers),
+        len(headers) - 1,
     )
     return head + content + b"".join(headers)
 
 
-KERNEL_SECTIONS = {
-    ".text.k": b"code", ".nv.info.k": b"info", ".nv.constant0.k": b"params", ".nv.shared.k": 1024,
-}
+KERNEL_SECTIONS = {".text.k": b"code", ".nv.info.k": b"info", ".nv.constant0.k": b"params", ".nv.shared.k": 1024}
 
 
 def digest_of(*sections: tuple[str, int, bytes]) -> str:
-    return hashlib.sha256(b"".join(
-        prefix.encode() + b"\0" + size.to_bytes(8, "little") + content
-        for prefix, size, content in sections
-    )).hexdigest()
+    return hashlib.sha256(
+        b"".join(prefix.encode() + b"\0" + size.to_bytes(8, "little") + content for prefix, size, content in sections)
+    ).hexdigest()
 
 
 def without_digest(text: str) -> dict:
@@ -67,9 +87,7 @@ def write(tmp_path):
 
     def run(kernels: list[dict]) -> str:
         (tmp_path / "kernels.json").write_text(json.dumps(kernels))
-        subprocess.run(
-            [program, "--kernels=kernels.json", "--out=manifest.json"], check=True, cwd=tmp_path
-        )
+        subprocess.run([program, "--kernels=kernels.json", "--out=manifest.json"], check=True, cwd=tmp_path)
         return (tmp_path / "manifest.json").read_text()
 
     (tmp_path / "b.cubin").write_bytes(elf({".text.b": b"b"}))
@@ -80,11 +98,21 @@ def write(tmp_path):
 def test_manifest_has_digest_and_size_and_drops_the_path(write):
     data = elf({".text.a": b"a, longer"})
     text = write([kernel("a", "a.cubin")])
-    assert without_digest(text) == {"schema": 1, "kernels": [{
-        "id": "a", "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]},
-        "sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data),
-        "code_sha256": digest_of((".text.", 9, b"a, longer")),
-    }]}
+    assert without_digest(text) == {
+        "schema": 1,
+        "kernels": [
+            {
+                "id": "a",
+                "op": "add",
+                "backend": "none",
+                "arch": "sm_90",
+                "config": {"tile": [1, 2]},
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "size_bytes": len(data),
+                "code_sha256": digest_of((".text.", 9, b"a, longer")),
+            }
+        ],
+    }
     assert ".cubin" not in text
 
 
@@ -133,8 +161,7 @@ def code_sha256(write, tmp_path):
 
 def test_code_digest_is_that_of_the_kernel_s_sections_in_a_fixed_order(code_sha256):
     expected = digest_of(
-        (".text.", 4, b"code"), (".nv.info.", 4, b"info"), (".nv.constant0.", 6, b"params"),
-        (".nv.shared.", 1024, b""),
+        (".text.", 4, b"code"), (".nv.info.", 4, b"info"), (".nv.constant0.", 6, b"params"), (".nv.shared.", 1024, b"")
     )
     assert code_sha256(KERNEL_SECTIONS) == expected
     assert code_sha256(dict(reversed(KERNEL_SECTIONS.items()))) == expected
@@ -152,18 +179,20 @@ def test_code_digest_depends_on_every_section_of_the_kernel(code_sha256, name):
     assert code_sha256(KERNEL_SECTIONS | {name: changed}) != code_sha256(KERNEL_SECTIONS)
 
 
-@pytest.mark.parametrize(("data", "words"), [
-    (b"text", "must begin as a 64-bit ELF file"),
-    (elf({".text.k": b"code"})[:-100], "ends early"),
-    (elf({".data": b"code"}), "must have a section .text.KERNEL"),
-])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"text", "must begin as a 64-bit ELF file"),
+        (elf({".text.k": b"code"})[:-100], "ends early"),
+        (elf({".data": b"code"}), "must have a section .text.KERNEL"),
+    ],
+)
 def test_what_is_no_cubin_is_refused(tmp_path, data, words):
     (tmp_path / "k.cubin").write_bytes(data)
     (tmp_path / "kernels.json").write_text(json.dumps([kernel("k", "k.cubin")]))
     program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_MANIFEST"])
     result = subprocess.run(
-        [program, "--kernels=kernels.json", "--out=manifest.json"], cwd=tmp_path,
-        capture_output=True, text=True,
+        [program, "--kernels=kernels.json", "--out=manifest.json"], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode != 0
     assert words in result.stderr

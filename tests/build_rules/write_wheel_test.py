@@ -18,11 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 _NAME = "small-1.0-cp312-abi3-manylinux_2_28_x86_64.whl"
-_CONTENTS = {
-    "small/__init__.py": b"",
-    "small/kernels/add.cubin": b"\x7fELF" + bytes(4096),
-    "small/z.py": b"z = 1\n",
-}
+_CONTENTS = {"small/__init__.py": b"", "small/kernels/add.cubin": b"\x7fELF" + bytes(4096), "small/z.py": b"z = 1\n"}
 
 
 @pytest.fixture
@@ -31,9 +27,16 @@ def pack():
     program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_WHEEL"])
 
     def run(
-        folder: pathlib.Path, *, is_reversed: bool = False, mtime: int = 10**9, mode: int = 0o644,
-        umask: int = 0o022, date: str | None = None, summary: str = "Small",
-        flags: tuple[str, ...] = (), modules: dict[str, bytes] | None = None,
+        folder: pathlib.Path,
+        *,
+        is_reversed: bool = False,
+        mtime: int = 10**9,
+        mode: int = 0o644,
+        umask: int = 0o022,
+        date: str | None = None,
+        summary: str = "Small",
+        flags: tuple[str, ...] = (),
+        modules: dict[str, bytes] | None = None,
     ) -> pathlib.Path:
         folder.mkdir(parents=True)
         listing = {}
@@ -50,11 +53,27 @@ def pack():
         (folder / "README.md").write_text("# Small\n")
         environment = {**os.environ, **({"SOURCE_DATE_EPOCH": date} if date else {})}
         subprocess.run(
-            [program, "--contents=contents.json", "--distribution=small", "--version=1.0",
-             f"--summary={summary}", "--tag=cp312-abi3-manylinux_2_28_x86_64",
-             "--requires_python=>=3.12", "--requires=torch>=2.11", "--license=LICENSE",
-             "--readme=README.md", f"--wheel={_NAME}", "--site=site", *flags],
-            check=True, cwd=folder, env=environment, umask=umask, stderr=subprocess.PIPE, text=True,
+            [
+                program,
+                "--contents=contents.json",
+                "--distribution=small",
+                "--version=1.0",
+                f"--summary={summary}",
+                "--tag=cp312-abi3-manylinux_2_28_x86_64",
+                "--requires_python=>=3.12",
+                "--requires=torch>=2.11",
+                "--license=LICENSE",
+                "--readme=README.md",
+                f"--wheel={_NAME}",
+                "--site=site",
+                *flags,
+            ],
+            check=True,
+            cwd=folder,
+            env=environment,
+            umask=umask,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         return folder / _NAME
 
@@ -74,10 +93,17 @@ def member(wheel: pathlib.Path, name: str) -> str:
         return archive.read(f"small-1.0.dist-info/{name}").decode()
 
 
-@pytest.mark.parametrize("change", [
-    {"is_reversed": True}, {"mtime": 1}, {"mode": 0o755}, {"umask": 0o077},
-    {"date": "1700000000"},  # stands for another day
-], ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"is_reversed": True},
+        {"mtime": 1},
+        {"mode": 0o755},
+        {"umask": 0o077},
+        {"date": "1700000000"},  # stands for another day
+    ],
+    ids=lambda change: next(iter(change)),
+)
 def test_bytes_do_not_depend_on(pack, tmp_path, change):
     first = pack(tmp_path / "a")
     second = pack(tmp_path / "a_much_longer_folder_name", **change)
@@ -193,7 +219,4 @@ def test_a_module_that_needs_more_than_the_platform_tag_says_is_refused(pack, tm
         pack(tmp_path / "a", modules={"small/_native.abi3.so": other})
     for words in ("manylinux_2_28_x86_64", "libz.so.6", 'platform = "linux_x86_64"'):
         assert words in failure.value.stderr
-    pack(
-        tmp_path / "b", modules={"small/_native.abi3.so": other},
-        flags=("--tag=cp312-abi3-linux_x86_64",),
-    )
+    pack(tmp_path / "b", modules={"small/_native.abi3.so": other}, flags=("--tag=cp312-abi3-linux_x86_64",))

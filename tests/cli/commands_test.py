@@ -12,8 +12,16 @@ import pytest
 import small_samples as small
 from conftest import forget
 from small_samples import (
-    GROUPED, GROUPED_VENDOR, KERNEL_OP, UNKNOWN_GPU, VENDOR, grouped_sample, kernel_sample, ours,
-    run, sample,
+    GROUPED,
+    GROUPED_VENDOR,
+    KERNEL_OP,
+    UNKNOWN_GPU,
+    VENDOR,
+    grouped_sample,
+    kernel_sample,
+    ours,
+    run,
+    sample,
 )
 
 from stoneware.cli import exit_codes, main, verification
@@ -41,9 +49,9 @@ def as_json(capsys, *arguments) -> tuple[int, dict]:
 
 @pytest.fixture
 def h200(tmp_path):
-    return small.write_folder(tmp_path / "h200", [
-        sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0), sample(SMALL, 20.0, m=64),
-    ])
+    return small.write_folder(
+        tmp_path / "h200", [sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0), sample(SMALL, 20.0, m=64)]
+    )
 
 
 def test_bake_writes_what_the_function_returns(h200, package, tmp_path, capsys):
@@ -51,9 +59,7 @@ def test_bake_writes_what_the_function_returns(h200, package, tmp_path, capsys):
     code, document = as_json(capsys, "bake", "--op", "scaled_mm", "--out", out, h200)
     assert code == exit_codes.OK
     assert out.read_bytes() == bake("scaled_mm", h200.iterdir(), manifest.packaged())
-    assert set(document) == {
-        "command", "exit_code", "op", "out", "digest", "num_bytes", "num_files", "devices"
-    }
+    assert set(document) == {"command", "exit_code", "op", "out", "digest", "num_bytes", "num_files", "devices"}
     assert document["num_files"] == 3
     [device] = document["devices"]
     assert device["name"] == "NVIDIA H200"
@@ -63,9 +69,7 @@ def test_bake_takes_files_and_a_manifest_too(h200, tmp_path, capsys):
     given = tmp_path / "kernel_manifest.json"
     given.write_text(small.manifest_text())
     out = tmp_path / "table.table"
-    code, said, _ = stoneware(
-        capsys, "bake", "--op", "scaled_mm", "--manifest", given, "--out", out, *h200.iterdir()
-    )
+    code, said, _ = stoneware(capsys, "bake", "--op", "scaled_mm", "--manifest", given, "--out", out, *h200.iterdir())
     assert code == exit_codes.OK and said.startswith(f"{out}: ")
     assert out.read_bytes() == bake("scaled_mm", h200.iterdir(), manifest.read_manifest(given))
 
@@ -98,16 +102,12 @@ def test_bake_into_a_missing_folder_names_it(package, h200, tmp_path, capsys):
 def test_merge_unites_folders_and_stores(h200, tmp_path, capsys):
     store = Store(tmp_path / "node.sqlite3")
     store.add(run("run-2"), [sample(BIG, 13.0, run="run-2")])
-    code, document = as_json(
-        capsys, "merge", h200, store.path, "--out", tmp_path / "all"
-    )
+    code, document = as_json(capsys, "merge", h200, store.path, "--out", tmp_path / "all")
     assert code == exit_codes.OK
     assert document["num_samples"] == 5 and document["problems"] == []
     [folder] = document["folders"]
     assert folder == str(tmp_path / "all" / "nvidia_h200")
-    code, document = as_json(
-        capsys, "merge", h200, store.path, "--out", tmp_path / "new", "--keep", "newest"
-    )
+    code, document = as_json(capsys, "merge", h200, store.path, "--out", tmp_path / "new", "--keep", "newest")
     assert document["num_samples"] == 4
 
 
@@ -126,15 +126,13 @@ def test_merge_of_nothing_is_a_mistake(tmp_path, capsys):
 
 def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
     assert as_json(capsys, "diff", h200, h200)[0] == exit_codes.OK
-    other = small.write_folder(tmp_path / "other", [
-        sample(SMALL, 15.0), sample(BIG, 12.0), sample(SMALL, 20.0, m=64),
-        sample(SMALL, 30.0, m=128),
-    ])
+    other = small.write_folder(
+        tmp_path / "other",
+        [sample(SMALL, 15.0), sample(BIG, 12.0), sample(SMALL, 20.0, m=64), sample(SMALL, 30.0, m=128)],
+    )
     code, document = as_json(capsys, "diff", h200, other)
     assert code == exit_codes.FOUND
-    assert set(document) == {
-        "command", "exit_code", "num_common", "fraction", "changed", "only_a", "only_b", "skipped"
-    }
+    assert set(document) == {"command", "exit_code", "num_common", "fraction", "changed", "only_a", "only_b", "skipped"}
     assert (document["num_common"], document["fraction"]) == (2, 0.5)
     [changed] = document["changed"]
     assert (changed["median_us_a"], changed["median_us_b"]) == (10.0, 12.0)
@@ -161,9 +159,7 @@ def test_diff_of_no_path_is_a_mistake(h200, capsys, path, said):
     assert code == exit_codes.USAGE and said in err
 
 
-@pytest.mark.parametrize("arguments", [
-    ["verify", ""], ["merge", "", "--out", "all"], ["report", "", "--json"],
-])
+@pytest.mark.parametrize("arguments", [["verify", ""], ["merge", "", "--out", "all"], ["report", "", "--json"]])
 def test_an_empty_path_is_not_the_current_folder(h200, monkeypatch, capsys, arguments):
     monkeypatch.chdir(h200)
     code, out, err = stoneware(capsys, *arguments)
@@ -196,13 +192,16 @@ def test_diff_of_an_edited_kernel_takes_its_newest_source(tmp_path, capsys):
 
 def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_path, capsys):
     """Nor where candidates tie, which the rule of thumb settles, in both orders of their names."""
-    samples = small.write_folder(tmp_path / "samples", [
-        sample(config, 10.0 + 0.1 * (config == faster), m=m)
-        for m, faster in ((16, SMALL), (64, BIG)) for config in (SMALL, BIG)
-    ])
+    samples = small.write_folder(
+        tmp_path / "samples",
+        [
+            sample(config, 10.0 + 0.1 * (config == faster), m=m)
+            for m, faster in ((16, SMALL), (64, BIG))
+            for config in (SMALL, BIG)
+        ],
+    )
     table = tmp_path / "baked.table"
-    assert stoneware(
-        capsys, "bake", "--op", "scaled_mm", "--out", table, samples)[0] == exit_codes.OK
+    assert stoneware(capsys, "bake", "--op", "scaled_mm", "--out", table, samples)[0] == exit_codes.OK
     _, document = as_json(capsys, "diff", table, samples)
     assert document["num_common"] == 2
     assert document["changed"] == document["only_a"] == document["only_b"] == []
@@ -212,8 +211,7 @@ def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_p
 def native_module(package, monkeypatch):
     """A native module that has the cubins of the manifest; returns it."""
     module = types.SimpleNamespace(
-        kernels=lambda: [{"id": config.kernel} for config in (SMALL, BIG, GROUPED)],
-        cubin=small.cubin,
+        kernels=lambda: [{"id": config.kernel} for config in (SMALL, BIG, GROUPED)], cubin=small.cubin
     )
     monkeypatch.setitem(sys.modules, "small_native_module", module)
     monkeypatch.setattr(verification, "NATIVE_MODULES", ("small_native_module",))
@@ -226,7 +224,12 @@ def test_verify_of_a_good_installation_is_0(native_module, own_store, capsys):
     assert document["problems"] == [] and code == exit_codes.OK
     assert set(document) == {"command", "exit_code", "parts", "problems"}
     assert set(document["parts"]) == {
-        "manifest", "native modules", "kernels", "tables", "packages' tables", "user's store",
+        "manifest",
+        "native modules",
+        "kernels",
+        "tables",
+        "packages' tables",
+        "user's store",
         "mode of tuning",
     }
 
@@ -271,9 +274,7 @@ def _pipe(folder):
 
 
 @pytest.mark.parametrize("spoil", [_loop, _file, _pipe])
-def test_a_store_that_cannot_be_read_at_all_is_no_good_store(
-    native_module, own_store, capsys, spoil
-):
+def test_a_store_that_cannot_be_read_at_all_is_no_good_store(native_module, own_store, capsys, spoil):
     spoil(own_store)
     code, document = as_json(capsys, "verify")
     assert code == exit_codes.FOUND and document["parts"]["user's store"] == 1
@@ -288,8 +289,7 @@ def test_a_pipe_in_the_place_of_a_file_is_found_and_not_waited_for(h200, capsys,
     place = h200 / name if name == "table.table" else h200
     code, document = as_json(capsys, "verify", place)
     assert code == exit_codes.FOUND
-    assert any("must be a regular file, and is a pipe" in item["problem"]
-               for item in document["problems"])
+    assert any("must be a regular file, and is a pipe" in item["problem"] for item in document["problems"])
 
 
 def test_a_table_of_the_users_own_is_baked_anew_and_not_reinstalled(tmp_path, package, capsys):
@@ -309,28 +309,39 @@ def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatc
     assert code == exit_codes.USAGE and "STONEWARE_TUNING='nonsense'" in err
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
-    (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "foo"],
-     "scales='foo' must be one of tensor, row, block, or two as tensor/row"),
-    (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "row/foo"], "scales='row/foo' must"),
-    ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
-    ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
-    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),
-    (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--batch", 2], "--batch must be left out"),
-    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--layout", "nn"],
-     "--layout must be left out: for matmul"),
-    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "xy"], "layout='xy' must be one of nt"),
-    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "n"], "layout='n' must be one of nt"),
-    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", ""], "layout='' must be one of nt"),
-    (["matmul", "-m", 1, "-n", 16, "-k", 16, "--batch", 0], "batch=0 must be at least 1"),
-    (["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4], "m=0 must be at least 1"),
-    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
-    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
-     "--bias must be left out: for scaled_mm and matmul; grouped_mm has no bias"),
-    (["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "row"],
-     "--scales must be left out"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
+        (
+            ["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "foo"],
+            "scales='foo' must be one of tensor, row, block, or two as tensor/row",
+        ),
+        (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "row/foo"], "scales='row/foo' must"),
+        ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
+        ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),
+        (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--batch", 2], "--batch must be left out"),
+        (
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--layout", "nn"],
+            "--layout must be left out: for matmul",
+        ),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "xy"], "layout='xy' must be one of nt"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "n"], "layout='n' must be one of nt"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", ""], "layout='' must be one of nt"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--batch", 0], "batch=0 must be at least 1"),
+        (["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4], "m=0 must be at least 1"),
+        (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
+        (
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
+            "--bias must be left out: for scaled_mm and matmul; grouped_mm has no bias",
+        ),
+        (
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "row"],
+            "--scales must be left out",
+        ),
+    ],
+)
 def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, said):
     code, _, err = stoneware(capsys, "explain", *arguments)
     assert code == exit_codes.USAGE and said in err
@@ -339,17 +350,14 @@ def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, sai
 def test_bake_of_a_misspelt_kernel_lists_those_that_were_measured(tmp_path, capsys):
     folder = small.write_folder(tmp_path / "h200", [kernel_sample(16, 1.0)])
     out, wrong = tmp_path / "table.table", KERNEL_OP.replace("softmax", "sofmax")
-    code, _, err = stoneware(
-        capsys, "bake", "--op", wrong, "--kernels", wrong, "--out", out, folder)
+    code, _, err = stoneware(capsys, "bake", "--op", wrong, "--kernels", wrong, "--out", out, folder)
     assert code == exit_codes.USAGE and KERNEL_OP in err and not out.exists()
 
 
-@pytest.mark.parametrize("make, field", [
-    (lambda: sample(SMALL, 10.0), '"m":16'), (lambda: kernel_sample(16, 1.0), "[1024,16]"),
-])
-def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(
-    package, tmp_path, capsys, make, field
-):
+@pytest.mark.parametrize(
+    "make, field", [(lambda: sample(SMALL, 10.0), '"m":16'), (lambda: kernel_sample(16, 1.0), "[1024,16]")]
+)
+def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(package, tmp_path, capsys, make, field):
     folder = small.write_folder(tmp_path / "h200", [make()])
     [file] = folder.glob("*.jsonl")
     op = make().op
@@ -357,8 +365,7 @@ def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(
     text = file.read_text()
     assert field in text
     file.write_text(text.replace(field, field.replace("16", "1" + "0" * 400)))
-    code, _, err = stoneware(
-        capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.table", folder)
+    code, _, err = stoneware(capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.table", folder)
     assert code == exit_codes.USAGE and f"{file}:1: not a sample" in err
     assert stoneware(capsys, "report", "--json", folder)[0] == exit_codes.USAGE
     [item, *_] = as_json(capsys, "verify", folder)[1]["problems"]
@@ -381,9 +388,7 @@ def test_verify_finds_a_native_module_and_a_manifest_that_are_missing(package, c
     assert document["parts"]["manifest"] == document["parts"]["native modules"] == 1
 
 
-def test_verify_finds_damage_in_the_table_of_another_package(
-    native_module, tmp_path, capsys, monkeypatch
-):
+def test_verify_finds_damage_in_the_table_of_another_package(native_module, tmp_path, capsys, monkeypatch):
     site = tmp_path / "site"
     (site / "acme" / "tables").mkdir(parents=True)
     (site / "acme" / "__init__.py").write_text("raise AssertionError('it must not be imported')")
@@ -410,9 +415,7 @@ def test_verify_finds_a_table_entry_of_an_unknown_kernel(native_module, package,
     kept = [SMALL.kernel]
     text = json.loads(small.manifest_text())
     document = {"schema": 1, "kernels": [k for k in text["kernels"] if k["id"] not in kept]}
-    (package / "kernel_manifest.json").write_text(
-        json.dumps({**document, "digest": manifest.content_digest(document)})
-    )
+    (package / "kernel_manifest.json").write_text(json.dumps({**document, "digest": manifest.content_digest(document)}))
     forget()
     _, found = as_json(capsys, "verify")
     assert any("is no kernel of the manifest" in item["problem"] for item in found["problems"])
@@ -447,8 +450,20 @@ def test_explain_prints_the_layer_and_the_source(package, capsys):
     arguments = ("explain", "scaled_mm", "-m", "16", "-n", "4096", "-k", "4096")
     code, document = as_json(capsys, *arguments, "--device", "H200")
     assert code == exit_codes.OK
-    assert {"op", "problem", "device", "config", "layer", "grade", "reason", "chosen",
-            "runners_up", "refusals", "table_digest", "run"} <= set(document)
+    assert {
+        "op",
+        "problem",
+        "device",
+        "config",
+        "layer",
+        "grade",
+        "reason",
+        "chosen",
+        "runners_up",
+        "refusals",
+        "table_digest",
+        "run",
+    } <= set(document)
     code, out, _ = stoneware(capsys, *arguments, "--device", "H200")
     assert "layer" in out and "config" in out
 
@@ -456,28 +471,45 @@ def test_explain_prints_the_layer_and_the_source(package, capsys):
 @pytest.fixture
 def grouped_table(package, tmp_path, capsys):
     """Installs a table of groups, in which the vendor library is chosen: it needs no module."""
-    folder = small.write_folder(tmp_path / "grouped", [
-        grouped_sample(GROUPED_VENDOR, 9.0), grouped_sample(GROUPED, 12.0),
-        grouped_sample(GROUPED_VENDOR, 20.0, m=64), grouped_sample(GROUPED, 20.1, m=64),
-        grouped_sample(GROUPED_VENDOR, 99.0, num_groups=32),
-    ])
+    folder = small.write_folder(
+        tmp_path / "grouped",
+        [
+            grouped_sample(GROUPED_VENDOR, 9.0),
+            grouped_sample(GROUPED, 12.0),
+            grouped_sample(GROUPED_VENDOR, 20.0, m=64),
+            grouped_sample(GROUPED, 20.1, m=64),
+            grouped_sample(GROUPED_VENDOR, 99.0, num_groups=32),
+        ],
+    )
     table = package / "tables" / "grouped_mm.table"
-    assert stoneware(
-        capsys, "bake", "--op", "grouped_mm", "--out", table, folder)[0] == exit_codes.OK
+    assert stoneware(capsys, "bake", "--op", "grouped_mm", "--out", table, folder)[0] == exit_codes.OK
     forget()
     return folder
 
 
-@pytest.mark.parametrize("m, num_groups, layer, median_us", [
-    (128, 8, "exact", 9.0), (121, 8, "exact", 9.0), (129, 8, "nearest m", 20.0),
-    (512, 32, "exact", 99.0),
-])
+@pytest.mark.parametrize(
+    "m, num_groups, layer, median_us",
+    [(128, 8, "exact", 9.0), (121, 8, "exact", 9.0), (129, 8, "nearest m", 20.0), (512, 32, "exact", 99.0)],
+)
 def test_explain_finds_a_grouped_measurement_by_groups_and_mean_rows(
     grouped_table, capsys, m, num_groups, layer, median_us
 ):
     code, document = as_json(
-        capsys, "explain", "grouped_mm", "-m", m, "-n", 4096, "-k", 14336, "--num-groups",
-        num_groups, "--dtype", "bf16", "--device", "H200",
+        capsys,
+        "explain",
+        "grouped_mm",
+        "-m",
+        m,
+        "-n",
+        4096,
+        "-k",
+        14336,
+        "--num-groups",
+        num_groups,
+        "--dtype",
+        "bf16",
+        "--device",
+        "H200",
     )
     assert (code, document["layer"], document["grade"]) == (exit_codes.OK, layer, layer)
     assert document["chosen"]["median_us"] == median_us
@@ -486,33 +518,43 @@ def test_explain_finds_a_grouped_measurement_by_groups_and_mean_rows(
 
 def test_explain_prints_the_groups_and_the_runners_up(grouped_table, capsys):
     _, out, _ = stoneware(
-        capsys, "explain", "grouped_mm", "-m", 128, "-n", 4096, "-k", 14336, "--num-groups", 8,
-        "--dtype", "bf16", "--device", "H200",
+        capsys,
+        "explain",
+        "grouped_mm",
+        "-m",
+        128,
+        "-n",
+        4096,
+        "-k",
+        14336,
+        "--num-groups",
+        8,
+        "--dtype",
+        "bf16",
+        "--device",
+        "H200",
     )
     assert "grouped_mm m=128 n=4096 k=14336 groups=8 bf16*bf16->bf16" in out
     assert "12.00 us" in out and GROUPED.kernel in out
 
 
 def test_explain_of_an_unknown_device_names_the_known(package, capsys):
-    code, _, err = stoneware(
-        capsys, "explain", "scaled_mm", "-m", "16", "-n", "4096", "-k", "4096", "--device", "Z1"
-    )
+    code, _, err = stoneware(capsys, "explain", "scaled_mm", "-m", "16", "-n", "4096", "-k", "4096", "--device", "Z1")
     assert code == exit_codes.USAGE and "device='Z1'" in err and "H200" in err
 
 
 @pytest.fixture
 def kernel_store(own_store, package):
-    Store(own_store / "samples.sqlite3").add(run(), [
-        kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8), kernel_sample(128, 20.0, 8),
-    ])
+    Store(own_store / "samples.sqlite3").add(
+        run(), [kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8), kernel_sample(128, 20.0, 8)]
+    )
 
 
 def test_explain_of_a_decorated_kernel_imports_nothing_of_the_users(kernel_store, capsys):
     code, document = as_json(capsys, "explain", KERNEL_OP, "COLS=1024", "M=64")
     assert code == exit_codes.OK
     [answer] = document["answers"]
-    assert set(answer) == {"key", "device", "source", "layer", "grade", "rule", "answered_by",
-                           "chosen", "runners_up"}
+    assert set(answer) == {"key", "device", "source", "layer", "grade", "rule", "answered_by", "chosen", "runners_up"}
     assert (answer["layer"], answer["source"]) == ("exact", "user's store")
     assert answer["chosen"]["config"]["num_warps"] == 4
     assert [item["median_us"] for item in answer["runners_up"]] == [12.0]
@@ -525,12 +567,15 @@ def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys)
     assert "nearest m, from the user's store" in out and "num_warps=8" in out
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["M=64"], "must give each key argument of mypackage.kernels:softmax once: COLS, M"),
-    (["M"], "'M' must be KEY=VALUE"),
-    (["COLS=1024", "M=64", "--device", "L40"], "--device='L40' must be a device that was measured"),
-    (["COLS=wide", "M=64"], "must be of a kind that was measured"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["M=64"], "must give each key argument of mypackage.kernels:softmax once: COLS, M"),
+        (["M"], "'M' must be KEY=VALUE"),
+        (["COLS=1024", "M=64", "--device", "L40"], "--device='L40' must be a device that was measured"),
+        (["COLS=wide", "M=64"], "must be of a kind that was measured"),
+    ],
+)
 def test_explain_of_a_decorated_kernel_names_mistakes(kernel_store, capsys, arguments, said):
     code, _, err = stoneware(capsys, "explain", KERNEL_OP, *arguments)
     assert code == exit_codes.USAGE and said in err
@@ -544,8 +589,7 @@ def test_explain_of_an_unknown_kernel_says_how_to_measure_it(package, capsys):
 def test_info_has_the_documented_keys(package, capsys):
     code, document = as_json(capsys, "info")
     assert code == exit_codes.OK
-    assert {"stoneware", "python", "torch", "driver", "devices", "modules", "kernels",
-            "tables"} <= set(document)
+    assert {"stoneware", "python", "torch", "driver", "devices", "modules", "kernels", "tables"} <= set(document)
 
 
 def test_the_installed_wheel_is_sound(capsys):
@@ -572,15 +616,19 @@ ESCAPE = "\x1b]0;title\x07\x1b[2J"
 def test_no_escape_sequence_of_a_file_reaches_the_terminal(package, tmp_path, capsys):
     bad = ours(f"1x1x1{ESCAPE}")
     folders = [
-        small.write_folder(tmp_path / f"{name}{ESCAPE}", [
-            sample(bad, 10.0, kernel_sha256=small.SHA256, m=m, detail=ESCAPE)])
+        small.write_folder(
+            tmp_path / f"{name}{ESCAPE}", [sample(bad, 10.0, kernel_sha256=small.SHA256, m=m, detail=ESCAPE)]
+        )
         for name, m in (("a", 1), ("b", 2))
     ]
     with (folders[0] / "scaled_mm.jsonl").open("a") as file:
         file.write(f'{{"{ESCAPE}":1}}\n')
     for command in (
-        ["verify", *folders], ["diff", *folders], ["merge", *folders, "--out", tmp_path / ESCAPE],
-        [ESCAPE], ["verify", f"none{ESCAPE}"],
+        ["verify", *folders],
+        ["diff", *folders],
+        ["merge", *folders, "--out", tmp_path / ESCAPE],
+        [ESCAPE],
+        ["verify", f"none{ESCAPE}"],
     ):
         _, out, err = stoneware(capsys, *command)
         assert out + err and (out + err).replace("\n", "").isprintable(), (command, out + err)
@@ -605,6 +653,4 @@ def test_samples_written_by_merge_are_found_by_bake_and_verify(tmp_path, package
     [written] = (tmp_path / "all").iterdir()
     assert sample_format.read_device(written / "device.json").fingerprint == UNKNOWN_GPU
     assert as_json(capsys, "verify", written)[0] == exit_codes.OK
-    assert as_json(
-        capsys, "bake", "--op", "scaled_mm", "--out", tmp_path / "t.table", written
-    )[0] == exit_codes.OK
+    assert as_json(capsys, "bake", "--op", "scaled_mm", "--out", tmp_path / "t.table", written)[0] == exit_codes.OK

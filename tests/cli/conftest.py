@@ -41,9 +41,9 @@ def package(tmp_path, monkeypatch) -> Path:
     (root / "kernel_manifest.json").write_text(small.manifest_text())
     monkeypatch.setattr(package_files, "ROOT", root)
     forget()
-    samples = small.write_folder(tmp_path / "package_samples", [
-        small.sample(small.ours(), 10.0), small.sample(small.VENDOR, 16.0),
-    ])
+    samples = small.write_folder(
+        tmp_path / "package_samples", [small.sample(small.ours(), 10.0), small.sample(small.VENDOR, 16.0)]
+    )
     for op in OPS:
         data = bake(op, samples.iterdir(), manifest.packaged())
         (root / "tables" / f"{op}.table").write_bytes(data)

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_samples import (
-    GROUPED, GROUPED_VENDOR, H200, UNKNOWN_GPU, VENDOR, bad_sample, grouped_sample, key,
-    kernel_sample, ours, sample,
+    GROUPED,
+    GROUPED_VENDOR,
+    H200,
+    UNKNOWN_GPU,
+    VENDOR,
+    bad_sample,
+    grouped_sample,
+    kernel_sample,
+    key,
+    ours,
+    sample,
 )
 
 from stoneware.report import measures, regret
@@ -87,10 +96,13 @@ def test_roofline_counts_every_group():
 
 
 def test_problems_of_other_numbers_of_groups_are_families_of_their_own():
-    found = measures.problems([
-        grouped_sample(GROUPED, 10.0), grouped_sample(GROUPED_VENDOR, 15.0),
-        grouped_sample(GROUPED, 40.0, num_groups=32),
-    ])
+    found = measures.problems(
+        [
+            grouped_sample(GROUPED, 10.0),
+            grouped_sample(GROUPED_VENDOR, 15.0),
+            grouped_sample(GROUPED, 40.0, num_groups=32),
+        ]
+    )
     assert [problem.speedup for problem in found] == [1.5, None]
     assert [family.num_groups for family in measures.families(found)] == [8, 32]
 
@@ -114,21 +126,24 @@ def test_nominal_rates_are_plausible_and_each_says_where_it_is_from():
     for (_, num_sms, *_), known in NOMINAL.items():
         assert known.source and num_sms > 0 and known.gbytes_per_s > 0
         assert known.tflops_8_bit / known.tflops_16_bit == pytest.approx(2, rel=0.02) or (
-            known.tflops_8_bit == known.tflops_16_bit)
+            known.tflops_8_bit == known.tflops_16_bit
+        )
 
 
 def test_roofs_of_an_unknown_device_are_the_measured_maxima_and_say_so():
-    points = measures.roofline(measures.problems(
-        [sample(SMALL, 10.0), sample(SMALL, 40.0, m=8192)]
-    ))
+    points = measures.roofline(measures.problems([sample(SMALL, 10.0), sample(SMALL, 40.0, m=8192)]))
     roofs = measures.roofs(UNKNOWN_GPU, points)
     assert roofs.is_measured and "no nominal rates" in roofs.source
     assert roofs.tflops == max(point.tflops for point in points)
 
 
 def test_a_decorated_kernel_has_regions_and_regret_and_no_roofline():
-    samples = [kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8),
-               kernel_sample(128, 25.0, 4), kernel_sample(128, 20.0, 8)]
+    samples = [
+        kernel_sample(64, 10.0, 4),
+        kernel_sample(64, 12.0, 8),
+        kernel_sample(128, 25.0, 4),
+        kernel_sample(128, 20.0, 8),
+    ]
     problems = measures.problems(samples)
     assert [problem.chosen.config.num_warps for problem in problems] == [4, 8]
     assert measures.roofline(problems) == []
@@ -136,9 +151,12 @@ def test_a_decorated_kernel_has_regions_and_regret_and_no_roofline():
 
 
 REGRET_SAMPLES = [
-    sample(SMALL, 10.0, m=16), sample(BIG, 14.0, m=16),
-    sample(SMALL, 24.0, m=64), sample(BIG, 20.0, m=64),
-    sample(SMALL, 60.0, m=128), sample(BIG, 30.0, m=128),
+    sample(SMALL, 10.0, m=16),
+    sample(BIG, 14.0, m=16),
+    sample(SMALL, 24.0, m=64),
+    sample(BIG, 20.0, m=64),
+    sample(SMALL, 60.0, m=128),
+    sample(BIG, 30.0, m=128),
 ]
 
 
@@ -161,8 +179,12 @@ def test_leaving_a_weight_out_asks_the_nearest_shape():
 
 
 def test_a_choice_that_was_not_timed_there_is_passed_over():
-    samples = [sample(SMALL, 10.0, m=16), bad_sample(BIG, "wrong", m=16),
-               sample(BIG, 20.0, m=64), sample(SMALL, 24.0, m=64)]
+    samples = [
+        sample(SMALL, 10.0, m=16),
+        bad_sample(BIG, "wrong", m=16),
+        sample(BIG, 20.0, m=64),
+        sample(SMALL, 24.0, m=64),
+    ]
     [item] = [item for item in leave_one_out(samples) if item.key.m == 16]
     assert (item.chosen, item.ratio) == (SMALL, 1.0)
 
@@ -192,14 +214,19 @@ def test_the_summary_counts_by_ratio():
 times = st.floats(1.0, 1000.0)
 
 
-@given(st.dictionaries(
-    st.tuples(st.sampled_from([1, 16, 64, 512]), st.sampled_from([2048, 4096])),
-    st.fixed_dictionaries({SMALL: times, BIG: times, VENDOR: times}), min_size=1,
-), st.permutations(range(24)))
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from([1, 16, 64, 512]), st.sampled_from([2048, 4096])),
+        st.fixed_dictionaries({SMALL: times, BIG: times, VENDOR: times}),
+        min_size=1,
+    ),
+    st.permutations(range(24)),
+)
 def test_regret_is_at_least_one_and_does_not_depend_on_the_order(timings, order):
     samples = [
         sample(config, median_us, m=m, n=n)
-        for (m, n), by_config in timings.items() for config, median_us in by_config.items()
+        for (m, n), by_config in timings.items()
+        for config, median_us in by_config.items()
     ]
     shuffled = [samples[idx] for idx in order if idx < len(samples)]
     for left_out in regret.LEFT_OUT:

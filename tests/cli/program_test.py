@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import pytest
-
 from small_samples import KERNEL_OP, kernel_sample, run, write_folder
 
 from stoneware import __version__
@@ -21,15 +20,17 @@ from stoneware.tuning.store import Store
 
 
 def environment(**changes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(("STONEWARE_", "COLUMNS", "FORCE_", "TERM"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("STONEWARE_", "COLUMNS", "FORCE_", "TERM"))
+    }
     return {**kept, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color", **changes}
 
 
 def stoneware(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "stoneware", *arguments], capture_output=True, text=True,
-        env=environment(**changes),
+        [sys.executable, "-m", "stoneware", *arguments], capture_output=True, text=True, env=environment(**changes)
     )
 
 
@@ -60,20 +61,26 @@ def test_help_of_a_pipe_has_no_colours():
     assert "\x1b" not in stoneware("explain", "--help").stdout
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ([], "stoneware: a command must be given"),
-    (["bake_it"], "stoneware: No such command 'bake_it'"),
-    (["explain"], "stoneware explain: Missing argument 'OP'"),
-    (["explain", "scaled_mm", "-m", "x", "-n", "1", "-k", "1"], "stoneware explain: Invalid value"),
-    (["explain", "scaled_mm", "-m", "16"], "stoneware explain: -n -k must be given for an op"),
-    (["explain", "conv", "-m", "1", "-n", "1", "-k", "1"], "stoneware explain: op='conv' must be"),
-    (["tune", "--m-values", "1,,2"], "stoneware tune: --m-values='1,,2' must be values separated by"),
-    (["tune", "--m-values", "1,-2"], "stoneware tune: --m-values='1,-2' must be integers >= 1 "
-     "separated by commas, and '-2' is none; pass such as 1,16,64"),
-    (["tune", "--alias", "H200"], "stoneware tune: --alias='H200' is written to a sample folder"),
-    (["report"], "stoneware report: --out must name the page to write"),
-    (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere must be a sample folder"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "stoneware: a command must be given"),
+        (["bake_it"], "stoneware: No such command 'bake_it'"),
+        (["explain"], "stoneware explain: Missing argument 'OP'"),
+        (["explain", "scaled_mm", "-m", "x", "-n", "1", "-k", "1"], "stoneware explain: Invalid value"),
+        (["explain", "scaled_mm", "-m", "16"], "stoneware explain: -n -k must be given for an op"),
+        (["explain", "conv", "-m", "1", "-n", "1", "-k", "1"], "stoneware explain: op='conv' must be"),
+        (["tune", "--m-values", "1,,2"], "stoneware tune: --m-values='1,,2' must be values separated by"),
+        (
+            ["tune", "--m-values", "1,-2"],
+            "stoneware tune: --m-values='1,-2' must be integers >= 1 "
+            "separated by commas, and '-2' is none; pass such as 1,16,64",
+        ),
+        (["tune", "--alias", "H200"], "stoneware tune: --alias='H200' is written to a sample folder"),
+        (["report"], "stoneware report: --out must name the page to write"),
+        (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere must be a sample folder"),
+    ],
+)
 def test_a_users_mistake_is_one_line_and_code_2(arguments, message, capsys):
     assert main.run(arguments) == exit_codes.USAGE
     out, err = capsys.readouterr()
@@ -135,8 +142,10 @@ def test_report_without_plotly_says_what_to_install_with_code_3(tmp_path):
 @pytest.mark.parametrize("arguments", [["info"], ["info", "--json"], ["--help"]])
 def test_a_reader_that_goes_away_is_no_error(arguments):
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "stoneware", *arguments], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env=environment(),
+        [sys.executable, "-u", "-m", "stoneware", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
     )
     process.stdout.close()
     errors = process.stderr.read().decode()
@@ -160,8 +169,7 @@ def test_an_interrupt_is_one_line_and_code_130(tmp_path):
         "sys.exit(main.run(['info', '--json']))\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment(),
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )
     assert process.stderr.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
@@ -180,20 +188,15 @@ def test_starting_imports_nothing_heavy(arguments):
         "heavy = {'torch', 'triton', 'sqlite3', 'numpy', 'plotly', 'pynvml', 'optuna'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment()
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("arguments", [
-    ["info", "--json"], ["info"], ["explain", "conv", "--json"], ["--version"],
-])
+@pytest.mark.parametrize("arguments", [["info", "--json"], ["info"], ["explain", "conv", "--json"], ["--version"]])
 @pytest.mark.parametrize("to", [">/dev/full", ">&-"])
 def test_a_stdout_that_takes_nothing_is_one_line_and_a_documented_code(arguments, to):
     command = " ".join([sys.executable, "-m", "stoneware", *arguments, to])
-    done = subprocess.run(
-        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=environment())
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=environment())
     is_mistake = "conv" in arguments and to == ">/dev/full"
     assert done.returncode == (exit_codes.USAGE if is_mistake else exit_codes.ENVIRONMENT)
     lines = [line for line in done.stderr.splitlines() if line.startswith("stoneware")]
@@ -206,16 +209,18 @@ ESCAPES = "\x1b[31m\x9b5m\u202e\a"
 
 def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
     folder = tmp_path / f"own{ESCAPES}"
-    item = dataclasses.replace(
-        kernel_sample(64, 10.0), config=KernelConfig(kwargs=(("MODE", f"fast{ESCAPES}"),)))
+    item = dataclasses.replace(kernel_sample(64, 10.0), config=KernelConfig(kwargs=(("MODE", f"fast{ESCAPES}"),)))
     Store(folder / "samples.sqlite3").add(run(), [item])
     samples = write_folder(tmp_path / f"h200{ESCAPES}", [item])
     with (samples / "runs.json").open("a") as file:
         file.write("torn")
     for arguments in (
-        ["info"], ["explain", KERNEL_OP, "COLS=1024", "M=64"], ["verify", f"none{ESCAPES}"],
+        ["info"],
+        ["explain", KERNEL_OP, "COLS=1024", "M=64"],
+        ["verify", f"none{ESCAPES}"],
         ["explain", KERNEL_OP, "COLS=1024", "M=64", "--device", "none"],
-        ["report", "--json", f"none{ESCAPES}"], ["merge", str(samples), "--out", f"{folder}/out"],
+        ["report", "--json", f"none{ESCAPES}"],
+        ["merge", str(samples), "--out", f"{folder}/out"],
     ):
         done = stoneware(*arguments, STONEWARE_CACHE_DIR=str(folder))
         said = (done.stdout + done.stderr).replace("\n", "")
@@ -223,10 +228,15 @@ def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
         assert "\\x1b[31m\\x9b5m\\u202e\\x07" in said or "--device" in arguments, said
 
 
-@pytest.mark.parametrize("arguments, code", [
-    (["info"], exit_codes.ENVIRONMENT), (["--version"], exit_codes.ENVIRONMENT),
-    (["explain", "conv"], exit_codes.USAGE), (["explain", "conv", "--json"], exit_codes.USAGE),
-])
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (["info"], exit_codes.ENVIRONMENT),
+        (["--version"], exit_codes.ENVIRONMENT),
+        (["explain", "conv"], exit_codes.USAGE),
+        (["explain", "conv", "--json"], exit_codes.USAGE),
+    ],
+)
 def test_a_full_disk_behind_stdout_and_stderr_is_a_documented_code(arguments, code):
     command = " ".join([sys.executable, "-m", "stoneware", *arguments, ">/dev/full 2>&1"])
     assert subprocess.run(["sh", "-c", command], env=environment()).returncode == code

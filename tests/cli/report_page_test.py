@@ -36,10 +36,10 @@ def count(pattern: str, text: str) -> int:
 @functools.cache
 def problems(backend: str | None = None) -> set[Key]:
     """What was measured, or what a backend was measured at."""
-    samples = [json.loads(line) for file in COMMITTED.glob("*.jsonl")
-               for line in file.read_text().splitlines()]
+    samples = [json.loads(line) for file in COMMITTED.glob("*.jsonl") for line in file.read_text().splitlines()]
     return {
-        Key(**sample["key"]) for sample in samples
+        Key(**sample["key"])
+        for sample in samples
         if sample["status"] == "ok" and backend in (None, sample["config"]["backend"])
     }
 
@@ -66,8 +66,12 @@ def test_every_point_of_the_rooflines_is_drawn(dom):
 def test_the_page_names_device_kernels_and_layers(dom):
     shown = re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
     for text in (
-        "NVIDIA H200 (sm_90, 132 SMs", "vendor torch._scaled_mm", "128x128x128",
-        "llama3_70b_down  8192 × 28672", "nominal roofs", "nearest shape",
+        "NVIDIA H200 (sm_90, 132 SMs",
+        "vendor torch._scaled_mm",
+        "128x128x128",
+        "llama3_70b_down  8192 × 28672",
+        "nominal roofs",
+        "nearest shape",
     ):
         assert text in shown.replace("\xa0", " ").replace("&nbsp;", " "), text
 
@@ -83,9 +87,7 @@ class Loads(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         self._tag = tag
         for name, value in attributes:
-            if name in ("src", "srcset", "poster", "action", "data") or (
-                name == "href" and tag != "a"
-            ):
+            if name in ("src", "srcset", "poster", "action", "data") or (name == "href" and tag != "a"):
                 self.addresses.append(value or "")
             if name == "style":
                 self._add_style(value or "")
@@ -95,9 +97,7 @@ class Loads(html.parser.HTMLParser):
             self._add_style(data)
 
     def _add_style(self, text):
-        for quoted, bare, imported in re.findall(
-            r"""url\((?:["']([^"']*)["']|([^"')]*))\)|@import\s+([^;]+)""", text
-        ):
+        for quoted, bare, imported in re.findall(r"""url\((?:["']([^"']*)["']|([^"')]*))\)|@import\s+([^;]+)""", text):
             self.addresses.append(quoted or bare or imported)
 
 
@@ -105,10 +105,7 @@ def test_nothing_is_fetched_before_or_after_the_scripts_ran(page, dom):
     for text in (page.read_text(encoding="utf-8"), dom):
         loads = Loads()
         loads.feed(text)
-        outside = [
-            address for address in loads.addresses
-            if not address.startswith(("#", "data:", "file:"))
-        ]
+        outside = [address for address in loads.addresses if not address.startswith(("#", "data:", "file:"))]
         assert outside == []
 
 
@@ -120,7 +117,10 @@ def test_no_button_sends_the_figures_anywhere(dom):
 def test_no_text_of_an_axis_is_cut_off_or_overlaps(page, tmp_path):
     """Asks the browser for the boxes of all tick labels, per figure and axis."""
     probe = tmp_path / "probe.html"
-    probe.write_text(page.read_text(encoding="utf-8").replace("</body>", """<script>
+    probe.write_text(
+        page.read_text(encoding="utf-8").replace(
+            "</body>",
+            """<script>
       const bad = [];
       for (const figure of document.querySelectorAll(".figure")) {
         const frame = figure.getBoundingClientRect();
@@ -139,7 +139,10 @@ def test_no_text_of_an_axis_is_cut_off_or_overlaps(page, tmp_path):
       document.body.insertAdjacentHTML("beforeend",
         "<pre id=probe>" + JSON.stringify(bad) + " of " +
         document.querySelectorAll(".xtick text, .ytick text").length + "</pre>");
-    </script></body>"""), encoding="utf-8")
+    </script></body>""",
+        ),
+        encoding="utf-8",
+    )
     [found] = re.findall(r'<pre id="probe">(.*?)</pre>', headless_chromium.dom(probe))
     bad, _, number = found.rpartition(" of ")
     assert bad == "[]" and int(number) > 100

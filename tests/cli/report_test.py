@@ -12,8 +12,19 @@ from pathlib import Path
 import plotly.graph_objects
 import pytest
 from small_samples import (
-    GROUPED, GROUPED_VENDOR, H200, KERNEL_OP, UNKNOWN_GPU, VENDOR, bad_sample, grouped_sample,
-    kernel_sample, ours, run, sample, write_folder,
+    GROUPED,
+    GROUPED_VENDOR,
+    H200,
+    KERNEL_OP,
+    UNKNOWN_GPU,
+    VENDOR,
+    bad_sample,
+    grouped_sample,
+    kernel_sample,
+    ours,
+    run,
+    sample,
+    write_folder,
 )
 
 from stoneware.cli import exit_codes, main
@@ -42,16 +53,26 @@ def place(names: dict, sizes: list[int]) -> tuple:
     """What tells a problem from others: the names and groups of its key or family, and its sizes."""
     return (
         *sorted((name, value) for name, value in names.items() if isinstance(value, str)),
-        names.get("num_groups", 0), *sizes)
+        names.get("num_groups", 0),
+        *sizes,
+    )
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    return write_folder(tmp_path / "h200", [
-        sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0),
-        sample(SMALL, 30.0, m=64), sample(BIG, 20.0, m=64), sample(VENDOR, 22.0, m=64),
-        bad_sample(BIG, "hung", m=128), sample(VENDOR, 40.0, m=128),
-    ])
+    return write_folder(
+        tmp_path / "h200",
+        [
+            sample(SMALL, 10.0),
+            sample(BIG, 14.0),
+            sample(VENDOR, 16.0),
+            sample(SMALL, 30.0, m=64),
+            sample(BIG, 20.0, m=64),
+            sample(VENDOR, 22.0, m=64),
+            bad_sample(BIG, "hung", m=128),
+            sample(VENDOR, 40.0, m=128),
+        ],
+    )
 
 
 def test_json_has_the_documented_keys_and_needs_no_plotly(folder, capsys, monkeypatch):
@@ -61,14 +82,19 @@ def test_json_has_the_documented_keys_and_needs_no_plotly(folder, capsys, monkey
     document = json.loads(out)
     assert set(document) == {"command", "exit_code", "out", "devices"} and document["out"] is None
     [device] = document["devices"]
-    assert set(device) == {
-        "device", "aliases", "sources", "digests", "statuses", "runs", "families"
-    }
+    assert set(device) == {"device", "aliases", "sources", "digests", "statuses", "runs", "families"}
     assert device["statuses"] == {"ok": 7, "wrong": 0, "failed": 0, "hung": 1}
     [family] = device["families"]
     assert set(family) == {
-        "family", "title", "num_problems", "speedup_geomean", "speedup_least", "problems", "roofs",
-        "roofline", "regret",
+        "family",
+        "title",
+        "num_problems",
+        "speedup_geomean",
+        "speedup_least",
+        "problems",
+        "roofs",
+        "roofline",
+        "regret",
     }
     assert [problem["speedup"] for problem in family["problems"]] == [1.6, 1.1, 1.0]
     assert family["speedup_least"] == 1.0
@@ -84,12 +110,17 @@ def test_page_holds_the_same_numbers_as_json(folder, capsys, tmp_path):
 
 
 def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
-    folder = write_folder(tmp_path / "h200", [
-        item for num_groups in (8, 32) for item in (
-            grouped_sample(GROUPED, 10.0, num_groups=num_groups),
-            grouped_sample(GROUPED_VENDOR, 15.0, num_groups=num_groups),
-        )
-    ])
+    folder = write_folder(
+        tmp_path / "h200",
+        [
+            item
+            for num_groups in (8, 32)
+            for item in (
+                grouped_sample(GROUPED, 10.0, num_groups=num_groups),
+                grouped_sample(GROUPED_VENDOR, 15.0, num_groups=num_groups),
+            )
+        ],
+    )
     out = tmp_path / "report.html"
     assert report(capsys, "--out", out, folder)[0] == exit_codes.OK
     [device] = embedded(out.read_text())["devices"]
@@ -99,8 +130,9 @@ def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
     [problem] = device["families"][0]["problems"]
     assert (problem["shape"], problem["speedup"]) == ("m=16 n=4096 k=14336 groups=8", 1.5)
     drawn = embedded(out.read_text())["figures"].values()
-    rows = {row for figure in drawn for trace in figure["data"] for row in trace.get("y", ())
-            if trace["type"] == "heatmap"}
+    rows = {
+        row for figure in drawn for trace in figure["data"] for row in trace.get("y", ()) if trace["type"] == "heatmap"
+    }
     # With 32 groups it is no layer of a model that is known.
     assert rows == {"mixtral_8x7b_down  4096 × 14336", "4096 × 14336"}
     for figure in drawn:
@@ -115,9 +147,7 @@ def test_page_names_what_hung_and_escapes_it(folder, capsys, tmp_path):
 
 
 def test_text_that_would_end_the_data_does_not(tmp_path, capsys):
-    folder = write_folder(
-        tmp_path / "h200", [sample(SMALL, 10.0)], aliases=("</script><b>x",)
-    )
+    folder = write_folder(tmp_path / "h200", [sample(SMALL, 10.0)], aliases=("</script><b>x",))
     out = tmp_path / "report.html"
     report(capsys, "--out", out, folder)
     assert embedded(out.read_text())["devices"][0]["aliases"] == ["</script><b>x"]
@@ -156,34 +186,38 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
             at = place(family["family"], problem["sizes"])
             assert problem["chosen_us"] in times_us[at].values()
             assert problem["vendor_us"] == vendor_us.get(at)
-            assert problem["speedup"] == (
-                vendor_us[at] / problem["chosen_us"] if at in vendor_us else None)
+            assert problem["speedup"] == (vendor_us[at] / problem["chosen_us"] if at in vendor_us else None)
             seen += 1
         by_shape = {problem["shape"]: problem for problem in family["problems"]}
         regrets = {item["shape"]: item for item in family["regret"]["m"]["regrets"]}
         # Of a batch an m that lies far from the others has no answer among them.
-        assert regrets.keys() <= by_shape.keys() if Key(**family["family"]).is_batch else (
-            regrets.keys() == by_shape.keys())
+        assert (
+            regrets.keys() <= by_shape.keys()
+            if Key(**family["family"]).is_batch
+            else (regrets.keys() == by_shape.keys())
+        )
         for shape, item in regrets.items():
             at = place(family["family"], by_shape[shape]["sizes"])
             assert item["best_us"] == min(times_us[at].values())
             assert item["chosen_us"] == times_us[at][Config.from_json(item["chosen"])]
     assert seen == len(times_us)
     heat_maps = [
-        figure for figure in document["figures"].values()
+        figure
+        for figure in document["figures"].values()
         if figure["layout"]["title"]["text"].startswith("Speed against the vendor")
     ]
     cells = [text for figure in heat_maps for row in figure["data"][0]["text"] for text in row]
     assert sorted(filter(None, cells)) == sorted(
-        f"{problem['speedup']:.2f}" for family in document["devices"][0]["families"]
-        for problem in family["problems"] if problem["speedup"] is not None
+        f"{problem['speedup']:.2f}"
+        for family in document["devices"][0]["families"]
+        for problem in family["problems"]
+        if problem["speedup"] is not None
     )
 
 
 def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
     other = write_folder(
-        tmp_path / "x1", [sample(SMALL, 5.0)], device=UNKNOWN_GPU, aliases=("x1",),
-        runs=[run(device=UNKNOWN_GPU)],
+        tmp_path / "x1", [sample(SMALL, 5.0)], device=UNKNOWN_GPU, aliases=("x1",), runs=[run(device=UNKNOWN_GPU)]
     )
     _, out, _ = report(capsys, "--json", folder, other)
     assert len(json.loads(out)["devices"]) == 2
@@ -194,9 +228,9 @@ def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
 
 
 def test_a_decorated_kernel_is_drawn_without_vendor_and_roofline(tmp_path, capsys):
-    folder = write_folder(tmp_path / "h200", [
-        kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8), kernel_sample(128, 20.0, 8),
-    ])
+    folder = write_folder(
+        tmp_path / "h200", [kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8), kernel_sample(128, 20.0, 8)]
+    )
     out = tmp_path / "report.html"
     assert report(capsys, "--out", out, "--op", KERNEL_OP, folder)[0] == exit_codes.OK
     document = embedded(out.read_text())

@@ -16,17 +16,18 @@ from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 H200 = DeviceFingerprint(
-    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-    memory_clock_khz=3201000, power_limit_w=700,
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    num_sms=132,
+    l2_bytes=62914560,
+    memory_clock_khz=3201000,
+    power_limit_w=700,
 )
 UNKNOWN_GPU = DeviceFingerprint(
-    name="NVIDIA X1", compute_capability=(9, 0), num_sms=100, l2_bytes=50000000,
-    memory_clock_khz=2000000,
+    name="NVIDIA X1", compute_capability=(9, 0), num_sms=100, l2_bytes=50000000, memory_clock_khz=2000000
 )
 VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
-GROUPED = Config(
-    backend="cutlass_sm90", kernel="grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap"
-)
+GROUPED = Config(backend="cutlass_sm90", kernel="grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap")
 GROUPED_VENDOR = Config(backend="vendor", kernel="torch._grouped_mm")
 SHA256 = "ab" * 32
 KERNEL_OP = "mypackage.kernels:softmax"
@@ -37,59 +38,92 @@ def ours(tile: str = "64x16x256") -> Config:
 
 
 def key(m: int = 16, n: int = 4096, k: int = 4096, **changes: Any) -> Key:
-    return Key(**{
-        "op": "scaled_mm", "a_dtype": "e4m3", "b_dtype": "e4m3", "out_dtype": "bf16",
-        "scales": "row", "layout": "nt", "n": n, "k": k, "m": m, **changes,
-    })
+    return Key(
+        **{
+            "op": "scaled_mm",
+            "a_dtype": "e4m3",
+            "b_dtype": "e4m3",
+            "out_dtype": "bf16",
+            "scales": "row",
+            "layout": "nt",
+            "n": n,
+            "k": k,
+            "m": m,
+            **changes,
+        }
+    )
 
 
 def sample(config: Config, median_us: float, m: int = 16, **changes: Any) -> Sample:
     sizes = {name: changes.pop(name) for name in ("n", "k", "op") if name in changes}
     is_ours = config.backend != "vendor"
-    return Sample(**{
-        "key": key(m, **sizes), "config": config, "median_us": median_us, "spread_us": 0.0,
-        "count": 50, "status": "ok", "error": 1e-3, "run": "run-1",
-        "kernel_sha256": sha256(cubin(config.kernel)) if is_ours else "", **changes,
-    })
+    return Sample(
+        **{
+            "key": key(m, **sizes),
+            "config": config,
+            "median_us": median_us,
+            "spread_us": 0.0,
+            "count": 50,
+            "status": "ok",
+            "error": 1e-3,
+            "run": "run-1",
+            "kernel_sha256": sha256(cubin(config.kernel)) if is_ours else "",
+            **changes,
+        }
+    )
 
 
 def grouped_sample(config: Config, median_us: float, m: int = 16, num_groups: int = 8) -> Sample:
     """Of bf16 groups of m rows on average."""
     of_group = key(
-        m, n=4096, k=14336, op="grouped_mm", a_dtype="bf16", b_dtype="bf16", scales="none",
-        num_groups=num_groups,
+        m, n=4096, k=14336, op="grouped_mm", a_dtype="bf16", b_dtype="bf16", scales="none", num_groups=num_groups
     )
     return sample(config, median_us, key=of_group)
 
 
 def bad_sample(config: Config, status: str, m: int = 16, **changes: Any) -> Sample:
-    return sample(
-        config, 0.0, m, status=status, count=0, detail=f"it was {status} <here>", **changes
-    )
+    return sample(config, 0.0, m, status=status, count=0, detail=f"it was {status} <here>", **changes)
 
 
 def kernel_sample(rows: int, median_us: float, num_warps: int = 4) -> Sample:
     return Sample(
-        key=KernelKey(op=KERNEL_OP, names=("COLS", "M"), values=(1024, rows),
-                      dtypes=(("x", "fp32"),)),
+        key=KernelKey(op=KERNEL_OP, names=("COLS", "M"), values=(1024, rows), dtypes=(("x", "fp32"),)),
         config=KernelConfig(kwargs=(("BLOCK", 128),), num_warps=num_warps),
-        median_us=median_us, spread_us=0.0, count=20, status="ok", kernel_sha256=SHA256,
+        median_us=median_us,
+        spread_us=0.0,
+        count=20,
+        status="ok",
+        kernel_sha256=SHA256,
         run="run-1",
     )
 
 
 def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:
     return Run(
-        id=id, device=device, driver="580.95", cuda="13.0", torch="2.11.0", triton="3.6.0",
-        python="3.12.3", sm_clock_mhz_before=1980, sm_clock_mhz_after=1965,
-        memory_clock_mhz_before=3201, memory_clock_mhz_after=3201, date=date, commit="0" * 40,
+        id=id,
+        device=device,
+        driver="580.95",
+        cuda="13.0",
+        torch="2.11.0",
+        triton="3.6.0",
+        python="3.12.3",
+        sm_clock_mhz_before=1980,
+        sm_clock_mhz_after=1965,
+        memory_clock_mhz_before=3201,
+        memory_clock_mhz_after=3201,
+        date=date,
+        commit="0" * 40,
         command="tune",
     )
 
 
 def write_folder(
-    folder: Path, samples: Iterable[Sample], *, device: DeviceFingerprint = H200,
-    runs: Iterable[Run] | None = None, aliases: tuple[str, ...] = ("H200",),
+    folder: Path,
+    samples: Iterable[Sample],
+    *,
+    device: DeviceFingerprint = H200,
+    runs: Iterable[Run] | None = None,
+    aliases: tuple[str, ...] = ("H200",),
 ) -> Path:
     """Writes a device's sample folder."""
     folder.mkdir(parents=True)
@@ -99,9 +133,7 @@ def write_folder(
     for op, items in by_op.items():
         sample_format.write_samples(folder / f"{op}.jsonl", items)
     sample_format.write_runs(folder / "runs.json", runs or [run(device=device)])
-    sample_format.write_device(
-        folder / "device.json", DeviceRecord(fingerprint=device, aliases=aliases)
-    )
+    sample_format.write_device(folder / "device.json", DeviceRecord(fingerprint=device, aliases=aliases))
     return folder
 
 
@@ -127,31 +159,56 @@ def manifest_text() -> str:
     dtypes = {"a": "e4m3", "b": "e4m3", "out": "bf16"}
     kernels = [
         {
-            "id": ours(tile).kernel, "op": "scaled_mm", "backend": "cutlass_sm90", "arch": "sm_90a",
+            "id": ours(tile).kernel,
+            "op": "scaled_mm",
+            "backend": "cutlass_sm90",
+            "arch": "sm_90a",
             "config": {
-                **dtypes, "cluster": [1, 1, 1], "swap_ab": True,
+                **dtypes,
+                "cluster": [1, 1, 1],
+                "swap_ab": True,
                 "tile": [int(extent) for extent in tile.split("x")],
-                "schedule": "warpspecialized", "accumulation": "fast",
+                "schedule": "warpspecialized",
+                "accumulation": "fast",
             },
-            "sha256": sha256(cubin(ours(tile).kernel)), "size_bytes": 20000,
+            "sha256": sha256(cubin(ours(tile).kernel)),
+            "size_bytes": 20000,
             "description_sha256": "",
         }
         for tile in ("64x16x256", "64x64x256")
     ]
-    kernels.append({
-        "id": GROUPED.kernel, "op": "grouped_mm", "backend": "cutlass_sm90", "arch": "sm_90a",
-        "config": {
-            "a": "bf16", "b": "bf16", "out": "bf16", "layout": "nt", "schedule": "cooperative",
-            "swap_ab": True, "tile": [128, 32, 64],
-        },
-        "sha256": sha256(cubin(GROUPED.kernel)), "size_bytes": 20000, "description_sha256": "",
-    })
+    kernels.append(
+        {
+            "id": GROUPED.kernel,
+            "op": "grouped_mm",
+            "backend": "cutlass_sm90",
+            "arch": "sm_90a",
+            "config": {
+                "a": "bf16",
+                "b": "bf16",
+                "out": "bf16",
+                "layout": "nt",
+                "schedule": "cooperative",
+                "swap_ab": True,
+                "tile": [128, 32, 64],
+            },
+            "sha256": sha256(cubin(GROUPED.kernel)),
+            "size_bytes": 20000,
+            "description_sha256": "",
+        }
+    )
     cubin_bytes, description = kernel_files().values()
-    kernels.append({
-        "id": TRITON_ID, "op": "scaled_mm", "backend": "triton_aot", "arch": "sm_90",
-        "config": {**dtypes, "layout": "nt", "tile": [64, 128, 128]},
-        "sha256": sha256(cubin_bytes), "size_bytes": len(cubin_bytes),
-        "description_sha256": sha256(description),
-    })
+    kernels.append(
+        {
+            "id": TRITON_ID,
+            "op": "scaled_mm",
+            "backend": "triton_aot",
+            "arch": "sm_90",
+            "config": {**dtypes, "layout": "nt", "tile": [64, 128, 128]},
+            "sha256": sha256(cubin_bytes),
+            "size_bytes": len(cubin_bytes),
+            "description_sha256": sha256(description),
+        }
+    )
     document = {"schema": 1, "kernels": kernels}
     return json.dumps({**document, "digest": manifest_format.content_digest(document)})

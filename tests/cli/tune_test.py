@@ -34,17 +34,20 @@ def measuring(monkeypatch):
         if state["error"] is not None:
             raise state["error"]
         return session.Summary(
-            run="run-1", num_problems=len(problems), num_known=1, num_measured=1,
+            run="run-1",
+            num_problems=len(problems),
+            num_known=1,
+            num_measured=1,
             statuses=Counter(item.status for item in state["samples"]),
-            failures=state["failures"], seconds=1.5,
+            failures=state["failures"],
+            seconds=1.5,
         )
 
     monkeypatch.setattr(session, "tune", tune)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
-        tune_command, "cuda_device",
-        lambda ordinal: Device(kind="cuda", ordinal=ordinal, fingerprint=H200),
+        tune_command, "cuda_device", lambda ordinal: Device(kind="cuda", ordinal=ordinal, fingerprint=H200)
     )
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -62,8 +65,19 @@ def test_json_has_the_documented_keys(measuring, own_store, capsys):
     document = json.loads(out)
     assert code == exit_codes.OK
     assert set(document) == {
-        "command", "exit_code", "run", "rank", "world_size", "store", "num_problems", "num_known",
-        "num_measured", "statuses", "failures", "seconds", "out",
+        "command",
+        "exit_code",
+        "run",
+        "rank",
+        "world_size",
+        "store",
+        "num_problems",
+        "num_known",
+        "num_measured",
+        "statuses",
+        "failures",
+        "seconds",
+        "out",
     }
     assert document["statuses"] == {"ok": 2, "wrong": 0, "failed": 0, "hung": 0}
     assert document["store"] == str(own_store / "samples.sqlite3")
@@ -72,40 +86,82 @@ def test_json_has_the_documented_keys(measuring, own_store, capsys):
 def test_flags_select_the_problems_and_the_settings(measuring, tmp_path, capsys):
     store = tmp_path / "s.sqlite3"
     code, *_ = tune(
-        capsys, "--ops", "scaled_mm", "--shapes", "16x4096x14336,1x64x64", "--scales", "row",
-        "--out-dtypes", "fp16", "--rounds", "7", "--seconds-per-problem", "0.5", "--remeasure",
-        "--commit", "1a2b3c", "--device", "1", "--store", store,
+        capsys,
+        "--ops",
+        "scaled_mm",
+        "--shapes",
+        "16x4096x14336,1x64x64",
+        "--scales",
+        "row",
+        "--out-dtypes",
+        "fp16",
+        "--rounds",
+        "7",
+        "--seconds-per-problem",
+        "0.5",
+        "--remeasure",
+        "--commit",
+        "1a2b3c",
+        "--device",
+        "1",
+        "--store",
+        store,
     )
     assert code == exit_codes.OK
     assert [(p.m, p.n, p.k, p.scales, p.out_dtype) for p in measuring["problems"]] == [
-        (16, 4096, 14336, "row", "fp16"), (1, 64, 64, "row", "fp16")
+        (16, 4096, 14336, "row", "fp16"),
+        (1, 64, 64, "row", "fp16"),
     ]
     settings = measuring["settings"]
     assert (settings.rounds, settings.seconds_per_problem, settings.remeasure, settings.commit) == (
-        7, 0.5, True, "1a2b3c"
+        7,
+        0.5,
+        True,
+        "1a2b3c",
     )
     assert measuring["ordinal"] == 1 and measuring["store"].path == store
 
 
 def test_flags_select_grouped_problems(measuring, capsys):
     code, *_ = tune(
-        capsys, "--ops", "grouped_mm", "--weights", "gpt_oss_20b_down", "--m-values", "16",
-        "--shapes", "8x2x64x32", "--dtypes", "bf16",
+        capsys,
+        "--ops",
+        "grouped_mm",
+        "--weights",
+        "gpt_oss_20b_down",
+        "--m-values",
+        "16",
+        "--shapes",
+        "8x2x64x32",
+        "--dtypes",
+        "bf16",
     )
     assert code == exit_codes.OK
-    assert [
-        (p.key.op, p.num_groups, p.m, p.key.m, p.n, p.k, p.a_dtype) for p in measuring["problems"]
-    ] == [
-        ("grouped_mm", 32, 512, 16, 2880, 2880, "bf16"), ("grouped_mm", 8, 16, 2, 64, 32, "bf16"),
+    assert [(p.key.op, p.num_groups, p.m, p.key.m, p.n, p.k, p.a_dtype) for p in measuring["problems"]] == [
+        ("grouped_mm", 32, 512, 16, 2880, 2880, "bf16"),
+        ("grouped_mm", 8, 16, 2, 64, 32, "bf16"),
     ]
 
 
 def test_the_record_of_the_command_has_no_folder_of_the_machine(measuring, tmp_path, capsys):
-    tune(capsys, "--m-values", "1", "--weights", "llama3_8b_o", "--store", tmp_path / "s.sqlite3",
-         "--out", tmp_path / "out", "--alias", "H200", "--alias", "h200", "--json")
+    tune(
+        capsys,
+        "--m-values",
+        "1",
+        "--weights",
+        "llama3_8b_o",
+        "--store",
+        tmp_path / "s.sqlite3",
+        "--out",
+        tmp_path / "out",
+        "--alias",
+        "H200",
+        "--alias",
+        "h200",
+        "--json",
+    )
     assert measuring["settings"].command == (
-        "stoneware tune --m-values 1 --weights llama3_8b_o --store STORE --out OUT --alias H200 "
-        "--alias h200"
+        "stoneware tune --m-values 1 --weights llama3_8b_o --store STORE --out OUT --alias H200 --alias h200"
     )
 
 
@@ -125,9 +181,7 @@ def test_a_problem_that_was_not_measured_ends_with_1(measuring, capsys):
     measuring["failures"] = [("scaled_mm m=1", "the memory is full")]
     code, out, _ = tune(capsys, "--json")
     assert code == exit_codes.FOUND
-    assert json.loads(out)["failures"] == [
-        {"problem": "scaled_mm m=1", "reason": "the memory is full"}
-    ]
+    assert json.loads(out)["failures"] == [{"problem": "scaled_mm m=1", "reason": "the memory is full"}]
 
 
 def test_an_interrupt_ends_with_130_and_keeps_what_was_measured(measuring, own_store, capsys):
@@ -142,14 +196,19 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_measured(measuring, own_s
 def test_out_holds_the_store_and_what_was_there_with_the_aliases(measuring, tmp_path, capsys):
     out = tmp_path / "samples"
     out.mkdir()
-    small.write_folder(out / "nvidia_h200", [
-        sample(SMALL, 11.0, run="old"), sample(SMALL, 30.0, m=64, run="old"),
-    ], runs=[run("old", date="2026-01-01")], aliases=("H200",))
+    small.write_folder(
+        out / "nvidia_h200",
+        [sample(SMALL, 11.0, run="old"), sample(SMALL, 30.0, m=64, run="old")],
+        runs=[run("old", date="2026-01-01")],
+        aliases=("H200",),
+    )
     code, said, _ = tune(capsys, "--out", out, "--alias", "h200-sxm")
     assert code == exit_codes.OK and f"wrote {out / 'nvidia_h200'}" in said
     samples = [item for _, item in sample_format.read_samples(out / "nvidia_h200/scaled_mm.jsonl")]
     assert {(item.key.m, item.config.backend, item.median_us) for item in samples} == {
-        (16, "cutlass_sm90", 10.0), (16, "vendor", 16.0), (64, "cutlass_sm90", 30.0)
+        (16, "cutlass_sm90", 10.0),
+        (16, "vendor", 16.0),
+        (64, "cutlass_sm90", 30.0),
     }
     # The store got them too, before anything was measured: what is there is known.
     assert (64, "old") in {(item.key.m, item.run) for _, item in measuring["store"].samples()}
@@ -157,32 +216,38 @@ def test_out_holds_the_store_and_what_was_there_with_the_aliases(measuring, tmp_
     assert {"H200", "h200-sxm"} <= set(record.names)
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["--weights", "gpt5"], "weights=gpt5 must be among"),
-    (["--shapes", "16x4096"], "shapes='16x4096' must be of the form that scaled_mm or"),
-    (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
-    (["--rounds", "0"], "rounds=0 must be at least 1; pass"),
-    (["--ops", "conv"], "ops=conv must be among"),
-    (["--ops", "matmul", "--scales", "row"], "--scales=row is for scaled_mm, which --ops=matmul"),
-    (["--ops", "scaled_mm", "--layouts", "nt"], "add matmul, or leave --layouts out"),
-    (["--ops", "matmul,scaled_mm", "--dtypes", "bf16"], "--dtypes=bf16 is for grouped_mm"),
-    (["--ops", "grouped_mm", "--shapes", "16x4096x64"], "the form that grouped_mm takes: GxMxNxK"),
-    (["--dtypes", "fp8"], "dtypes=fp8 must be among e4m3, bf16"),
-])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--weights", "gpt5"], "weights=gpt5 must be among"),
+        (["--shapes", "16x4096"], "shapes='16x4096' must be of the form that scaled_mm or"),
+        (["--device", "2"], "--device=2 must be the number of a GPU that torch finds, 0 to 1"),
+        (["--rounds", "0"], "rounds=0 must be at least 1; pass"),
+        (["--ops", "conv"], "ops=conv must be among"),
+        (["--ops", "matmul", "--scales", "row"], "--scales=row is for scaled_mm, which --ops=matmul"),
+        (["--ops", "scaled_mm", "--layouts", "nt"], "add matmul, or leave --layouts out"),
+        (["--ops", "matmul,scaled_mm", "--dtypes", "bf16"], "--dtypes=bf16 is for grouped_mm"),
+        (["--ops", "grouped_mm", "--shapes", "16x4096x64"], "the form that grouped_mm takes: GxMxNxK"),
+        (["--dtypes", "fp8"], "dtypes=fp8 must be among e4m3, bf16"),
+    ],
+)
 def test_mistakes_are_named(measuring, capsys, arguments, said):
     code, _, err = tune(capsys, *arguments)
     assert code == exit_codes.USAGE and said in err
 
 
-@pytest.mark.parametrize("arguments, said", [
-    (["--out", "FILE"], "file is none"), (["--out", "FILE/below"], "file is none"),
-    (["--out", ""], "--out must be a folder, and is empty"),
-    (["--store", ""], "--store= must be a file"), (["--store", "FOLDER"], "must be a file"),
-    (["--device", "-1"], "Invalid value for '--device': -1 is not in the range x>=0"),
-])
-def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(
-    monkeypatch, capsys, tmp_path, arguments, said
-):
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--out", "FILE"], "file is none"),
+        (["--out", "FILE/below"], "file is none"),
+        (["--out", ""], "--out must be a folder, and is empty"),
+        (["--store", ""], "--store= must be a file"),
+        (["--store", "FOLDER"], "must be a file"),
+        (["--device", "-1"], "Invalid value for '--device': -1 is not in the range x>=0"),
+    ],
+)
+def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(monkeypatch, capsys, tmp_path, arguments, said):
     """Exit code 2, not the 3 of a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     (tmp_path / "file").write_text("")
@@ -242,14 +307,23 @@ def test_under_torchrun_rank_0_alone_prints_and_writes_when_all_are_done(own_sto
     out = tmp_path / "samples"
     processes = []
     for rank in (0, 1):
-        processes.append(subprocess.Popen(
-            [sys.executable, "-c", _RANK % (sys.path,), str(out)], text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={
-                **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            },
-        ))
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", _RANK % (sys.path,), str(out)],
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+            )
+        )
     first, second = processes
     assert next(line for line in first.stderr if line in ("waits\n", "writes\n")) == "waits\n"
     second.stdin.close()
@@ -265,9 +339,7 @@ def test_under_torchrun_rank_0_alone_prints_and_writes_when_all_are_done(own_sto
 
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a torn line"])
-def test_out_that_could_not_be_written_is_refused_before_measuring(
-    measuring, tmp_path, capsys, is_file
-):
+def test_out_that_could_not_be_written_is_refused_before_measuring(measuring, tmp_path, capsys, is_file):
     out = tmp_path / "samples"
     if is_file:
         out.write_text("")
@@ -281,9 +353,7 @@ def test_out_that_could_not_be_written_is_refused_before_measuring(
     assert "problems" not in measuring, "it measured first"
 
 
-def test_out_in_a_place_that_takes_no_files_is_refused_before_measuring(
-    measuring, tmp_path, capsys, monkeypatch
-):
+def test_out_in_a_place_that_takes_no_files_is_refused_before_measuring(measuring, tmp_path, capsys, monkeypatch):
     def refuse(dir):
         raise PermissionError(13, "Permission denied", str(dir))
 
@@ -313,8 +383,10 @@ def test_on_a_terminal_the_lines_stand_above_a_bar(monkeypatch, capsys):
     bar.finish("interrupted")
     err = capsys.readouterr().err
     for text in (
-        "2 problems to measure on NVIDIA H200, 1 more are known", "x\\x1b[31m: no progress",
-        "[1/2] scaled_mm m=1: best of 3: [red]fast[/red]; 0 s gone, about 0 s left", "25 %",
+        "2 problems to measure on NVIDIA H200, 1 more are known",
+        "x\\x1b[31m: no progress",
+        "[1/2] scaled_mm m=1: best of 3: [red]fast[/red]; 0 s gone, about 0 s left",
+        "25 %",
         "interrupted",
     ):
         assert text in err, (text, err)

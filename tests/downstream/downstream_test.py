@@ -13,8 +13,7 @@ import pytest
 SITE = pathlib.Path(os.environ["ACME_SITE"]).absolute()
 
 UPDATE = (
-    "after a change of the kernel or its configs: on an H200 take the samples anew with "
-    "tests/downstream/acme/tune.py"
+    "after a change of the kernel or its configs: on an H200 take the samples anew with tests/downstream/acme/tune.py"
 )
 
 LOOK_UP = """
@@ -53,9 +52,7 @@ def environment(tmp_path) -> dict[str, str]:
 
 
 def run(environment: dict[str, str], *arguments: str) -> str:
-    result = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment
-    )
+    result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -19,10 +19,7 @@ _SWIZZLE_64B, _SWIZZLE_128B = "2", "3"
 _L2_128B = "2"
 
 # A problem whose rows are longer than their contents, as those of a sliced view are.
-_PROBLEM = (
-    "m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, "
-    "scale_a='row', scale_b='tensor', device=0, num_sms=132"
-)
+_PROBLEM = "m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, scale_a='row', scale_b='tensor', device=0, num_sms=132"
 _A, _B, _D, _SCALE_A, _SCALE_B, _STREAM = (i << 20 for i in (1, 2, 3, 4, 5, 6))
 
 _PRELUDE = f"""
@@ -69,9 +66,7 @@ _TENSOR_MAPS = {
 
 
 @pytest.mark.parametrize("kernel", _TENSOR_MAPS)
-def test_tensor_maps_have_the_tensors_extents_and_strides(
-    kernel: str, run_with_fake: Any
-) -> None:
+def test_tensor_maps_have_the_tensors_extents_and_strides(kernel: str, run_with_fake: Any) -> None:
     tensor_maps = run_with_fake(f"""{_PRELUDE}
 plan("{kernel}")(*tensors)
 report(fake.calls("cuTensorMapEncodeTiled"))
@@ -104,8 +99,15 @@ report([fake.calls("cuLaunchKernelEx"), entries["{_WIDE}"]])
     ],
 )
 def test_a_split_k_launch_has_a_block_for_each_share(
-    kernel: str, splits: int, tile_n: int, tile_m: int, stored: list[str], grid: str,
-    cluster: str, threads: int, run_with_fake: Any,
+    kernel: str,
+    splits: int,
+    tile_n: int,
+    tile_m: int,
+    stored: list[str],
+    grid: str,
+    cluster: str,
+    threads: int,
+    run_with_fake: Any,
 ) -> None:
     maps, (launch,) = run_with_fake(f"""{_PRELUDE}
 fake.set_parameter_bytes([entries["{kernel}"]["params_bytes"]])
@@ -153,14 +155,9 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuTensorMapReplaceAddr
 
 @pytest.mark.parametrize(
     ("kernel", "splits"),
-    [
-        (_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_TWO_GROUPS, 4), (_NO_ROOM, 2), (_PERSISTENT, 2),
-        (_WIDE, 2),
-    ],
+    [(_SPLIT_K, 3), (_SPLIT_K, 8), (_SPLIT_K_TWO_GROUPS, 4), (_NO_ROOM, 2), (_PERSISTENT, 2), (_WIDE, 2)],
 )
-def test_splits_that_a_kernel_cannot_have_are_refused(
-    kernel: str, splits: int, run_with_fake: Any
-) -> None:
+def test_splits_that_a_kernel_cannot_have_are_refused(kernel: str, splits: int, run_with_fake: Any) -> None:
     # The warps of a tile are shared by up to four blocks, of two warp groups by two.
     error = run_with_fake(f"""{_PRELUDE}
 report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
@@ -170,9 +167,7 @@ report(error_of(module.Plan, "{kernel}", {_PROBLEM}, splits={splits}))
 
 
 @pytest.mark.parametrize("size", ["m", "n", "k"])
-def test_a_last_tile_whose_end_an_int_does_not_hold_is_refused(
-    size: str, run_with_fake: Any
-) -> None:
+def test_a_last_tile_whose_end_an_int_does_not_hold_is_refused(size: str, run_with_fake: Any) -> None:
     error = run_with_fake(f"""{_PRELUDE}
 problem = dict({_PROBLEM})
 problem.update({size}=2**31 - 16, lda=2**31, ldb=2**31, ldd=2**31)
@@ -191,17 +186,11 @@ fake.forget_calls()
 warm(*tensors)
 report(fake.call_names())
     """)
-    assert names == [
-        "cuCtxGetCurrent",
-        "cuCtxGetDevice",
-        "cuLaunchKernelEx",
-    ]
+    assert names == ["cuCtxGetCurrent", "cuCtxGetDevice", "cuLaunchKernelEx"]
 
 
 @pytest.mark.parametrize("kernel", _TENSOR_MAPS)
-def test_a_warm_call_replaces_the_addresses_that_changed_alone(
-    kernel: str, run_with_fake: Any
-) -> None:
+def test_a_warm_call_replaces_the_addresses_that_changed_alone(kernel: str, run_with_fake: Any) -> None:
     replaced, encoded, warm, cold, again, first = run_with_fake(f"""{_PRELUDE}
 def maps():
     return fake.calls("cuLaunchKernelEx")[-1]["maps"]
@@ -281,8 +270,7 @@ _MATMUL_TN = "matmul_sm90_bf16_fp32_tn_128x256x64_2x1x1_cooperative"
         # operands are contiguous along what is not k or, with swapped operands, b along n.
         (
             _MATMUL_NN,
-            "m=100, n=512, k=1024, lda=2048, ldb=640, ldd=576, batch=3, batch_stride_a=4096000, "
-            "batch_stride_d=57600",
+            "m=100, n=512, k=1024, lda=2048, ldb=640, ldd=576, batch=3, batch_stride_a=4096000, batch_stride_d=57600",
             "8,2,3",
             "0,0,0",
             [
@@ -333,9 +321,7 @@ report([fake.calls("cuTensorMapEncodeTiled"), fake.calls("cuLaunchKernelEx"),
         ("splits=2", "cannot compute m=104 n=512 k=1001"),
     ],
 )
-def test_a_layout_has_extents_and_strides_of_its_own(
-    change: str, part: str, run_with_fake: Any
-) -> None:
+def test_a_layout_has_extents_and_strides_of_its_own(change: str, part: str, run_with_fake: Any) -> None:
     error = run_with_fake(f"""{_PRELUDE}
 problem = dict(m=104, n=512, k=1001, lda=104, ldb=512, ldd=512, device=0, num_sms=132, batch=2)
 problem.update({change})
@@ -362,10 +348,7 @@ fake.fail("cuTensorMapEncodeTiled", 1)
 error = error_of(plan("{_WIDE}"), *tensors)
 report([error, fake.calls("cuLaunchKernelEx"), fake.context_stack()])
     """)
-    assert (error["call"], error["code_name"]) == (
-        "cuTensorMapEncodeTiled",
-        "CUDA_ERROR_INVALID_VALUE",
-    )
+    assert (error["call"], error["code_name"]) == ("cuTensorMapEncodeTiled", "CUDA_ERROR_INVALID_VALUE")
     assert "extents 1024 100 1, strides 2048 0 bytes and box 128 128 1" in error["message"]
     assert launches == []
     assert stack == ""
@@ -419,9 +402,7 @@ report([module.kernels(), fake.call_names()])
         ("raster='diagonal'", "raster must be heuristic, along_m or along_n, but is diagonal"),
     ],
 )
-def test_a_problem_it_cannot_compute_is_refused(
-    change: str, part: str, run_with_fake: Any
-) -> None:
+def test_a_problem_it_cannot_compute_is_refused(change: str, part: str, run_with_fake: Any) -> None:
     error, names = run_with_fake(f"""{_PRELUDE}
 problem = dict({_PROBLEM})
 problem.update({change})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from cu_results import CU_RESULTS
 
 
@@ -121,9 +120,7 @@ def errors_by_code(run_with_fake: Any) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CU_RESULTS)
-def test_a_result_is_named_with_what_to_do(
-    name: str, errors_by_code: dict[str, dict[str, Any]]
-) -> None:
+def test_a_result_is_named_with_what_to_do(name: str, errors_by_code: dict[str, dict[str, Any]]) -> None:
     error = errors_by_code[str(CU_RESULTS[name])]
     assert error["type"] == "DriverError"
     assert error["call"] == "cuLaunchKernelEx"
@@ -135,9 +132,7 @@ def test_a_result_is_named_with_what_to_do(
     assert len(remedy) > 20
 
 
-def test_a_result_newer_than_the_table_has_the_drivers_name(
-    errors_by_code: dict[str, dict[str, Any]],
-) -> None:
+def test_a_result_newer_than_the_table_has_the_drivers_name(errors_by_code: dict[str, dict[str, Any]]) -> None:
     assert errors_by_code["99999"]["code_name"] == "CUDA_ERROR_FROM_THE_FUTURE"
     assert errors_by_code["99998"]["code_name"] == "CUDA_ERROR_NOT_IN_CUDA_13_0"
 

@@ -138,11 +138,11 @@ CUcontext NewContext(int device) {
 }  // namespace
 
 // A macro and not a function: the fake's entry points return early from it.
-#define FAKE_CALL(call)                                                \
-  do {                                                                 \
-    if (g_recording) {                                                 \
+#define FAKE_CALL(call)                                                                 \
+  do {                                                                                  \
+    if (g_recording) {                                                                  \
       if (const CUresult result = (call).Done(); result != CUDA_SUCCESS) return result; \
-    }                                                                  \
+    }                                                                                   \
   } while (false)
 
 FAKE_EXPORT CUresult cuInit(unsigned flags) {
@@ -352,9 +352,8 @@ FAKE_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CU
 FAKE_EXPORT CUresult cuTensorMapEncodeTiled(
     CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
     const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-    const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-    CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
-    CUtensorMapFloatOOBfill fill) {
+    const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+    CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill) {
   FAKE_CALL(Call("cuTensorMapEncodeTiled")
                 .With("type", type)
                 .With("rank", rank)
@@ -383,10 +382,9 @@ FAKE_EXPORT CUresult cuTensorMapEncodeTiled(
 
 FAKE_EXPORT CUresult cuTensorMapEncodeIm2col(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                                              const cuuint64_t*, const cuuint64_t*, const int*,
-                                             const int*, cuuint32_t, cuuint32_t,
-                                             const cuuint32_t*, CUtensorMapInterleave,
-                                             CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                             CUtensorMapFloatOOBfill) {
+                                             const int*, cuuint32_t, cuuint32_t, const cuuint32_t*,
+                                             CUtensorMapInterleave, CUtensorMapSwizzle,
+                                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   FAKE_CALL(Call("cuTensorMapEncodeIm2col"));
   return CUDA_SUCCESS;
 }

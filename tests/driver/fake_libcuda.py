@@ -45,9 +45,7 @@ def set_missing(symbol: str) -> None:
 
 def set_parameter_bytes(sizes: Sequence[int]) -> None:
     """What cuKernelGetParamInfo says of every kernel."""
-    _library.fake_libcuda_set_parameter_bytes(
-        (ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes))
-    )
+    _library.fake_libcuda_set_parameter_bytes((ctypes.c_size_t * len(sizes))(*sizes), ctypes.c_size_t(len(sizes)))
 
 
 def push_new_context(device: int) -> None:
@@ -65,9 +63,7 @@ def cubin(sm: int = 80) -> bytes:
     return identity + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 0, flags, 64, 0, 0, 0, 0, 0)
 
 
-def error_of(
-    function: Callable[..., Any], *arguments: Any, **keywords: Any
-) -> dict[str, Any] | None:
+def error_of(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> dict[str, Any] | None:
     """What a call raises, or None."""
     try:
         function(*arguments, **keywords)

@@ -36,9 +36,17 @@ def call(offsets={_OFFSETS}, **changes):
 
 def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box: str) -> Any:
     return {
-        "type": kind, "rank": str(rank), "address": str(address), "dims": dims,
-        "strides": strides, "box": box, "element_strides": ",".join("1" * rank),
-        "interleave": "0", "swizzle": _SWIZZLE_128B, "l2_promotion": _L2_128B, "fill": "0",
+        "type": kind,
+        "rank": str(rank),
+        "address": str(address),
+        "dims": dims,
+        "strides": strides,
+        "box": box,
+        "element_strides": ",".join("1" * rank),
+        "interleave": "0",
+        "swizzle": _SWIZZLE_128B,
+        "l2_promotion": _L2_128B,
+        "fill": "0",
         "context": "1",
     }
 
@@ -46,24 +54,31 @@ def _tensor_map(kind: str, rank: int, address: int, dims: str, strides: str, box
 @pytest.mark.parametrize(
     ("kernel", "maps"),
     [
-        (_WIDE, [
-            _tensor_map(_UINT8, 2, _A, "1024,100", "2048", "128,128"),
-            _tensor_map(_UINT8, 3, _B, "1024,512,8", "4096,4194304", "128,256,1"),
-        ]),
+        (
+            _WIDE,
+            [
+                _tensor_map(_UINT8, 2, _A, "1024,100", "2048", "128,128"),
+                _tensor_map(_UINT8, 3, _B, "1024,512,8", "4096,4194304", "128,256,1"),
+            ],
+        ),
         # A tile's 32 columns run along m, its 128 rows along n.
-        (_SWAPPED, [
-            _tensor_map(_BFLOAT16, 2, _A, "1024,100", "4096", "64,32"),
-            _tensor_map(_BFLOAT16, 3, _B, "1024,512,8", "8192,8388608", "64,128,1"),
-        ]),
+        (
+            _SWAPPED,
+            [
+                _tensor_map(_BFLOAT16, 2, _A, "1024,100", "4096", "64,32"),
+                _tensor_map(_BFLOAT16, 3, _B, "1024,512,8", "8192,8388608", "64,128,1"),
+            ],
+        ),
     ],
 )
-def test_one_tensor_map_spans_all_rows_and_one_all_groups(
-    kernel: str, maps: list[Any], run_with_fake: Any
-) -> None:
-    assert run_with_fake(f"""{_prelude(kernel)}
+def test_one_tensor_map_spans_all_rows_and_one_all_groups(kernel: str, maps: list[Any], run_with_fake: Any) -> None:
+    assert (
+        run_with_fake(f"""{_prelude(kernel)}
 call()
 report(fake.calls("cuTensorMapEncodeTiled"))
-    """) == maps
+    """)
+        == maps
+    )
 
 
 @pytest.mark.parametrize(

@@ -91,18 +91,16 @@ int main(int argc, char** argv) {
   CUtensorMap map;
   EXPECT(adapter.tensorMapReplaceAddress(&map, &map) == CUDA_SUCCESS);
   EXPECT(recorded("cuTensorMapReplaceAddress address="));
-  EXPECT(adapter.tensorMapEncodeIm2col(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, nullptr, nullptr,
-                                       nullptr, nullptr, nullptr, 1, 1, nullptr,
-                                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                       CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
+  EXPECT(adapter.tensorMapEncodeIm2col(
+             &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, nullptr, nullptr, nullptr, nullptr, nullptr, 1,
+             1, nullptr, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS);
   fail("cuTensorMapEncodeIm2col", CUDA_ERROR_INVALID_VALUE);
-  EXPECT(adapter.tensorMapEncodeIm2col(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, nullptr, nullptr,
-                                       nullptr, nullptr, nullptr, 1, 1, nullptr,
-                                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                       CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) ==
-         CUDA_ERROR_INVALID_VALUE);
+  EXPECT(adapter.tensorMapEncodeIm2col(
+             &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, nullptr, nullptr, nullptr, nullptr, nullptr, 1,
+             1, nullptr, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_NONE,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_ERROR_INVALID_VALUE);
 
   // The shims, which stand in for libcudart in this program.
   int device = -1;

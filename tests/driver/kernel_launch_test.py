@@ -60,8 +60,15 @@ def test_threads_that_meet_at_first_use_load_once(run_with_fake: Any) -> None:
     assert errors == [None] * 32
     assert stacks == [""] * 32
     assert names.count("cuLaunchKernelEx") == 32
-    for once in ("cuInit", "cuDriverGetVersion", "cuDevicePrimaryCtxRetain", "cuLibraryLoadData",
-                 "cuLibraryGetKernel", "cuKernelSetAttribute", "cuKernelGetFunction"):
+    for once in (
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuDevicePrimaryCtxRetain",
+        "cuLibraryLoadData",
+        "cuLibraryGetKernel",
+        "cuKernelSetAttribute",
+        "cuKernelGetFunction",
+    ):
         assert names.count(once) == 1, once
 
 
@@ -84,9 +91,7 @@ def test_a_kernel_is_loaded_once_for_all_contexts_of_a_device(run_with_fake: Any
     assert second["context"] == second_again["context"] == "2"
     # The kernel itself: a function would be the first context's.
     assert {launch["function"] for launch in launches} == {found["kernel"]}
-    assert attributes == [
-        {"attribute": _MAX_DYNAMIC_SHARED_BYTES, "value": "65536", "symbol": "k", "device": "0"}
-    ]
+    assert attributes == [{"attribute": _MAX_DYNAMIC_SHARED_BYTES, "value": "65536", "symbol": "k", "device": "0"}]
 
 
 def test_attributes_are_set_once_per_device(run_with_fake: Any) -> None:
@@ -151,27 +156,20 @@ def test_a_warm_launch_asks_the_driver_for_nothing_it_knows(run_with_fake: Any) 
         ([8, 4, 4], "the host passes 2 and the cubin takes more"),
     ],
 )
-def test_a_cubin_with_other_parameters_is_refused(
-    sizes: list[int], difference: str, run_with_fake: Any
-) -> None:
+def test_a_cubin_with_other_parameters_is_refused(sizes: list[int], difference: str, run_with_fake: Any) -> None:
     error, launches = run_with_fake(f"""
         from stoneware.runtime import _driver
         fake.set_parameter_bytes({sizes})
         kernel = _driver.Kernel(fake.cubin(), "k", "Pi", 32, 0)
         report([error_of(kernel.launch, 0, 0, 1, 1, 1, 0, 0), fake.calls("cuLaunchKernelEx")])
     """)
-    assert (error["call"], error["code_name"]) == (
-        "cuKernelGetParamInfo",
-        "KERNEL_PARAMETERS_DIFFER",
-    )
+    assert (error["call"], error["code_name"]) == ("cuKernelGetParamInfo", "KERNEL_PARAMETERS_DIFFER")
     assert difference in error["message"] and "reinstall" in error["message"]
     assert launches == []
 
 
 # On an H200 (driver 580) it is cuLibraryGetKernel that refuses; a driver may do so at any of them.
-@pytest.mark.parametrize(
-    "call", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction"]
-)
+@pytest.mark.parametrize("call", ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction"])
 def test_a_cubin_that_does_not_fit_the_gpu_names_both(call: str, run_with_fake: Any) -> None:
     error = run_with_fake(f"""
         from stoneware.runtime import _driver
@@ -200,9 +198,7 @@ def test_a_cubin_that_does_not_fit_the_gpu_names_both(call: str, run_with_fake: 
         ("fake.cubin(), 'k', 'P', 32", "TypeError", ""),
     ],
 )
-def test_wrong_constructor_arguments_are_refused(
-    arguments: str, type_name: str, part: str, run_with_fake: Any
-) -> None:
+def test_wrong_constructor_arguments_are_refused(arguments: str, type_name: str, part: str, run_with_fake: Any) -> None:
     error = run_with_fake(f"""
         from stoneware.runtime import _driver
         report(error_of(lambda: _driver.Kernel({arguments})))
@@ -225,9 +221,7 @@ def test_wrong_constructor_arguments_are_refused(
         ("0, 0, 3, 1, 1, 1, 2, 3.0", "ValueError", "multiple of 2"),
     ],
 )
-def test_wrong_launch_arguments_are_refused(
-    arguments: str, type_name: str, part: str, run_with_fake: Any
-) -> None:
+def test_wrong_launch_arguments_are_refused(arguments: str, type_name: str, part: str, run_with_fake: Any) -> None:
     error, names = run_with_fake(f"""
         from stoneware.runtime import _driver
         kernel = _driver.Kernel(fake.cubin(), "k", "Pif", 32, 0, (2, 1, 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+
 from stoneware.ops import _cutlass_sm90
 
 ENTRIES = {entry["id"]: entry for entry in _cutlass_sm90.kernels()}
@@ -22,14 +23,11 @@ _EIATTR_KPARAM_INFO = 0x17
 def section(cubin: bytes, wanted: str) -> bytes:
     (table,) = struct.unpack_from("<Q", cubin, 40)
     entry_bytes, num_sections, names_idx = struct.unpack_from("<HHH", cubin, 58)
-    headers = [
-        struct.unpack_from("<II16xQQ", cubin, table + idx * entry_bytes)
-        for idx in range(num_sections)
-    ]
+    headers = [struct.unpack_from("<II16xQQ", cubin, table + idx * entry_bytes) for idx in range(num_sections)]
     for name, _, offset, size in headers:
         start = headers[names_idx][2] + name
-        if cubin[start:cubin.index(b"\0", start)].decode() == wanted:
-            return cubin[offset:offset + size]
+        if cubin[start : cubin.index(b"\0", start)].decode() == wanted:
+            return cubin[offset : offset + size]
     raise AssertionError(f"no section {wanted}")
 
 

@@ -76,8 +76,10 @@ def test_values_are_right_on_views(kernel):
     """With other strides, transposes, and pointers that are not 16-byte aligned."""
     whole_a, whole_b, _ = tuned_matmul.operands(130, 130, 130)
     for a, b in (
-        (whole_a[:64, :64], whole_b[:64, :64]), (whole_a[1:65, 1:65], whole_b[3:67, 1:65]),
-        (whole_a.t()[:64, :64], whole_b.t()[:64, :64]), (whole_a[::2, ::2], whole_b[::2, ::2]),
+        (whole_a[:64, :64], whole_b[:64, :64]),
+        (whole_a[1:65, 1:65], whole_b[3:67, 1:65]),
+        (whole_a.t()[:64, :64], whole_b.t()[:64, :64]),
+        (whole_a[::2, ::2], whole_b[::2, ::2]),
     ):
         c = torch.empty(a.shape[0], b.shape[1], device="cuda", dtype=torch.float16)
         assert_right(kernel, a, b, c)
@@ -99,10 +101,7 @@ def test_on_miss_times_the_configs_and_the_next_decorator_measures_nothing(kerne
 
 
 def test_a_config_that_does_not_fit_is_kept_as_failed(device):
-    configs = [
-        *tuned_matmul.CONFIGS[:2],
-        triton.Config({"BM": 256, "BN": 256, "BK": 128}, num_warps=8, num_stages=5),
-    ]
+    configs = [*tuned_matmul.CONFIGS[:2], triton.Config({"BM": 256, "BN": 256, "BK": 128}, num_warps=8, num_stages=5)]
     kernel = sw.autotune(configs, tuned_matmul.KEY)(tuned_matmul.matmul)
     a, b, c = tuned_matmul.operands(256, 256, 256)
     with sw.tuning("on_miss"):
@@ -197,9 +196,7 @@ def test_scalars_of_every_type_arrive(device, monkeypatch):
     """int32, int64, unsigned 64-bit, float and None; launched by Triton and by the driver."""
     launches = Launches(monkeypatch)
     kernel = sw.autotune([triton.Config({"UNUSED": 0})], [])(write_scalars)
-    for small, large, huge, real in (
-        (7, 2**40 + 3, 2**63 + 5, 0.1), (-9, -(2**40) - 3, 2**64 - 7, -1e-30),
-    ):
+    for small, large, huge, real in ((7, 2**40 + 3, 2**63 + 5, 0.1), (-9, -(2**40) - 3, 2**64 - 7, -1e-30)):
         for _ in range(2):
             out = torch.zeros(4, device="cuda", dtype=torch.float64)
             bits = torch.zeros(2, device="cuda", dtype=torch.int64)
@@ -266,8 +263,12 @@ def test_a_second_process_launches_what_was_kept_and_asks_triton_nothing(tmp_pat
     results = []
     for argument in ("tune", how):
         done = subprocess.run(
-            [sys.executable, "-c", SECOND_PROCESS, argument], env=environment,
-            capture_output=True, text=True, check=False, timeout=300,
+            [sys.executable, "-c", SECOND_PROCESS, argument],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout.strip().splitlines()[-1]))

@@ -86,9 +86,7 @@ def test_the_first_call_may_be_inside_a_capture(device):
         comparison = operands.compare(tensors.out, expected, tensors.problem)
         assert comparison.is_right, str(comparison)
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -153,8 +151,17 @@ def test_a_context_that_takes_the_place_of_another(device):
     m, n, k = 48, 512, 1024
     tensors = operands.make(Problem.dense(m=m, n=n, k=k), "cpu")
     plan = _cutlass_sm90.Plan(
-        kernels[0], m=m, n=n, k=k, lda=k, ldb=k, ldd=n, device=0,
-        num_sms=device.fingerprint.num_sms, scale_a="row", scale_b="row",
+        kernels[0],
+        m=m,
+        n=n,
+        k=k,
+        lda=k,
+        ldb=k,
+        ldd=n,
+        device=0,
+        num_sms=device.fingerprint.num_sms,
+        scale_a="row",
+        scale_b="row",
     )
     libcuda = ctypes.CDLL("libcuda.so.1")
 
@@ -173,13 +180,9 @@ def test_a_context_that_takes_the_place_of_another(device):
         check(libcuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
         try:
             result = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
-            a, b, d, *scales = map(
-                on_the_gpu, (tensors.a, tensors.b.t(), result, *tensors.scales)
-            )
+            a, b, d, *scales = map(on_the_gpu, (tensors.a, tensors.b.t(), result, *tensors.scales))
             plan(a.value, b.value, d.value, *[scale.value for scale in scales], bias=0, stream=0)
-            check(libcuda.cuMemcpyDtoH_v2(
-                ctypes.c_void_p(result.data_ptr()), d, ctypes.c_size_t(m * n * 2)
-            ))
+            check(libcuda.cuMemcpyDtoH_v2(ctypes.c_void_p(result.data_ptr()), d, ctypes.c_size_t(m * n * 2)))
         finally:
             check(libcuda.cuCtxDestroy_v2(context))
         assert_right(tensors, result)
@@ -193,9 +196,7 @@ def test_a_context_that_takes_the_place_of_another(device):
 def test_a_gpu_that_is_not_the_current_one(kernel):
     tensors = operands.make(Problem.dense(m=48, n=512, k=1024), "cuda:1")
     with torch.cuda.device(0):
-        result = stoneware.scaled_mm(
-            tensors.a, tensors.b, *tensors.scales, config=fitting_kernels.config(kernel)
-        )
+        result = stoneware.scaled_mm(tensors.a, tensors.b, *tensors.scales, config=fitting_kernels.config(kernel))
         assert torch.cuda.current_device() == 0
     assert result.device == torch.device("cuda", 1)
     torch.cuda.synchronize(1)

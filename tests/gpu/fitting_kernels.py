@@ -16,20 +16,16 @@ def of(op: str) -> list[KernelRecord]:
     if not torch.cuda.is_available():
         return kernels
     capability = torch.cuda.get_device_capability(0)
-    arch_by_backend = {
-        "cutlass_sm90": capability,
-        "triton_aot": aot_kernels.built_for(op, capability),
-    }
-    return [
-        kernel for kernel in kernels if kernel.compute_capability == arch_by_backend[kernel.backend]
-    ]
+    arch_by_backend = {"cutlass_sm90": capability, "triton_aot": aot_kernels.built_for(op, capability)}
+    return [kernel for kernel in kernels if kernel.compute_capability == arch_by_backend[kernel.backend]]
 
 
 def of_row_scales(out: str) -> list[KernelRecord]:
     """Kernels of scaled_mm for e4m3 with row scales and fast accumulation, what the op is asked for
     when nothing else is said."""
     return [
-        kernel for kernel in of("scaled_mm")
+        kernel
+        for kernel in of("scaled_mm")
         if (kernel.config["a"], kernel.config["b"], kernel.config["out"]) == ("e4m3", "e4m3", out)
         and kernel.config.get("scales") != "block"
         and kernel.config.get("accumulation", "fast") == "fast"
@@ -43,8 +39,11 @@ def config(kernel: KernelRecord, splits: int = 1) -> Config:
 def with_splits(kernels: list[KernelRecord], k: int) -> list[tuple[KernelRecord, int]]:
     """Each kernel that splits k, with each number of splits above 1 that it takes at this k."""
     return [
-        (kernel, splits) for kernel in kernels if split_k.is_split_k(kernel)
-        for splits in SPLITS if splits > 1 and split_k.why_not(kernel, k, splits) is None
+        (kernel, splits)
+        for kernel in kernels
+        if split_k.is_split_k(kernel)
+        for splits in SPLITS
+        if splits > 1 and split_k.why_not(kernel, k, splits) is None
     ]
 
 

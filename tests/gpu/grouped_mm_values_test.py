@@ -44,8 +44,7 @@ class Tensors:
         self.a[self.used :] = torch.full((rows_after, k), math.nan, device="cuda").to(dtype)
         self.b = _padded((groups, n, k), pad * unit, dtype).mT
         self.base = torch.full(
-            (m + 2, n + 2 * GUARD), math.nan, device="cuda",
-            dtype=TORCH_DTYPES[kernel.config["out"]],
+            (m + 2, n + 2 * GUARD), math.nan, device="cuda", dtype=TORCH_DTYPES[kernel.config["out"]]
         )
         self.out = self.base[1 : m + 1, GUARD : GUARD + n]
         self.offs = torch.tensor(counts).cumsum(0).to(torch.int32).cuda()
@@ -53,9 +52,16 @@ class Tensors:
         self.scale_a = torch.rand(m, device="cuda") + 0.5 if is_fp8 else None
         self.scale_b = torch.rand(groups, n, device="cuda") + 0.5 if is_fp8 else None
         self.problem = Problem(
-            m=m, n=n, k=k, num_groups=groups, a_dtype=kernel.config["a"],
-            b_dtype=kernel.config["a"], out_dtype=kernel.config["out"],
-            lda=self.a.stride(0), ldb=self.b.stride(2), ldd=self.out.stride(0),
+            m=m,
+            n=n,
+            k=k,
+            num_groups=groups,
+            a_dtype=kernel.config["a"],
+            b_dtype=kernel.config["a"],
+            out_dtype=kernel.config["out"],
+            lda=self.a.stride(0),
+            ldb=self.b.stride(2),
+            ldd=self.out.stride(0),
             group_stride_b=self.b.stride(0),
         )
 
@@ -129,8 +135,7 @@ def test_a_graph_of_the_call_serves_other_offsets(dtype, device):
 
     def call() -> None:
         stoneware.grouped_mm(
-            tensors.a, tensors.b, tensors.offs, tensors.scale_a, tensors.scale_b,
-            tensors.out.dtype, out=tensors.out,
+            tensors.a, tensors.b, tensors.offs, tensors.scale_a, tensors.scale_b, tensors.out.dtype, out=tensors.out
         )
 
     call()

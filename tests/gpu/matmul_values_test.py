@@ -45,10 +45,7 @@ class Case:
             has_bias=self.has_bias,
         )
         return dataclasses.replace(
-            dense,
-            lda=dense.lda + self.pad_a,
-            ldb=dense.ldb + self.pad_b,
-            ldd=dense.ldd + self.pad_out,
+            dense, lda=dense.lda + self.pad_a, ldb=dense.ldb + self.pad_b, ldd=dense.ldd + self.pad_out
         )
 
     def __str__(self) -> str:
@@ -85,13 +82,12 @@ K_OF_SPLITS = 2440  # 20 tiles of 128, the last of 8: shares that differ
 
 @pytest.mark.parametrize("m", [1, 40, 203])
 @pytest.mark.parametrize(
-    ("kernel", "splits"), fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
+    ("kernel", "splits"),
+    fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
     ids=lambda value: value if isinstance(value, int) else value.id,
 )
 def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
-    problem = Case(m, 1040, K_OF_SPLITS).problem(
-        kernel.config["a"], kernel.config["out"], kernel.config["layout"]
-    )
+    problem = Case(m, 1040, K_OF_SPLITS).problem(kernel.config["a"], kernel.config["out"], kernel.config["layout"])
     tensors = operands.make(problem, "cuda", guarded=True)
     api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
     torch.cuda.synchronize()
@@ -117,10 +113,20 @@ def test_kernel_computes_every_product_of_a_batch(kernel, shared, has_bias, devi
     base = torch.full((batch, m + 1, n + 8), math.nan, dtype=out_dtype, device="cuda")
     out = base[:, :m, :n]
     problem = Problem(
-        m=m, n=n, k=k, a_dtype=kernel.config["a"], b_dtype=kernel.config["b"],
-        out_dtype=kernel.config["out"], layout=kernel.config["layout"], has_bias=has_bias,
-        lda=a.stride(1 if a_is_row_major else 2), ldb=b.stride(1 if b_is_row_major else 2),
-        ldd=out.stride(1), batch=batch, batch_stride_a=a.stride(0), batch_stride_b=b.stride(0),
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=kernel.config["a"],
+        b_dtype=kernel.config["b"],
+        out_dtype=kernel.config["out"],
+        layout=kernel.config["layout"],
+        has_bias=has_bias,
+        lda=a.stride(1 if a_is_row_major else 2),
+        ldb=b.stride(1 if b_is_row_major else 2),
+        ldd=out.stride(1),
+        batch=batch,
+        batch_stride_a=a.stride(0),
+        batch_stride_b=b.stride(0),
         batch_stride_d=out.stride(0),
     )
     api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)(a, b, out, bias)
@@ -131,9 +137,7 @@ def test_kernel_computes_every_product_of_a_batch(kernel, shared, has_bias, devi
     assert base.isnan().all()
 
 
-def matrices(
-    batch: int, num_rows: int, num_columns: int, is_row_major: bool, dtype: torch.dtype
-) -> torch.Tensor:
+def matrices(batch: int, num_rows: int, num_columns: int, is_row_major: bool, dtype: torch.dtype) -> torch.Tensor:
     """Random views of one orientation; what they skip is NaN."""
     outer, inner = (num_rows, num_columns) if is_row_major else (num_columns, num_rows)
     base = torch.full((batch, outer + 1, inner + 16), math.nan, dtype=dtype, device="cuda")
@@ -163,9 +167,7 @@ SHAPES = {
     "row and column": ((256,), (256,), lambda a, b: (a, b)),
     "batch": ((5, 64, 128), (5, 72, 128), lambda a, b: (a, b.mT)),
     "a for all": ((64, 128), (5, 128, 72), lambda a, b: (a, b)),
-    "heads": (
-        (2, 77, 4, 64), (2, 88, 4, 64), lambda a, b: (a.transpose(1, 2), b.permute(0, 2, 3, 1))
-    ),
+    "heads": ((2, 77, 4, 64), (2, 88, 4, 64), lambda a, b: (a.transpose(1, 2), b.permute(0, 2, 3, 1))),
     "b for some": ((2, 3, 16, 64), (3, 64, 40), lambda a, b: (a, b)),
     "odd sizes": ((3, 5), (5, 7), lambda a, b: (a, b)),
     "odd stride": ((64, 257), (256, 64), lambda a, b: (a[:, :256], b)),
@@ -179,10 +181,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, device):
     a_shape, b_shape, views = SHAPES[name]
-    a, b = views(
-        torch.randn(a_shape, device="cuda").bfloat16(),
-        torch.randn(b_shape, device="cuda").bfloat16(),
-    )
+    a, b = views(torch.randn(a_shape, device="cuda").bfloat16(), torch.randn(b_shape, device="cuda").bfloat16())
     try:
         result = stoneware.matmul(a, b, out_dtype=out_dtype, backend=backend)
     except UnsupportedError as error:
@@ -199,9 +198,7 @@ def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, dev
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_public_call_agrees_with_float64(dtype, layout, backend, device):
-    problem = Problem.dense(
-        m=304, n=1040, k=528, dtype=dtype, out_dtype=dtype, layout=layout, has_bias=True
-    )
+    problem = Problem.dense(m=304, n=1040, k=528, dtype=dtype, out_dtype=dtype, layout=layout, has_bias=True)
     if backend is not None:
         reason = api.OPERATION.backends[backend].supports(problem, device)
         if reason is not None:

@@ -94,9 +94,7 @@ def test_importing_starts_no_cuda():
         "import stoneware, sys; stoneware.__version__; assert 'torch' not in sys.modules;"
         "stoneware.scaled_mm; import torch; assert not torch.cuda.is_initialized()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 

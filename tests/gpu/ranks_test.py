@@ -45,10 +45,12 @@ torch.distributed.destroy_process_group()
 
 def torchrun(*arguments: str, folder: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         *arguments],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments],
         env={**os.environ, "STONEWARE_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -56,9 +58,17 @@ def torchrun(*arguments: str, folder: str) -> None:
 def test_tune_under_torchrun_measures_each_problem_once_on_either_gpu(tmp_path):
     store = tmp_path / "samples.sqlite3"
     torchrun(
-        "-m", "stoneware", "tune", "--ops=scaled_mm", "--weights=llama3_8b_o", "--scales=row",
-        f"--m-values={','.join(map(str, M_VALUES))}", "--rounds=5", f"--store={store}",
-        f"--out={tmp_path / 'samples'}", folder=str(tmp_path),
+        "-m",
+        "stoneware",
+        "tune",
+        "--ops=scaled_mm",
+        "--weights=llama3_8b_o",
+        "--scales=row",
+        f"--m-values={','.join(map(str, M_VALUES))}",
+        "--rounds=5",
+        f"--store={store}",
+        f"--out={tmp_path / 'samples'}",
+        folder=str(tmp_path),
     )
     taken = Store(store).samples()
     times = Counter((sample.key, sample.config) for _, sample in taken)

@@ -21,28 +21,24 @@ KERNELS = fitting_kernels.of("scaled_mm")
 BLOCK_KERNELS = [kernel for kernel in KERNELS if kernel.config.get("scales") == "block"]
 OTHER_KERNELS = [kernel for kernel in KERNELS if kernel not in BLOCK_KERNELS]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
-every_block_kernel = pytest.mark.parametrize(
-    "kernel", BLOCK_KERNELS, ids=fitting_kernels.kernel_id
-)
-every_other_kernel = pytest.mark.parametrize(
-    "kernel", OTHER_KERNELS, ids=fitting_kernels.kernel_id
-)
+every_block_kernel = pytest.mark.parametrize("kernel", BLOCK_KERNELS, ids=fitting_kernels.kernel_id)
+every_other_kernel = pytest.mark.parametrize("kernel", OTHER_KERNELS, ids=fitting_kernels.kernel_id)
 
 
 def of_kernel(kernel: KernelRecord) -> dict[str, object]:
     """The fields of a Problem that a kernel is built for."""
     config = kernel.config
     return {
-        "a_dtype": config["a"], "b_dtype": config["b"], "out_dtype": config["out"],
+        "a_dtype": config["a"],
+        "b_dtype": config["b"],
+        "out_dtype": config["out"],
         "use_fast_accum": config.get("accumulation") != "slow",
     }
 
 
 def dense_of_kernel(kernel: KernelRecord, *, m: int, n: int, k: int) -> Problem:
     scales = "block" if kernel in BLOCK_KERNELS else "row"
-    return dataclasses.replace(
-        Problem.dense(m=m, n=n, k=k, scales=scales), **of_kernel(kernel)
-    )
+    return dataclasses.replace(Problem.dense(m=m, n=n, k=k, scales=scales), **of_kernel(kernel))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +101,19 @@ def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, dev
 
 
 BLOCK_CASES = [
-    (1, 16, 128), (1, 2112, 7168), (7, 144, 384), (16, 7168, 2048), (17, 528, 640),
-    (63, 4096, 512), (65, 272, 256), (127, 2112, 1536), (129, 144, 896), (300, 1552, 640),
-    (513, 2064, 2048), (2049, 7168, 2048), (33, 33808, 384),
+    (1, 16, 128),
+    (1, 2112, 7168),
+    (7, 144, 384),
+    (16, 7168, 2048),
+    (17, 528, 640),
+    (63, 4096, 512),
+    (65, 272, 256),
+    (127, 2112, 1536),
+    (129, 144, 896),
+    (300, 1552, 640),
+    (513, 2064, 2048),
+    (2049, 7168, 2048),
+    (33, 33808, 384),
 ]
 
 
@@ -116,7 +122,8 @@ K_OF_SPLITS = 2432  # 19 or 10 tiles: shares that differ
 
 @pytest.mark.parametrize("m", [1, 40, 203])
 @pytest.mark.parametrize(
-    ("kernel", "splits"), fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
+    ("kernel", "splits"),
+    fitting_kernels.with_splits(KERNELS, K_OF_SPLITS),
     ids=lambda value: value.id if isinstance(value, KernelRecord) else str(value),
 )
 def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
@@ -132,12 +139,12 @@ def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
 
     def strides(a_m: int, a_k: int, b_k: int, b_n: int, is_padded: bool = False):
         return dict(
-            scale_a_stride_m=a_m, ld_scale_a=a_k, ld_scale_b=b_k, scale_b_stride_n=b_n,
-            is_scale_b_padded=is_padded,
+            scale_a_stride_m=a_m, ld_scale_a=a_k, ld_scale_b=b_k, scale_b_stride_n=b_n, is_scale_b_padded=is_padded
         )
 
     return {
-        "torch": strides(1, m, 1, rows, True), "padded": strides(1, -(-m // 4) * 4, 1, rows),
+        "torch": strides(1, m, 1, rows, True),
+        "padded": strides(1, -(-m // 4) * 4, 1, rows),
         "dense": strides(blocks, 1, columns, 1),
         "skipping": strides(3 * blocks, 2, 2 * columns + 1, 2),
     }
@@ -147,20 +154,24 @@ def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("layout", ["torch", "padded", "dense", "skipping"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize(("m", "n", "k"), BLOCK_CASES)
-def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(
-    kernel, m, n, k, has_bias, layout, device
-):
+def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(kernel, m, n, k, has_bias, layout, device):
     problem = Problem(
-        **of_kernel(kernel), m=m, n=n, k=k, scale_a="block_1x128", scale_b="block_128x128",
-        has_bias=has_bias, lda=k + 16, ldb=k + 32, ldd=n + 32,
+        **of_kernel(kernel),
+        m=m,
+        n=n,
+        k=k,
+        scale_a="block_1x128",
+        scale_b="block_128x128",
+        has_bias=has_bias,
+        lda=k + 16,
+        ldb=k + 32,
+        ldd=n + 32,
         **layouts_of_scales(m, n, k)[layout],
     )
     assert_right(kernel, problem, device, is_guarded=True)
 
 
-def assert_right(
-    kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool, splits: int = 1
-) -> None:
+def assert_right(kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool, splits: int = 1) -> None:
     tensors = operands.make(problem, "cuda", guarded=is_guarded)
     plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)
     plan(*tensors.arguments)
@@ -182,8 +193,11 @@ def test_every_code_times_one_is_its_value(kernel, device):
     is_block = kernel in BLOCK_KERNELS
     dtype = TORCH_DTYPES[kernel.config["out"]]
     result = stoneware.scaled_mm(
-        a, b, torch.ones((256, 2) if is_block else (1,), device="cuda"),
-        torch.ones((2, 1) if is_block else (1,), device="cuda"), out_dtype=dtype,
+        a,
+        b,
+        torch.ones((256, 2) if is_block else (1,), device="cuda"),
+        torch.ones((2, 1) if is_block else (1,), device="cuda"),
+        out_dtype=dtype,
         config=fitting_kernels.config(kernel),
         use_fast_accum=kernel.config.get("accumulation") != "slow",
     )
@@ -232,9 +246,7 @@ def test_public_call_agrees_with_float64(m, has_bias, scales, backend, device):
             assert not any(kernel.backend == backend for kernel in fitting), reason
             pytest.skip(reason)
     tensors = operands.make(problem, "cuda")
-    result = stoneware.scaled_mm(
-        tensors.a, tensors.b, *tensors.scales, tensors.bias, backend=backend
-    )
+    result = stoneware.scaled_mm(tensors.a, tensors.b, *tensors.scales, tensors.bias, backend=backend)
     assert result.shape == (m, 4096) and result.dtype == torch.bfloat16
     comparison = operands.compare(result, operands.reference(tensors), tensors.problem)
     assert comparison.is_right, str(comparison)

@@ -56,8 +56,7 @@ def our_backend(device) -> str:
 
 def test_every_candidate_is_right_and_a_second_start_measures_nothing(device, tmp_path):
     store = Store(tmp_path / "samples.sqlite3")
-    problems = workloads.problems(
-        shapes=["48x512x1024", "1x512x1024", "4x12x512x1024"], scales=["row"])
+    problems = workloads.problems(shapes=["48x512x1024", "1x512x1024", "4x12x512x1024"], scales=["row"])
     settings = dataclasses.replace(QUICK, seconds_per_problem=10.0)
     summary = session.tune(problems, store, 0, settings, LogReporter(), ranks=Ranks())
     assert (summary.num_measured, summary.failures) == (7, [])
@@ -82,8 +81,7 @@ def test_a_run_records_clocks_and_power_limit(device, tmp_path):
 
 @pytest.mark.parametrize("first_bad_call", ["0", "4"], ids=["at its first call", "when timed"])
 @pytest.mark.parametrize(
-    ("kind", "status"),
-    [("never_ends", "hung"), ("asserts", "failed"), ("out_of_bounds", "failed")],
+    ("kind", "status"), [("never_ends", "hung"), ("asserts", "failed"), ("out_of_bounds", "failed")]
 )
 def test_a_candidate_that_takes_the_gpu_along_is_recorded_and_the_others_measured(
     device, tmp_path, kind, status, first_bad_call
@@ -107,13 +105,12 @@ def test_a_wrong_candidate_is_not_timed(device, tmp_path):
     assert set(statuses(store).values()) == {"ok", "wrong"}
 
 
-@pytest.mark.parametrize("op_api, problem", [
-    (api, PROBLEM),
-    (grouped_mm_api, grouped_mm_api.Problem.dense(m=48, n=512, k=1024, num_groups=4)),
-], ids=["scaled_mm", "grouped_mm"])
-def test_a_miss_is_measured_in_this_process_without_a_trace(
-    device, tmp_path, monkeypatch, op_api, problem
-):
+@pytest.mark.parametrize(
+    "op_api, problem",
+    [(api, PROBLEM), (grouped_mm_api, grouped_mm_api.Problem.dense(m=48, n=512, k=1024, num_groups=4))],
+    ids=["scaled_mm", "grouped_mm"],
+)
+def test_a_miss_is_measured_in_this_process_without_a_trace(device, tmp_path, monkeypatch, op_api, problem):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path))
     torch.manual_seed(7)
     torch.cuda.manual_seed(7)
@@ -139,8 +136,7 @@ def sleeping(cycles: int):
 def test_a_kernel_of_a_known_length_takes_that_long(device, timer, short_us):
     """A kernel that counts clock cycles: what two lengths differ by is known."""
     timings = timer.time(
-        {cycles: sleeping(cycles) for cycles in (20_000, 60_000)}, rounds=20, max_seconds=10.0,
-        short_us=short_us,
+        {cycles: sleeping(cycles) for cycles in (20_000, 60_000)}, rounds=20, max_seconds=10.0, short_us=short_us
     )
     clock_mhz = timings[60_000].sm_clock_mhz_after
     if not clock_mhz:

@@ -6,8 +6,8 @@ import sys
 import xml.etree.ElementTree
 
 import pytest
-
 from bench_rows import report, row
+
 from tools.bench import report as program
 
 

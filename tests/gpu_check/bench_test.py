@@ -11,8 +11,8 @@ import sys
 
 import pytest
 import torch
-
 from bench_rows import ROWS, report, row, wrong
+
 from stoneware.measuring import operands
 from stoneware.measuring.device_timer import Timing, TimingFailed
 from stoneware.runtime import device
@@ -23,10 +23,7 @@ CPU = torch.device("cpu")
 
 
 def test_speedups_are_geometric_means_over_what_was_measured():
-    found = {
-        (item["family"], item["peer"], item["most_m"]): item
-        for item in bench_summary.speedups(ROWS)
-    }
+    found = {(item["family"], item["peer"], item["most_m"]): item for item in bench_summary.speedups(ROWS)}
     of_row = found["scaled_mm", "torch_row", 128]
     assert (of_row["geomean"], of_row["least"], of_row["num_shapes"]) == (pytest.approx(4), 2, 2)
     assert found["scaled_mm", "torch_row", None]["least_at"] == "down, m=512"
@@ -77,10 +74,7 @@ def test_what_fails_a_run():
     assert bench.problems_of(good) == []
     (run, *_) = good["first_calls"]
     slow = {**run, "import_and_first_call_ms": 120.0, "outside": ["open 'x' for writing"]}
-    problems = bench.problems_of(report(
-        rows=[wrong(16)], first_calls=[slow],
-        host_failures={"matmul": "OSError"},
-    ))
+    problems = bench.problems_of(report(rows=[wrong(16)], first_calls=[slow], host_failures={"matmul": "OSError"}))
     for said in (
         "matmul o m=16: no figure: relative error 0.5",
         "took 120.0 ms with its import and must take under 100 ms", "reached outside: open 'x' for writing",
@@ -108,9 +102,7 @@ def test_a_family_that_is_missing_is_listed_with_its_error(monkeypatch):
 
     def make(workload, device):
         case = family.make(workload, device)
-        return case.__class__(**{
-            **vars(case), "calls": {**case.calls, OURS: Call(load=gone)}
-        })
+        return case.__class__(**{**vars(case), "calls": {**case.calls, OURS: Call(load=gone)}})
 
     first = Workload(layer="first", m=2, n=32, k=16)
     small = {"first": first, "workloads": lambda weights: [first]}
@@ -159,9 +151,7 @@ def test_the_cases_product_is_that_of_the_scaled_matrices(name, monkeypatch):
     if groups:
         assert len(case.ends) == groups and case.ends[-1] == 300
         owner = torch.bucketize(torch.arange(300), torch.tensor(case.ends), right=True)
-        want = torch.stack([
-            case.a[i].float().double() @ case.b[owner[i]].float().double() for i in range(300)
-        ])
+        want = torch.stack([case.a[i].float().double() @ case.b[owner[i]].float().double() for i in range(300)])
         if scales:
             want *= scales[0][:, None].double() * scales[1][owner].double()
     elif name == "scaled_mm_block":

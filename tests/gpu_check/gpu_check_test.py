@@ -39,9 +39,7 @@ def test_equal_inputs_give_equal_bytes_in_any_order(tmp_path, wheel):
 def test_the_archive_runs_alone(tmp_path, wheel):
     archive = tmp_path / "gpu_check.pyz"
     bundle.write(archive, bundle.collect([wheel], [], SOURCES))
-    done = subprocess.run(
-        [sys.executable, "-I", str(archive), "--help"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-I", str(archive), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "check,bench,sample,autotune,sanitize,all" in done.stdout
 
@@ -108,10 +106,7 @@ def test_a_test_that_took_its_process_down_counts_as_crashed(tmp_path):
     ]  # fmt: skip
     path = tmp_path / "check.jsonl"
     path.write_text(
-        "".join(
-            json.dumps({"test": test, "outcome": outcome, "message": outcome}) + "\n"
-            for test, outcome in outcomes
-        )
+        "".join(json.dumps({"test": test, "outcome": outcome, "message": outcome}) + "\n" for test, outcome in outcomes)
     )
     summary = runner.summarise_outcomes(path)
     assert summary["counts"] == {"passed": 1, "crashed": 1, "failed": 1, "skipped": 1}

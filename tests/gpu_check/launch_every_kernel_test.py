@@ -17,10 +17,10 @@ from tools.gpu_check import launch_every_kernel
 
 KERNELS = list(manifest.packaged().kernels.values())
 H200 = Device(
-    kind="cuda", ordinal=0,
+    kind="cuda",
+    ordinal=0,
     fingerprint=DeviceFingerprint(
-        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-        memory_clock_khz=3201000,
+        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560, memory_clock_khz=3201000
     ),
 )
 
@@ -35,10 +35,10 @@ def test_every_kernel_has_launches_that_cut_tiles_off_and_fill_its_stages(kernel
         assert tile_rule.fits(kernel, problem.key, kernel.compute_capability)
         assert problem.n % tiling.n and problem.n > tiling.n
         # Block scales come for whole blocks of 128, which may be all of a tile.
-        assert problem.k % tiling.k or tiling.k == BLOCK and kernel.config["scales"] == "block"
+        assert problem.k % tiling.k or (tiling.k == BLOCK and kernel.config["scales"] == "block")
         rows = launch.counts or (problem.m,)
         assert any(count > tiling.m and count % tiling.m for count in rows)
-        assert not launch.counts or 0 in rows and sum(rows) == problem.m
+        assert not launch.counts or (0 in rows and sum(rows) == problem.m)
     stages = kernel.config.get("stages") or kernel.config.get("num_stages", 2)
     assert first.problem.k > stages * tiling.k
     assert operands.takes_bias(first.problem) == getattr(first.problem, "has_bias", False)
@@ -52,9 +52,7 @@ def test_every_kernel_has_launches_that_cut_tiles_off_and_fill_its_stages(kernel
     assert clusters * tiling.cluster_m * tiling.cluster_n > last.num_sms
 
 
-@pytest.mark.parametrize(
-    "kernel", launch_every_kernel.runnable(KERNELS, H200), ids=lambda kernel: kernel.id
-)
+@pytest.mark.parametrize("kernel", launch_every_kernel.runnable(KERNELS, H200), ids=lambda kernel: kernel.id)
 def test_every_launch_has_a_plan_of_its_kernel(kernel, monkeypatch):
     # torch's build for the CPU lacks what a plan asks for the stream when it is launched.
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0, raising=False)
@@ -69,16 +67,14 @@ def right(launch, kernel, tensors, device):
 def some_kernels() -> list[KernelRecord]:
     """One of each op and layout and kind of scales that an H200 runs."""
     kinds = {
-        (kernel.op, kernel.backend, kernel.config.get("layout"), kernel.config.get("scales")):
-        kernel for kernel in launch_every_kernel.runnable(KERNELS, H200)
+        (kernel.op, kernel.backend, kernel.config.get("layout"), kernel.config.get("scales")): kernel
+        for kernel in launch_every_kernel.runnable(KERNELS, H200)
     }
     return list(kinds.values())
 
 
 def test_runnable_kernels_are_those_of_the_arch():
-    assert {kernel.arch for kernel in launch_every_kernel.runnable(KERNELS, H200)} == {
-        "sm_90", "sm_90a"
-    }
+    assert {kernel.arch for kernel in launch_every_kernel.runnable(KERNELS, H200)} == {"sm_90", "sm_90a"}
 
 
 def test_right_results_are_no_failures():
@@ -86,9 +82,7 @@ def test_right_results_are_no_failures():
     report = launch_every_kernel.run_all(kernels, H200, "cpu", right)
     assert report["failures"] == [] and report["not_launched"] == []
     assert report["kernels"] == len(kernels) >= 7
-    assert report["launches"] == sum(
-        len(launch_every_kernel.launches_of(kernel)) for kernel in kernels
-    )
+    assert report["launches"] == sum(len(launch_every_kernel.launches_of(kernel)) for kernel in kernels)
 
 
 def test_the_public_ops_take_the_operands():
@@ -117,17 +111,12 @@ def nothing(launch, kernel, tensors, device):
 
 @pytest.mark.parametrize(
     ("run", "message"),
-    [
-        (wrong_element, "worst element"), (beside_out, "it wrote outside of out"),
-        (nothing, "relative error inf"),
-    ],
+    [(wrong_element, "worst element"), (beside_out, "it wrote outside of out"), (nothing, "relative error inf")],
 )
 def test_what_is_wrong_is_a_failure_of_every_kernel(run, message):
     kernels = some_kernels()
     report = launch_every_kernel.run_all(kernels, H200, "cpu", run)
-    assert {failure["kernel"] for failure in report["failures"]} == {
-        kernel.id for kernel in kernels
-    }
+    assert {failure["kernel"] for failure in report["failures"]} == {kernel.id for kernel in kernels}
     assert len(report["failures"]) == report["launches"]
     assert all(message in failure["message"] for failure in report["failures"])
 
@@ -143,9 +132,7 @@ def test_a_kernel_that_cannot_be_launched_is_named_and_the_others_are():
     report = launch_every_kernel.run_all(kernels, H200, "cpu", run)
     assert report["not_launched"] == [kernels[1].id]
     assert report["kernels"] == len(kernels) - 1
-    assert {failure["message"] for failure in report["failures"]} == {
-        "RuntimeError: no such kernel"
-    }
+    assert {failure["message"] for failure in report["failures"]} == {"RuntimeError: no such kernel"}
 
 
 def test_a_copy_that_fails_is_named_and_the_other_kernels_are_tried(monkeypatch):

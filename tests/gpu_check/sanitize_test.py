@@ -59,10 +59,8 @@ def test_races_are_counted_apart_from_warnings():
     report = compute_sanitizer.read_report(RACECHECK.splitlines(), 0)
     assert (report.errors, report.warnings) == (1, 1)
     assert report.findings == {
-        (f"Error: Race reported between Write access at {SPLIT}+0x400 "
-         f"and Read access at {SPLIT}+0x480", SPLIT): 1,
-        ("Warning: Race reported between Read access at 0x170 in another "
-         "and Write access at 0x148 in another", ""): 1,
+        (f"Error: Race reported between Write access at {SPLIT}+0x400 and Read access at {SPLIT}+0x480", SPLIT): 1,
+        ("Warning: Race reported between Read access at 0x170 in another and Write access at 0x148 in another", ""): 1,
     }
 
 
@@ -121,8 +119,14 @@ SOUND = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors"
 
 
 def sanitize(
-    folder: pathlib.Path, monkeypatch, extra: list[str], *, of_broken: str = MEMCHECK,
-    of_ours: str = SOUND, launched: dict | None = GOOD, exit_code: int = 0,
+    folder: pathlib.Path,
+    monkeypatch,
+    extra: list[str],
+    *,
+    of_broken: str = MEMCHECK,
+    of_ours: str = SOUND,
+    launched: dict | None = GOOD,
+    exit_code: int = 0,
 ) -> tuple[int, dict, list[list[str]]]:
     """The runner's sanitize with a compute-sanitizer that says what it is told to.
 
@@ -131,7 +135,9 @@ def sanitize(
     """
     folder.mkdir(exist_ok=True)
     program = folder / compute_sanitizer.PROGRAM
-    program.write_text(f"#!{sys.executable}\n" + textwrap.dedent(f"""\
+    program.write_text(
+        f"#!{sys.executable}\n"
+        + textwrap.dedent(f"""\
         import json, os, pathlib, sys
         if "--version" in sys.argv:
             print("NVIDIA (R) Compute Sanitizer\\nVersion 2025.4.0")
@@ -147,7 +153,8 @@ def sanitize(
             if argument.startswith("--json_out=") and {launched!r} is not None:
                 pathlib.Path(argument.partition("=")[2]).write_text(json.dumps({launched!r}))
         sys.exit({exit_code})
-        """))
+        """)
+    )
     program.chmod(0o755)
     monkeypatch.setattr(compute_sanitizer, "find", lambda: str(program))
     code = runner_in(folder).sanitize(extra)
@@ -164,12 +171,8 @@ def test_each_tool_runs_over_the_broken_kernel_and_over_ours(tmp_path, monkeypat
     for tool, result in document["tools"].items():
         assert (result["errors"], result["kernels"], result["launches"]) == (0, 2, 5)
         assert result["failures"] == [] and result["errors_of_broken_kernel"] == 2
-        modules = [
-            start[start.index("-m") + 1] for start in starts if start[:2] == ["--tool", tool]
-        ]
-        assert modules == [
-            "tools.gpu_check.broken_kernel", "tools.gpu_check.launch_every_kernel"
-        ]
+        modules = [start[start.index("-m") + 1] for start in starts if start[:2] == ["--tool", tool]]
+        assert modules == ["tools.gpu_check.broken_kernel", "tools.gpu_check.launch_every_kernel"]
     log = (tmp_path / "sanitize.log").read_text()
     assert "[racecheck] ========= ERROR SUMMARY: 0 errors\n" in log
 
@@ -185,17 +188,21 @@ def test_the_results_name_what_they_were_got_with(tmp_path, monkeypatch):
     assert document["gpus"] == [{"gpu": "H200 0"}, {"gpu": "H200 1"}]
 
 
-@pytest.mark.parametrize("torch, reason", [
-    ("raise OSError('no driver')", "no driver"), ("class cuda: device_count = lambda: 0", ""),
-    ("import os; os._exit(0)", "IndexError"),
-])
+@pytest.mark.parametrize(
+    "torch, reason",
+    [
+        ("raise OSError('no driver')", "no driver"),
+        ("class cuda: device_count = lambda: 0", ""),
+        ("import os; os._exit(0)", "IndexError"),
+    ],
+)
 def test_a_machine_that_cannot_say_what_it_is_keeps_its_results(tmp_path, torch, reason):
     made = runner_in(tmp_path)
     (tmp_path / "torch.py").write_text(torch)
     made._write_json("check.json", {"gpus": made._gpus(), "exit_code": 0})
     document = json.loads((tmp_path / "check.json").read_text())
     assert document["exit_code"] == 0
-    assert not reason and document["gpus"] == [] or reason in document["gpus"][0]["unknown"]
+    assert (not reason and document["gpus"] == []) or reason in document["gpus"][0]["unknown"]
 
 
 def test_arguments_go_where_they_belong(tmp_path, monkeypatch):
@@ -226,9 +233,12 @@ def test_a_tool_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
         ({"launched": {**GOOD, "kernels": 0}}, "no kernel was launched"),
         ({"launched": {**GOOD, "not_launched": [SPLIT]}}, f"{SPLIT} was not launched"),
         (
-            {"launched": {**GOOD, "failures": [
-                {"kernel": SPLIT, "problem": "m=1", "message": "it wrote outside of out"},
-            ]}},
+            {
+                "launched": {
+                    **GOOD,
+                    "failures": [{"kernel": SPLIT, "problem": "m=1", "message": "it wrote outside of out"}],
+                }
+            },
             f"{SPLIT}: m=1: it wrote outside of out",
         ),
         ({"exit_code": 7}, "exit code 7"),

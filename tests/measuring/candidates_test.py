@@ -29,9 +29,7 @@ from stoneware.ops.tensor_checks import TORCH_DTYPES
 from stoneware.runtime.device import CPU
 
 PROBLEM = Problem.dense(m=24, n=64, k=128)
-REFERENCES = {
-    "scaled_mm": reference, "matmul": matmul_reference, "grouped_mm": grouped_reference,
-}
+REFERENCES = {"scaled_mm": reference, "matmul": matmul_reference, "grouped_mm": grouped_reference}
 SHA256 = "ab" * 32
 
 
@@ -83,37 +81,49 @@ def make_plan(problem, config, device):
 @pytest.fixture(autouse=True)
 def _manifest(monkeypatch):
     record = KernelRecord(
-        id="right_300", op="scaled_mm", backend="triton_aot", arch="sm_90", config={},
-        sha256=SHA256, size_bytes=1,
+        id="right_300", op="scaled_mm", backend="triton_aot", arch="sm_90", config={}, sha256=SHA256, size_bytes=1
     )
-    monkeypatch.setattr(
-        candidates.manifest, "packaged", lambda: Manifest({"right_300": record})
-    )
+    monkeypatch.setattr(candidates.manifest, "packaged", lambda: Manifest({"right_300": record}))
 
 
 def measure(kernels, problem=PROBLEM, **options):
     stopwatch = Stopwatch(iter([1980]))
     return candidates.measure(
-        problem, [config(kernel) for kernel in kernels], CPU,
-        DeviceTimer(0, stopwatch=stopwatch, now=stopwatch.now), Settings(rounds=9), "run-1",
-        make_plan=make_plan, **options,
+        problem,
+        [config(kernel) for kernel in kernels],
+        CPU,
+        DeviceTimer(0, stopwatch=stopwatch, now=stopwatch.now),
+        Settings(rounds=9),
+        "run-1",
+        make_plan=make_plan,
+        **options,
     )
 
 
-@pytest.mark.parametrize("problem", [
-    PROBLEM, Problem.dense(m=24, n=64, k=128, has_bias=True, scales="tensor"),
-    Problem(m=24, n=64, k=128, lda=144, ldb=160, ldd=72),
-    MatmulProblem.dense(m=24, n=64, k=128, layout="tn"),
-    MatmulProblem.dense(m=24, n=64, k=128, dtype="fp16", out_dtype="fp16"),
-    MatmulProblem.dense(m=24, n=64, k=128, batch=3),
-], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        PROBLEM,
+        Problem.dense(m=24, n=64, k=128, has_bias=True, scales="tensor"),
+        Problem(m=24, n=64, k=128, lda=144, ldb=160, ldd=72),
+        MatmulProblem.dense(m=24, n=64, k=128, layout="tn"),
+        MatmulProblem.dense(m=24, n=64, k=128, dtype="fp16", out_dtype="fp16"),
+        MatmulProblem.dense(m=24, n=64, k=128, batch=3),
+    ],
+    ids=str,
+)
 def test_only_what_is_right_is_timed(problem):
     # idle_1 after a right one, whose result it would be given credit for.
     kernels = ["right_300", "idle_1", "wrong_1", "raises_1", "hole_1", "biasless_1", "right_400"]
     samples = {s.config.kernel: s for s in measure(kernels, problem)}
     assert {name: sample.status for name, sample in samples.items()} == {
-        "right_300": "ok", "right_400": "ok", "wrong_1": "wrong", "raises_1": "failed",
-        "idle_1": "wrong", "hole_1": "wrong", "biasless_1": "wrong",
+        "right_300": "ok",
+        "right_400": "ok",
+        "wrong_1": "wrong",
+        "raises_1": "failed",
+        "idle_1": "wrong",
+        "hole_1": "wrong",
+        "biasless_1": "wrong",
     }
     right = samples["right_300"]
     assert (right.median_us, right.count, right.key) == (300.0, 9, problem.key)
@@ -124,19 +134,26 @@ def test_only_what_is_right_is_timed(problem):
     assert samples["biasless_1"].detail.startswith("with bias: relative error")
 
 
-@pytest.mark.parametrize("problem", [
-    GroupedMmProblem.dense(m=40, n=32, k=64, num_groups=4, dtype="e4m3"),
-    GroupedMmProblem.dense(m=40, n=32, k=64, num_groups=4, dtype="bf16"),
-    GroupedMmProblem(
-        m=40, n=32, k=64, num_groups=4, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96,
-    ),
-], ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        GroupedMmProblem.dense(m=40, n=32, k=64, num_groups=4, dtype="e4m3"),
+        GroupedMmProblem.dense(m=40, n=32, k=64, num_groups=4, dtype="bf16"),
+        GroupedMmProblem(m=40, n=32, k=64, num_groups=4, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96),
+    ],
+    ids=str,
+)
 def test_of_grouped_products_only_what_is_right_in_ragged_groups_is_timed(problem):
     kernels = ["right_300", "idle_1", "wrong_1", "raises_1", "hole_1", "even_1", "right_400"]
     samples = {s.config.kernel: s for s in measure(kernels, problem)}
     assert {name: sample.status for name, sample in samples.items()} == {
-        "right_300": "ok", "right_400": "ok", "wrong_1": "wrong", "raises_1": "failed",
-        "idle_1": "wrong", "hole_1": "wrong", "even_1": "wrong",
+        "right_300": "ok",
+        "right_400": "ok",
+        "wrong_1": "wrong",
+        "raises_1": "failed",
+        "idle_1": "wrong",
+        "hole_1": "wrong",
+        "even_1": "wrong",
     }
     right = samples["right_300"]
     assert (right.median_us, right.count, right.key) == (300.0, 9, problem.key)
@@ -147,8 +164,7 @@ def test_of_grouped_products_only_what_is_right_in_ragged_groups_is_timed(proble
 @pytest.mark.parametrize("dtype", ["e4m3", "bf16"])
 def test_a_grouped_result_may_have_a_guard_and_its_weights_strides(dtype):
     problem = GroupedMmProblem(
-        m=21, n=32, k=64, num_groups=3, a_dtype=dtype, b_dtype=dtype, lda=80, ldb=96, ldd=48,
-        group_stride_b=33 * 96,
+        m=21, n=32, k=64, num_groups=3, a_dtype=dtype, b_dtype=dtype, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96
     )
     tensors = operands.make(problem, "cpu", guarded=True)
     assert tensors.a.stride() == (80, 1) and tensors.b.stride() == (33 * 96, 1, 96)
@@ -215,9 +231,7 @@ def test_a_candidate_may_refuse_a_bias_unless_the_problem_has_one():
 
 
 def test_a_candidate_that_fails_while_it_is_timed_leaves_the_others_their_timings():
-    statuses = {
-        s.config.kernel: s.status for s in measure(["right_300", "fails_timed", "right_310"])
-    }
+    statuses = {s.config.kernel: s.status for s in measure(["right_300", "fails_timed", "right_310"])}
     assert statuses == {"right_300": "ok", "right_310": "ok", "fails_timed": "failed"}
 
 
@@ -234,7 +248,12 @@ def test_each_candidate_is_announced_before_it_runs_and_emitted_as_soon_as_it_is
         emit=lambda samples: said.append([s.config.kernel for s in samples]),
     )
     assert said == [
-        "right_300", "wrong_1", ["wrong_1"], "right_310", "right_300", "right_310",
+        "right_300",
+        "wrong_1",
+        ["wrong_1"],
+        "right_310",
+        "right_300",
+        "right_310",
         ["right_300", "right_310"],
     ]
 
@@ -255,7 +274,10 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
             return [config("not there"), config("b"), config("a")]
 
     assert candidates.of_problem(Operation(), PROBLEM, CPU) == [
-        config("b"), config("torch.mm", "vendor"), config("a"), config("c"),
+        config("b"),
+        config("torch.mm", "vendor"),
+        config("a"),
+        config("c"),
     ]
 
 
@@ -263,13 +285,11 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
 def test_tolerance_grows_with_k_and_stays_under_the_limit(k):
     for out_dtype in ("bf16", "fp16"):
         exact, truncated, fast = (
-            tolerance.tolerance(out_dtype, k, accumulator=name)
-            for name in ("fp32", "truncated", "fast")
+            tolerance.tolerance(out_dtype, k, accumulator=name) for name in ("fp32", "truncated", "fast")
         )
         least = tolerance.OUTPUT_ROUNDING[out_dtype]
         assert least <= exact < truncated < fast <= tolerance.MAX_ERROR
-        for a_dtype, allowed in {"e4m3": fast, "e5m2": fast, "bf16": truncated,
-                                 "fp16": truncated}.items():
+        for a_dtype, allowed in {"e4m3": fast, "e5m2": fast, "bf16": truncated, "fp16": truncated}.items():
             assert tolerance.on_gpu(a_dtype, out_dtype, k) == allowed
     assert tolerance.tolerance("fp16", 4096, accumulator="fast") > tolerance.tolerance("fp16", 4096)
 
@@ -290,13 +310,12 @@ def test_an_error_of_one_element_is_seen_beside_many_right_ones():
 
 
 def test_problems_are_every_combination_in_a_fixed_order_and_none_twice():
-    made = workloads.problems(
-        weights=["llama3_8b_o"], m_values=[1, 16, 1], shapes=["16x4096x4096", "3x32x48"]
-    )
+    made = workloads.problems(weights=["llama3_8b_o"], m_values=[1, 16, 1], shapes=["16x4096x4096", "3x32x48"])
     assert [(p.key.op, p.key.scales, p.m, p.n, p.k) for p in made] == [
         *(("scaled_mm", scales, m, 4096, 4096) for m in (1, 16) for scales in ("row", "tensor")),
         *(("scaled_mm", scales, 3, 32, 48) for scales in ("row", "tensor")),
-        ("matmul", "none", 1, 4096, 4096), ("matmul", "none", 16, 4096, 4096),
+        ("matmul", "none", 1, 4096, 4096),
+        ("matmul", "none", 16, 4096, 4096),
         ("matmul", "none", 3, 32, 48),
     ]
     for problem in made:
@@ -307,14 +326,16 @@ def test_problems_are_every_combination_in_a_fixed_order_and_none_twice():
 
 def test_grouped_problems_have_their_own_layers_and_rows_a_group():
     made = workloads.problems(
-        ops=["scaled_mm", "grouped_mm"], weights=["llama3_8b_o", "mixtral_8x7b_down"],
-        m_values=[1, 16], scales=["row"], shapes=["4x3x32x48", "3x32x48"],
+        ops=["scaled_mm", "grouped_mm"],
+        weights=["llama3_8b_o", "mixtral_8x7b_down"],
+        m_values=[1, 16],
+        scales=["row"],
+        shapes=["4x3x32x48", "3x32x48"],
     )
     assert [(p.key.op, p.key.a_dtype, p.key.num_groups, p.m, p.key.m, p.n, p.k) for p in made] == [
         *(("scaled_mm", "e4m3", 0, m, m, 4096, 4096) for m in (1, 16)),
         ("scaled_mm", "e4m3", 0, 3, 3, 32, 48),
-        *(("grouped_mm", dtype, 8, 8 * m, m, 4096, 14336)
-          for m in (1, 16) for dtype in ("e4m3", "bf16")),
+        *(("grouped_mm", dtype, 8, 8 * m, m, 4096, 14336) for m in (1, 16) for dtype in ("e4m3", "bf16")),
         *(("grouped_mm", dtype, 4, 12, 3, 32, 48) for dtype in ("e4m3", "bf16")),
     ]
     for problem in made:
@@ -347,8 +368,7 @@ def test_all_layers_are_taken_unless_shapes_are_given():
     [
         ({"ops": ["conv"]}, "ops=conv must be among scaled_mm, matmul"),
         ({"weights": ["gpt9"]}, "weights=gpt9 must be among llama3_8b_o"),
-        ({"shapes": ["16x4096"]},
-         "shapes='16x4096' must be of the form that scaled_mm or .* takes: MxNxK"),
+        ({"shapes": ["16x4096"]}, "shapes='16x4096' must be of the form that scaled_mm or .* takes: MxNxK"),
         ({"shapes": ["16x4096x100"]}, "k=100 must be a positive multiple of 16"),
         ({"scales": ["none"]}, "scales=none must be among"),
         ({"out_dtypes": ["fp64"]}, "out_dtypes=fp64 must be among bf16, fp16, fp32"),
@@ -356,11 +376,15 @@ def test_all_layers_are_taken_unless_shapes_are_given():
         ({"dtypes": ["fp8"]}, "dtypes=fp8 must be among e4m3, bf16"),
         ({"ops": ["matmul"], "weights": ["gpt_oss_20b_down"]}, "weights=gpt_oss_20b_down must be"),
         ({"ops": ["grouped_mm"], "weights": ["llama3_8b_o"]}, "weights=llama3_8b_o must be among"),
-        ({"ops": ["grouped_mm"], "shapes": ["16x4096x4096"]},
-         "shapes='16x4096x4096' must be of the form that grouped_mm takes: GxMxNxK"),
+        (
+            {"ops": ["grouped_mm"], "shapes": ["16x4096x4096"]},
+            "shapes='16x4096x4096' must be of the form that grouped_mm takes: GxMxNxK",
+        ),
         ({"ops": ["scaled_mm"], "shapes": ["8x16x64x64"]}, "that scaled_mm takes: MxNxK, such"),
-        ({"ops": ["grouped_mm"], "dtypes": ["bf16"], "out_dtypes": ["fp16"]},
-         "out_dtypes=fp16 must be among those that grouped_mm has for dtypes=bf16 .bf16 has bf16"),
+        (
+            {"ops": ["grouped_mm"], "dtypes": ["bf16"], "out_dtypes": ["fp16"]},
+            "out_dtypes=fp16 must be among those that grouped_mm has for dtypes=bf16 .bf16 has bf16",
+        ),
         ({"shapes": ["8x16x4096x100"]}, "k=100 must be at least 1 and a multiple of 16"),
     ],
 )

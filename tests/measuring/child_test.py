@@ -20,22 +20,25 @@ from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
 from stoneware.ops.scaled_mm import reference
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU
-from stoneware.tuning import lookup, policy as tuning, sources, store as store_module
+from stoneware.tuning import lookup, sources
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import store as store_module
 
 PROBLEMS = [Problem.dense(m=m, n=32, k=64) for m in (1, 16)]
 
 
-def test_every_end_of_a_candidate_reaches_the_store_through_the_process(
-    tmp_path, caplog
-):
+def test_every_end_of_a_candidate_reaches_the_store_through_the_process(tmp_path, caplog):
     bench = Bench(tmp_path)
     kernels = ["lost_1", "wrong_1", "sigkill_1", "right_300", "hang_1"]
     tuned = bench.session(kernels, settings=Settings(hang_limit_s=5.0), has_default=False)
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(PROBLEMS[:1], Ranks())
     assert bench.samples == {
-        (1, "lost_1"): "failed", (1, "wrong_1"): "wrong", (1, "sigkill_1"): "failed",
-        (1, "hang_1"): "hung", (1, "right_300"): "ok",
+        (1, "lost_1"): "failed",
+        (1, "wrong_1"): "wrong",
+        (1, "sigkill_1"): "failed",
+        (1, "hang_1"): "hung",
+        (1, "right_300"): "ok",
     }
     assert summary.failures == []
     samples = {sample.config.kernel: sample for _, sample in bench.store.samples()}
@@ -45,21 +48,22 @@ def test_every_end_of_a_candidate_reaches_the_store_through_the_process(
     assert "no event" not in caplog.text, "what a library prints stood among the events"
 
 
-def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(
-    tmp_path, monkeypatch
-):
+def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(tmp_path, monkeypatch):
     kernels = [
         KernelRecord(
-            id=name, op="grouped_mm", backend="triton_aot", arch="sm_90", sha256="", size_bytes=1,
+            id=name,
+            op="grouped_mm",
+            backend="triton_aot",
+            arch="sm_90",
+            sha256="",
+            size_bytes=1,
             config={"a": "bf16", "b": "bf16", "out": "bf16", "tile": [64, 64, 64]},
         )
         for name in ("right_300", "right_200")
     ]
-    monkeypatch.setattr(
-        sources.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
+    monkeypatch.setattr(sources.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
     bench = Bench(tmp_path)
-    problems = workloads.problems(
-        ops=["grouped_mm"], shapes=["4x5x32x64", "4x20x32x64"], dtypes=["bf16"])
+    problems = workloads.problems(ops=["grouped_mm"], shapes=["4x5x32x64", "4x20x32x64"], dtypes=["bf16"])
     tuned = bench.session(["wrong_1", "right_300", "right_200"], has_default=False)
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(problems, Ranks())
@@ -108,15 +112,11 @@ def on_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "new_run", lambda ordinal, command: record)
     monkeypatch.setattr(machine, "end_run", lambda run, ordinal: run)
     real = device_timer.DeviceTimer
-    monkeypatch.setattr(
-        device_timer, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980])))
-    )
+    monkeypatch.setattr(device_timer, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980]))))
     tuning._say_not_stored.cache_clear()
 
 
-@pytest.mark.parametrize("problem", [
-    PROBLEMS[0], GroupedMmProblem.dense(m=20, n=32, k=64, num_groups=4),
-], ids=str)
+@pytest.mark.parametrize("problem", [PROBLEMS[0], GroupedMmProblem.dense(m=20, n=32, k=64, num_groups=4)], ids=str)
 def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu, problem):
     import torch
 
@@ -128,9 +128,7 @@ def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_c
     assert (sample.key, sample.median_us, sample.status) == (problem.key, 300.0, "ok")
 
 
-def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(
-    on_cpu, monkeypatch, caplog
-):
+def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(on_cpu, monkeypatch, caplog):
     kept = []
     monkeypatch.setattr(tuning, "add_to_memory", lambda run, samples: kept.append((run, samples)))
 

@@ -22,9 +22,7 @@ def timer(stopwatch: FakeStopwatch) -> DeviceTimer:
 
 def test_each_round_has_every_call_once_in_an_order_drawn_anew():
     stopwatch = FakeStopwatch()
-    timer(stopwatch).time(
-        {name: FakeCall(LONG_US) for name in "abcdef"}, rounds=20, max_seconds=1e9
-    )
+    timer(stopwatch).time({name: FakeCall(LONG_US) for name in "abcdef"}, rounds=20, max_seconds=1e9)
     rounds = [taken for taken in stopwatch.rounds if taken]
     assert len(rounds) == 20
     assert all(sorted(taken) == list("abcdef") for taken in rounds)
@@ -33,12 +31,8 @@ def test_each_round_has_every_call_once_in_an_order_drawn_anew():
 
 def test_the_hopeless_are_dropped_and_keep_the_timings_they_have():
     calls = {"fast": FakeCall(100.0), "near": FakeCall(190.0), "slow": FakeCall(220.0)}
-    timings = timer(FakeStopwatch()).time(
-        calls, rounds=50, max_seconds=1e9, rounds_before_drop=7, drop_ratio=2.0
-    )
-    assert {name: timing.count for name, timing in timings.items()} == {
-        "fast": 50, "near": 50, "slow": 7,
-    }
+    timings = timer(FakeStopwatch()).time(calls, rounds=50, max_seconds=1e9, rounds_before_drop=7, drop_ratio=2.0)
+    assert {name: timing.count for name, timing in timings.items()} == {"fast": 50, "near": 50, "slow": 7}
     assert timings["slow"].median_us == 220.0 + EVENT_US
 
 
@@ -59,9 +53,7 @@ def test_rounds_at_a_drooped_clock_are_discarded_and_repeated():
 
 def test_the_ramp_of_an_idle_gpu_is_discarded():
     clocks = iter([345, 345, 1200, 1700] + [BASE_MHZ] * 100)
-    timing = timer(FakeStopwatch(clocks)).time(
-        {"a": FakeCall(LONG_US)}, rounds=20, max_seconds=1e9
-    )["a"]
+    timing = timer(FakeStopwatch(clocks)).time({"a": FakeCall(LONG_US)}, rounds=20, max_seconds=1e9)["a"]
     assert (timing.median_us, timing.spread_us, timing.count) == (LONG_US + EVENT_US, 0.0, 20)
     assert timing.sm_clock_mhz_before == BASE_MHZ
 
@@ -106,9 +98,7 @@ def test_at_most_half_of_the_rounds_are_discarded_and_none_near_the_median(clock
 
 def test_short_calls_are_timed_in_graphs_without_the_cost_of_the_events():
     calls = {"a": FakeCall(5.0), "b": FakeCall(5.4), "slow": FakeCall(30.0)}
-    timings = timer(FakeStopwatch()).time(
-        calls, rounds=30, max_seconds=1e9, rounds_before_drop=5, drop_ratio=2.0
-    )
+    timings = timer(FakeStopwatch()).time(calls, rounds=30, max_seconds=1e9, rounds_before_drop=5, drop_ratio=2.0)
     assert timings["a"].median_us == pytest.approx(5.0)
     assert timings["b"].median_us == pytest.approx(5.4)
     assert (timings["slow"].median_us, timings["slow"].count) == (30.0 + EVENT_US, 5)

@@ -36,12 +36,22 @@ def sample(task: dict, run: str, config: dict, status: str, us: float = 0.0) -> 
     problem = task["problem"]
     return {
         "key": {
-            "op": problem["op"], "a_dtype": problem["a_dtype"], "b_dtype": problem["b_dtype"],
-            "out_dtype": problem["out_dtype"], "scales": problem["scale_a"], "layout": "nt",
-            "n": problem["n"], "k": problem["k"], "m": problem["m"],
+            "op": problem["op"],
+            "a_dtype": problem["a_dtype"],
+            "b_dtype": problem["b_dtype"],
+            "out_dtype": problem["out_dtype"],
+            "scales": problem["scale_a"],
+            "layout": "nt",
+            "n": problem["n"],
+            "k": problem["k"],
+            "m": problem["m"],
         },
-        "config": config, "median_us": us, "spread_us": 0.1 if us else 0.0,
-        "count": 10 if us else 0, "status": status, "run": run,
+        "config": config,
+        "median_us": us,
+        "spread_us": 0.1 if us else 0.0,
+        "count": 10 if us else 0,
+        "status": status,
+        "run": run,
     }
 
 
@@ -77,8 +87,7 @@ def measure(task: dict, run: str, log: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     say(event="at", config=None)
     samples = [
-        sample(task, run, config, "ok", float(config["kernel"].partition("_")[2] or 50.0))
-        for _, config in right
+        sample(task, run, config, "ok", float(config["kernel"].partition("_")[2] or 50.0)) for _, config in right
     ]
     say(event="samples", samples=samples)
     say(event="done")

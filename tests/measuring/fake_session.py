@@ -18,8 +18,12 @@ from stoneware.tuning.samples import Run
 from stoneware.tuning.store import Store
 
 H200 = DeviceFingerprint(
-    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-    memory_clock_khz=3201000, power_limit_w=700,
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    num_sms=132,
+    l2_bytes=62914560,
+    memory_clock_khz=3201000,
+    power_limit_w=700,
 )
 H100 = dataclasses.replace(H200, name="NVIDIA H100", l2_bytes=52428800)
 VENDOR = Config(backend="vendor", kernel="ok_20.0")
@@ -39,9 +43,19 @@ def problems(*m_values: int) -> list[Problem]:
 
 def run_record(id: str, device: DeviceFingerprint = H200) -> Run:
     return Run(
-        id=id, device=device, driver="580.95", cuda="13.0", torch="2.11.0", triton="3.6.0",
-        python="3.12.3", sm_clock_mhz_before=1980, sm_clock_mhz_after=0,
-        memory_clock_mhz_before=3201, memory_clock_mhz_after=0, date="2026-11-21", commit="0" * 40,
+        id=id,
+        device=device,
+        driver="580.95",
+        cuda="13.0",
+        torch="2.11.0",
+        triton="3.6.0",
+        python="3.12.3",
+        sm_clock_mhz_before=1980,
+        sm_clock_mhz_after=0,
+        memory_clock_mhz_before=3201,
+        memory_clock_mhz_after=0,
+        date="2026-11-21",
+        commit="0" * 40,
         command="tune",
     )
 
@@ -70,23 +84,28 @@ class Bench:
     @property
     def samples(self) -> dict[tuple[int, str], str]:
         """(m, kernel) -> status of what is stored; fails if there are two of one."""
-        pairs = [
-            ((sample.key.m, sample.config.kernel), sample.status)
-            for _, sample in self.store.samples()
-        ]
+        pairs = [((sample.key.m, sample.config.kernel), sample.status) for _, sample in self.store.samples()]
         assert len(dict(pairs)) == len(pairs), f"stored twice: {pairs}"
         return dict(pairs)
 
     def session(
-        self, kernels: Sequence[str] = (), *, run: str = "run-1", settings: Settings | None = None,
-        reporter: Reporter | None = None, has_default: bool = True,
+        self,
+        kernels: Sequence[str] = (),
+        *,
+        run: str = "run-1",
+        settings: Settings | None = None,
+        reporter: Reporter | None = None,
+        has_default: bool = True,
     ) -> Session:
         configs = [*((DEFAULT, VENDOR) if has_default else ()), *map(config, kernels)]
         record = run_record(run, self.device)
         may_hang = any(kernel.startswith("hang") for kernel in kernels)
         settings = settings or (QUICK if may_hang else PATIENT)
         return Session(
-            store=self.store, run=record, settings=settings, reporter=reporter or Reporter(),
+            store=self.store,
+            run=record,
+            settings=settings,
+            reporter=reporter or Reporter(),
             device=Device(kind="cuda", ordinal=0, fingerprint=self.device),
             command=[sys.executable, str(Path(__file__).with_name("fake_child.py")), str(self.log)],
             candidates_of=lambda problem: configs,

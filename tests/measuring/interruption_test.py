@@ -41,9 +41,7 @@ def stored_lines(path: Path) -> list[str]:
 def wait_for_more(noted: Path, pid: int) -> None:
     """Returns when the session has noted another sample, or has ended."""
     known = len(stored_lines(noted))
-    while len(stored_lines(noted)) == known and os.waitid(
-        os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
-    ) is None:
+    while len(stored_lines(noted)) == known and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         time.sleep(0.002)
 
 
@@ -54,8 +52,7 @@ def in_a_process(bench: Bench, noted: Path, run: str) -> int:
     if pid:
         return pid
     try:
-        bench.session(KERNELS, run=run, reporter=Noting(noted)).measure(
-            problems(*M_VALUES), Ranks())
+        bench.session(KERNELS, run=run, reporter=Noting(noted)).measure(problems(*M_VALUES), Ranks())
     finally:
         os._exit(0)
 
@@ -118,7 +115,9 @@ def test_ctrl_c_ends_the_session_and_its_process_and_a_second_start_goes_on(tmp_
     def started(kernel: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path), kernel],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
 
@@ -160,7 +159,9 @@ def test_a_measuring_process_ends_when_its_parent_is_killed(tmp_path):
         signal.pause()
     """)
     parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     child = int(parent.stdout.readline())

@@ -14,8 +14,7 @@ from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.tuning.samples import Run
 
 FINGERPRINT = DeviceFingerprint(
-    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-    memory_clock_khz=3201000,
+    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560, memory_clock_khz=3201000
 )
 
 
@@ -72,8 +71,13 @@ def no_driver() -> None:
     [
         (None, "pip install nvidia-ml-py"),
         (fake_nvml(nvmlInit=no_driver), "Driver Not Loaded"),
-        (fake_nvml(nvmlDeviceGetPowerManagementLimit=lambda handle: no_driver(),
-                   nvmlDeviceGetClockInfo=lambda handle, kind: no_driver()), "Driver Not Loaded"),
+        (
+            fake_nvml(
+                nvmlDeviceGetPowerManagementLimit=lambda handle: no_driver(),
+                nvmlDeviceGetClockInfo=lambda handle, kind: no_driver(),
+            ),
+            "Driver Not Loaded",
+        ),
     ],
     ids=["no package", "no driver", "not supported"],
 )
@@ -86,9 +90,7 @@ def test_without_an_answer_all_is_unknown_and_it_is_said_once(monkeypatch, caplo
 
 def test_a_run_has_the_power_limit_and_the_clocks_of_its_start_and_end(monkeypatch):
     clocks = iter([1980, 1965])
-    nvml = fake_nvml(
-        nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks) if kind == 1 else 3201
-    )
+    nvml = fake_nvml(nvmlDeviceGetClockInfo=lambda handle, kind: next(clocks) if kind == 1 else 3201)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     run = machine.new_run(0, "stoneware tune", "60d30ac")
     assert run.device.power_limit_w == 700 and run.device.name == "NVIDIA H200"

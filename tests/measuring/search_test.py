@@ -12,14 +12,13 @@ import pytest
 from stoneware.kernels.config import Config, KernelConfig
 from stoneware.measuring import search
 
-needs_optuna = pytest.mark.skipif(
-    importlib.util.find_spec("optuna") is None, reason="optuna is not installed"
-)
+needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
 
 MANY = [
     KernelConfig(
         kwargs=(("BLOCK_M", block_m), ("BLOCK_N", block_n), ("BLOCK_K", block_k)),
-        num_warps=num_warps, num_stages=num_stages,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
     for block_m, block_n, block_k, num_warps, num_stages in itertools.product(
         (16, 32, 64, 128), (32, 64, 128, 256), (32, 64, 128), (2, 4, 8), (2, 3, 4, 5)
@@ -35,8 +34,11 @@ def true_us(config: KernelConfig) -> float | None:
     if at["BLOCK_M"] * at["BLOCK_N"] > 128 * 128 and config.num_warps < 8:
         return None  # too many registers
     return (
-        10.0 + 5.0 * abs(at["BLOCK_M"] - 64) / 64 + 3.0 * abs(at["BLOCK_N"] - 128) / 128
-        + 2.0 * abs(at["BLOCK_K"] - 64) / 64 + abs(config.num_warps - 4)
+        10.0
+        + 5.0 * abs(at["BLOCK_M"] - 64) / 64
+        + 3.0 * abs(at["BLOCK_N"] - 128) / 128
+        + 2.0 * abs(at["BLOCK_K"] - 64) / 64
+        + abs(config.num_warps - 4)
         + 0.5 * abs(config.num_stages - 4)
     )
 
@@ -50,10 +52,7 @@ class Gpu:
     def measure(self, configs):
         self.batches.append(list(configs))
         slowdown = 2.0 if len(self.batches) > 8 else 1.0
-        return {
-            config: None if true_us(config) is None else slowdown * true_us(config)
-            for config in configs
-        }
+        return {config: None if true_us(config) is None else slowdown * true_us(config) for config in configs}
 
 
 def test_up_to_the_limit_all_are_timed_against_each_other():
@@ -132,10 +131,17 @@ def test_more_trials_than_configs_measure_each_once():
 
 def test_configs_of_both_kinds_are_flat_and_categorical():
     assert search.parameters(KernelConfig(kwargs=(("BLOCK_M", 64), ("FAST", True)))) == {
-        "kwargs.BLOCK_M": "64", "kwargs.FAST": "True", "num_warps": "4", "num_stages": "3",
-        "num_ctas": "1", "maxnreg": "0",
+        "kwargs.BLOCK_M": "64",
+        "kwargs.FAST": "True",
+        "num_warps": "4",
+        "num_stages": "3",
+        "num_ctas": "1",
+        "maxnreg": "0",
     }
     assert search.parameters(Config(backend="vendor", kernel="torch.mm")) == {
-        "backend": "'vendor'", "kernel": "'torch.mm'", "max_swizzle": "1",
-        "raster": "'heuristic'", "splits": "1",
+        "backend": "'vendor'",
+        "kernel": "'torch.mm'",
+        "max_swizzle": "1",
+        "raster": "'heuristic'",
+        "splits": "1",
     }

@@ -29,8 +29,7 @@ def test_every_candidate_of_every_problem_gets_a_sample(bench):
     assert bench.samples == {
         (m, kernel): status
         for m in (1, 16)
-        for kernel, status in
-        {"ok_15.0": "ok", "ok_20.0": "ok", "ok_10.0": "ok", "wrong": "wrong"}.items()
+        for kernel, status in {"ok_15.0": "ok", "ok_20.0": "ok", "ok_10.0": "ok", "wrong": "wrong"}.items()
     }
     assert summary.statuses == {"ok": 6, "wrong": 2}
     assert (summary.num_problems, summary.num_measured, summary.failures) == (2, 2, [])
@@ -50,9 +49,7 @@ def test_every_candidate_of_every_problem_gets_a_sample(bench):
         ("vanish", "failed", "signal SIGKILL"),
     ],
 )
-def test_a_candidate_that_takes_its_process_along_is_recorded_and_the_others_measured(
-    bench, kernel, status, detail
-):
+def test_a_candidate_that_takes_its_process_along_is_recorded_and_the_others_measured(bench, kernel, status, detail):
     summary = bench.session([kernel, "ok_10.0"]).measure(problems(1, 16), ALONE)
     for m in (1, 16):
         assert bench.samples[m, kernel] == status
@@ -87,7 +84,7 @@ def test_a_process_that_does_not_start_is_an_error_with_what_it_said(bench):
 def test_a_process_that_dies_without_a_candidate_gives_the_problem_up_after_two_losses(bench):
     session = bench.session()
     program = (
-        "import sys; sys.stdin.readline(); print('{\"event\": \"ready\"}', flush=True);"
+        'import sys; sys.stdin.readline(); print(\'{"event": "ready"}\', flush=True);'
         "sys.stdin.readline(); sys.exit('out of luck')"
     )
     session.command = [*session.command[:1], "-c", program]
@@ -105,7 +102,9 @@ def test_what_has_a_sample_is_not_measured_again(bench):
     summary = bench.session(["ok_10.0"], run="run-2").measure(problems(1, 16, 64), ALONE)
     assert summary.num_known == 2 and summary.num_measured == 1
     assert {name: count for name, count in bench.measured.items() if name not in before} == {
-        "64 ok_15.0": 1, "64 ok_20.0": 1, "64 ok_10.0": 1,
+        "64 ok_15.0": 1,
+        "64 ok_20.0": 1,
+        "64 ok_10.0": 1,
     }
 
 
@@ -113,8 +112,7 @@ def test_other_hardware_measures_anew(bench):
     bench.session().measure(problems(1), ALONE)
     other = Bench(bench.folder, device=H100)
     assert other.session(run="run-2").measure(problems(1), ALONE).num_known == 0
-    assert Bench(bench.folder, device=H200).session(run="run-3").measure(
-        problems(1), ALONE).num_known == 1
+    assert Bench(bench.folder, device=H200).session(run="run-3").measure(problems(1), ALONE).num_known == 1
 
 
 def test_a_kernel_with_new_bytes_is_measured_anew(bench):
@@ -126,11 +124,8 @@ def test_a_kernel_with_new_bytes_is_measured_anew(bench):
 def test_a_new_candidate_races_against_default_vendor_and_the_best_of_before(bench):
     bench.session(["ok_10.0", "ok_12.0", "wrong"]).measure(problems(1), ALONE)
     before = bench.measured
-    bench.session(["ok_10.0", "ok_12.0", "wrong", "ok_9.0"], run="run-2").measure(
-        problems(1), ALONE)
-    assert bench.measured - before == {
-        "1 ok_9.0": 1, "1 ok_15.0": 1, "1 ok_20.0": 1, "1 ok_10.0": 1,
-    }
+    bench.session(["ok_10.0", "ok_12.0", "wrong", "ok_9.0"], run="run-2").measure(problems(1), ALONE)
+    assert bench.measured - before == {"1 ok_9.0": 1, "1 ok_15.0": 1, "1 ok_20.0": 1, "1 ok_10.0": 1}
 
 
 def test_one_measuring_process_serves_many_problems(bench):
@@ -149,9 +144,7 @@ def test_ranks_measure_each_problem_once_whatever_was_done_before(bench):
         bench.session(run=f"rank-{rank}").measure(all_problems, Ranks(rank=rank, world_size=3))
     assert set(bench.measured.values()) == {1}
     assert len(bench.samples) == 2 * len(all_problems)
-    by_run = {
-        f"rank-{rank}": {p.m for p in all_problems[rank::3]} for rank in range(3)
-    }
+    by_run = {f"rank-{rank}": {p.m for p in all_problems[rank::3]} for rank in range(3)}
     for run, sample in bench.store.samples():
         assert run.id == "before" or sample.key.m in by_run[run.id]
 

@@ -20,7 +20,8 @@ from stoneware.measuring.session import Ranks
 from stoneware.report import figures
 from stoneware.runtime import package_files
 from stoneware.runtime.device import CPU
-from stoneware.tuning import bake, lookup, merge, sources as table_sources, table_file
+from stoneware.tuning import bake, lookup, merge, table_file
+from stoneware.tuning import sources as table_sources
 
 
 @pytest.fixture(autouse=True)
@@ -32,14 +33,19 @@ def toy_op(monkeypatch, tmp_path):
     monkeypatch.setattr(package_files, "ROOT", tmp_path)
     # The bake leaves devices out that none of the build's kernels is for.
     kernel = {
-        "id": "toy_sm90", "op": "toy_add", "backend": "toy_sm90", "arch": "sm_90a", "sha256": "",
+        "id": "toy_sm90",
+        "op": "toy_add",
+        "backend": "toy_sm90",
+        "arch": "sm_90a",
+        "sha256": "",
         "size_bytes": 1,
         "config": {"a": "fp32", "b": "fp32", "out": "fp32", "tile": [64, 64, 64]},
     }
     document = {"schema": 1, "kernels": [kernel]}
     (tmp_path / "tables").mkdir()
     (tmp_path / "kernel_manifest.json").write_text(
-        json.dumps({**document, "digest": manifest.content_digest(document)}))
+        json.dumps({**document, "digest": manifest.content_digest(document)})
+    )
     forget()
     yield
     forget()
@@ -55,9 +61,7 @@ def tensors(m: int = 5, n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(m, n), torch.randn(m, n)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"backend": "reference"}, {"backend": "vendor"}, {"config": ADDCMUL},
-], ids=str)
+@pytest.mark.parametrize("options", [{}, {"backend": "reference"}, {"backend": "vendor"}, {"config": ADDCMUL}], ids=str)
 def test_call_gives_the_right_values_into_the_given_tensor(options):
     a, b = tensors()
     out = torch.full_like(a, float("nan"))
@@ -102,7 +106,7 @@ def test_explain_says_what_runs_on_a_cpu(capsys):
     found = sw.explain("toy_add", m=5, n=7, k=1, device="cpu")
     assert (found.config, found.layer) == (ADD, "default")
     assert str(found).startswith("toy_add m=5 n=7")
-    arguments = "explain toy_add -m 5 -n 7 -k 1 --device cpu".split()
+    arguments = ["explain", "toy_add", "-m", "5", "-n", "7", "-k", "1", "--device", "cpu"]
     assert main.run(arguments) == exit_codes.OK
     assert "vendor:toy.add_300" in capsys.readouterr().out
     assert main.run([*arguments, "--scales", "row"]) == exit_codes.USAGE
@@ -144,6 +148,7 @@ def test_it_is_measured_baked_looked_up_and_reported(tmp_path):
     found = sw.explain("toy_add", m=16, n=32, k=1, device=H200.name)
     assert (found.config, found.layer, found.source) == (ADDCMUL, "exact", table_sources.WHEEL)
     near = lookup.find(
-        SPEC.problem(m=12, n=32).key, H200, [table_sources.Source("wheel", table_file.packaged("toy_add"))])
+        SPEC.problem(m=12, n=32).key, H200, [table_sources.Source("wheel", table_file.packaged("toy_add"))]
+    )
     assert (near.layer, near.choice.config) == ("nearest m", ADDCMUL)
     assert figures.row_label(problems[0].key) == "toy_layer  32 × 1"

@@ -14,8 +14,7 @@ from stoneware.ops import registration
 from stoneware.ops.scaled_mm import api
 
 N, K = 48, 64
-REFERENCE = Config(
-    backend="reference", kernel="torch.matmul_float32", max_swizzle=1, raster="heuristic")
+REFERENCE = Config(backend="reference", kernel="torch.matmul_float32", max_swizzle=1, raster="heuristic")
 
 
 def grouped_operands(dtype: str, ends: list[int], rows: int = 0) -> tuple:
@@ -89,8 +88,8 @@ def test_backend_and_config_reach_the_call(compiler, monkeypatch):
 
     def block(*tensors):
         return sw.scaled_mm(
-            *tensors, out_dtype=torch.float16, use_fast_accum=False, backend="reference",
-            config=REFERENCE)
+            *tensors, out_dtype=torch.float16, use_fast_accum=False, backend="reference", config=REFERENCE
+        )
 
     result = torch.compile(block, backend=compiler, fullgraph=True)(*arguments)
     assert result.dtype == torch.float16
@@ -174,17 +173,14 @@ def test_export_with_a_symbolic_m(strict):
     x = scaled_operands(32, N, K)
     m = torch.export.Dim("m", min=2, max=4096)
     program = torch.export.export(
-        Block(), (x.a, x.b, x.scale_a, x.scale_b),
-        dynamic_shapes=({0: m}, None, {0: m}, None), strict=strict,
+        Block(), (x.a, x.b, x.scale_a, x.scale_b), dynamic_shapes=({0: m}, None, {0: m}, None), strict=strict
     )
     y = scaled_operands(77, N, K)
     arguments = y.a, y.b, y.scale_a, y.scale_b
     assert torch.equal(program.module()(*arguments), sw.scaled_mm(*arguments))
 
 
-@pytest.mark.parametrize("name", [
-    "scaled_mm", "scaled_mm_out", "matmul", "matmul_out", "grouped_mm", "grouped_mm_out",
-])
+@pytest.mark.parametrize("name", ["scaled_mm", "scaled_mm_out", "matmul", "matmul_out", "grouped_mm", "grouped_mm_out"])
 def test_operator_passes_torch_s_own_checks(name):
     if name.startswith("scaled_mm"):
         x = scaled_operands(32, N, K, bias_dtype=torch.bfloat16)
@@ -201,8 +197,7 @@ def test_operator_passes_torch_s_own_checks(name):
     # test_schema multiplies the arguments, which torch cannot do with fp8.
     utils = ["test_faketensor", "test_aot_dispatch_dynamic"]
     utils += [] if name.startswith("scaled_mm") else ["test_schema"]
-    torch.library.opcheck(
-        getattr(torch.ops.stoneware, name), (*tensors, *others), test_utils=utils)
+    torch.library.opcheck(getattr(torch.ops.stoneware, name), (*tensors, *others), test_utils=utils)
 
 
 def test_config_goes_through_an_operator_unchanged():

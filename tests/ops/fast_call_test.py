@@ -50,8 +50,7 @@ def call(x, **options):
 
 def in_python(plans, x, out_dtype=torch.bfloat16, use_fast_accum=True):
     """The whole call in Python, with plans of its own."""
-    return type(plans)().run(
-        x.a, x.b, x.scale_a, x.scale_b, x.bias, None, out_dtype, use_fast_accum, None, None)
+    return type(plans)().run(x.a, x.b, x.scale_a, x.scale_b, x.bias, None, out_dtype, use_fast_accum, None, None)
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
@@ -61,8 +60,7 @@ def in_python(plans, x, out_dtype=torch.bfloat16, use_fast_accum=True):
 @pytest.mark.parametrize("m", [0, 1, 33])
 def test_known_call_gives_what_python_gives(plans, m, has_out, has_bias, scale, out_dtype):
     for repetition in range(3):
-        x = scaled_operands(
-            m, N, K, scale_a=scale, scale_b=scale, bias_dtype=out_dtype if has_bias else None)
+        x = scaled_operands(m, N, K, scale_a=scale, scale_b=scale, bias_dtype=out_dtype if has_bias else None)
         out = poisoned(m, N, out_dtype, ldd=64) if has_out else None
         result = call(x, out_dtype=out_dtype, out=out)
         assert result is out or not has_out
@@ -79,8 +77,7 @@ def test_known_matmul_is_a_hit(monkeypatch):
     for _ in range(3):
         a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
         bias = torch.randn(N).bfloat16()
-        assert torch.equal(
-            sw.matmul(a, b, bias), type(fresh)().run(a, b, bias, None, None, None, None))
+        assert torch.equal(sw.matmul(a, b, bias), type(fresh)().run(a, b, bias, None, None, None, None))
     assert counts(fresh) == (2, 1, 0)
 
 
@@ -123,10 +120,25 @@ def test_matmul_of_a_misaligned_operand_has_a_plan_of_its_own(monkeypatch):
     assert (fresh.fast.num_made, len(fresh.fast)) == (2, 2)
 
 
-@pytest.mark.parametrize("change", [
-    "m", "k", "lda", "ldb", "out", "ldd", "bias", "scale_a", "out_dtype", "use_fast_accum",
-    "backend", "config", "tuning", "scale strides",
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "m",
+        "k",
+        "lda",
+        "ldb",
+        "out",
+        "ldd",
+        "bias",
+        "scale_a",
+        "out_dtype",
+        "use_fast_accum",
+        "backend",
+        "config",
+        "tuning",
+        "scale strides",
+    ],
+)
 def test_call_of_another_kind_asks_for_a_plan(plans, change):
     x = scaled_operands(M, N, K)
     call(x)
@@ -139,8 +151,12 @@ def test_call_of_another_kind_asks_for_a_plan(plans, change):
     elif change in ("lda", "ldb"):
         wide = scaled_operands(M, N, 2 * K)
         other = type(x)(
-            wide.a[:, :K] if change == "lda" else x.a, wide.b[:K] if change == "ldb" else x.b,
-            x.scale_a, x.scale_b, None)
+            wide.a[:, :K] if change == "lda" else x.a,
+            wide.b[:K] if change == "ldb" else x.b,
+            x.scale_a,
+            x.scale_b,
+            None,
+        )
     elif change in ("out", "ldd"):
         call(x, out=poisoned(M, N, torch.bfloat16))
         options["out"] = poisoned(M, N, torch.bfloat16, ldd=N + (16 if change == "ldd" else 0))
@@ -165,9 +181,15 @@ def test_call_of_another_kind_asks_for_a_plan(plans, change):
     else:
         result = call(other, **options)
     assert plans.fast.num_made == num_made + (0 if change == "out" else 1)
-    assert torch.equal(result, in_python(
-        plans, other, out_dtype=options.get("out_dtype", torch.bfloat16),
-        use_fast_accum=options.get("use_fast_accum", True)))
+    assert torch.equal(
+        result,
+        in_python(
+            plans,
+            other,
+            out_dtype=options.get("out_dtype", torch.bfloat16),
+            use_fast_accum=options.get("use_fast_accum", True),
+        ),
+    )
 
 
 @pytest.mark.parametrize("has_module", [True, False])
@@ -220,8 +242,9 @@ def test_tangents_are_refused_and_a_dual_level_alone_is_left_to_python(plans):
         scale = forward_ad.make_dual(x.scale_a, torch.ones_like(x.scale_a))
         dual = type(x)(x.a, x.b, scale, x.scale_b, None)
         for context in (contextlib.nullcontext, torch.no_grad):
-            with context(), pytest.raises(
-                ForwardOnlyError, match="forward-mode derivative, and scale_a has a tangent; pass"
+            with (
+                context(),
+                pytest.raises(ForwardOnlyError, match="forward-mode derivative, and scale_a has a tangent; pass"),
             ):
                 call(dual)
         with pytest.raises(ForwardOnlyError, match="out has a tangent"):
@@ -245,17 +268,18 @@ def test_tangents_are_refused_by_every_op_and_operator(monkeypatch, op, has_modu
     a, b = torch.randn(M, K).bfloat16(), torch.randn(K, N).bfloat16()
     if op == "scaled_mm":
         x = scaled_operands(M, N, K)
-        tensors, name, objects = [x.a, x.b, x.scale_a, x.scale_b, None], "scale_a", (
-            torch.bfloat16, True, None, None)
+        tensors, name, objects = [x.a, x.b, x.scale_a, x.scale_b, None], "scale_a", (torch.bfloat16, True, None, None)
         position = 2
     else:
         position, name, objects = 0, "a", (None, None, None)
-        tensors = [a, b, None] if op == "matmul" else [
-            a, torch.randn(1, N, K).bfloat16().mT, torch.tensor([M], dtype=torch.int32), None, None]
+        tensors = (
+            [a, b, None]
+            if op == "matmul"
+            else [a, torch.randn(1, N, K).bfloat16().mT, torch.tensor([M], dtype=torch.int32), None, None]
+        )
     function, operator = getattr(sw, op), getattr(torch.ops.stoneware, op)
     with forward_ad.dual_level():
-        tensors[position] = forward_ad.make_dual(
-            tensors[position], torch.ones_like(tensors[position]))
+        tensors[position] = forward_ad.make_dual(tensors[position], torch.ones_like(tensors[position]))
         for run in (function, lambda *given: operator(*given, *objects)):
             with pytest.raises(ForwardOnlyError, match=f"{op} has no .*{name} has a tangent"):
                 run(*tensors)
@@ -300,11 +324,16 @@ def test_negated_views_are_read_as_what_they_mean(plans):
     assert plans.fast.num_slow == 2
 
 
-@pytest.mark.parametrize("make", [
-    torch._neg_view,
-    lambda x: torch.empty(x.shape, dtype=torch.complex32).conj().imag.as_strided(
-        x.shape, x.stride()).copy_(x.neg()),
-], ids=["_neg_view", "as_strided"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch._neg_view,
+        lambda x: (
+            torch.empty(x.shape, dtype=torch.complex32).conj().imag.as_strided(x.shape, x.stride()).copy_(x.neg())
+        ),
+    ],
+    ids=["_neg_view", "as_strided"],
+)
 def test_negated_view_of_unit_stride_is_read_and_written_as_what_it_means(monkeypatch, make):
     fresh = type(matmul_api._PLANS)()
     monkeypatch.setattr(matmul_api, "_PLANS", fresh)
@@ -339,7 +368,9 @@ def test_dispatch_mode_sees_one_operator(plans):
         call(x, out=torch.empty(M, N, dtype=torch.bfloat16))
     assert torch.equal(result, expected)
     assert [name for name in seen if "stoneware" in name] == [
-        "stoneware.scaled_mm.default", "stoneware.scaled_mm_out.default"]
+        "stoneware.scaled_mm.default",
+        "stoneware.scaled_mm_out.default",
+    ]
 
 
 def test_function_mode_sees_the_allocation(plans):

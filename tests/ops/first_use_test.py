@@ -21,8 +21,7 @@ print(generated)
 
 def imported(name: str) -> list[str]:
     command = [sys.executable, "-c", _CODE.format(name=name)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.splitlines()
 
 
 def test_an_op_imports_nothing_that_torch_does_not_and_generates_no_methods():

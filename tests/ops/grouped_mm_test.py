@@ -30,15 +30,10 @@ class Arguments:
 
     def expected(self) -> torch.Tensor:
         """The rows before the last offset, in float64."""
-        d = torch.cat([
-            rows @ weight.double().t()
-            for rows, weight in zip(self.groups(self.a.double()), self.weights)
-        ])
+        d = torch.cat([rows @ weight.double().t() for rows, weight in zip(self.groups(self.a.double()), self.weights)])
         if self.scale_a is None:
             return d
-        scale_b = torch.cat([
-            row.expand(len(rows), -1) for rows, row in zip(self.groups(self.a), self.scale_b)
-        ])
+        scale_b = torch.cat([row.expand(len(rows), -1) for rows, row in zip(self.groups(self.a), self.scale_b)])
         return d * self.scale_a[: len(d), None].double() * scale_b.double()
 
     def groups(self, rows: torch.Tensor) -> list[torch.Tensor]:
@@ -46,10 +41,7 @@ class Arguments:
         return [rows[begin:end] for begin, end in zip([0, *ends], ends)]
 
     def call(self, **changes: object) -> torch.Tensor:
-        good = {
-            "a": self.a, "b": self.weights.mT, "offs": self.offs, "scale_a": self.scale_a,
-            "scale_b": self.scale_b,
-        }
+        good = {"a": self.a, "b": self.weights.mT, "offs": self.offs, "scale_a": self.scale_a, "scale_b": self.scale_b}
         return sw.grouped_mm(**{**good, **changes})
 
 
@@ -59,7 +51,9 @@ def arguments(dtype: str, ends: list[int], rows_after: int = 0) -> Arguments:
     a = random_fp8(m, K) if is_fp8 else torch.randn(m, K).bfloat16()
     weights = random_fp8(len(ends) * N, K) if is_fp8 else torch.randn(len(ends) * N, K).bfloat16()
     return Arguments(
-        a=a, weights=weights.view(len(ends), N, K), offs=torch.tensor(ends, dtype=torch.int32),
+        a=a,
+        weights=weights.view(len(ends), N, K),
+        offs=torch.tensor(ends, dtype=torch.int32),
         scale_a=torch.rand(m) + 0.5 if is_fp8 else None,
         scale_b=torch.rand(len(ends), N) + 0.5 if is_fp8 else None,
     )
@@ -124,32 +118,28 @@ BAD = {
     "offs of other groups": (GOOD, {"offs": GOOD.offs[1:]}, ValueError, ["[3]", "[4]", "empty"]),
     "offs 2-D": (GOOD, {"offs": GOOD.offs[None]}, ValueError, ["offs.shape=[1, 4]", "end row"]),
     "offs decrease": (
-        PLAIN, {"offs": torch.tensor([3, 2, 4, 11], dtype=torch.int32)}, ValueError,
+        PLAIN,
+        {"offs": torch.tensor([3, 2, 4, 11], dtype=torch.int32)},
+        ValueError,
         ["offs[1]=2", "before it, 3", "end row"],
     ),
     "offs past a": (
-        PLAIN, {"offs": torch.tensor([3, 4, 5, 12], dtype=torch.int32)}, ValueError,
+        PLAIN,
+        {"offs": torch.tensor([3, 4, 5, 12], dtype=torch.int32)},
+        ValueError,
         ["offs[3]=12", "a's rows, 11"],
     ),
     "b 2-D": (GOOD, {"b": GOOD.weights[0].t()}, ValueError, ["b.shape=[64, 48]", "mT"]),
-    "b row-major": (
-        GOOD, {"b": GOOD.weights.mT.contiguous()}, ValueError, ["b.stride()", "column-major"]
-    ),
+    "b row-major": (GOOD, {"b": GOOD.weights.mT.contiguous()}, ValueError, ["b.stride()", "column-major"]),
     "k differs": (GOOD, {"a": random_fp8(11, 32)}, ValueError, ["agree in k, 32 is not 64"]),
     "dtypes differ": (GOOD, {"a": PLAIN.a}, TypeError, ["b.dtype", "bfloat16"]),
     "fp32": (PLAIN, {"a": PLAIN.a.float()}, TypeError, ["a.dtype=torch.float32", "quantise"]),
     "no scale": (GOOD, {"scale_b": None}, TypeError, ["scale_b=None", "pass one"]),
     "scale of bf16": (PLAIN, {"scale_a": torch.ones(11)}, ValueError, ["scale_a", "must be None"]),
-    "scale of a column": (
-        GOOD, {"scale_a": torch.ones(11, 1)}, ValueError, ["scale_a.shape=[11, 1]", "[m]=[11]"]
-    ),
-    "scale of one group": (
-        GOOD, {"scale_b": torch.ones(N)}, ValueError, ["scale_b.shape=[48]", "[4, 48]"]
-    ),
+    "scale of a column": (GOOD, {"scale_a": torch.ones(11, 1)}, ValueError, ["scale_a.shape=[11, 1]", "[m]=[11]"]),
+    "scale of one group": (GOOD, {"scale_b": torch.ones(N)}, ValueError, ["scale_b.shape=[48]", "[4, 48]"]),
     "out dtype": (PLAIN, {"out_dtype": torch.float16}, TypeError, ["float16", "torch.bfloat16"]),
-    "out shape": (
-        PLAIN, {"out": torch.empty(12, N).bfloat16()}, ValueError, ["out.shape=[12, 48]", "[11, 48]"]
-    ),
+    "out shape": (PLAIN, {"out": torch.empty(12, N).bfloat16()}, ValueError, ["out.shape=[12, 48]", "[11, 48]"]),
     "backend": (GOOD, {"backend": "triton_aot"}, ValueError, ["triton_aot", "cutlass_sm90"]),
     "a is a list": (GOOD, {"a": [[1.0]]}, TypeError, ["a of grouped_mm", "list"]),
 }
@@ -194,9 +184,7 @@ def test_the_key_has_the_mean_rows_of_a_group():
 
 
 def test_a_miss_is_measured_at_the_whole_mean_and_without_views():
-    problem = Problem(
-        m=33, n=32, k=64, num_groups=8, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96,
-    )
+    problem = Problem(m=33, n=32, k=64, num_groups=8, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96)
     measured = api.OPERATION.spec.filed_as(problem)
     assert measured == Problem.dense(m=40, n=32, k=64, num_groups=8)
     assert measured.key == problem.key

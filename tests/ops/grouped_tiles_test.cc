@@ -39,8 +39,7 @@ void CheckWalk(const std::vector<std::int32_t>& offsets, int m, int num_n_tiles,
   std::map<std::vector<int>, int> seen;
   sm90::GroupTile last = {0, 0, 0};
   for (int tile = 0; tile < end * num_n_tiles; ++tile) {
-    const sm90::GroupTile found =
-        sm90::TileAt(tile, ends.data(), num_groups, num_n_tiles, band);
+    const sm90::GroupTile found = sm90::TileAt(tile, ends.data(), num_groups, num_n_tiles, band);
     ++seen[{found.group, found.m_idx, found.n_idx}];
     const sm90::GroupRows rows = sm90::RowsOfGroup(offsets.data(), found.group, m);
     EXPECT(rows.begin + found.m_idx * kTileM < rows.end);

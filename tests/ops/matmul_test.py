@@ -115,9 +115,7 @@ def test_leading_dimensions_are_those_of_torch_matmul(shapes, a_view, b_view):
     bias = torch.randn(b.shape[-1]).bfloat16()
     out = torch.full((*expected.shape[:-1], b.shape[-1] + 3), math.nan).bfloat16()
     sw.matmul(a, b, bias, out=out[..., :-3])
-    torch.testing.assert_close(
-        out[..., :-3].double(), expected + bias.double(), rtol=2**-8, atol=1e-5
-    )
+    torch.testing.assert_close(out[..., :-3].double(), expected + bias.double(), rtol=2**-8, atol=1e-5)
     assert out[..., -3:].isnan().all()
 
 
@@ -134,9 +132,7 @@ def test_result_of_float32_is_not_rounded_to_16_bits(given, has_bias):
     k = 129
     a, b = view_of((2, 33, k), "dense"), view_of((k, 40), "sliced")
     bias = torch.randn(40) if has_bias else None
-    options = {
-        "out": torch.full((2, 33, 40), math.nan), "out_dtype": torch.float32,
-    }
+    options = {"out": torch.full((2, 33, 40), math.nan), "out_dtype": torch.float32}
     if given != "both":
         options = {given: options[given]}
     result = sw.matmul(a, b, bias, **options)
@@ -149,55 +145,60 @@ def test_result_of_float32_is_not_rounded_to_16_bits(given, has_bias):
 ARRANGEMENTS = {
     "linear layer": (
         lambda: (torch.empty(2, 3, 16), torch.empty(8, 16).t()),
-        {"m": 6, "n": 8, "k": 16, "layout": "nt", "lda": 16, "ldb": 16, "ldd": 8, "batch": 1}, [],
+        {"m": 6, "n": 8, "k": 16, "layout": "nt", "lda": 16, "ldb": 16, "ldd": 8, "batch": 1},
+        [],
     ),
     "rows of a view": (
         lambda: (torch.empty(2, 3, 32)[..., :16], torch.empty(16, 8)),
-        {"m": 6, "layout": "nn", "lda": 32, "ldb": 8, "batch": 1}, [],
+        {"m": 6, "layout": "nn", "lda": 32, "ldb": 8, "batch": 1},
+        [],
     ),
     "rows that one stride does not join": (
         lambda: (torch.empty(2, 4, 16)[:, :3], torch.empty(16, 8)),
-        {"m": 3, "batch": 2, "batch_stride_a": 64, "batch_stride_b": 0, "batch_stride_d": 24}, [],
+        {"m": 3, "batch": 2, "batch_stride_a": 64, "batch_stride_b": 0, "batch_stride_d": 24},
+        [],
     ),
     "batch": (
         lambda: (torch.empty(5, 3, 16), torch.empty(5, 8, 16).transpose(1, 2)),
-        {"m": 3, "layout": "nt", "batch": 5, "batch_stride_a": 48, "batch_stride_b": 128,
-         "batch_stride_d": 24}, [],
+        {"m": 3, "layout": "nt", "batch": 5, "batch_stride_a": 48, "batch_stride_b": 128, "batch_stride_d": 24},
+        [],
     ),
     "a for all": (
         lambda: (torch.empty(3, 16), torch.empty(5, 16, 8)),
-        {"m": 3, "layout": "nn", "batch": 5, "batch_stride_a": 0, "batch_stride_b": 128}, [],
+        {"m": 3, "layout": "nn", "batch": 5, "batch_stride_a": 0, "batch_stride_b": 128},
+        [],
     ),
     "heads": (
-        lambda: (
-            torch.empty(2, 7, 4, 16).transpose(1, 2), torch.empty(2, 9, 4, 16).permute(0, 2, 3, 1)
-        ),
+        lambda: (torch.empty(2, 7, 4, 16).transpose(1, 2), torch.empty(2, 9, 4, 16).permute(0, 2, 3, 1)),
         {"m": 7, "n": 9, "layout": "nt", "lda": 16, "ldb": 16, "batch": 8},
         ["a of the batch", "b of the batch"],
     ),
     "b for some": (
         lambda: (torch.empty(2, 3, 4, 16), torch.empty(3, 16, 8)),
-        {"m": 4, "batch": 6, "batch_stride_a": 64, "batch_stride_b": 128}, ["b of the batch"],
+        {"m": 4, "batch": 6, "batch_stride_a": 64, "batch_stride_b": 128},
+        ["b of the batch"],
     ),
     "gradient of a weight": (
         lambda: (torch.empty(30, 16).t(), torch.empty(30, 8)),
-        {"m": 16, "n": 8, "k": 30, "layout": "tn", "lda": 16, "ldb": 8}, [],
+        {"m": 16, "n": 8, "k": 30, "layout": "tn", "lda": 16, "ldb": 8},
+        [],
     ),
     "column": (  # a row times the matrix's transpose
         lambda: (torch.empty(24, 16), torch.empty(16)),
-        {"m": 1, "n": 24, "k": 16, "layout": "nt", "ldb": 16}, [],
+        {"m": 1, "n": 24, "k": 16, "layout": "nt", "ldb": 16},
+        [],
     ),
     "column for all": (
         lambda: (torch.empty(5, 24, 16), torch.empty(16)),
-        {"m": 1, "n": 120, "k": 16, "layout": "nt", "batch": 1}, [],
+        {"m": 1, "n": 120, "k": 16, "layout": "nt", "batch": 1},
+        [],
     ),
     "row for all": (
         lambda: (torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)),
-        {"m": 1, "n": 120, "k": 16, "layout": "nt", "batch": 1}, [],
+        {"m": 1, "n": 120, "k": 16, "layout": "nt", "batch": 1},
+        [],
     ),
-    "every other element": (
-        lambda: (torch.empty(3, 32)[:, ::2], torch.empty(16, 8)), {"lda": 16}, ["a"],
-    ),
+    "every other element": (lambda: (torch.empty(3, 32)[:, ::2], torch.empty(16, 8)), {"lda": 16}, ["a"]),
 }
 
 
@@ -205,9 +206,7 @@ ARRANGEMENTS = {
 def test_operands_stay_in_place_where_strides_allow(name):
     make, fields, copies = ARRANGEMENTS[name]
     a, b = make()
-    arrangement = layouts.arrangement(
-        a, b, None, layouts.result_shape(a.shape, b.shape), has_bias=False
-    )
+    arrangement = layouts.arrangement(a, b, None, layouts.result_shape(a.shape, b.shape), has_bias=False)
     problem = arrangement.problem(a_dtype="bf16", b_dtype="bf16", out_dtype="bf16")
     assert {field: getattr(problem, field) for field in fields} == fields
     assert sorted(arrangement.copies) == copies
@@ -230,10 +229,7 @@ REFUSED = {
     ),
     "pointer": (replace(Problem.dense(**DENSE), is_aligned=False), "begin at multiples of 16"),
     "dtypes": (Problem.dense(**DENSE, dtype="fp16", out_dtype="fp32"), "no kernel fp16*fp16->fp32"),
-    "stride": (
-        replace(Problem.dense(**DENSE, batch=2), batch_stride_a=2**40),
-        "must be below 549755813888",
-    ),
+    "stride": (replace(Problem.dense(**DENSE, batch=2), batch_stride_a=2**40), "must be below 549755813888"),
 }
 
 
@@ -245,9 +241,11 @@ def test_what_no_kernel_takes_is_refused_with_the_value(name):
 
 def test_kernels_of_hopper_take_what_the_others_refuse():
     for problem in (
-        Problem.dense(**DENSE), Problem.dense(**DENSE, batch=70000),
+        Problem.dense(**DENSE),
+        Problem.dense(**DENSE, batch=70000),
         replace(Problem.dense(**DENSE, batch=5), batch_stride_b=0),
-        Problem.dense(m=64, n=128, k=251, layout="tn"), Problem.dense(m=1, n=8, k=8, has_bias=True),
+        Problem.dense(m=64, n=128, k=251, layout="tn"),
+        Problem.dense(m=1, n=8, k=8, has_bias=True),
     ):
         assert cutlass_sm90.BACKEND.supports(problem, H200) is None, str(problem)
         configs = cutlass_sm90.BACKEND.configs(problem, H200)
@@ -288,8 +286,13 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
     experts = {"n": 14336, "k": 4096, "batch": 8}
     for m, layer in (
-        (64, "exact"), (48, "nearest m"), (129, "nearest m"), (300, "nearest m"), (8, "nearest m"),
-        (7, "heuristic"), (8192, "heuristic"),
+        (64, "exact"),
+        (48, "nearest m"),
+        (129, "nearest m"),
+        (300, "nearest m"),
+        (8, "nearest m"),
+        (7, "heuristic"),
+        (8192, "heuristic"),
     ):
         assert OPERATION.decide(Problem.dense(m=m, **experts), H200).layer == layer
     other = Problem.dense(m=64, n=4096, k=4096, batch=8)
@@ -319,8 +322,12 @@ def test_a_problem_states_its_rule(change, error, part):
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [
-        ((4, 3, 8), (8, 8, 1)), ((4, 3, 8), (9, 8, 1)), ((4, 3, 8), (8, 24, 1)),
-        ((4, 3, 8), (0, 8, 1)), ((2, 2, 3, 8), (24, 24, 8, 1)), ((2, 2, 3, 8), (24, 0, 8, 1)),
+        ((4, 3, 8), (8, 8, 1)),
+        ((4, 3, 8), (9, 8, 1)),
+        ((4, 3, 8), (8, 24, 1)),
+        ((4, 3, 8), (0, 8, 1)),
+        ((2, 2, 3, 8), (24, 24, 8, 1)),
+        ((2, 2, 3, 8), (24, 0, 8, 1)),
         ((3, 8), (0, 1)),
     ],
 )
@@ -343,69 +350,76 @@ def test_an_out_of_any_strides_without_overlap_is_written(strides):
 BAD = {
     "dtypes differ": (
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(8, 8).half()),
-        TypeError, ["b.dtype=torch.float16", "bfloat16", "b.to"],
+        TypeError,
+        ["b.dtype=torch.float16", "bfloat16", "b.to"],
     ),
-    "float32": (
-        lambda: (torch.zeros(8, 8), torch.zeros(8, 8)), TypeError, ["torch.float32", "a.to("],
-    ),
+    "float32": (lambda: (torch.zeros(8, 8), torch.zeros(8, 8)), TypeError, ["torch.float32", "a.to("]),
     "rank 0": (
         lambda: (torch.zeros(()).bfloat16(), torch.zeros(8, 8).bfloat16()),
-        ValueError, ["a.shape=[]", "at least 1 dimension", "a * b"],
+        ValueError,
+        ["a.shape=[]", "at least 1 dimension", "a * b"],
     ),
     "batches that do not broadcast": (
         lambda: (torch.zeros(2, 1, 8, 8).bfloat16(), torch.zeros(3, 1, 8, 8).bfloat16()),
-        ValueError, ["[2, 1] and [3, 1] do not", "reshape"],
+        ValueError,
+        ["[2, 1] and [3, 1] do not", "reshape"],
     ),
     "bias of a vector's result": (
         lambda: (torch.zeros(8, 8).bfloat16(), *[torch.zeros(8).bfloat16()] * 2),
-        ValueError, ["bias must be None", "add it to the result"],
+        ValueError,
+        ["bias must be None", "add it to the result"],
     ),
     "k of a vector differs": (
         lambda: (torch.zeros(2, 8, 8).bfloat16(), torch.zeros(9).bfloat16()),
-        ValueError, ["b.shape=[9]", "8 is not 9"],
+        ValueError,
+        ["b.shape=[9]", "8 is not 9"],
     ),
     "k differs": (
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(9, 8).bfloat16()),
-        ValueError, ["8 is not 9", "weight.t()"],
+        ValueError,
+        ["8 is not 9", "weight.t()"],
     ),
     "None": (lambda: (None, torch.zeros(8, 8).bfloat16()), TypeError, ["a=None", "pass one"]),
     "sparse": (
         lambda: (torch.zeros(8, 8).bfloat16().to_sparse(), torch.zeros(8, 8).bfloat16()),
-        TypeError, ["a.layout=torch.sparse_coo", "a.to_dense()"],
+        TypeError,
+        ["a.layout=torch.sparse_coo", "a.to_dense()"],
     ),
     "two devices": (
         lambda: (torch.zeros(8, 8).bfloat16(), torch.zeros(8, 8, device="meta").bfloat16()),
-        ValueError, ["b is on meta", "b.to('cpu')"],
+        ValueError,
+        ["b is on meta", "b.to('cpu')"],
     ),
     "bias of other length": (
         lambda: (*[torch.zeros(8, 8).bfloat16()] * 2, torch.zeros(9).bfloat16()),
-        ValueError, ["bias.shape=[9]", "[n]=[8]"],
+        ValueError,
+        ["bias.shape=[9]", "[n]=[8]"],
     ),
     "requires grad": (
         lambda: (torch.zeros(8, 8).bfloat16().requires_grad_(), torch.zeros(8, 8).bfloat16()),
-        ForwardOnlyError, ["a requires a gradient", "a.detach()"],
+        ForwardOnlyError,
+        ["a requires a gradient", "a.detach()"],
     ),
 }
 
 
 BAD_OPTIONS = {
-    "backend unhashable": (
-        {"backend": {}}, TypeError, ["backend={}", "must be a str", "triton_aot", "leave it out"],
-    ),
+    "backend unhashable": ({"backend": {}}, TypeError, ["backend={}", "must be a str", "triton_aot", "leave it out"]),
     "backend unknown": ({"backend": "cublas"}, ValueError, ["'cublas'", "triton_aot, vendor"]),
-    "config unhashable": (
-        {"config": {}}, TypeError, ["config={}", "stoneware.explain(...).config", "leave it out"],
-    ),
+    "config unhashable": ({"config": {}}, TypeError, ["config={}", "stoneware.explain(...).config", "leave it out"]),
     "out of another dtype": (
-        {"out": torch.empty(8, 8).double()}, TypeError,
+        {"out": torch.empty(8, 8).double()},
+        TypeError,
         ["out.dtype=torch.float64", "operands' dtype, torch.bfloat16, or torch.float32"],
     ),
     "out of another dtype than asked for": (
-        {"out": torch.empty(8, 8), "out_dtype": torch.bfloat16}, TypeError,
+        {"out": torch.empty(8, 8), "out_dtype": torch.bfloat16},
+        TypeError,
         ["out.dtype=torch.float32 must be torch.bfloat16", "leave it out"],
     ),
     "out_dtype unknown": (
-        {"out_dtype": torch.float64}, ValueError,
+        {"out_dtype": torch.float64},
+        ValueError,
         ["out_dtype=torch.float64", "torch.bfloat16 or torch.float32"],
     ),
     "out_dtype no dtype": ({"out_dtype": "fp32"}, TypeError, ["out_dtype='fp32'", "torch.float32"]),

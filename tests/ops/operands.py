@@ -12,8 +12,12 @@ from stoneware.runtime.device import Device, DeviceFingerprint
 H200 = Device(
     kind="cuda",
     fingerprint=DeviceFingerprint(
-        name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
-        memory_clock_khz=3201000, power_limit_w=700,
+        name="NVIDIA H200",
+        compute_capability=(9, 0),
+        num_sms=132,
+        l2_bytes=62914560,
+        memory_clock_khz=3201000,
+        power_limit_w=700,
     ),
 )
 
@@ -43,8 +47,7 @@ def random_fp8(num_rows: int, num_columns: int) -> torch.Tensor:
 
 
 def scaled_operands(
-    m: int, n: int, k: int, *, scale_a: str = "row", scale_b: str = "row",
-    bias_dtype: torch.dtype | None = None,
+    m: int, n: int, k: int, *, scale_a: str = "row", scale_b: str = "row", bias_dtype: torch.dtype | None = None
 ) -> ScaledOperands:
     """Fresh random operands; each scale is its own random number in [0.5, 1.5)."""
     return ScaledOperands(
@@ -102,7 +105,10 @@ def block_scaled_operands(
         a = inside((m, blocks), (4 * blocks, 2), 4 * m * blocks).copy_(scale_a)
         b = inside((blocks, columns), (4 * columns, 2), 4 * blocks * columns).copy_(scale_b)
     return BlockScaledOperands(
-        a=random_fp8(m, k), b=random_fp8(n, k).t(), scale_a=a, scale_b=b,
+        a=random_fp8(m, k),
+        b=random_fp8(n, k).t(),
+        scale_a=a,
+        scale_b=b,
         bias=None if bias_dtype is None else torch.randn(n).to(bias_dtype),
     )
 

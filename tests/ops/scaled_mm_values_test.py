@@ -6,9 +6,7 @@ import logging
 
 import pytest
 import torch
-from operands import (
-    OUT_DTYPES, block_scaled_operands, poisoned, relative_error, scaled_operands,
-)
+from operands import OUT_DTYPES, block_scaled_operands, poisoned, relative_error, scaled_operands
 
 import stoneware as sw
 from stoneware.measuring.tolerance import tolerance
@@ -24,9 +22,7 @@ SHAPES = [(1, 16, 16), (17, 48, 32), (64, 2112, 512), (300, 256, 1008)]
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_result_is_near_float64(m, n, k, out_dtype, scale_a, scale_b, has_bias):
     dtype = OUT_DTYPES[out_dtype]
-    x = scaled_operands(
-        m, n, k, scale_a=scale_a, scale_b=scale_b, bias_dtype=dtype if has_bias else None
-    )
+    x = scaled_operands(m, n, k, scale_a=scale_a, scale_b=scale_b, bias_dtype=dtype if has_bias else None)
     out = poisoned(m, n, dtype)
     result = sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, dtype, out=out)
     assert result is out
@@ -34,18 +30,14 @@ def test_result_is_near_float64(m, n, k, out_dtype, scale_a, scale_b, has_bias):
     assert torch.equal(sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, dtype), out)
 
 
-BLOCK_SHAPES = [
-    (1, 16, 128), (1, 144, 384), (17, 48, 128), (64, 2112, 512), (130, 272, 256), (5, 128, 640),
-]
+BLOCK_SHAPES = [(1, 16, 128), (1, 144, 384), (17, 48, 128), (64, 2112, 512), (130, 272, 256), (5, 128, 640)]
 
 
 @pytest.mark.parametrize("layout", ["torch", "dense", "padded", "strided"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("m", "n", "k"), BLOCK_SHAPES)
 def test_block_scales_of_any_layout_are_near_float64(m, n, k, has_bias, layout):
-    x = block_scaled_operands(
-        m, n, k, layout=layout, bias_dtype=torch.bfloat16 if has_bias else None
-    )
+    x = block_scaled_operands(m, n, k, layout=layout, bias_dtype=torch.bfloat16 if has_bias else None)
     out = poisoned(m, n, torch.bfloat16, n + 8)
     sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, out=out)
     assert relative_error(out, x.expected) <= tolerance("bf16", k)
@@ -63,16 +55,15 @@ def test_layouts_of_block_scales_do_not_share_a_plan():
 @pytest.mark.parametrize(
     ("a_dtype", "b_dtype"),
     [
-        (torch.float8_e5m2, torch.float8_e4m3fn), (torch.float8_e4m3fn, torch.float8_e5m2),
+        (torch.float8_e5m2, torch.float8_e4m3fn),
+        (torch.float8_e4m3fn, torch.float8_e5m2),
         (torch.float8_e5m2, torch.float8_e5m2),
     ],
 )
 def test_gradients_in_e5m2_give_float32(a_dtype, b_dtype, use_fast_accum):
     x = scaled_operands(33, 64, 256)
     a, b = torch.randn(33, 256).to(a_dtype), torch.randn(64, 256).to(b_dtype).t()
-    result = sw.scaled_mm(
-        a, b, x.scale_a, x.scale_b, out_dtype=torch.float32, use_fast_accum=use_fast_accum
-    )
+    result = sw.scaled_mm(a, b, x.scale_a, x.scale_b, out_dtype=torch.float32, use_fast_accum=use_fast_accum)
     expected = a.double() @ b.double() * x.scale_a.double() * x.scale_b.double()
     assert result.dtype == torch.float32
     assert relative_error(result, expected) <= tolerance("fp32", 256)
@@ -84,9 +75,7 @@ def test_sliced_views_give_the_result_of_their_copies():
     scale_a, scale_b = x.scale_a[3:40], x.scale_b[:, 16:64]
     base = torch.full((37, 64), float("nan"), dtype=torch.bfloat16)
     sw.scaled_mm(a, b, scale_a, scale_b, out=base[:, :48])
-    dense = sw.scaled_mm(
-        a.contiguous(), b.t().contiguous().t(), scale_a.clone(), scale_b.clone()
-    )
+    dense = sw.scaled_mm(a.contiguous(), b.t().contiguous().t(), scale_a.clone(), scale_b.clone())
     assert torch.equal(base[:, :48], dense)
     assert base[:, 48:].isnan().all(), "columns beside the view were written"
 
@@ -102,10 +91,7 @@ def test_strided_scales_and_bias_count_by_value_not_by_memory():
     strided = sw.scaled_mm(x.a, x.b, wide_a[:, 1:2], wide_b[:, ::2], wide_bias[::2])
     assert torch.equal(strided, sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias))
     expanded = x.scale_a[:1].expand(40, 1)
-    assert torch.equal(
-        sw.scaled_mm(x.a, x.b, expanded, x.scale_b),
-        sw.scaled_mm(x.a, x.b, expanded.clone(), x.scale_b),
-    )
+    assert torch.equal(sw.scaled_mm(x.a, x.b, expanded, x.scale_b), sw.scaled_mm(x.a, x.b, expanded.clone(), x.scale_b))
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 32), (16, 0), (0, 0)])
@@ -120,9 +106,7 @@ def test_row_of_a_taller_matrix_may_have_any_row_stride():
     x = scaled_operands(1, 32, 64)
     odd = torch.zeros(3, 80, dtype=torch.float8_e4m3fn)[1:2, :64].as_strided((1, 64), (7, 1))
     odd.copy_(x.a)
-    assert torch.equal(
-        sw.scaled_mm(odd, x.b, x.scale_a, x.scale_b), sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
-    )
+    assert torch.equal(sw.scaled_mm(odd, x.b, x.scale_a, x.scale_b), sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b))
 
 
 def test_reference_is_announced_once_with_the_reasons(monkeypatch, caplog):

@@ -10,14 +10,13 @@ import os
 # Triton chooses between compiler and interpreter when it decorates, so before the kernels' import.
 os.environ["TRITON_INTERPRET"] = "1"
 
-import importlib.util  # noqa: E402
-import pathlib  # noqa: E402
-import sys  # noqa: E402
+import importlib.util
+import pathlib
+import sys
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from triton.runtime import interpreter  # noqa: E402
+import pytest
+import torch
+from triton.runtime import interpreter
 
 OPS = pathlib.Path(__file__).parents[2] / "py" / "stoneware" / "ops"
 
@@ -123,9 +122,7 @@ def test_every_e4m3_code_widens_exactly():
     ones[:, 0] = 0x38  # 1.0
     out = torch.zeros(256, 16, dtype=torch.float16)
     one = torch.ones(1)
-    kernel[(8,)](
-        codes, ones, out, one, one, out, 256, 16, 16, 16, 16, 16, 0, 0, 0, 32, 32, 32, 1, 0
-    )
+    kernel[(8,)](codes, ones, out, one, one, out, 256, 16, 16, 16, 16, 16, 0, 0, 0, 32, 32, 32, 1, 0)
     expected = codes[:, :1].view(torch.float8_e4m3fn).half().expand(256, 16)
     assert torch.equal(out.isnan(), expected.isnan())
     assert torch.equal(out.nan_to_num(), expected.nan_to_num())
@@ -133,8 +130,7 @@ def test_every_e4m3_code_widens_exactly():
 
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 @pytest.mark.parametrize(
-    ("m", "n", "k", "has_bias", "padding"),
-    [(1, 48, 80, True, 0), (35, 80, 144, False, 16), (64, 64, 64, True, 0)],
+    ("m", "n", "k", "has_bias", "padding"), [(1, 48, 80, True, 0), (35, 80, 144, False, 16), (64, 64, 64, True, 0)]
 )
 def test_matmul(layout, m, n, k, has_bias, padding):
     dtype = torch.float16  # the interpreter multiplies the bit patterns of bf16, numpy having none

@@ -47,11 +47,7 @@ def run_tool(
         **other_flags,
     }
     return subprocess.run(
-        [
-            sys.executable,
-            str(PROGRAM),
-            *(f"--{name}={value}" for name, value in flag_values.items()),
-        ],
+        [sys.executable, str(PROGRAM), *(f"--{name}={value}" for name, value in flag_values.items())],
         capture_output=True,
         text=True,
         cwd=cwd,
@@ -110,17 +106,9 @@ def test_bytes_do_not_depend_on_path_cwd_home_or_environment(tmp_path):
         "DISABLE_LLVM_OPT": "1",
         "TRITON_ALWAYS_COMPILE": "0",
     }
-    first = run_tool(
-        short / "out",
-        src=short / "tiny_kernel.py",
-        cwd=short,
-        environment={"TMPDIR": str(short / "tmp")},
-    )
+    first = run_tool(short / "out", src=short / "tiny_kernel.py", cwd=short, environment={"TMPDIR": str(short / "tmp")})
     second = run_tool(
-        long / "out",
-        src=pathlib.Path("tiny_kernel.py"),
-        cwd=long,
-        environment={"TMPDIR": str(long / "tmp"), **hostile},
+        long / "out", src=pathlib.Path("tiny_kernel.py"), cwd=long, environment={"TMPDIR": str(long / "tmp"), **hostile}
     )
     assert first.returncode == 0, first.stderr
     assert second.returncode == 0, second.stderr
@@ -171,26 +159,14 @@ def test_hint_sixteen_widens_the_loads(tmp_path):
 
 
 REFUSALS = {
-    "unknown arch": (
-        {"arch": "sm_42"},
-        ["--arch=sm_42", "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"],
-    ),
+    "unknown arch": ({"arch": "sm_42"}, ["--arch=sm_42", "sm_80, sm_86, sm_89, sm_90, sm_100, sm_120"]),
     "too few entries": (
         {"signature": "*fp32, *fp32, fp32, 128"},
         ["4 entries", "6 parameters of axpb(x, out, factor, shift, count, TILE)", "shift=128"],
     ),
-    "unknown type": (
-        {"signature": "*float, *fp32, fp32, fp32, i32, 128"},
-        ["parameter x", "'*float'", "bf16"],
-    ),
-    "unknown hint": (
-        {"signature": "*fp32:8, *fp32, fp32, fp32, i32, 128"},
-        ["parameter x", "'8'", "must be 1 or 16"],
-    ),
-    "one as a pointer": (
-        {"signature": "*fp32:1, *fp32, fp32, fp32, i32, 128"},
-        ["parameter x", "only an integer"],
-    ),
+    "unknown type": ({"signature": "*float, *fp32, fp32, fp32, i32, 128"}, ["parameter x", "'*float'", "bf16"]),
+    "unknown hint": ({"signature": "*fp32:8, *fp32, fp32, fp32, i32, 128"}, ["parameter x", "'8'", "must be 1 or 16"]),
+    "one as a pointer": ({"signature": "*fp32:1, *fp32, fp32, fp32, i32, 128"}, ["parameter x", "only an integer"]),
     "type where a constant is due": (
         {"signature": "*fp32, *fp32, fp32, fp32, i32, i32"},
         ["cannot compile axpb of tiny_kernel.py for sm_90", "i32, i32"],

@@ -53,8 +53,10 @@ def test_a_file_says_in_text_what_it_was_compiled_from(folder):
 
 def test_every_input_of_the_compiler_changes_the_name():
     other = [
-        {**FROM, "kernel": "1" * 64}, {**FROM, "options": [["num_warps", "int 8"]]},
-        {**FROM, "triton": "3.7.0"}, {"kernel": FROM["kernel"]},
+        {**FROM, "kernel": "1" * 64},
+        {**FROM, "options": [["num_warps", "int 8"]]},
+        {**FROM, "triton": "3.7.0"},
+        {"kernel": FROM["kernel"]},
     ]
     assert len({NAME, *map(cache.digest, other)}) == 5
 
@@ -111,10 +113,19 @@ def test_a_header_that_is_no_launch_is_found(folder, content):
 @pytest.mark.parametrize(
     "change",
     [
-        {"symbol": ""}, {"symbol": 3}, {"parameters": "Px"}, {"parameters": "P"},
-        {"parameters": "PiPi"}, {"block_threads": 0}, {"block_threads": 2048},
-        {"block_threads": True}, {"shared_bytes": -1}, {"shared_bytes": 1 << 40},
-        {"arguments": "an"}, {"arguments": [1]}, {"more": 1},
+        {"symbol": ""},
+        {"symbol": 3},
+        {"parameters": "Px"},
+        {"parameters": "P"},
+        {"parameters": "PiPi"},
+        {"block_threads": 0},
+        {"block_threads": 2048},
+        {"block_threads": True},
+        {"shared_bytes": -1},
+        {"shared_bytes": 1 << 40},
+        {"arguments": "an"},
+        {"arguments": [1]},
+        {"more": 1},
     ],
     ids=str,
 )
@@ -133,7 +144,7 @@ def test_the_folder_is_bounded_and_the_oldest_go_first(folder, monkeypatch):
     total = sum(file.stat().st_size for file in folder.iterdir())
     assert total <= cache.MAX_FOLDER_BYTES + len(CUBIN) + 500
     left = [name for name in names if cache.read(name)]
-    assert left == names[-len(left):] and left
+    assert left == names[-len(left) :] and left
 
 
 def test_what_killed_processes_left_counts_and_goes(folder, monkeypatch):
@@ -159,9 +170,7 @@ def test_a_killed_write_leaves_the_old_file(folder, monkeypatch):
     assert os.listdir(folder) == [f"{NAME}.kernel"]
 
 
-def test_a_folder_that_cannot_be_made_is_reported_once_and_costs_nothing_else(
-    tmp_path, monkeypatch, caplog
-):
+def test_a_folder_that_cannot_be_made_is_reported_once_and_costs_nothing_else(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
     with caplog.at_level(logging.WARNING):

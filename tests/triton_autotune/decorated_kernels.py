@@ -39,10 +39,20 @@ def bench_by(times_ms: dict[int, float], calls: list[int] | None = None, spread:
 
 def run_of(number: int = 0) -> Run:
     return Run(
-        id=f"run-{number}", device=fake_gpu.FINGERPRINT, driver="1", cuda="13", torch="2",
-        triton=triton.__version__, python="3", sm_clock_mhz_before=0, sm_clock_mhz_after=0,
-        memory_clock_mhz_before=0, memory_clock_mhz_after=0, date=f"2026-11-21T00:00:{number:02d}",
-        commit="", command="test",
+        id=f"run-{number}",
+        device=fake_gpu.FINGERPRINT,
+        driver="1",
+        cuda="13",
+        torch="2",
+        triton=triton.__version__,
+        python="3",
+        sm_clock_mhz_before=0,
+        sm_clock_mhz_after=0,
+        memory_clock_mhz_before=0,
+        memory_clock_mhz_after=0,
+        date=f"2026-11-21T00:00:{number:02d}",
+        commit="",
+        command="test",
     )
 
 

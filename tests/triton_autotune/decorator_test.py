@@ -56,21 +56,22 @@ def test_a_value_that_triton_specialises_on_gets_its_own_kernel(gpu):
     kernel, x, y = decorate(key=()), Tensor(4096), Tensor(8192)
     launches = []
     for n, stride, address in (
-        (32, 5, 8192), (33, 5, 8192), (48, 5, 8192), (33, 1, 8192), (33, 5, 8196), (2**40, 5, 8192),
+        (32, 5, 8192),
+        (33, 5, 8192),
+        (48, 5, 8192),
+        (33, 1, 8192),
+        (33, 5, 8196),
+        (2**40, 5, 8192),
     ):
         before = gpu.compiled
         kernel[(1,)](x, Tensor(address), n, stride)
         launches.append((gpu.order[-1], gpu.compiled - before))
-    assert launches == [
-        ("triton", 1), ("triton", 1), ("ours", 0), ("triton", 1), ("triton", 1), ("triton", 1),
-    ]
+    assert launches == [("triton", 1), ("triton", 1), ("ours", 0), ("triton", 1), ("triton", 1), ("triton", 1)]
     kernel[(1,)](x, y, 35, 1)  # stride is 1: compiled in, not passed
     assert ours(gpu)[1] == (4096, 8192, 35, 0, 0)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     calls=st.lists(
         st.tuples(
@@ -78,7 +79,8 @@ def test_a_value_that_triton_specialises_on_gets_its_own_kernel(gpu):
             st.sampled_from([1, 3, 16]),
             st.sampled_from([4096, 4100]),
         ),
-        min_size=2, max_size=8,
+        min_size=2,
+        max_size=8,
     )
 )
 def test_whatever_was_launched_before_a_launch_has_tritons_kernel_and_arguments(gpu, calls):
@@ -98,9 +100,7 @@ def test_whatever_was_launched_before_a_launch_has_tritons_kernel_and_arguments(
             assert gpu.launches[-1][4] == (*passed, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "keywords", [(), ("n", "stride"), ("stride", "n"), ("y_ptr", "stride", "n")], ids=str
-)
+@pytest.mark.parametrize("keywords", [(), ("n", "stride"), ("stride", "n"), ("y_ptr", "stride", "n")], ids=str)
 def test_keywords_in_any_order_reach_their_parameters(gpu, keywords):
     kernel = decorate()
     values = {"x_ptr": Tensor(4096), "y_ptr": Tensor(8192), "n": 33, "stride": 5}
@@ -120,9 +120,7 @@ def test_a_grid_sees_every_parameter_and_may_have_any_number_of_axes(gpu):
     x, y = Tensor(), Tensor()
     for _ in range(3):
         kernel[grid](x, y, n=100, stride=5)
-    assert seen[0] == seen[1] == seen[2] == {
-        "x_ptr": x, "y_ptr": y, "n": 100, "stride": 5, "BLOCK": 16, "EVEN": False,
-    }
+    assert seen[0] == seen[1] == seen[2] == {"x_ptr": x, "y_ptr": y, "n": 100, "stride": 5, "BLOCK": 16, "EVEN": False}
     assert ours(gpu)[0] == (7, 2, 1)
     kernel[[3, 2, 1]](x, y, 100, 5)
     assert ours(gpu)[0] == (3, 2, 1)
@@ -140,9 +138,7 @@ def test_an_empty_grid_launches_nothing(gpu):
 def test_heuristics_below_and_above_give_their_values(gpu):
     even = triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
     below = decorate(even(scale), cache_results=False)
-    above = triton.heuristics({"EVEN": lambda args: args["n"] % 16 == 0})(
-        decorate(cache_results=False)
-    )
+    above = triton.heuristics({"EVEN": lambda args: args["n"] % 16 == 0})(decorate(cache_results=False))
     for kernel in (below, above):
         gpu.order.clear(), gpu.triton_launches.clear()
         for n in (160, 161, 160, 161, 176):
@@ -189,7 +185,7 @@ def test_an_option_of_the_config_given_again_is_a_value_error(gpu):
 
 def test_names_that_are_no_parameters_are_refused_at_the_decoration():
     for option in ("key", "reset_to_zero", "restore_value"):
-        options = {"key": ["n"], **{option: ["nn"]}}
+        options = {"key": ["n"], option: ["nn"]}
         with pytest.raises(ValueError, match=f"{option} must name parameters.*'nn'.*x_ptr"):
             decorate(**options)
 
@@ -369,7 +365,8 @@ def test_warmup_compiles_every_config_and_launches_none(gpu):
 
 def test_the_interpreter_runs_the_chosen_config_on_the_cpu(tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent("""
+    program.write_text(
+        textwrap.dedent("""
         import torch, triton, triton.language as tl
         from stoneware.triton_autotune.decorator import autotune
         from stoneware.tuning.context import tuning
@@ -397,14 +394,16 @@ def test_the_interpreter_runs_the_chosen_config_on_the_cpu(tmp_path):
             add[grid](x, y, 100)
             assert add.best_config.kwargs["BLOCK"] == 32
         assert torch.equal(y, x * 64), (y / x)
-    """))
+    """)
+    )
     environment = {
-        **os.environ, "TRITON_INTERPRET": "1", "STONEWARE_CACHE_DIR": str(tmp_path / "tuning"),
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "STONEWARE_CACHE_DIR": str(tmp_path / "tuning"),
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
     }
     done = subprocess.run(
-        [sys.executable, str(program)], env=environment, capture_output=True, text=True,
-        check=False, timeout=300,
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "tuning").exists()
@@ -414,16 +413,19 @@ if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"configs": [{"TILE": 64}], "key": ["count"]}, r"configs\[0\]=.* must be a triton.Config, not"),
-    ({"configs": "abc", "key": ["count"]}, "configs='abc' must be a list of triton.Config"),
-    ({"configs": None, "key": ["count"]}, "configs=None must be a list of triton.Config"),
-    ({"configs": [], "key": "count"}, r"key='count' must be a list of names; write \['count'\]"),
-    (
-        {"configs": [], "key": ["count"], "prune_configs_by": {"nope": 3}},
-        "prune_configs_by=.* must be a dict with some of early_config_prune",
-    ),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"configs": [{"TILE": 64}], "key": ["count"]}, r"configs\[0\]=.* must be a triton.Config, not"),
+        ({"configs": "abc", "key": ["count"]}, "configs='abc' must be a list of triton.Config"),
+        ({"configs": None, "key": ["count"]}, "configs=None must be a list of triton.Config"),
+        ({"configs": [], "key": "count"}, r"key='count' must be a list of names; write \['count'\]"),
+        (
+            {"configs": [], "key": ["count"], "prune_configs_by": {"nope": 3}},
+            "prune_configs_by=.* must be a dict with some of early_config_prune",
+        ),
+    ],
+)
 def test_wrong_arguments_are_refused_where_the_kernel_is_decorated(arguments, said):
     import triton
 
@@ -437,6 +439,7 @@ def test_wrong_arguments_are_refused_where_the_kernel_is_decorated(arguments, sa
 
 def test_a_plain_function_is_refused():
     with pytest.raises(TypeError, match="must decorate a kernel, and plain is a plain function"):
+
         @sw.autotune(configs=[], key=[])
         def plain(x):
             pass

@@ -76,16 +76,12 @@ def kernel_with(pause, place):
         "pruning": {"prune_configs_by": {"early_config_prune": prune}},
         "pre_hook": {"pre_hook": pause},
         "post_hook": {"post_hook": pause},
-        "config's hook": {
-            "configs": [triton.Config(config.kwargs, pre_hook=pause) for config in CONFIGS]
-        },
+        "config's hook": {"configs": [triton.Config(config.kwargs, pre_hook=pause) for config in CONFIGS]},
     }[place]
     return autotune(**{"configs": CONFIGS, "key": ["n"], "do_bench": bench, **options})(scale)
 
 
-@pytest.mark.parametrize(
-    "place", ["do_bench", "pruning", "pre_hook", "post_hook", "config's hook"]
-)
+@pytest.mark.parametrize("place", ["do_bench", "pruning", "pre_hook", "post_hook", "config's hook"])
 @pytest.mark.parametrize("mode", ["off", "on_miss"])
 def test_a_known_key_is_launched_while_user_code_of_another_runs(gpu, place, mode):
     pause = Pause()
@@ -165,9 +161,7 @@ def test_keys_that_are_measured_at_once_restore_their_own_tensors(gpu):
         def copy_(self, other):
             restored.append(self is other)
 
-    kernel = autotune(
-        configs=CONFIGS, key=["n"], restore_value=["x_ptr"], do_bench=bench_by(FAST_32)
-    )(scale)
+    kernel = autotune(configs=CONFIGS, key=["n"], restore_value=["x_ptr"], do_bench=bench_by(FAST_32))(scale)
     original = type(scale).run
 
     def paused_run(*args, **kwargs):
@@ -192,9 +186,7 @@ def test_every_key_that_was_tuned_stays_in_the_cache(gpu):
     kernel = autotune(configs=CONFIGS, key=["n"], do_bench=bench_by(FAST_32))(scale)
     for n in (33, 34, 35):
         tune(kernel, n)
-    assert {key.values: config for key, config in kernel.cache.items()} == {
-        (n,): CONFIGS[1] for n in (33, 34, 35)
-    }
+    assert {key.values: config for key, config in kernel.cache.items()} == {(n,): CONFIGS[1] for n in (33, 34, 35)}
 
 
 def test_what_was_measured_here_is_not_looked_up_again_when_samples_arrive(gpu, monkeypatch):

@@ -18,7 +18,8 @@ from stoneware.kernels.key import KernelKey
 from stoneware.triton_autotune import tuner
 from stoneware.triton_autotune.decorator import autotune
 from stoneware.triton_autotune.identity import identity_of
-from stoneware.tuning import policy as tuning, sources, store
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import sources, store
 from stoneware.tuning.samples import Sample
 
 OP = "decorated_kernels:scale"
@@ -41,11 +42,13 @@ def explained(kernel, n=33):
 def sample(block, median_us, n=33, run=0, spread_us=0.0, sha256=None, status="ok"):
     is_ok = status == "ok"
     return Sample(
-        key=KernelKey(
-            op=OP, names=("n",), values=(n,), dtypes=(("x_ptr", "float32"), ("y_ptr", "float32"))
-        ),
-        config=KernelConfig(kwargs=(("BLOCK", block),)), median_us=median_us if is_ok else 0,
-        spread_us=spread_us, count=int(is_ok), status=status, run=run_of(run).id,
+        key=KernelKey(op=OP, names=("n",), values=(n,), dtypes=(("x_ptr", "float32"), ("y_ptr", "float32"))),
+        config=KernelConfig(kwargs=(("BLOCK", block),)),
+        median_us=median_us if is_ok else 0,
+        spread_us=spread_us,
+        count=int(is_ok),
+        status=status,
+        run=run_of(run).id,
         kernel_sha256=identity_of(scale).sha256 if sha256 is None else sha256,
     )
 
@@ -172,11 +175,8 @@ def test_error_on_miss_says_what_to_do_and_lets_exact_keys_run(gpu):
 
 def test_tritons_hooks_do_not_switch_persistence_off(gpu):
     """triton.autotune(cache_results=True) keeps nothing if a config has a pre_hook."""
-    configs = [
-        triton.Config(config.kwargs, pre_hook=lambda args: None) for config in CONFIGS
-    ]
-    benched, hooks = [], {"pre_hook": lambda args, reset_only=False: None,
-                          "post_hook": lambda args, exception: None}
+    configs = [triton.Config(config.kwargs, pre_hook=lambda args: None) for config in CONFIGS]
+    benched, hooks = [], {"pre_hook": lambda args, reset_only=False: None, "post_hook": lambda args, exception: None}
     for _ in range(2):
         with sw.tuning("on_miss"):
             bench = bench_by(FAST_32, benched)
@@ -193,8 +193,7 @@ def test_hooks_run_as_in_triton(gpu):
         return [1.0, 1.0, 1.0]
 
     kernel = decorate(
-        configs=[triton.Config({"BLOCK": block}, pre_hook=lambda args: log.append("config"))
-                 for block in (16, 32)],
+        configs=[triton.Config({"BLOCK": block}, pre_hook=lambda args: log.append("config")) for block in (16, 32)],
         do_bench=bench,
         pre_hook=lambda args, reset_only=False: log.append(f"pre {reset_only}"),
         post_hook=lambda args, exception: log.append(f"post {exception}"),
@@ -202,9 +201,16 @@ def test_hooks_run_as_in_triton(gpu):
     with sw.tuning("on_miss"):
         call(kernel)
         assert log == [
-            "bench 16", "config", "pre False", "post None",
-            "bench 32", "config", "pre False", "post None",
-            "pre True", "config",
+            "bench 16",
+            "config",
+            "pre False",
+            "post None",
+            "bench 32",
+            "config",
+            "pre False",
+            "post None",
+            "pre True",
+            "config",
         ]
         log.clear()
         call(kernel)
@@ -213,10 +219,7 @@ def test_hooks_run_as_in_triton(gpu):
 
 def test_tensors_are_zeroed_and_restored_around_each_measured_launch(gpu):
     x, y = Tensor(), Tensor()
-    kernel = decorate(
-        configs=CONFIGS[:2], do_bench=bench_by(FAST_32), reset_to_zero=["y_ptr"],
-        restore_value=["x_ptr"],
-    )
+    kernel = decorate(configs=CONFIGS[:2], do_bench=bench_by(FAST_32), reset_to_zero=["y_ptr"], restore_value=["x_ptr"])
     with sw.tuning("on_miss"):
         for _ in range(2):
             kernel[(1,)](x, y, 33, 5)
@@ -304,9 +307,7 @@ def test_what_an_older_run_timed_as_faster_is_raced_again(gpu):
     keep(sample(16, 6.0, run=1), sample(32, 2.0, run=1))
     benched = []
     with sw.tuning("on_miss"):
-        kernel = decorate(
-            configs=[CONFIGS[0], CONFIGS[2]], do_bench=bench_by({16: 6.0, 64: 4.0}, benched)
-        )
+        kernel = decorate(configs=[CONFIGS[0], CONFIGS[2]], do_bench=bench_by({16: 6.0, 64: 4.0}, benched))
         assert call(kernel) == 64
     assert benched == [64, 16]
 
@@ -321,9 +322,7 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
         assert explained(kernel).decision.source == "measured"
         assert source() == "user's store"
         saved = tmp_path / "overlay.sqlite3"
-        store.Store(saved).add(run_of(7), [
-            sample(block, us, run=7) for block, us in ((16, 1.0), (32, 2.0), (64, 3.0))
-        ])
+        store.Store(saved).add(run_of(7), [sample(block, us, run=7) for block, us in ((16, 1.0), (32, 2.0), (64, 3.0))])
     with sw.tuning("on_miss", overlay=saved):
         assert source() == "overlay" and call(decorate(do_bench=bench_by(FAST_32))) == 16
     (tmp_path / "file").write_text("")
@@ -342,8 +341,7 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
 
     for number, watts, fast in ((1, 500, 64), (2, 700, 32)):
         device = dataclasses.replace(FINGERPRINT, power_limit_w=watts)
-        taken = [sample(block, 1.0 if block == fast else 2.0, run=number)
-                 for block in (16, 32, 64)]
+        taken = [sample(block, 1.0 if block == fast else 2.0, run=number) for block in (16, 32, 64)]
         store.user_store().add(dataclasses.replace(run_of(number), device=device), taken)
     tuning.forget_plans()
     for watts, block in ((500, 64), (700, 32)):
@@ -358,9 +356,7 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
 def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch):
     keep(*(sample(block, us, n=n) for n in range(40, 50) for block, us in FAST_32.items()))
     read, read_samples = [], store.Store.samples
-    monkeypatch.setattr(
-        store.Store, "samples", lambda self, op=None: (read.append(op), read_samples(self, op))[1]
-    )
+    monkeypatch.setattr(store.Store, "samples", lambda self, op=None: (read.append(op), read_samples(self, op))[1])
     with sw.tuning("on_miss"):
         kernel = decorate(do_bench=bench_by(FAST_32))
         assert {call(kernel, n) for n in range(40, 50)} == {32}
@@ -451,16 +447,16 @@ def test_pruning_that_leaves_nothing_is_tritons_error(gpu):
         call(kernel)
 
 
-@pytest.mark.parametrize(
-    "top_k, benched", [(1, [64]), (2, [64, 32]), (0.4, [64]), (1.0, [16, 32, 64])]
-)
+@pytest.mark.parametrize("top_k, benched", [(1, [64]), (2, [64, 32]), (0.4, [64]), (1.0, [16, 32, 64])])
 def test_a_perf_model_picks_what_is_measured(gpu, top_k, benched):
     found = []
     with sw.tuning("on_miss"):
-        call(decorate(
-            do_bench=bench_by(FAST_32, found),
-            prune_configs_by={"perf_model": lambda BLOCK, n, **_: n / BLOCK, "top_k": top_k},
-        ))
+        call(
+            decorate(
+                do_bench=bench_by(FAST_32, found),
+                prune_configs_by={"perf_model": lambda BLOCK, n, **_: n / BLOCK, "top_k": top_k},
+            )
+        )
     assert found == (benched if len(benched) > 1 else [])
 
 
@@ -474,7 +470,8 @@ def test_more_than_300_configs_are_searched(gpu):
     benched = []
     configs = [
         triton.Config({"BLOCK": 16}, num_warps=warps, num_stages=stages)
-        for warps in (1, 2, 4, 8) for stages in range(1, 90)
+        for warps in (1, 2, 4, 8)
+        for stages in range(1, 90)
     ]
 
     def bench(candidate, quantiles):

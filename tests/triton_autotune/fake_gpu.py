@@ -17,8 +17,7 @@ from stoneware.triton_autotune import decorator, launch, plan
 from stoneware.triton_autotune.specialization import Kinds
 
 FINGERPRINT = DeviceFingerprint(
-    name="Test GPU", compute_capability=(9, 0), num_sms=132, l2_bytes=50 << 20,
-    memory_clock_khz=3_201_000,
+    name="Test GPU", compute_capability=(9, 0), num_sms=132, l2_bytes=50 << 20, memory_clock_khz=3_201_000
 )
 STREAM = 77
 
@@ -54,7 +53,7 @@ class _Launcher:
 
     def __call__(self, x: int, y: int, z: int, stream: int, function: Any, *rest: Any) -> None:
         names = self._source.signature
-        self._gpu.triton_launches.append(((x, y, z), dict(zip(names, rest[-len(names):]))))
+        self._gpu.triton_launches.append(((x, y, z), dict(zip(names, rest[-len(names) :]))))
         self._gpu.order.append("triton")
 
 
@@ -102,9 +101,7 @@ class FakeGpu:
 
     # _driver.
     def Kernel(self, cubin: bytes, symbol: str, parameters: str, *_: Any) -> Any:
-        def launch_kernel(
-            device: int, stream: int, x: int, y: int, z: int, *arguments: Any
-        ) -> None:
+        def launch_kernel(device: int, stream: int, x: int, y: int, z: int, *arguments: Any) -> None:
             assert len(arguments) == len(parameters)
             self.launches.append((symbol, device, stream, (x, y, z), arguments))
             self.order.append("ours")
@@ -120,8 +117,7 @@ class FakeGpu:
         monkeypatch.setattr(driver, "_active", self)
         monkeypatch.setattr(driver, "_default", self)
         monkeypatch.setattr(
-            launch, "native",
-            types.SimpleNamespace(why_missing=lambda name: None, load=lambda name: self),
+            launch, "native", types.SimpleNamespace(why_missing=lambda name: None, load=lambda name: self)
         )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
         monkeypatch.setattr(decorator, "_current_device", lambda: self.ordinal)

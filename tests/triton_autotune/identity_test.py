@@ -57,10 +57,7 @@ def original(tmp_path):
         lambda source: "# a line\n\n\n" + source,
         lambda source: source.replace("@triton.jit\ndef kernel", "\n\n@triton.jit\ndef kernel"),
         lambda source: source + "\nUNUSED = 7\n\n@triton.jit\ndef other(x):\n    return x\n",
-        lambda source: source.replace(
-            "@triton.jit\ndef kernel",
-            "@triton.heuristics({})\n@triton.jit\ndef kernel",
-        ),
+        lambda source: source.replace("@triton.jit\ndef kernel", "@triton.heuristics({})\n@triton.jit\ndef kernel"),
     ],
     ids=["further down", "gap", "neighbours", "decorator"],
 )
@@ -71,8 +68,10 @@ def test_moving_a_kernel_keeps_its_digest(tmp_path, original, change):
 @pytest.mark.parametrize(
     "old, new",
     [
-        ("offsets < n", "offsets <= n"), ("x * FACTOR", "x + FACTOR"),
-        ("constexpr(3)", "constexpr(4)"), ("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = 64"),
+        ("offsets < n", "offsets <= n"),
+        ("x * FACTOR", "x + FACTOR"),
+        ("constexpr(3)", "constexpr(4)"),
+        ("BLOCK: tl.constexpr", "BLOCK: tl.constexpr = 64"),
         ("@triton.jit\ndef inner", "@triton.jit(noinline=True)\ndef inner"),
     ],
 )
@@ -94,9 +93,7 @@ def test_a_kernel_of_another_module_counts(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     digests = []
     for factor in (2, 3):
-        (tmp_path / "parts.py").write_text(
-            f"import triton\n\n\n@triton.jit\ndef scaled(x):\n    return x * {factor}\n"
-        )
+        (tmp_path / "parts.py").write_text(f"import triton\n\n\n@triton.jit\ndef scaled(x):\n    return x * {factor}\n")
         sys.modules.pop("parts", None)
         importlib.invalidate_caches()
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -111,8 +108,7 @@ def test_a_kernel_of_another_module_counts(tmp_path, monkeypatch):
     [
         "import types\nOPTIONS = types.SimpleNamespace(factor=tl.constexpr({}))",
         "class OPTIONS:\n    factor = tl.constexpr({})",
-        "def plain():\n    return {}\n\n\n"
-        "class OPTIONS:\n    factor = triton.constexpr_function(plain)",
+        "def plain():\n    return {}\n\n\nclass OPTIONS:\n    factor = triton.constexpr_function(plain)",
     ],
     ids=["object", "class", "function"],
 )
@@ -120,9 +116,7 @@ def test_what_a_kernel_reads_through_an_attribute_counts(tmp_path, setting):
     """A kernel that is kept on disk would otherwise be launched with the old value."""
     source = SOURCE.replace("x * FACTOR", "x * OPTIONS.factor")
     digests = [
-        digest(tmp_path / str(value), source.replace(
-            "FACTOR = tl.constexpr(3)", setting.format(value)
-        ))
+        digest(tmp_path / str(value), source.replace("FACTOR = tl.constexpr(3)", setting.format(value)))
         for value in (2, 3, 2)
     ]
     assert digests[0] == digests[2] != digests[1]
@@ -164,9 +158,15 @@ def run(code, folder, *arguments, **environment):
 
     command = [sys.executable, *(arguments or ("-c", code))]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, cwd=folder,
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=folder,
         env={
-            **os.environ, **environment,
+            **os.environ,
+            **environment,
             "PYTHONPATH": os.pathsep.join([*map(os.path.abspath, sys.path), str(folder)]),
             "PYTHONDONTWRITEBYTECODE": "1",
         },

@@ -13,7 +13,10 @@ from stoneware.triton_autotune.call import KernelSignature, checked_names
 
 KINDS = inspect.Parameter
 VALUES = st.one_of(
-    st.integers(-(2**63), 2**63 - 1), st.booleans(), st.text(max_size=3), st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.booleans(),
+    st.text(max_size=3),
+    st.none(),
     st.floats(allow_nan=False, allow_infinity=False),
 )
 
@@ -33,22 +36,18 @@ def calls(draw):
         inspect.Parameter(
             name,
             KINDS.POSITIONAL_OR_KEYWORD if idx < num_positional else KINDS.KEYWORD_ONLY,
-            default=draw(VALUES) if idx >= num_required and (
-                idx < num_positional or draw(st.booleans())
-            ) else KINDS.empty,
+            default=draw(VALUES)
+            if idx >= num_required and (idx < num_positional or draw(st.booleans()))
+            else KINDS.empty,
         )
         for idx, name in enumerate(names)
     ]
     key = draw(st.lists(st.sampled_from(names), unique=True))
     by_position = draw(st.integers(0, num_positional))
     given_values = st.one_of(VALUES, st.builds(Tensor, st.sampled_from(["fp16", "fp32"])))
-    args = [
-        draw(VALUES if name in key else given_values) for name in names[:by_position]
-    ]
+    args = [draw(VALUES if name in key else given_values) for name in names[:by_position]]
     # Some that have no default are left out too: a config gives those.
-    rest = draw(st.lists(st.sampled_from(names[by_position:]), unique=True)) if (
-        names[by_position:]
-    ) else []
+    rest = draw(st.lists(st.sampled_from(names[by_position:]), unique=True)) if (names[by_position:]) else []
     kwargs = {name: draw(VALUES if name in key else given_values) for name in rest}
     options = draw(st.dictionaries(st.sampled_from(["maxnreg", "num_ctas"]), st.integers(1, 9)))
     kwargs = dict(draw(st.permutations(list({**kwargs, **options}.items()))))
@@ -72,7 +71,8 @@ def test_a_key_is_what_bind_and_apply_defaults_give(call):
     assert list(map(type, found.values)) == list(map(type, wanted))
     assert found.names == tuple(key)
     assert found.dtypes == tuple(
-        (name, bound.arguments[name].dtype) for name in signature.parameters
+        (name, bound.arguments[name].dtype)
+        for name in signature.parameters
         if hasattr(bound.arguments.get(name), "dtype")
     )
     assert layout.bound(values) == bound.arguments
@@ -97,8 +97,10 @@ def key_of(key, *args, **kwargs):
 
 def test_one_call_written_in_different_ways_has_one_key():
     ways = [
-        key_of(["n", "m"], 1, 2, 30), key_of(["n", "m"], 1, 2, n=30),
-        key_of(["n", "m"], n=30, b=2, a=1), key_of(["n", "m"], m=3, n=30, b=2, a=1),
+        key_of(["n", "m"], 1, 2, 30),
+        key_of(["n", "m"], 1, 2, n=30),
+        key_of(["n", "m"], n=30, b=2, a=1),
+        key_of(["n", "m"], m=3, n=30, b=2, a=1),
         key_of(["n", "m"], 1, 2, 30, 2, m=3),
     ]
     assert ways == [(30, 3)] * len(ways)

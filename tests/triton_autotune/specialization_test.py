@@ -22,9 +22,23 @@ from stoneware.triton_autotune.specialization import Kinds, specialize
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-    torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.uint16, torch.uint32, torch.uint64,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
 ]
 EDGES = [
     edge + step
@@ -33,18 +47,19 @@ EDGES = [
     if -(2**63) <= edge + step < 2**64
 ]
 INTS = st.one_of(
-    st.sampled_from(EDGES), st.integers(-(2**63), 2**64 - 1), st.integers(-70, 70),
+    st.sampled_from(EDGES),
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(-70, 70),
     st.integers(-(2**58), 2**58).map(lambda value: value * 16),
 )
-TENSORS = st.builds(
-    fake_gpu.Tensor, st.integers(0, 2**40).map(lambda value: value * 4), st.sampled_from(DTYPES)
-)
-PLAIN = st.one_of(
-    INTS, TENSORS, st.none(), st.booleans(), st.floats(allow_nan=False),
-    st.sampled_from([0.0, -0.0]),
-)
+TENSORS = st.builds(fake_gpu.Tensor, st.integers(0, 2**40).map(lambda value: value * 4), st.sampled_from(DTYPES))
+PLAIN = st.one_of(INTS, TENSORS, st.none(), st.booleans(), st.floats(allow_nan=False), st.sampled_from([0.0, -0.0]))
 CONSTANTS = st.one_of(
-    INTS, st.none(), st.booleans(), st.floats(allow_nan=False), st.text(max_size=3),
+    INTS,
+    st.none(),
+    st.booleans(),
+    st.floats(allow_nan=False),
+    st.text(max_size=3),
     st.sampled_from([tl.float16, tl.float32, torch.float16, -0.0, 0.0, 1, True, 1.0]),
 )
 ANNOTATIONS = st.sampled_from(["", "", "", "const ", tl.int64, tl.int32, tl.float32, "*fp16"])
@@ -55,8 +70,10 @@ def parameter(annotation, do_not_specialize, do_not_specialize_on_alignment):
     if annotation == "const ":
         shown = tl.const
     return KernelParam(
-        0, inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=shown),
-        do_not_specialize, do_not_specialize_on_alignment,
+        0,
+        inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=shown),
+        do_not_specialize,
+        do_not_specialize_on_alignment,
     )
 
 
@@ -85,9 +102,7 @@ def test_a_specialization_is_tritons(known, value):
 @given(PARAMETERS, st.booleans(), PLAIN, PLAIN)
 def test_equal_tokens_mean_an_equal_specialization(known, is_valued, one, other):
     tokens: tuple[list, list] = ([], [])
-    answers = [
-        kinds().of([value], [is_valued], found) for value, found in zip((one, other), tokens)
-    ]
+    answers = [kinds().of([value], [is_valued], found) for value, found in zip((one, other), tokens)]
     if None in answers or tokens[0] != tokens[1]:
         return
     assert hash(tuple(tokens[0])) == hash(tuple(tokens[1]))

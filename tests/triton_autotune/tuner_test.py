@@ -59,8 +59,7 @@ class Stopwatch:
 def candidates(kernel, hooks=Hooks(), blocks=(16, 32, 64), **arguments):
     return {
         KernelConfig(kwargs=(("BLOCK", block),)): Candidate(
-            kernel, triton.Config({"BLOCK": block}), (), {"grid": (1,), "warmup": False}, arguments,
-            hooks,
+            kernel, triton.Config({"BLOCK": block}), (), {"grid": (1,), "warmup": False}, arguments, hooks
         )
         for block in blocks
     }
@@ -164,10 +163,7 @@ def test_measurements_of_two_threads_take_turns(monkeypatch):
             return {}
 
     monkeypatch.setattr(tuner, "_timer", lambda ordinal, has_hooks: Timer())
-    threads = [
-        threading.Thread(target=lambda: list(tuner.measure(candidates(Kernel()), None, 0)))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: list(tuner.measure(candidates(Kernel()), None, 0))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -184,9 +180,10 @@ def test_an_error_reaches_the_post_hook(timed):
     assert seen == [error]
 
 
-@pytest.mark.parametrize("result, median_us, spread_us", [
-    (2.0, 2000, 0), ([2.0], 2000, 0), ([2.0, 1.5, 2.75], 2000, 1250), ((2, 1, 4), 2000, 3000),
-])
+@pytest.mark.parametrize(
+    "result, median_us, spread_us",
+    [(2.0, 2000, 0), ([2.0], 2000, 0), ([2.0, 1.5, 2.75], 2000, 1250), ((2, 1, 4), 2000, 3000)],
+)
 def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
     kernel = Kernel()
     seen = []
@@ -204,6 +201,7 @@ def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
 @pytest.mark.parametrize("time_ms", [float("inf"), 0.0, float("nan"), -1.0])
 def test_a_time_that_cannot_be_is_a_failure(time_ms):
     from decorated_kernels import run_of
+
     from stoneware.kernels.key import KernelKey
 
     key = KernelKey(op="module:kernel", names=(), values=(), dtypes=())

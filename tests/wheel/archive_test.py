@@ -11,9 +11,10 @@ import pathlib
 import re
 import zipfile
 
-import stoneware
 from auditwheel.wheel_abi import analyze_wheel_abi
 from auditwheel.wheeltools import get_wheel_architecture, get_wheel_libc
+
+import stoneware
 
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE_0644 = 0o100644
@@ -117,8 +118,12 @@ def test_auditwheel_agrees_with_the_platform_tag(wheel):
     """
     name = wheel.path.name
     info = analyze_wheel_abi(
-        get_wheel_libc(name), get_wheel_architecture(name), wheel.path, frozenset(),
-        disable_isa_ext_check=False, allow_graft=False,
+        get_wheel_libc(name),
+        get_wheel_architecture(name),
+        wheel.path,
+        frozenset(),
+        disable_isa_ext_check=False,
+        allow_graft=False,
     )
     pattern = r"manylinux_(\d+)_(\d+)_x86_64"
     claimed = re.fullmatch(pattern, wheel.tag.split("-")[2])
@@ -132,9 +137,7 @@ def test_auditwheel_agrees_with_the_platform_tag(wheel):
 def test_wheel_has_every_python_file_of_the_sources(wheel):
     """Also a file that no BUILD file names: the link of one source leads to the folder itself."""
     root = pathlib.Path(os.path.realpath("py/stoneware/__init__.py")).parent
-    sources = {
-        f"stoneware/{path.relative_to(root)}": path.read_bytes() for path in root.rglob("*.py")
-    }
+    sources = {f"stoneware/{path.relative_to(root)}": path.read_bytes() for path in root.rglob("*.py")}
     assert len(sources) > 1, f"no sources below {root}"
     packed = {path: data for path, data in wheel.members.items() if path.endswith(".py")}
     assert sorted(packed) == sorted(sources)
@@ -144,7 +147,8 @@ def test_wheel_has_every_python_file_of_the_sources(wheel):
 def test_wheels_share_everything_but_modules_and_metadata(wheel):
     folder = pathlib.Path(os.path.realpath(os.environ["STONEWARE_TEST_SITE"]))
     shared = {
-        path: data for path, data in wheel.members.items()
+        path: data
+        for path, data in wheel.members.items()
         if not path.endswith(".so") and not path.startswith(wheel.info)
     }
     assert len(shared) > 100

@@ -15,8 +15,7 @@ def _wheels() -> list[BuiltWheel]:
     paths = os.environ.get("STONEWARE_TEST_WHEELS", "").split()
     if len(paths) != _NUM_WHEELS:
         raise pytest.UsageError(
-            f"STONEWARE_TEST_WHEELS must name {_NUM_WHEELS} wheels, but is {paths}; "
-            "run `bazel test //tests/wheel/...`"
+            f"STONEWARE_TEST_WHEELS must name {_NUM_WHEELS} wheels, but is {paths}; run `bazel test //tests/wheel/...`"
         )
     return [BuiltWheel(path=pathlib.Path(path).resolve()) for path in paths]
 

@@ -30,24 +30,43 @@ def install(wheel, folder: pathlib.Path, home: pathlib.Path) -> None:
     # `pip install` holds Requires-Python against its own Python, whatever --python-version says.
     ignore = [] if fits_this_python(wheel) else ["--ignore-requires-python"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
-         "--no-cache-dir", "--disable-pip-version-check", "--only-binary=:all:", "--no-compile",
-         "--implementation=cp", f"--python-version={python[2]}.{python[3:]}", f"--abi={abi}",
-         f"--platform={platform}", *ignore, "--target", str(folder), str(wheel.path)],
-        check=True, env=environment(home),
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+            "--only-binary=:all:",
+            "--no-compile",
+            "--implementation=cp",
+            f"--python-version={python[2]}.{python[3:]}",
+            f"--abi={abi}",
+            f"--platform={platform}",
+            *ignore,
+            "--target",
+            str(folder),
+            str(wheel.path),
+        ],
+        check=True,
+        env=environment(home),
     )
 
 
 def run(program: str, site: pathlib.Path, home: pathlib.Path) -> str:
     """Runs `program` with `site` on sys.path and torch, triton and numpy blocked."""
     prelude = (
-        "import sys\n"
-        "sys.modules.update(torch=None, triton=None, numpy=None)\n"
-        f"sys.path.insert(0, {str(site)!r})\n"
+        f"import sys\nsys.modules.update(torch=None, triton=None, numpy=None)\nsys.path.insert(0, {str(site)!r})\n"
     )
     result = subprocess.run(
         [sys.executable, "-I", "-c", prelude + program],
-        capture_output=True, text=True, check=False, env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(home),
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -68,9 +87,7 @@ def test_pip_installs_every_member(wheel, site):
 
 
 def test_import_works_without_torch(wheel, site, tmp_path):
-    where, version = run(
-        "import stoneware; print(stoneware.__file__, stoneware.__version__)", site, tmp_path
-    ).split()
+    where, version = run("import stoneware; print(stoneware.__file__, stoneware.__version__)", site, tmp_path).split()
     assert pathlib.Path(where) == site / "stoneware/__init__.py"
     assert version == wheel.header("METADATA")["Version"]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+
 from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS
 from stoneware.tuning import table_file
 
@@ -54,12 +55,9 @@ def test_manifest_is_canonical_and_has_both_backends(wheel):
     assert ids == sorted(set(ids))
     assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
     assert {kernel["op"] for kernel in wheel.manifest} == set(_OPS)
-    fields = {
-        "id", "op", "backend", "arch", "config", "sha256", "code_sha256", "size_bytes",
-    }
+    fields = {"id", "op", "backend", "arch", "config", "sha256", "code_sha256", "size_bytes"}
     assert all(
-        set(k) == fields | ({"description_sha256"} if k["backend"] == "triton_aot" else set())
-        for k in wheel.manifest
+        set(k) == fields | ({"description_sha256"} if k["backend"] == "triton_aot" else set()) for k in wheel.manifest
     )
 
 
@@ -70,10 +68,7 @@ def test_manifest_has_the_digest_of_its_content(wheel):
 
 
 def test_manifest_lists_exactly_the_cubin_files(wheel):
-    shipped = {
-        path: (sha256(data), len(data))
-        for path, data in wheel.members.items() if path.endswith(".cubin")
-    }
+    shipped = {path: (sha256(data), len(data)) for path, data in wheel.members.items() if path.endswith(".cubin")}
     listed = {
         f"stoneware/cubins/{id}.cubin": (kernel["sha256"], kernel["size_bytes"])
         for id, kernel in by_backend(wheel, "triton_aot").items()
@@ -87,10 +82,7 @@ def test_manifest_lists_exactly_the_cubins_inside_the_module(wheel):
     offsets = embedded_cubins(module)
     assert len(offsets) == len(kernels) >= 6
     found = {
-        id: [
-            offset for offset in offsets
-            if sha256(module[offset:offset + kernel["size_bytes"]]) == kernel["sha256"]
-        ]
+        id: [offset for offset in offsets if sha256(module[offset : offset + kernel["size_bytes"]]) == kernel["sha256"]]
         for id, kernel in kernels.items()
     }
     assert {id: places for id, places in found.items() if len(places) != 1} == {}
@@ -103,10 +95,7 @@ def test_module_without_kernels_has_none(wheel):
 
 
 def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
-    descriptions = {
-        path for path in wheel.members
-        if path.startswith("stoneware/cubins/") and path.endswith(".json")
-    }
+    descriptions = {path for path in wheel.members if path.startswith("stoneware/cubins/") and path.endswith(".json")}
     kernels = by_backend(wheel, "triton_aot")
     assert descriptions == {f"stoneware/cubins/{id}.json" for id in kernels}
     for id, kernel in kernels.items():
@@ -126,12 +115,7 @@ def test_table_loads_has_what_was_measured_and_names_kernels_of_the_manifest(whe
     loaded = table_file.decode(wheel.members[f"stoneware/tables/{op}.table"], wheel.path, op)
     is_measured = (_SAMPLES / f"{op}.jsonl").exists()
     assert ("NVIDIA H200" in [device.fingerprint.name for device in loaded.devices]) == is_measured
-    configs = {
-        choice.config for device in loaded.devices for entry in device.entries()
-        for choice in entry.choices
-    }
-    compiled = {
-        config.kernel for config in configs if config.backend not in BACKENDS_WITHOUT_KERNELS
-    }
+    configs = {choice.config for device in loaded.devices for entry in device.entries() for choice in entry.choices}
+    compiled = {config.kernel for config in configs if config.backend not in BACKENDS_WITHOUT_KERNELS}
     assert bool(compiled) == is_measured
     assert compiled <= ids

@@ -14,16 +14,22 @@ from elftools.elf.sections import SymbolTableSection
 _DRIVER_USERS = ("stoneware/ops/_cutlass_sm90", "stoneware/runtime/_driver")
 _MODULES = ("stoneware/ops/_call", *_DRIVER_USERS)
 # All of them parts of glibc; the last has __tls_get_addr, for what a thread has to itself.
-_ALLOWED_LIBRARIES = {
-    "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2",
-}
+_ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}
 # Debian 10, RHEL 8; the target of //third_party/zig.
 _NEWEST_GLIBC = (2, 28)
 _CUDA_NAME = re.compile(r"_*(cu[A-Z]|cuda|nv[A-Z]|__nv)")
 # The private names in the stable ABI (CPython's Misc/stable_abi.toml) that inlined macros use.
 _STABLE_PRIVATE_NAMES = {
-    "_PyObject_GC_New", "_PyObject_New", "_Py_Dealloc", "_Py_DecRef", "_Py_EllipsisObject",
-    "_Py_FalseStruct", "_Py_IncRef", "_Py_NoneStruct", "_Py_NotImplementedStruct", "_Py_TrueStruct",
+    "_PyObject_GC_New",
+    "_PyObject_New",
+    "_Py_Dealloc",
+    "_Py_DecRef",
+    "_Py_EllipsisObject",
+    "_Py_FalseStruct",
+    "_Py_IncRef",
+    "_Py_NoneStruct",
+    "_Py_NotImplementedStruct",
+    "_Py_TrueStruct",
 }
 
 
@@ -65,7 +71,8 @@ def test_modules_show_no_cuda_symbol(elf, request):
 
 def test_modules_export_their_init_function_alone(elf):
     exported = [
-        symbol.name for symbol in dynamic_symbols(elf)
+        symbol.name
+        for symbol in dynamic_symbols(elf)
         if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
     ]
     assert len(exported) == 1
@@ -74,9 +81,7 @@ def test_modules_export_their_init_function_alone(elf):
 
 def test_modules_run_on_glibc_2_28(elf):
     section = next(s for s in elf.iter_sections() if isinstance(s, GNUVerNeedSection))
-    needed = [
-        auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries
-    ]
+    needed = [auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries]
     versions = [re.fullmatch(r"GLIBC_(\d+(?:\.\d+)+)", name) for name in needed]
     assert needed and all(versions), f"versions of other libraries than glibc: {needed}"
     newest = max(tuple(map(int, match[1].split("."))) for match in versions)
@@ -107,8 +112,5 @@ def test_no_member_names_a_folder_of_the_build(wheel):
         rb"/execroot/|/sandbox/|bazel-out/|external/stoneware_|/nvcc\.\w{8}|/zig\.\w{8}"
         rb"|/(?:home|root|Users)/\w|tmpxft_"
     )
-    found = {
-        path: match[0] for path, data in wheel.members.items()
-        if (match := build_folder.search(data))
-    }
+    found = {path: match[0] for path, data in wheel.members.items() if (match := build_folder.search(data))}
     assert found == {}

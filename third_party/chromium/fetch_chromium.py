@@ -49,7 +49,10 @@ def check(folder: pathlib.Path) -> None:
     """Starts the browser once: a library that is missing shows here, not in a test."""
     result = subprocess.run(
         [folder / "chromium/chromium-headless-shell", "--version"],
-        env={"LD_LIBRARY_PATH": str(folder / "lib")}, capture_output=True, text=True, check=False,
+        env={"LD_LIBRARY_PATH": str(folder / "lib")},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         sys.exit(

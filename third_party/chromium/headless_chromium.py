@@ -33,8 +33,7 @@ def dom(page: pathlib.Path, *, timeout_s: float = 60) -> str:
 
 
 def screenshot(
-    page: pathlib.Path, picture: pathlib.Path, *, width: int = 1280, height: int = 800,
-    timeout_s: float = 60,
+    page: pathlib.Path, picture: pathlib.Path, *, width: int = 1280, height: int = 800, timeout_s: float = 60
 ) -> None:
     """Writes what a window of `width` by `height` pixels shows of the page, as PNG.
 
@@ -50,9 +49,19 @@ def _open(page: pathlib.Path, options: list[str], timeout_s: float) -> str:
     if not page.is_file():  # Chromium would show an empty page.
         raise PageError(f"a page must be a file, but {page} is none; pass the path of an HTML file")
     result = subprocess.run(
-        [_PROGRAM, "--enable-logging=stderr", "--log-level=0",
-         f"--virtual-time-budget={_VIRTUAL_TIME_MS}", *options, page.resolve().as_uri()],
-        capture_output=True, text=True, errors="replace", check=False, timeout=timeout_s,
+        [
+            _PROGRAM,
+            "--enable-logging=stderr",
+            "--log-level=0",
+            f"--virtual-time-budget={_VIRTUAL_TIME_MS}",
+            *options,
+            page.resolve().as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=timeout_s,
     )
     if result.returncode:
         raise PageError(f"Chromium must end with 0, but did with {result.returncode}: {result.stderr}")

@@ -34,9 +34,22 @@ def check_interpreter(name: str, version: str, locked: dict[str, str]) -> None:
 
 def download(name: str, version: str, folder: pathlib.Path) -> pathlib.Path:
     result = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-         "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{name}=={version}"],
-        capture_output=True, text=True, check=False,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--dest",
+            str(folder),
+            f"{name}=={version}",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         sys.exit(

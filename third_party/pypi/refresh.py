@@ -22,10 +22,24 @@ HEADERS_ONLY = ("nvidia-cutlass",)
 def resolve(requirements: list[str], *options: str) -> list[dict]:
     """pip's own installation report for `requirements`: one record a distribution."""
     result = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
-         "--only-binary=:all:", "--disable-pip-version-check", "--report", "-",
-         *options, *requirements],
-        stdout=subprocess.PIPE, text=True, check=True,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+            "--only-binary=:all:",
+            "--disable-pip-version-check",
+            "--report",
+            "-",
+            *options,
+            *requirements,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return json.loads(result.stdout)["install"]
 
@@ -47,19 +61,14 @@ def render(entries: list[tuple[str, str, str, str]]) -> str:
         "WHEELS = {",
     ]
     for name, version, file, sha256 in sorted(entries):
-        lines += [
-            f'    "{name}": ("{version}", {{',
-            f'        "{file}": "{sha256}",',
-            "    }),",
-        ]
+        lines += [f'    "{name}": ("{version}", {{', f'        "{file}": "{sha256}",', "    }),"]
     return "\n".join([*lines, "}", ""])
 
 
 def main() -> None:
     folder = pathlib.Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."), "third_party/pypi")
     requirements = [
-        line for line in (folder / "requirements.txt").read_text().splitlines()
-        if line and not line.startswith("#")
+        line for line in (folder / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")
     ]
     alone = [line for line in requirements if line.split("==")[0] in HEADERS_ONLY]
     closed = [line for line in requirements if line not in alone]

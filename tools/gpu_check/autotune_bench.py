@@ -60,9 +60,7 @@ def decorated(name: str) -> Any:
     """The kernel under one of the two decorators."""
     if name == OURS:
         return stoneware.autotune(tuned_matmul.CONFIGS, tuned_matmul.KEY)(tuned_matmul.matmul)
-    return triton.autotune(tuned_matmul.CONFIGS, tuned_matmul.KEY, cache_results=True)(
-        tuned_matmul.matmul
-    )
+    return triton.autotune(tuned_matmul.CONFIGS, tuned_matmul.KEY, cache_results=True)(tuned_matmul.matmul)
 
 
 def _timed_ms(call: Callable[[], object]) -> float:
@@ -99,12 +97,15 @@ def launch_once(name: str, mode: str) -> dict[str, Any]:
 
 def _child(name: str, mode: str, environment: Mapping[str, str]) -> dict[str, Any]:
     command = [
-        sys.executable, "-m", "tools.gpu_check.autotune_bench", f"--child={name}",
-        f"--mode={mode}", f"--size={_SIZE.value}",
+        sys.executable,
+        "-m",
+        "tools.gpu_check.autotune_bench",
+        f"--child={name}",
+        f"--mode={mode}",
+        f"--size={_SIZE.value}",
     ]
     done = subprocess.run(
-        command, env=dict(environment), capture_output=True, text=True, timeout=_CHILD_LIMIT_S,
-        check=False,
+        command, env=dict(environment), capture_output=True, text=True, timeout=_CHILD_LIMIT_S, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{name}, {mode}: exit code {done.returncode}\n{done.stderr[-4000:]}")
@@ -180,8 +181,11 @@ def summary(values: Sequence[float]) -> dict[str, float]:
         first, _, third = statistics.quantiles(values, n=4, method="inclusive")
         spread = third - first
     return {
-        "median": statistics.median(values), "spread": spread, "least": min(values),
-        "most": max(values), "count": len(values),
+        "median": statistics.median(values),
+        "spread": spread,
+        "least": min(values),
+        "most": max(values),
+        "count": len(values),
     }
 
 
@@ -192,40 +196,37 @@ def to_markdown(report: Mapping[str, Any]) -> str:
     def shown(times: Mapping[str, float], digits: int) -> str:
         return f"{times['median']:.{digits}f} ± {times['spread']:.{digits}f}"
 
-    return "\n".join([
-        f"# sw.autotune on {facts['gpu']}",
-        "",
-        f"{report['date']}, driver {facts['driver']}, torch {facts['torch']}, Triton "
-        f"{facts['triton']}, Python {facts['python']}. A matmul of {report['size']}, "
-        f"{len(tuned_matmul.CONFIGS)} configs.",
-        "",
-        f"Command: `{report['command']}`",
-        "",
-        f"First launch in a new process after a persisted tune, milliseconds, "
-        f"{report['processes']} processes each, interleaved: median ± interquartile range.",
-        "",
-        "| decorator | first launch | second launch |",
-        "|---|---|---|",
-        *(
-            f"| {name} | {shown(first[name], 1)} | {shown(second[name], 3)} |"
-            for name in (OURS, TRITON)
-        ),
-        "",
-        f"triton.autotune costs {report['first_launch_ratio']:.1f} times ours (goal: at least "
-        f"{FIRST_LAUNCH_RATIO:g}).",
-        "",
-        "Host time per launch, microseconds, interleaved: median ± interquartile range.",
-        "",
-        "| launched by | host time |",
-        "|---|---|",
-        *(f"| {name} | {shown(times, 1)} |" for name, times in report["launch_us"].items()),
-        "",
-    ])
+    return "\n".join(
+        [
+            f"# sw.autotune on {facts['gpu']}",
+            "",
+            f"{report['date']}, driver {facts['driver']}, torch {facts['torch']}, Triton "
+            f"{facts['triton']}, Python {facts['python']}. A matmul of {report['size']}, "
+            f"{len(tuned_matmul.CONFIGS)} configs.",
+            "",
+            f"Command: `{report['command']}`",
+            "",
+            f"First launch in a new process after a persisted tune, milliseconds, "
+            f"{report['processes']} processes each, interleaved: median ± interquartile range.",
+            "",
+            "| decorator | first launch | second launch |",
+            "|---|---|---|",
+            *(f"| {name} | {shown(first[name], 1)} | {shown(second[name], 3)} |" for name in (OURS, TRITON)),
+            "",
+            f"triton.autotune costs {report['first_launch_ratio']:.1f} times ours (goal: at least "
+            f"{FIRST_LAUNCH_RATIO:g}).",
+            "",
+            "Host time per launch, microseconds, interleaved: median ± interquartile range.",
+            "",
+            "| launched by | host time |",
+            "|---|---|",
+            *(f"| {name} | {shown(times, 1)} |" for name, times in report["launch_us"].items()),
+            "",
+        ]
+    )
 
 
-def _report(
-    first: Mapping[str, list[dict[str, Any]]], times: Mapping[str, list[float]]
-) -> dict[str, Any]:
+def _report(first: Mapping[str, list[dict[str, Any]]], times: Mapping[str, list[float]]) -> dict[str, Any]:
     def summaries(of: str) -> dict[str, dict[str, float]]:
         return {name: summary([run[of] for run in runs]) for name, runs in first.items()}
 
@@ -265,12 +266,14 @@ def main(argv: Sequence[str]) -> None:
     print(page)
     wrong = [run for runs in first.values() for run in runs if not run["error"] < MOST_ERROR]
     asked = [run for run in first[OURS] if run["asked_triton_key"] or run["made_triton_driver"]]
-    slowest_us = max(
-        values["median"] for name, values in report["launch_us"].items() if name.startswith(OURS)
-    )
+    slowest_us = max(values["median"] for name, values in report["launch_us"].items() if name.startswith(OURS))
     logging.info(
         "wrong: %d; ours that asked Triton: %d; ratio %.1f (goal %g); launch %.1f us (goal %g)",
-        len(wrong), len(asked), report["first_launch_ratio"], FIRST_LAUNCH_RATIO, slowest_us,
+        len(wrong),
+        len(asked),
+        report["first_launch_ratio"],
+        FIRST_LAUNCH_RATIO,
+        slowest_us,
         LAUNCH_LIMIT_US,
     )
     if wrong or asked:

@@ -80,8 +80,7 @@ class Schedule:
     """
 
     def __init__(
-        self, deadline: float, num_shapes: int, most: float,
-        now: Callable[[], float] = time.monotonic,
+        self, deadline: float, num_shapes: int, most: float, now: Callable[[], float] = time.monotonic
     ) -> None:
         self._deadline, self._num_left, self._most, self._now = deadline, num_shapes, most, now
         self._untimed, self._num_done = 0.0, 0
@@ -162,14 +161,11 @@ def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]
     if workload.groups:
         sizes["num_groups"] = workload.groups
     decision = spec.operation.decide(spec.make_problem(**sizes, **family.problem), device)
-    return {
-        "config": str(decision.config), "decided_by": decision.layer, "grade": decision.grade
-    }
+    return {"config": str(decision.config), "decided_by": decision.layer, "grade": decision.grade}
 
 
 def measure(
-    family: Family, workload: Workload, device: Device, timer: DeviceTimer, schedule: Schedule,
-    rounds: int,
+    family: Family, workload: Workload, device: Device, timer: DeviceTimer, schedule: Schedule, rounds: int
 ) -> dict[str, Any]:
     """One row of the result: the decision, whether the values are right, and the times."""
     begin = time.monotonic()
@@ -182,9 +178,7 @@ def measure(
     }
     right, checks = right_calls(case, family.dtype)
     row["errors"] = {name: found["error"] for name, found in checks.items() if name in right}
-    row["no_figure"] = {
-        name: found["detail"] for name, found in checks.items() if name not in right
-    }
+    row["no_figure"] = {name: found["detail"] for name, found in checks.items() if name not in right}
     untimed = time.monotonic() - begin
     if OURS in right:  # no figure without a right value
         limits = {"rounds": rounds, "max_seconds": schedule.seconds_for_timing()}
@@ -195,16 +189,14 @@ def measure(
 
 
 def _timings(
-    case: Case, right: Mapping[str, Run], timer: DeviceTimer, no_figure: dict[str, str],
-    **limits: Any,
+    case: Case, right: Mapping[str, Run], timer: DeviceTimer, no_figure: dict[str, str], **limits: Any
 ) -> dict[str, Timing]:
     """Timings of the calls; a peer that fails only now goes to `no_figure`.
 
     Raises:
       TimingFailed: ours failed.
     """
-    calls = {name: _bound(run, case.out if case.calls[name].takes_out else None)
-             for name, run in right.items()}
+    calls = {name: _bound(run, case.out if case.calls[name].takes_out else None) for name, run in right.items()}
     while True:
         try:
             return timer.time(calls, **limits)
@@ -222,10 +214,7 @@ def _bound(run: Run, out: torch.Tensor | None) -> Callable[[], torch.Tensor]:
 def host_times(case: Case, right: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
     """Host time per call in microseconds, into out and allocating, all calls interleaved."""
     calls = {("allocating", name): _bound(run, None) for name, run in right.items()}
-    calls |= {
-        ("out", name): _bound(run, case.out)
-        for name, run in right.items() if case.calls[name].takes_out
-    }
+    calls |= {("out", name): _bound(run, case.out) for name, run in right.items() if case.calls[name].takes_out}
     samples_us: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
     order = list(calls)
     for block in range(_HOST_BLOCKS):
@@ -257,24 +246,21 @@ def first_calls(families: Sequence[str], num_processes: int) -> list[dict[str, A
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=600, check=True, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True, env=environment)
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         stderr = getattr(error, "stderr", None) or ""
         message = f"{error}\n{stderr if isinstance(stderr, str) else stderr.decode()}"[-4000:]
         logging.error("first calls could not be measured:\n%s", message)
-        return [
-            {"family": family, "call": OURS, "error": message} for family in families
-        ]
+        return [{"family": family, "call": OURS, "error": message} for family in families]
 
 
 def installed() -> dict[str, int]:
     """Files of the installed wheel, and their size in bytes, without those that Python compiles."""
     files = importlib.metadata.files("stoneware") or []
     sizes = [
-        path.stat().st_size for file in files
+        path.stat().st_size
+        for file in files
         if file.suffix != ".pyc" and (path := pathlib.Path(str(file.locate()))).is_file()
     ]
     return {"num_files": len(sizes), "num_bytes": sum(sizes)}
@@ -298,16 +284,15 @@ def problems_of(report: Mapping[str, Any]) -> list[str]:
         taken_ms = item.get("import_and_first_call_ms")
         if taken_ms is not None and taken_ms >= FIRST_CALL_LIMIT_MS:
             problems.append(
-                f"{name} took {taken_ms:.1f} ms with its import and must take under "
-                f"{FIRST_CALL_LIMIT_MS:g} ms"
+                f"{name} took {taken_ms:.1f} ms with its import and must take under {FIRST_CALL_LIMIT_MS:g} ms"
             )
     outside = {
-        (run["family"], event) for run in report["first_calls"] if run["call"] == OURS
+        (run["family"], event)
+        for run in report["first_calls"]
+        if run["call"] == OURS
         for event in run.get("outside", ())
     }
-    return problems + [
-        f"the first call of {name} reached outside: {event}" for name, event in sorted(outside)
-    ]
+    return problems + [f"the first call of {name} reached outside: {event}" for name, event in sorted(outside)]
 
 
 def find_families(
@@ -351,8 +336,12 @@ def _torch_device(device: Device) -> torch.device:
 
 def _labels(family: Family, workload: Workload) -> dict[str, Any]:
     return {
-        "family": family.name, "layer": workload.layer, "m": workload.m, "n": workload.n,
-        "k": workload.k, "groups": workload.groups,
+        "family": family.name,
+        "layer": workload.layer,
+        "m": workload.m,
+        "n": workload.n,
+        "k": workload.k,
+        "groups": workload.groups,
     }
 
 
@@ -417,12 +406,8 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(1 if report["problems"] or report["missing"] else 0)
 
 
-def _measure_all(
-    found: Mapping[str, Sequence[Workload]], device: Device, deadline: float
-) -> list[dict[str, Any]]:
-    todo = [
-        (FAMILIES[name], workload) for name, workloads in found.items() for workload in workloads
-    ]
+def _measure_all(found: Mapping[str, Sequence[Workload]], device: Device, deadline: float) -> list[dict[str, Any]]:
+    todo = [(FAMILIES[name], workload) for name, workloads in found.items() for workload in workloads]
     schedule = Schedule(deadline, len(todo), _SECONDS_PER_SHAPE.value)
     timer = DeviceTimer(device.ordinal, CudaStopwatch(device.ordinal, _L2.value))
     rows: list[dict[str, Any]] = []

@@ -113,9 +113,7 @@ class Case:
         for group, (begin, end) in enumerate(zip([0, *self.ends[:-1]], self.ends)):
             if begin < end:
                 rows = slice(begin, end)
-                of_group = (
-                    (call.scales[0][rows, None], call.scales[1][group][None]) if call.scales else ()
-                )
+                of_group = (call.scales[0][rows, None], call.scales[1][group][None]) if call.scales else ()
                 multiply(result[rows], self.a[rows], self.b[group], *of_group)
         return result
 
@@ -152,11 +150,15 @@ def _row_scales(workload: Workload, device: torch.device) -> Case:
     b = _random(n, k, torch.float8_e4m3fn, device).t()
     row = (_scale(m, 1, device), _scale(1, n, device))
     tensor = (_scale(1, 1, device), _scale(1, 1, device))
-    return _dense_case(a, b, {
-        OURS: Call(load=_scaled_mm(a, b, *row), scales=row),
-        "torch_row": Call(load=_torch_scaled_mm(a, b, *row), scales=row),
-        "torch_tensor": Call(load=_torch_scaled_mm(a, b, *tensor), scales=tensor),
-    })
+    return _dense_case(
+        a,
+        b,
+        {
+            OURS: Call(load=_scaled_mm(a, b, *row), scales=row),
+            "torch_row": Call(load=_torch_scaled_mm(a, b, *row), scales=row),
+            "torch_tensor": Call(load=_torch_scaled_mm(a, b, *tensor), scales=tensor),
+        },
+    )
 
 
 def _block_scales(workload: Workload, device: torch.device) -> Case:
@@ -174,14 +176,17 @@ def _block_scales(workload: Workload, device: torch.device) -> Case:
     def run_torch(out: torch.Tensor | None) -> torch.Tensor:
         # What torch.nn.functional.scaled_mm calls, which takes no out.
         return torch._scaled_mm_v2(
-            a, b, [scale_a], of_a, [], [padded_b], of_b, [], None, torch.bfloat16, [], False,
-            out=out,
+            a, b, [scale_a], of_a, [], [padded_b], of_b, [], None, torch.bfloat16, [], False, out=out
         )
 
-    return _dense_case(a, b, {
-        OURS: Call(load=_scaled_mm(a, b, *scales), scales=scales),
-        "torch_block": Call(load=lambda: run_torch, scales=scales),
-    })
+    return _dense_case(
+        a,
+        b,
+        {
+            OURS: Call(load=_scaled_mm(a, b, *scales), scales=scales),
+            "torch_block": Call(load=lambda: run_torch, scales=scales),
+        },
+    )
 
 
 def _dense_bf16(workload: Workload, device: torch.device) -> Case:
@@ -194,10 +199,9 @@ def _dense_bf16(workload: Workload, device: torch.device) -> Case:
         matmul = stoneware.matmul
         return lambda out: matmul(a, b, out=out)
 
-    return _dense_case(a, b, {
-        OURS: Call(load=load_ours),
-        "torch_mm": Call(load=lambda: lambda out: torch.mm(a, b, out=out)),
-    })
+    return _dense_case(
+        a, b, {OURS: Call(load=load_ours), "torch_mm": Call(load=lambda: lambda out: torch.mm(a, b, out=out))}
+    )
 
 
 def _grouped_bf16(workload: Workload, device: torch.device) -> Case:
@@ -212,9 +216,7 @@ def _grouped_bf16(workload: Workload, device: torch.device) -> Case:
     def multiply(rows: slice, group: int, out: torch.Tensor) -> None:
         torch.mm(a[rows], b[group], out=out)
 
-    return _grouped_case(
-        a, b, ends, load_ours, lambda out: torch._grouped_mm(a, b, offs=offs), multiply
-    )
+    return _grouped_case(a, b, ends, load_ours, lambda out: torch._grouped_mm(a, b, offs=offs), multiply)
 
 
 def _grouped_fp8(workload: Workload, device: torch.device) -> Case:
@@ -226,9 +228,7 @@ def _grouped_fp8(workload: Workload, device: torch.device) -> Case:
         import stoneware
 
         grouped_mm = stoneware.grouped_mm
-        return lambda out: grouped_mm(
-            a, b, offs, scale_a, scale_b, out_dtype=torch.bfloat16, out=out
-        )
+        return lambda out: grouped_mm(a, b, offs, scale_a, scale_b, out_dtype=torch.bfloat16, out=out)
 
     def run_grouped(out: torch.Tensor | None) -> torch.Tensor:
         return torch._scaled_grouped_mm(
@@ -237,13 +237,16 @@ def _grouped_fp8(workload: Workload, device: torch.device) -> Case:
 
     def multiply(rows: slice, group: int, out: torch.Tensor) -> None:
         torch._scaled_mm(
-            a[rows], b[group], scale_a[rows, None], scale_b[group][None],
-            out_dtype=torch.bfloat16, use_fast_accum=True, out=out,
+            a[rows],
+            b[group],
+            scale_a[rows, None],
+            scale_b[group][None],
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+            out=out,
         )
 
-    return _grouped_case(
-        a, b, ends, load_ours, run_grouped, multiply, scales=(scale_a, scale_b)
-    )
+    return _grouped_case(a, b, ends, load_ours, run_grouped, multiply, scales=(scale_a, scale_b))
 
 
 def _dense_case(a: torch.Tensor, b: torch.Tensor, calls: Mapping[str, Call]) -> Case:
@@ -252,14 +255,17 @@ def _dense_case(a: torch.Tensor, b: torch.Tensor, calls: Mapping[str, Call]) -> 
 
 
 def _grouped_case(
-    a: torch.Tensor, b: torch.Tensor, ends: Sequence[int], load_ours: Callable[[], Run],
-    run_grouped: Run, multiply: Callable[[slice, int, torch.Tensor], None],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    ends: Sequence[int],
+    load_ours: Callable[[], Run],
+    run_grouped: Run,
+    multiply: Callable[[slice, int, torch.Tensor], None],
     scales: tuple[torch.Tensor, ...] = (),
 ) -> Case:
     """`multiply` makes one group's product; the loop over it knows the offsets without waiting."""
     groups = [
-        (group, slice(begin, end))
-        for group, (begin, end) in enumerate(zip([0, *ends[:-1]], ends)) if begin < end
+        (group, slice(begin, end)) for group, (begin, end) in enumerate(zip([0, *ends[:-1]], ends)) if begin < end
     ]
 
     def run_loop(out: torch.Tensor | None) -> torch.Tensor:
@@ -270,16 +276,20 @@ def _grouped_case(
         return out
 
     out = torch.empty(a.shape[0], b.shape[2], dtype=torch.bfloat16, device=a.device)
-    return Case(a=a, b=b, ends=ends, out=out, calls={
-        OURS: Call(load=load_ours, scales=scales),
-        "torch_grouped": Call(load=lambda: run_grouped, scales=scales, takes_out=False),
-        "torch_loop": Call(load=lambda: run_loop, scales=scales, instead_of="torch_grouped"),
-    })
+    return Case(
+        a=a,
+        b=b,
+        ends=ends,
+        out=out,
+        calls={
+            OURS: Call(load=load_ours, scales=scales),
+            "torch_grouped": Call(load=lambda: run_grouped, scales=scales, takes_out=False),
+            "torch_loop": Call(load=lambda: run_loop, scales=scales, instead_of="torch_grouped"),
+        },
+    )
 
 
-def _scaled_mm(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
-) -> Callable[[], Run]:
+def _scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> Callable[[], Run]:
     def load() -> Run:
         import stoneware
 
@@ -292,8 +302,8 @@ def _scaled_mm(
 def _torch_scaled_mm(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
 ) -> Callable[[], Run]:
-    return lambda: lambda out: torch._scaled_mm(
-        a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True, out=out
+    return lambda: (
+        lambda out: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True, out=out)
     )
 
 
@@ -324,8 +334,7 @@ def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
     shapes = importlib.import_module("stoneware.ops.scaled_mm.spec")
     chosen = shapes.WEIGHTS if weights == "all" else shapes.BENCH_WEIGHTS
     return [
-        Workload(layer=layer, m=m, n=n, k=k)
-        for layer, (n, k) in chosen.items() if k % k_multiple == 0 for m in TOKENS
+        Workload(layer=layer, m=m, n=n, k=k) for layer, (n, k) in chosen.items() if k % k_multiple == 0 for m in TOKENS
     ]
 
 
@@ -334,41 +343,67 @@ def _expert_workloads(weights: str) -> list[Workload]:
     return [
         Workload(layer=layer, m=groups * tokens, n=n, k=k, groups=groups)
         for layer, (groups, n, k) in shapes.EXPERTS.items()
-        for tokens in TOKENS_PER_EXPERT if groups * tokens <= MAX_ROUTED_TOKENS
+        for tokens in TOKENS_PER_EXPERT
+        if groups * tokens <= MAX_ROUTED_TOKENS
     ]
 
 
 _FIRST_GROUPED = Workload(layer="first", m=128, n=2048, k=768, groups=8)
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (
+    family.name: family
+    for family in (
         Family(
-            name="scaled_mm", title="scaled_mm, fp8 with row scales", op="scaled_mm", dtype="e4m3",
-            problem={}, workloads=_dense_workloads, make=_row_scales,
+            name="scaled_mm",
+            title="scaled_mm, fp8 with row scales",
+            op="scaled_mm",
+            dtype="e4m3",
+            problem={},
+            workloads=_dense_workloads,
+            make=_row_scales,
             rival="torch_row",
         ),
         Family(
-            name="scaled_mm_block", title="scaled_mm, fp8 with block scales 1x128 and 128x128",
-            op="scaled_mm", dtype="e4m3", problem={"scales": "block"},
-            workloads=lambda weights: _dense_workloads(weights, BLOCK), make=_block_scales,
+            name="scaled_mm_block",
+            title="scaled_mm, fp8 with block scales 1x128 and 128x128",
+            op="scaled_mm",
+            dtype="e4m3",
+            problem={"scales": "block"},
+            workloads=lambda weights: _dense_workloads(weights, BLOCK),
+            make=_block_scales,
             rival="torch_block",
         ),
         Family(
-            name="matmul", title="matmul, bf16", op="matmul", dtype="bf16", problem={},
-            workloads=_dense_workloads, make=_dense_bf16,
+            name="matmul",
+            title="matmul, bf16",
+            op="matmul",
+            dtype="bf16",
+            problem={},
+            workloads=_dense_workloads,
+            make=_dense_bf16,
             rival="torch_mm",
         ),
         Family(
-            name="grouped_mm", title="grouped_mm, bf16", op="grouped_mm", dtype="bf16",
-            problem={"dtype": "bf16"}, workloads=_expert_workloads, make=_grouped_bf16,
+            name="grouped_mm",
+            title="grouped_mm, bf16",
+            op="grouped_mm",
+            dtype="bf16",
+            problem={"dtype": "bf16"},
+            workloads=_expert_workloads,
+            make=_grouped_bf16,
             rival="torch_grouped",
             first=_FIRST_GROUPED,
         ),
         Family(
-            name="grouped_mm_fp8", title="grouped_mm, fp8 with row scales", op="grouped_mm",
-            dtype="e4m3", problem={"dtype": "e4m3"}, workloads=_expert_workloads,
+            name="grouped_mm_fp8",
+            title="grouped_mm, fp8 with row scales",
+            op="grouped_mm",
+            dtype="e4m3",
+            problem={"dtype": "e4m3"},
+            workloads=_expert_workloads,
             make=_grouped_fp8,
-            rival="torch_grouped", first=_FIRST_GROUPED,
+            rival="torch_grouped",
+            first=_FIRST_GROUPED,
         ),
     )
 }

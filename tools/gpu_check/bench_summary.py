@@ -65,20 +65,22 @@ def speedups(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for peer in peers:
             for most_m in (SMALL_M, None):
                 ratios = [
-                    (value, str(row["layer"]), rows_each(row)) for row in members
-                    if (most_m is None or rows_each(row) <= most_m)
-                    and (value := ratio(row, peer)) is not None
+                    (value, str(row["layer"]), rows_each(row))
+                    for row in members
+                    if (most_m is None or rows_each(row) <= most_m) and (value := ratio(row, peer)) is not None
                 ]
                 least = min(ratios, default=None)
-                found.append({
-                    "family": family,
-                    "peer": peer,
-                    "most_m": most_m,
-                    "geomean": geometric_mean([value for value, *_ in ratios]),
-                    "least": least and least[0],
-                    "least_at": least and f"{least[1]}, m={least[2]}",
-                    "num_shapes": len(ratios),
-                })
+                found.append(
+                    {
+                        "family": family,
+                        "peer": peer,
+                        "most_m": most_m,
+                        "geomean": geometric_mean([value for value, *_ in ratios]),
+                        "least": least and least[0],
+                        "least_at": least and f"{least[1]}, m={least[2]}",
+                        "num_shapes": len(ratios),
+                    }
+                )
     return found
 
 
@@ -87,20 +89,23 @@ def floors(rows: Sequence[Row]) -> list[dict[str, Any]]:
     found = []
     for family, members in by_family(rows).items():
         fractions = [
-            (value, str(row["layer"]), rows_each(row)) for row in members
+            (value, str(row["layer"]), rows_each(row))
+            for row in members
             if rows_each(row) <= FLOOR_MAX_M
             and row.get("weight_bytes", 0) > FLOOR_MIN_WEIGHT_BYTES
             and (value := floor_fraction(row)) is not None
         ]
         if fractions:
             value, layer, m = min(fractions)
-            found.append({
-                "family": family,
-                "geomean": geometric_mean([value for value, *_ in fractions]),
-                "least": value,
-                "least_at": f"{layer}, m={m}",
-                "num_shapes": len(fractions),
-            })
+            found.append(
+                {
+                    "family": family,
+                    "geomean": geometric_mean([value for value, *_ in fractions]),
+                    "least": value,
+                    "least_at": f"{layer}, m={m}",
+                    "num_shapes": len(fractions),
+                }
+            )
     return found
 
 
@@ -112,15 +117,11 @@ def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
         good = [run for run in members if "error" not in run]
         medians = {
             name: statistics.median(run[name] for run in good)
-            for name in (
-                "package_ms", "import_ms", "first_call_ms", "import_and_first_call_ms",
-                "second_call_ms",
-            ) if good
+            for name in ("package_ms", "import_ms", "first_call_ms", "import_and_first_call_ms", "second_call_ms")
+            if good
         }
         errors = sorted({run["error"] for run in members if "error" in run})
-        found.append({
-            "family": family, "call": call, "num_processes": len(good), "errors": errors, **medians
-        })
+        found.append({"family": family, "call": call, "num_processes": len(good), "errors": errors, **medians})
     return found
 
 
@@ -163,10 +164,17 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
     ]
     for item in speedups(report["rows"]):
         rng = "all" if item["most_m"] is None else f"up to {item['most_m']}"
-        lines.append(_line(
-            titles[item["family"]], item["peer"], rng, _number(item["geomean"], 3),
-            _number(item["least"], 3), item["least_at"] or "-", item["num_shapes"],
-        ))
+        lines.append(
+            _line(
+                titles[item["family"]],
+                item["peer"],
+                rng,
+                _number(item["geomean"], 3),
+                _number(item["least"], 3),
+                item["least_at"] or "-",
+                item["num_shapes"],
+            )
+        )
     lines += [
         "",
         f"The floor is the weight's bytes over {BYTES_PER_US / 1e6:g} TB/s; here its part of our "
@@ -177,8 +185,11 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         "|---|---|---|---|---|",
         *(
             _line(
-                titles[item["family"]], f"{item['geomean']:.1%}", f"{item['least']:.1%}",
-                item["least_at"], item["num_shapes"],
+                titles[item["family"]],
+                f"{item['geomean']:.1%}",
+                f"{item['least']:.1%}",
+                item["least_at"],
+                item["num_shapes"],
             )
             for item in floors(report["rows"])
         ),
@@ -216,51 +227,74 @@ def _host_lines(report: Mapping[str, Any]) -> list[str]:
     lines = []
     for family, title in report["families"].items():
         host_us = report["host_us"].get(family, {})
-        calls = dict.fromkeys([
-            *(name for how in host_us.values() for name in how),
-            *(call for of_family, call in firsts if of_family == family),
-        ])
+        calls = dict.fromkeys(
+            [
+                *(name for how in host_us.values() for name in how),
+                *(call for of_family, call in firsts if of_family == family),
+            ]
+        )
         for call in calls:
             first = firsts.get((family, call), {})
-            lines.append(_line(
-                title, call,
-                *(_timing(host_us.get(how, {}).get(call)) for how in ("out", "allocating")),
-                *(_number(first.get(name), digits) for name, digits in (
-                    ("import_ms", 1), ("first_call_ms", 2), ("import_and_first_call_ms", 1),
-                    ("second_call_ms", 3),
-                )),
-                first.get("num_processes", "-"),
-            ))
+            lines.append(
+                _line(
+                    title,
+                    call,
+                    *(_timing(host_us.get(how, {}).get(call)) for how in ("out", "allocating")),
+                    *(
+                        _number(first.get(name), digits)
+                        for name, digits in (
+                            ("import_ms", 1),
+                            ("first_call_ms", 2),
+                            ("import_and_first_call_ms", 1),
+                            ("second_call_ms", 3),
+                        )
+                    ),
+                    first.get("num_processes", "-"),
+                )
+            )
     return lines
 
 
 def _package_ms(report: Mapping[str, Any]) -> float | None:
-    times = [
-        run["package_ms"] for run in report["first_calls"]
-        if run["call"] == OURS and "error" not in run
-    ]
+    times = [run["package_ms"] for run in report["first_calls"] if run["call"] == OURS and "error" not in run]
     return statistics.median(times) if times else None
 
 
 def _family_lines(rows: Sequence[Row]) -> list[str]:
-    peers = list(dict.fromkeys(
-        name for row in rows for name in row.get("device_us", {}) if name != OURS
-    ))
+    peers = list(dict.fromkeys(name for row in rows for name in row.get("device_us", {}) if name != OURS))
     heads = [
-        "layer", "m", "n", "k", "groups", "kernel", "layer of the look-up", OURS, *peers,
-        "fastest / ours", "floor", "error",
+        "layer",
+        "m",
+        "n",
+        "k",
+        "groups",
+        "kernel",
+        "layer of the look-up",
+        OURS,
+        *peers,
+        "fastest / ours",
+        "floor",
+        "error",
     ]
     lines = [_line(*heads), "|" + "---|" * len(heads)]
     for row in rows:
         device_us = row.get("device_us", {})
         fraction, value = floor_fraction(row), ratio(row)
-        lines.append(_line(
-            row["layer"], row["m"], row["n"], row["k"], row["groups"] or "-",
-            f"`{row['config']}`" if row.get("config") else "-", row.get("decided_by", "-"),
-            *(_timing(device_us.get(name)) for name in (OURS, *peers)), _number(value, 2),
-            "-" if fraction is None else f"{fraction:.0%}",
-            f"{row['errors'][OURS]:.1e}" if OURS in row.get("errors", {}) else "-",
-        ))
+        lines.append(
+            _line(
+                row["layer"],
+                row["m"],
+                row["n"],
+                row["k"],
+                row["groups"] or "-",
+                f"`{row['config']}`" if row.get("config") else "-",
+                row.get("decided_by", "-"),
+                *(_timing(device_us.get(name)) for name in (OURS, *peers)),
+                _number(value, 2),
+                "-" if fraction is None else f"{fraction:.0%}",
+                f"{row['errors'][OURS]:.1e}" if OURS in row.get("errors", {}) else "-",
+            )
+        )
     return lines
 
 

@@ -57,9 +57,7 @@ class Driver:
     def call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise RuntimeError(
-                f"{name} must succeed, and it returned CUresult {code}; check nvidia-smi"
-            )
+            raise RuntimeError(f"{name} must succeed, and it returned CUresult {code}; check nvidia-smi")
 
     def synchronize(self) -> int:
         """The CUresult: memcheck ends a kernel at its fault, which is no failure of this
@@ -80,9 +78,7 @@ def main() -> None:
     driver.call("cuModuleLoadData", ctypes.byref(module), PTX.encode("ascii"))
     driver.call("cuModuleGetFunction", ctypes.byref(kernel), module, b"broken")
     arguments = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
-    driver.call(
-        "cuLaunchKernel", kernel, 1, 1, 1, NUM_THREADS, 1, 1, 0, None, arguments, None
-    )
+    driver.call("cuLaunchKernel", kernel, 1, 1, 1, NUM_THREADS, 1, 1, 0, None, arguments, None)
     print(f"the kernel with a fault of each kind ran: CUresult {driver.synchronize()}")
 
 

@@ -33,9 +33,7 @@ class BundleError(Exception):
     """The inputs make no archive; the message has rule, value and remedy."""
 
 
-def collect(
-    wheels: Sequence[str], pure_wheels: Sequence[str], sources: Sequence[str]
-) -> dict[str, bytes]:
+def collect(wheels: Sequence[str], pure_wheels: Sequence[str], sources: Sequence[str]) -> dict[str, bytes]:
     """The archive's entries by name.
 
     Args:

@@ -33,9 +33,7 @@ TOOLS: dict[str, tuple[str, ...]] = {
     # Calls of the driver that fail are the program's to report, and some are asked to find out: the
     # count of a kernel's parameters ends with the first that is refused. After a fault the context
     # lives on, so that one kernel does not hide the others.
-    "memcheck": (
-        "--report-api-errors", "no", "--destroy-on-device-error", "kernel", "--padding", "4096",
-    ),
+    "memcheck": ("--report-api-errors", "no", "--destroy-on-device-error", "kernel", "--padding", "4096"),
     "racecheck": (),
     "initcheck": (),
 }
@@ -115,14 +113,24 @@ def read_report(lines: Iterable[str], exit_code: int) -> Report:
 
 
 def run(
-    program: str, tool: str, options: Sequence[str], command: Sequence[str], *,
-    folder: pathlib.Path, environment: Mapping[str, str], say: Callable[[str], None],
+    program: str,
+    tool: str,
+    options: Sequence[str],
+    command: Sequence[str],
+    *,
+    folder: pathlib.Path,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
 ) -> Report:
     """Runs a command under a tool; `say` gets each line, without its end, as it comes."""
     process = subprocess.Popen(
         [program, "--tool", tool, *_OPTIONS, *TOOLS[tool], *options, *command],
-        cwd=folder, env=dict(environment), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace",
+        cwd=folder,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     lines = []
     for line in process.stdout:

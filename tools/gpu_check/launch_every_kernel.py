@@ -26,10 +26,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import stoneware
 import torch
 from absl import app, flags
 
+import stoneware
 from stoneware.kernels import aot_kernels, cutlass_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import SPLITS, Config
 from stoneware.kernels.manifest import KernelRecord
@@ -86,11 +86,12 @@ def runnable(kernels: Sequence[KernelRecord], device: Device) -> list[KernelReco
     """
     capability = device.compute_capability
     return [
-        kernel for kernel in kernels
-        if kernel.compute_capability == {
-            cutlass_kernels.BACKEND: capability,
-            aot_kernels.BACKEND: aot_kernels.built_for(kernel.op, capability),
-        }[kernel.backend]
+        kernel
+        for kernel in kernels
+        if kernel.compute_capability
+        == {cutlass_kernels.BACKEND: capability, aot_kernels.BACKEND: aot_kernels.built_for(kernel.op, capability)}[
+            kernel.backend
+        ]
     ]
 
 
@@ -104,12 +105,13 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
     part = BLOCK if kernel.config.get("scales") == "block" else _PART
     stage_bytes = (tiling.m + tiling.n) * tiling.k * tile_rule.ELEMENT_BYTES[kernel.config["a"]]
     long_k = (_MAX_SHARED_BYTES // stage_bytes + 1) * tiling.k + part
-    few = _problem(
-        kernel, (tiling.m + 1, 0, _PART + 1, 1), tiling.n + _PART, long_k, is_first=True
-    )
+    few = _problem(kernel, (tiling.m + 1, 0, _PART + 1, 1), tiling.n + _PART, long_k, is_first=True)
     in_turn = _problem(
-        kernel, (0, tiling.m * tiling.cluster_m + 1, 3), 2 * tiling.n * tiling.cluster_n + _PART,
-        tiling.k + part, is_first=False,
+        kernel,
+        (0, tiling.m * tiling.cluster_m + 1, 3),
+        2 * tiling.n * tiling.cluster_n + _PART,
+        tiling.k + part,
+        is_first=False,
     )
     runs = [splits for splits in SPLITS if split_k.why_not(kernel, long_k, splits) is None]
     splits_to_run = sorted({1, *runs[1:2], runs[-1]})
@@ -120,22 +122,18 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
     ]
 
 
-def _problem(
-    kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, is_first: bool
-) -> Launch:
+def _problem(kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, is_first: bool) -> Launch:
     """A problem of the kernel's op and dtypes, of views; without groups m is the largest count. The
     first of a kernel has a bias and row scales, the second neither."""
     has_groups = "num_groups" in spec(kernel.op).takes
     problem = spec(kernel.op).operands.problem_of_kernel(
-        kernel.config, counts if has_groups else (max(counts),), n, k,
-        is_plain=not is_first,
+        kernel.config, counts if has_groups else (max(counts),), n, k, is_plain=not is_first
     )
     strides = {"lda": problem.lda + _PAD_A, "ldb": problem.ldb + _PAD_B}
     if has_groups:
         strides["group_stride_b"] = n * strides["ldb"]
     return Launch(
-        problem=dataclasses.replace(problem, ldd=problem.ldd + _PAD_OUT, **strides),
-        counts=counts if has_groups else (),
+        problem=dataclasses.replace(problem, ldd=problem.ldd + _PAD_OUT, **strides), counts=counts if has_groups else ()
     )
 
 
@@ -157,9 +155,7 @@ def copied(tensors: Operands, device: torch.device | str) -> Operands:
 
     out_base = copy(tensors.out_base)
     inputs = {name: copy(tensor) for name, tensor in tensors.tensors.items() if name != "out"}
-    return dataclasses.replace(
-        tensors, out_base=out_base, tensors={**inputs, "out": _like(out_base, tensors.out)}
-    )
+    return dataclasses.replace(tensors, out_base=out_base, tensors={**inputs, "out": _like(out_base, tensors.out)})
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -208,8 +204,7 @@ def what_is_wrong(tensors: Operands, out_base: torch.Tensor) -> str:
     """
     out_base = _memory(out_base).cpu()
     result = dataclasses.replace(
-        tensors.replace(out=_like(out_base, tensors.out)),
-        out_base=_like(out_base, tensors.out_base),
+        tensors.replace(out=_like(out_base, tensors.out)), out_base=_like(out_base, tensors.out_base)
     )
     comparison = operands.compare(result.out, operands.reference(tensors), tensors.problem)
     if not comparison.is_right:
@@ -218,7 +213,9 @@ def what_is_wrong(tensors: Operands, out_base: torch.Tensor) -> str:
 
 
 def run_all(
-    kernels: Sequence[KernelRecord], device: Device, torch_device: torch.device | str,
+    kernels: Sequence[KernelRecord],
+    device: Device,
+    torch_device: torch.device | str,
     run: Callable[[Launch, KernelRecord, Operands, Device], None],
 ) -> dict[str, Any]:
     """Runs every launch of every kernel, whatever becomes of the others.

@@ -92,9 +92,7 @@ def choose_wheel(folder: pathlib.Path, python: tuple[int, int]) -> pathlib.Path:
 def check_machine() -> None:
     """Raises RunnerError unless Python, torch and a GPU are there."""
     if sys.version_info[:2] < MIN_PYTHON:
-        raise RunnerError(
-            f"Python {platform.python_version()} must be {'.'.join(map(str, MIN_PYTHON))} or later"
-        )
+        raise RunnerError(f"Python {platform.python_version()} must be {'.'.join(map(str, MIN_PYTHON))} or later")
     code = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 9)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode == 9:
@@ -125,9 +123,7 @@ class Runner:
                 file.extractall(site)
         self._environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(site), str(root), os.environ.get("PYTHONPATH", "")])
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(site), str(root), os.environ.get("PYTHONPATH", "")])),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONUNBUFFERED": "1",
         }
@@ -191,13 +187,7 @@ class Runner:
     def autotune(self, extra: Sequence[str]) -> int:
         return self._run(
             "autotune",
-            [
-                "-m",
-                "tools.gpu_check.autotune_bench",
-                f"--out={self._out_dir}",
-                f"--command={_typed_command()}",
-                *extra,
-            ],
+            ["-m", "tools.gpu_check.autotune_bench", f"--out={self._out_dir}", f"--command={_typed_command()}", *extra],
         )
 
     def sanitize(self, extra: Sequence[str]) -> int:
@@ -221,20 +211,24 @@ class Runner:
 
             # Most of the time a tool is busy on one CPU core; the tools know nothing of each other.
             with concurrent.futures.ThreadPoolExecutor(len(chosen.tools)) as pool:
-                results = list(pool.map(
-                    lambda tool: self._sanitize_with(
-                        program, tool, chosen.options, for_program,
-                        lambda line: say(f"[{tool}] {line}"),
-                    ),
-                    chosen.tools,
-                ))
+                results = list(
+                    pool.map(
+                        lambda tool: self._sanitize_with(
+                            program, tool, chosen.options, for_program, lambda line: say(f"[{tool}] {line}")
+                        ),
+                        chosen.tools,
+                    )
+                )
         by_tool = dict(zip(chosen.tools, results))
-        self._write_json("sanitize.json", {
-            "gpus": gpus,
-            "compute_sanitizer": compute_sanitizer.version(program),
-            "seconds": round(time.monotonic() - start, 1),
-            "tools": by_tool,
-        })
+        self._write_json(
+            "sanitize.json",
+            {
+                "gpus": gpus,
+                "compute_sanitizer": compute_sanitizer.version(program),
+                "seconds": round(time.monotonic() - start, 1),
+                "tools": by_tool,
+            },
+        )
         for tool, result in by_tool.items():
             print(
                 f"sanitize: {tool}: {result['errors']} errors, {result['warnings']} warnings in "
@@ -246,8 +240,7 @@ class Runner:
         return int(any(result["failures"] for result in results))
 
     def _sanitize_with(
-        self, program: str, tool: str, options: Sequence[str], extra: Sequence[str],
-        say: Callable[[str], None],
+        self, program: str, tool: str, options: Sequence[str], extra: Sequence[str], say: Callable[[str], None]
     ) -> dict[str, Any]:
         """Runs a tool over the kernel that is broken, then over all of ours."""
         launched_path = self._root / f"launched_{tool}.json"
@@ -256,13 +249,15 @@ class Runner:
         environment = {**self._environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         start = time.monotonic()
 
-        def run(
-            module: str, options: Sequence[str], arguments: Sequence[str]
-        ) -> compute_sanitizer.Report:
+        def run(module: str, options: Sequence[str], arguments: Sequence[str]) -> compute_sanitizer.Report:
             return compute_sanitizer.run(
-                program, tool, options,
+                program,
+                tool,
+                options,
                 [sys.executable, "-m", f"tools.gpu_check.{module}", *arguments],
-                folder=self._root, environment=environment, say=say,
+                folder=self._root,
+                environment=environment,
+                say=say,
             )
 
         control = run("broken_kernel", [], [])
@@ -306,8 +301,13 @@ class Runner:
         )
         try:
             done = subprocess.run(
-                [sys.executable, "-c", code], cwd=self._root, env=self._environment,
-                capture_output=True, text=True, check=True, timeout=_GPUS_LIMIT_S,
+                [sys.executable, "-c", code],
+                cwd=self._root,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=_GPUS_LIMIT_S,
             )
             return json.loads(done.stdout.splitlines()[-1])
         except subprocess.CalledProcessError as error:
@@ -368,8 +368,7 @@ def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:
 
 
 def sanitize_failures(
-    tool: str, control: compute_sanitizer.Report, report: compute_sanitizer.Report,
-    launched: Mapping[str, Any] | None,
+    tool: str, control: compute_sanitizer.Report, report: compute_sanitizer.Report, launched: Mapping[str, Any] | None
 ) -> list[str]:
     """Why a tool's run does not show that the kernels are sound; empty if it does.
 
@@ -395,8 +394,7 @@ def sanitize_failures(
             failures.append("no kernel was launched, so nothing is shown")
         failures += [f"{kernel} was not launched" for kernel in launched["not_launched"]]
         failures += [
-            f"{failure['kernel']}: {failure['problem']}: {failure['message']}"
-            for failure in launched["failures"]
+            f"{failure['kernel']}: {failure['problem']}: {failure['message']}" for failure in launched["failures"]
         ]
     if report.exit_code and not failures:
         failures.append(f"exit code {report.exit_code}; see the end of sanitize.log")
@@ -407,17 +405,14 @@ def _tools(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in compute_sanitizer.TOOLS]:
         raise argparse.ArgumentTypeError(
-            f"{','.join(unknown)!r} must be of {','.join(compute_sanitizer.TOOLS)}; leave --tools "
-            "out for all of them"
+            f"{','.join(unknown)!r} must be of {','.join(compute_sanitizer.TOOLS)}; leave --tools out for all of them"
         )
     return list(dict.fromkeys(names))
 
 
 def _parse_sanitize(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The runner's own arguments of sanitize, and those of launch_every_kernel.py."""
-    parser = argparse.ArgumentParser(
-        prog="gpu_check.pyz sanitize --out DIR --", add_help=False, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog="gpu_check.pyz sanitize --out DIR --", add_help=False, allow_abbrev=False)
     parser.add_argument("--tools", type=_tools, default=list(compute_sanitizer.TOOLS))
     parser.add_argument("--options", type=shlex.split, default=[])
     return parser.parse_known_args(argv)
@@ -430,9 +425,7 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]
         split = arguments.index("--")
         arguments, extra_arguments = arguments[:split], arguments[split + 1 :]
     parser = argparse.ArgumentParser(
-        prog="gpu_check.pyz",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="gpu_check.pyz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=[*COMMANDS, "all"])
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
@@ -449,8 +442,7 @@ def main(argv: Sequence[str], archive: pathlib.Path) -> int:
         out_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         print(
-            f"gpu_check: --out={arguments.out} must be a folder, there or to be made: "
-            f"{error.strerror}; pass another",
+            f"gpu_check: --out={arguments.out} must be a folder, there or to be made: {error.strerror}; pass another",
             file=sys.stderr,
         )
         return 2

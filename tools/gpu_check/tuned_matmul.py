@@ -18,17 +18,39 @@ KEY = ["M", "N", "K"]
 CONFIGS = [
     triton.Config({"BM": bm, "BN": bn, "BK": bk}, num_warps=num_warps, num_stages=num_stages)
     for bm, bn, bk, num_warps, num_stages in (
-        (64, 64, 32, 4, 3), (32, 32, 32, 2, 3), (32, 64, 32, 2, 3), (64, 32, 32, 2, 3),
-        (64, 128, 32, 4, 3), (128, 64, 32, 4, 3), (128, 128, 32, 4, 3), (128, 128, 64, 8, 3),
-        (64, 256, 32, 4, 3), (256, 64, 32, 4, 3), (128, 256, 32, 8, 3), (256, 128, 32, 8, 3),
+        (64, 64, 32, 4, 3),
+        (32, 32, 32, 2, 3),
+        (32, 64, 32, 2, 3),
+        (64, 32, 32, 2, 3),
+        (64, 128, 32, 4, 3),
+        (128, 64, 32, 4, 3),
+        (128, 128, 32, 4, 3),
+        (128, 128, 64, 8, 3),
+        (64, 256, 32, 4, 3),
+        (256, 64, 32, 4, 3),
+        (128, 256, 32, 8, 3),
+        (256, 128, 32, 8, 3),
     )
 ]
 
 
 @triton.jit
 def matmul(
-    a_ptr, b_ptr, c_ptr, M, N, K, a_stride_m, a_stride_k, b_stride_k, b_stride_n, c_stride_m,
-    c_stride_n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    M,
+    N,
+    K,
+    a_stride_m,
+    a_stride_k,
+    b_stride_k,
+    b_stride_n,
+    c_stride_m,
+    c_stride_n,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
 ):
     num_tiles_n = tl.cdiv(N, BN)
     rows = tl.program_id(0) // num_tiles_n * BM + tl.arange(0, BM)

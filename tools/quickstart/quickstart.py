@@ -33,8 +33,7 @@ NONE = "-"
 _SHAPES = flags.DEFINE_list(
     "shapes",
     # Four that were measured, one whose nearest m answers, one whose nearest shape does.
-    ["1x4096x4096", "16x2112x7168", "64x4096x4096", "512x2112x7168"]
-    + ["300x4096x4096", "17x5120x5120"],
+    ["1x4096x4096", "16x2112x7168", "64x4096x4096", "512x2112x7168"] + ["300x4096x4096", "17x5120x5120"],
     "Shapes as MxNxK.",
 )
 
@@ -67,18 +66,12 @@ def run(tensors: operands.Operands) -> operands.Comparison:
     return operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
 
 
-def time_beside_torch(
-    tensors: operands.Operands, device: Device, timer: DeviceTimer
-) -> tuple[str, ...]:
+def time_beside_torch(tensors: operands.Operands, device: Device, timer: DeviceTimer) -> tuple[str, ...]:
     """Device times of ours and of torch._scaled_mm in microseconds, and how many times faster."""
     a, b, out, scales = tensors.a, tensors.b, tensors.out, tensors.scales
-    calls: dict[str, Callable[[], object]] = {
-        "ours": lambda: sw.scaled_mm(a, b, *scales, out=out),
-    }
+    calls: dict[str, Callable[[], object]] = {"ours": lambda: sw.scaled_mm(a, b, *scales, out=out)}
     if vendor.BACKEND.supports(tensors.problem, device) is None:
-        calls["torch"] = lambda: torch._scaled_mm(
-            a, b, *scales, out_dtype=out.dtype, use_fast_accum=True, out=out
-        )
+        calls["torch"] = lambda: torch._scaled_mm(a, b, *scales, out_dtype=out.dtype, use_fast_accum=True, out=out)
     timings = timer.time(calls, rounds=TIMINGS, max_seconds=SECONDS_PER_SHAPE)
     ours_us = timings["ours"].median_us
     if "torch" not in timings:
@@ -97,13 +90,9 @@ class Rows:
 
     def add(self, explanation: Explanation, cells: Sequence[str]) -> None:
         problem = explanation.problem
-        self._print(
-            problem.m, problem.n, problem.k, kernel_name(explanation), explanation.layer, cells
-        )
+        self._print(problem.m, problem.n, problem.k, kernel_name(explanation), explanation.layer, cells)
 
-    def _print(
-        self, m: object, n: object, k: object, kernel: str, layer: str, cells: Sequence[str]
-    ) -> None:
+    def _print(self, m: object, n: object, k: object, kernel: str, layer: str, cells: Sequence[str]) -> None:
         shape = f"{m:>5} {n:>6} {k:>6}"
         rest = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, self._widths))
         print(f"{shape}  {kernel:<{self._kernel_width}}  {layer:<13}{rest}", flush=True)

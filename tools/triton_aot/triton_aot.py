@@ -67,7 +67,23 @@ SHARED_BYTES_LIMIT = {
 # One letter per kernel parameter, as the launcher packs it.
 _SCALAR_LETTERS = {"i32": "i", "u32": "i", "i64": "q", "u64": "q", "fp32": "f", "f32": "f"}
 _POINTEES = frozenset(
-    "i8 i16 i32 i64 u8 u16 u32 u64 fp16 bf16 fp32 fp64 fp8e4nv fp8e5 fp8e4b15".split()
+    [
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
+        "fp16",
+        "bf16",
+        "fp32",
+        "fp64",
+        "fp8e4nv",
+        "fp8e5",
+        "fp8e4b15",
+    ]
 )
 _PTX_BYTES = {"u64": 8, "b64": 8, "s64": 8, "u32": 4, "b32": 4, "s32": 4, "f32": 4}
 _WARP_THREADS = 32
@@ -143,9 +159,7 @@ def _parse_entry(name: str, entry: str) -> Parameter:
     if value is not None:
         return Parameter(name=name, type="constexpr", value=value)
     type_name, colon, hint_text = entry.partition(":")
-    is_known = (
-        type_name[1:] in _POINTEES if type_name.startswith("*") else type_name in _SCALAR_LETTERS
-    )
+    is_known = type_name[1:] in _POINTEES if type_name.startswith("*") else type_name in _SCALAR_LETTERS
     if not is_known:
         raise AotError(
             f"parameter {name}: the type {type_name!r} is unknown; take a pointer (* and one of "
@@ -153,16 +167,10 @@ def _parse_entry(name: str, entry: str) -> Parameter:
             "or a number"
         )
     if colon and hint_text not in ("1", "16"):
-        raise AotError(
-            f"parameter {name}: the hint {hint_text!r} of {entry!r} must be 1 or 16; drop it or "
-            "correct it"
-        )
+        raise AotError(f"parameter {name}: the hint {hint_text!r} of {entry!r} must be 1 or 16; drop it or correct it")
     if hint_text == "1":
         if type_name.startswith("*") or type_name == "fp32":
-            raise AotError(
-                f"parameter {name}: {entry!r} promises the value 1, which only an integer can "
-                "have; drop :1"
-            )
+            raise AotError(f"parameter {name}: {entry!r} promises the value 1, which only an integer can have; drop :1")
         return Parameter(name=name, type="constexpr", value=1)
     return Parameter(name=name, type=type_name, hint=16 if colon else None)
 
@@ -182,12 +190,9 @@ def _load_function(src: pathlib.Path, function: str) -> Any:
 
     found = getattr(module, function, None)
     if not isinstance(found, JITFunction):
-        known = sorted(
-            name for name, value in vars(module).items() if isinstance(value, JITFunction)
-        )
+        known = sorted(name for name, value in vars(module).items() if isinstance(value, JITFunction))
         raise AotError(
-            f"--function={function} must be a @triton.jit function of {src.name}; it has "
-            f"{', '.join(known) or 'none'}"
+            f"--function={function} must be a @triton.jit function of {src.name}; it has {', '.join(known) or 'none'}"
         )
     return found
 
@@ -245,9 +250,7 @@ def _read_ptxas_log(log: str) -> tuple[int, int]:
     registers = re.search(r"Used (\d+) registers", log)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     if registers is None or not spills:
-        raise AotError(
-            f"ptxas -v must report registers and spills; it printed: {log.strip()[:2000]!r}"
-        )
+        raise AotError(f"ptxas -v must report registers and spills; it printed: {log.strip()[:2000]!r}")
     return int(registers.group(1)), max(int(spill) for spill in spills)
 
 
@@ -280,9 +283,7 @@ def compile_kernel(
     return Compiled(
         cubin=kernel.asm["cubin"],
         symbol=kernel.metadata.name,
-        parameters=_check_ptx_parameters(
-            kernel.asm["ptx"], "".join(parameter.letter for parameter in parameters)
-        ),
+        parameters=_check_ptx_parameters(kernel.asm["ptx"], "".join(parameter.letter for parameter in parameters)),
         block_threads=kernel.metadata.num_warps * _WARP_THREADS,
         shared_bytes=kernel.metadata.shared,
         registers=_read_ptxas_log(ptxas_log)[0],
@@ -291,8 +292,7 @@ def compile_kernel(
 
 
 def _compile(
-    jit_function: Any, signature: str, parameters: Sequence[Parameter], capability: int,
-    num_warps: int, num_stages: int,
+    jit_function: Any, signature: str, parameters: Sequence[Parameter], capability: int, num_warps: int, num_stages: int
 ) -> tuple[Any, str]:
     """Triton's compiled kernel, and what ptxas printed."""
     import triton
@@ -306,16 +306,8 @@ def _compile(
     source = ASTSource(
         fn=jit_function,
         signature={parameter.name: parameter.type for parameter in parameters},
-        constexprs={
-            parameter.name: parameter.value
-            for parameter in parameters
-            if parameter.type == "constexpr"
-        },
-        attrs={
-            (idx,): [["tt.divisibility", 16]]
-            for idx, parameter in enumerate(parameters)
-            if parameter.hint == 16
-        },
+        constexprs={parameter.name: parameter.value for parameter in parameters if parameter.type == "constexpr"},
+        attrs={(idx,): [["tt.divisibility", 16]] for idx, parameter in enumerate(parameters) if parameter.hint == 16},
     )
     log = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="triton_aot_", dir=_SCRATCH_PARENT) as scratch_dir:
@@ -339,9 +331,7 @@ def _compile(
         return kernel, log.getvalue()
 
 
-def _check_limits(
-    metadata: Any, ptxas_log: str, function: str, arch: str, num_warps: int, num_stages: int
-) -> None:
+def _check_limits(metadata: Any, ptxas_log: str, function: str, arch: str, num_warps: int, num_stages: int) -> None:
     """Raises AotError for a kernel that the launcher cannot run, or that is slow without a word."""
     scratch_bytes = metadata.global_scratch_size + metadata.profile_scratch_size
     if scratch_bytes:
@@ -364,9 +354,7 @@ def _check_limits(
         )
 
 
-def describe(
-    compiled: Compiled, *, kernel_id: str, op: str, arch: str, config: dict[str, Any]
-) -> str:
+def describe(compiled: Compiled, *, kernel_id: str, op: str, arch: str, config: dict[str, Any]) -> str:
     """The text of the kernel's .json: canonical, so that equal kernels have equal bytes."""
     document = {
         "schema": 1,
@@ -399,15 +387,11 @@ def _parse_config(text: str) -> dict[str, Any]:
 def _define_flags() -> None:
     flags.DEFINE_string("src", None, "Python file with the function.", required=True)
     flags.DEFINE_string("function", None, "Name of the @triton.jit function.", required=True)
-    flags.DEFINE_string(
-        "signature", None, "Types, hints and constants, one per parameter.", required=True
-    )
+    flags.DEFINE_string("signature", None, "Types, hints and constants, one per parameter.", required=True)
     flags.DEFINE_string("arch", None, f"One of {', '.join(SHARED_BYTES_LIMIT)}.", required=True)
     flags.DEFINE_string("op", None, "Op that the kernel serves, such as scaled_mm.", required=True)
     flags.DEFINE_string("id", None, "Id of the kernel in the manifest.", required=True)
-    flags.DEFINE_string(
-        "config", "{}", "JSON object that the kernel's backend reads back: tile, dtypes, ..."
-    )
+    flags.DEFINE_string("config", "{}", "JSON object that the kernel's backend reads back: tile, dtypes, ...")
     flags.DEFINE_integer("num_warps", 4, "Warps per block, a power of 2.")
     flags.DEFINE_integer("num_stages", 3, "Depth of the software pipeline.")
     flags.DEFINE_string("out_cubin", None, "File to write the cubin to.", required=True)

@@ -26,30 +26,31 @@ HELP = help.text(
 
 
 def bake(
-    files: Annotated[list[str] | None, typer.Argument(
-        metavar="[FILES]...", show_default=False)] = None,
-    op: Annotated[str, typer.Option(
-        help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.",
-        show_default=False)] = ...,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...", show_default=False)] = None,
+    op: Annotated[
+        str,
+        typer.Option(
+            help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.", show_default=False
+        ),
+    ] = ...,
     out: Annotated[str, typer.Option(help="The table to write.", show_default=False)] = ...,
-    manifest: Annotated[str | None, typer.Option(
-        help="kernel_manifest.json. Default: that of this installation.", show_default=False,
-    )] = None,
-    kernels: Annotated[str | None, typer.Option(
-        help="The decorated kernels that there are, separated by commas.", show_default=False,
-    )] = None,
+    manifest: Annotated[
+        str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.", show_default=False)
+    ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="The decorated kernels that there are, separated by commas.", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> int:
     from stoneware.kernels import manifest as manifest_format
     from stoneware.kernels.key import is_kernel
     from stoneware.runtime import regular_file
-    from stoneware.tuning import bake as baking, table_file
+    from stoneware.tuning import bake as baking
+    from stoneware.tuning import table_file
 
     output = Output("bake", json)
     if manifest is not None:
-        found = manifest_format.read_manifest(
-            manifest, remedy="build it with the kernel_manifest rule"
-        )
+        found = manifest_format.read_manifest(manifest, remedy="build it with the kernel_manifest rule")
     else:
         found = None if is_kernel(op) else manifest_format.packaged()
     paths = _files(files or [])
@@ -59,14 +60,19 @@ def bake(
     baked = table_file.decode(data, out, op)
     regular_file.write(out, data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")
-    return output.document({
-        "op": op, "out": out, "digest": baked.digest, "num_bytes": len(data),
-        "num_files": len(paths),
-        "devices": [
-            {"name": device.fingerprint.name, "num_entries": device.num_entries}
-            for device in baked.devices
-        ],
-    }, exit_codes.OK)
+    return output.document(
+        {
+            "op": op,
+            "out": out,
+            "digest": baked.digest,
+            "num_bytes": len(data),
+            "num_files": len(paths),
+            "devices": [
+                {"name": device.fingerprint.name, "num_entries": device.num_entries} for device in baked.devices
+            ],
+        },
+        exit_codes.OK,
+    )
 
 
 def _check_kernel(op: str, paths: list[Path]) -> None:

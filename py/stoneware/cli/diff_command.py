@@ -47,12 +47,15 @@ def diff(
         output.note(problem)
     for title, members, most in (
         ("another config is chosen", found.changed, len(found.changed)),
-        ("only in A", found.only_a, MOST_LONELY), ("only in B", found.only_b, MOST_LONELY),
+        ("only in A", found.only_a, MOST_LONELY),
+        ("only in B", found.only_b, MOST_LONELY),
     ):
         for device, of_device in itertools.groupby(members[:most], lambda item: item.device):
             output.table(
-                f"{title}, {device}", ("problem", "A", "us", "B", "us ", "B / A"),
-                [_row(item) for item in of_device], right=("us", "us ", "B / A"),
+                f"{title}, {device}",
+                ("problem", "A", "us", "B", "us ", "B / A"),
+                [_row(item) for item in of_device],
+                right=("us", "us ", "B / A"),
             )
         if len(members) > most:
             output.text(f"and {len(members) - most} more {title}; --json has them all", "")

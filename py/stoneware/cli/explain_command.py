@@ -30,36 +30,52 @@ HELP = help.text(
 
 def explain(
     op: Annotated[str, typer.Argument(metavar="OP", show_default=False)],
-    key: Annotated[list[str] | None, typer.Argument(
-        metavar="[KEY=VALUE]...", help="Key arguments of a decorated kernel.", show_default=False,
-    )] = None,
-    m: Annotated[int | None, typer.Option(
-        "-m", help="Rows of a; of grouped_mm those of all groups together.", show_default=False,
-    )] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Key arguments of a decorated kernel.", show_default=False),
+    ] = None,
+    m: Annotated[
+        int | None,
+        typer.Option("-m", help="Rows of a; of grouped_mm those of all groups together.", show_default=False),
+    ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Columns of b.", show_default=False)] = None,
     k: Annotated[int | None, typer.Option("-k", help="Inner size.", show_default=False)] = None,
-    num_groups: Annotated[int | None, typer.Option(
-        help="Of grouped_mm: how many matrices b.", show_default=False)] = None,
-    batch: Annotated[int | None, typer.Option(
-        help="Of matmul: how many products of this shape, each with a b of its own.",
-        show_default=False)] = None,
-    layout: Annotated[str | None, typer.Option(
-        help="Of matmul, of a and b: nt (default, a @ weight.t()), nn, tn or tt.",
-        show_default=False)] = None,
-    dtype: Annotated[str | None, typer.Option(
-        help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
-        show_default=False)] = None,
-    out_dtype: Annotated[str | None, typer.Option(
-        help="Of the result: bf16, fp16 or fp32.", show_default=False)] = None,
-    scales: Annotated[str | None, typer.Option(
-        help="Of scaled_mm: row, tensor or block, or those of a and b as tensor/row. Default: "
-        "row.",
-        show_default=False)] = None,
+    num_groups: Annotated[
+        int | None, typer.Option(help="Of grouped_mm: how many matrices b.", show_default=False)
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Of matmul: how many products of this shape, each with a b of its own.", show_default=False),
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Of matmul, of a and b: nt (default, a @ weight.t()), nn, tn or tt.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
+            show_default=False,
+        ),
+    ] = None,
+    out_dtype: Annotated[
+        str | None, typer.Option(help="Of the result: bf16, fp16 or fp32.", show_default=False)
+    ] = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(
+            help="Of scaled_mm: row, tensor or block, or those of a and b as tensor/row. Default: row.",
+            show_default=False,
+        ),
+    ] = None,
     bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
-    device: Annotated[str | None, typer.Option(
-        help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current "
-        "GPU, else the CPU.", show_default=False,
-    )] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current GPU, else the CPU.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     from stoneware.runtime import environment
@@ -68,17 +84,23 @@ def explain(
     environment.tuning_mode()  # raises for a value that every call would refuse
     if ":" in op:
         _refuse(
-            "an op; a decorated kernel takes KEY=VALUE", m=m, n=n, k=k, num_groups=num_groups,
-            batch=batch, layout=layout, dtype=dtype, out_dtype=out_dtype, scales=scales,
+            "an op; a decorated kernel takes KEY=VALUE",
+            m=m,
+            n=n,
+            k=k,
+            num_groups=num_groups,
+            batch=batch,
+            layout=layout,
+            dtype=dtype,
+            out_dtype=out_dtype,
+            scales=scales,
             bias=bias or None,
         )
         from stoneware.cli import kernel_explanation
 
         answers = kernel_explanation.explain(op, key or [], device)
         output.text("\n\n".join(map(str, answers)))
-        return output.document(
-            {"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK
-        )
+        return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
     if key:
         raise ValueError(
             f"{key[0]!r} must be left out: KEY=VALUE is for kernels given as package.module:"
@@ -87,19 +109,18 @@ def explain(
     sizes = {"m": m, "n": n, "k": k}
     missing = [f"-{name}" for name, size in sizes.items() if size is None]
     if missing:
-        raise ValueError(
-            f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336"
-        )
+        raise ValueError(f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336")
     from stoneware.explanation import explain as find
 
-    given = {
-        "scales": scales, "has_bias": bias or None, "num_groups": num_groups, "batch": batch,
-        "layout": layout,
-    }
+    given = {"scales": scales, "has_bias": bias or None, "num_groups": num_groups, "batch": batch, "layout": layout}
     if op in OPS:
         _check_flags(op, given)
     found = find(
-        op, **sizes, dtype=dtype, out_dtype=out_dtype, device=device,
+        op,
+        **sizes,
+        dtype=dtype,
+        out_dtype=out_dtype,
+        device=device,
         **{name: value for name, value in given.items() if value is not None},
     )
     output.text(str(found))
@@ -117,16 +138,15 @@ def _check_flags(op: str, given: dict[str, Any]) -> None:
             takers = [other for other in OPS if name in spec(other).takes]
             _refuse(f"{' and '.join(takers)}; {op} has no {FLAGS[name]}", **{flag: value})
         elif value is None and name in spec(op).needs:
-            raise ValueError(
-                f"--{flag.replace('_', '-')} must be given for {op}; {spec(op).needs[name]}"
-            )
+            raise ValueError(f"--{flag.replace('_', '-')} must be given for {op}; {spec(op).needs[name]}")
 
 
 def _refuse(what: str, **flags: Any) -> None:
     """Raises ValueError if one of these flags, which apply to something else, was given."""
     given = [
         f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-        for name, value in flags.items() if value is not None
+        for name, value in flags.items()
+        if value is not None
     ]
     if given:
         raise ValueError(f"{' '.join(given)} must be left out: for {what}")

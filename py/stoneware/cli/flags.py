@@ -21,8 +21,7 @@ def listed(name: str, text: str | None) -> list[str] | None:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
         raise ValueError(
-            f"--{name}={text!r} must be values separated by single commas; leave the flag out for "
-            "its default"
+            f"--{name}={text!r} must be values separated by single commas; leave the flag out for its default"
         )
     return parts
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from stoneware.cli import exit_codes
 
 
-def text(
-    summary: str, *, examples: Sequence[str], found: str = "", json_keys: str = "",
-) -> str:
+def text(summary: str, *, examples: Sequence[str], found: str = "", json_keys: str = "") -> str:
     """A command's help.
 
     Args:
@@ -33,18 +31,22 @@ def text(
 
 def overview() -> str:
     """The help of the program itself."""
-    return "\n\n".join([
-        "GPU matmul kernels that are compiled, tuned and chosen before you install them.",
-        _block("Examples", [
-            "  stoneware info",
-            "  stoneware explain scaled_mm -m 16 -n 4096 -k 14336",
-            "  stoneware tune --weights llama3_8b_qkv --m-values 1,16,64",
-            "  stoneware verify",
-        ]),
-        "Every command takes --json, then prints one JSON document on stdout and everything else "
-        "on stderr.",
-        _block("Exit codes", _codes(exit_codes.MEANINGS)),
-    ])
+    return "\n\n".join(
+        [
+            "GPU matmul kernels that are compiled, tuned and chosen before you install them.",
+            _block(
+                "Examples",
+                [
+                    "  stoneware info",
+                    "  stoneware explain scaled_mm -m 16 -n 4096 -k 14336",
+                    "  stoneware tune --weights llama3_8b_qkv --m-values 1,16,64",
+                    "  stoneware verify",
+                ],
+            ),
+            "Every command takes --json, then prints one JSON document on stdout and everything else on stderr.",
+            _block("Exit codes", _codes(exit_codes.MEANINGS)),
+        ]
+    )
 
 
 def _codes(meanings: Mapping[int, str]) -> list[str]:

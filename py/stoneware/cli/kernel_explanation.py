@@ -10,7 +10,8 @@ from typing import Any
 
 from stoneware.kernels.key import KernelKey, Value, check_value
 from stoneware.runtime.device import DeviceFingerprint, by_hardware, cuda_device, names_match
-from stoneware.tuning import lookup, sources as table_sources
+from stoneware.tuning import lookup
+from stoneware.tuning import sources as table_sources
 from stoneware.tuning.lookup import Found
 from stoneware.tuning.sources import Source
 
@@ -33,15 +34,24 @@ class KernelAnswer:
         found = self.found
         chosen, *runners_up = [
             {
-                "config": choice.config.to_json(), "median_us": choice.median_us,
-                "spread_us": choice.spread_us, "run": choice.run, "is_drifted": choice.is_drifted,
+                "config": choice.config.to_json(),
+                "median_us": choice.median_us,
+                "spread_us": choice.spread_us,
+                "run": choice.run,
+                "is_drifted": choice.is_drifted,
             }
             for choice in found.entry.choices
         ]
         return {
-            "key": self.key.to_json(), "device": self.device.to_json(), "source": found.source,
-            "layer": found.layer, "grade": found.grade, "rule": found.entry.rule,
-            "answered_by": found.entry.key.to_json(), "chosen": chosen, "runners_up": runners_up,
+            "key": self.key.to_json(),
+            "device": self.device.to_json(),
+            "source": found.source,
+            "layer": found.layer,
+            "grade": found.grade,
+            "rule": found.entry.rule,
+            "answered_by": found.entry.key.to_json(),
+            "chosen": chosen,
+            "runners_up": runners_up,
         }
 
     def __str__(self) -> str:
@@ -53,8 +63,7 @@ class KernelAnswer:
             f"  on        {self.device}",
             f"  config    {chosen.config}",
             f"  layer     {found.layer}, from the {found.source} (grade: {found.grade})",
-            f"  why       {chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; "
-            f"{found.entry.rule}",
+            f"  why       {chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; {found.entry.rule}",
         ]
         if runners_up:
             lines.append("  runners-up")
@@ -77,10 +86,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
     """
     values = dict(map(_argument, arguments))
     sources = table_sources.sources(op)
-    families = sorted({
-        family for source in sources for entries in source.table.devices
-        for family in entries.families
-    })
+    families = sorted({family for source in sources for entries in source.table.devices for family in entries.families})
     if not families:
         raise ValueError(
             f"op={op!r} must be a kernel that was measured, and no table or store knows it; run it "
@@ -96,13 +102,13 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
     for family in families:
         if set(family.names) == set(values):
             key = KernelKey(
-                op=op, names=family.names, dtypes=family.dtypes,
-                values=tuple(values[name] for name in family.names),
+                op=op, names=family.names, dtypes=family.dtypes, values=tuple(values[name] for name in family.names)
             )
             keys += [key] if key.family == family else []
     answers = [
         KernelAnswer(key=key, device=fingerprint, found=found)
-        for fingerprint in _devices(sources, device) for key in keys
+        for fingerprint in _devices(sources, device)
+        for key in keys
         if (found := lookup.find(key, fingerprint, sources)) is not None
     ]
     if not answers:
@@ -116,9 +122,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
 def _argument(text: str) -> tuple[str, Value]:
     name, separator, value = text.partition("=")
     if not separator or not name.isidentifier():
-        raise ValueError(
-            f"{text!r} must be KEY=VALUE, such as M=4096, with a key argument of the kernel as KEY"
-        )
+        raise ValueError(f"{text!r} must be KEY=VALUE, such as M=4096, with a key argument of the kernel as KEY")
     try:
         parsed = json.loads(value)
         check_value(name, parsed)
@@ -132,14 +136,14 @@ def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerpr
         return [cuda_device(int(match[1] or 0)).fingerprint]
     known = [entries for source in sources for entries in source.table.devices]
     device_of = by_hardware(entries.fingerprint for entries in known)
-    found = list(dict.fromkeys(
-        device_of[entries.fingerprint] for entries in known
-        if name is None or names_match(name, entries.names)
-    ))
+    found = list(
+        dict.fromkeys(
+            device_of[entries.fingerprint] for entries in known if name is None or names_match(name, entries.names)
+        )
+    )
     if not found:
         names = sorted({other for entries in known for other in entries.names})
         raise ValueError(
-            f"--device={name!r} must be a device that was measured, one of {', '.join(names)}, or "
-            "'cuda' or 'cuda:1'"
+            f"--device={name!r} must be a device that was measured, one of {', '.join(names)}, or 'cuda' or 'cuda:1'"
         )
     return found

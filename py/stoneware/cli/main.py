@@ -21,8 +21,12 @@ from stoneware.runtime.canonical import printable
 COMMANDS = ("tune", "bake", "merge", "diff", "verify", "explain", "report", "info")
 
 app = typer.Typer(
-    name="stoneware", add_completion=False, rich_markup_mode="rich", no_args_is_help=False,
-    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+    name="stoneware",
+    add_completion=False,
+    rich_markup_mode="rich",
+    no_args_is_help=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name in COMMANDS:
     # Each module imports typer alone; what a command needs, it imports when it runs.
@@ -42,10 +46,7 @@ def _program(
         print(f"stoneware {__version__}")
         raise typer.Exit(exit_codes.OK)
     if context.invoked_subcommand is None:
-        raise ValueError(
-            f"a command must be given, and there is none; pass one of {', '.join(COMMANDS)}, or "
-            "--help"
-        )
+        raise ValueError(f"a command must be given, and there is none; pass one of {', '.join(COMMANDS)}, or --help")
 
 
 def main() -> None:
@@ -116,9 +117,11 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__
         with contextlib.suppress(OSError):  # the flush below says it again
-            print(json.dumps({
-                "command": command, "exit_code": code, "error": {"kind": kind, "message": message},
-            }, indent=1))
+            print(
+                json.dumps(
+                    {"command": command, "exit_code": code, "error": {"kind": kind, "message": message}}, indent=1
+                )
+            )
     try:
         sys.stdout.flush()
     except OSError:

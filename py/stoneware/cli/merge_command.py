@@ -26,10 +26,12 @@ HELP = help.text(
 
 def merge(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCES...", show_default=False)],
-    out: Annotated[str, typer.Option(
-        help="Folder to write to: new, empty, or one of the sources.", show_default=False)],
-    keep: Annotated[str, typer.Option(
-        help="all, or newest: of each problem, candidate and kernel the newest sample.")] = "all",
+    out: Annotated[
+        str, typer.Option(help="Folder to write to: new, empty, or one of the sources.", show_default=False)
+    ],
+    keep: Annotated[
+        str, typer.Option(help="all, or newest: of each problem, candidate and kernel the newest sample.")
+    ] = "all",
     json: Json = False,
 ) -> int:
     from stoneware.tuning import merge as samples

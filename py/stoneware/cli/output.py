@@ -47,8 +47,7 @@ class Output:
                 print("\n".join(map(printable, line.split("\n"))))
 
     def table(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
-        right: Sequence[str] = (),
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
     ) -> None:
         """Prints a table for people; nothing if the output is JSON.
 
@@ -64,13 +63,10 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(
-            title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-        )
+        table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             table.add_column(
-                column, justify="right" if column in right else "left",
-                overflow="fold", no_wrap=column in right,
+                column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in right
             )
         for row in rows:
             # Text: brackets are no markup.

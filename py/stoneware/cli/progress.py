@@ -31,16 +31,18 @@ class _Bar(LogReporter):
 
     def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         # Remaining time from the last five minutes: the cost is a rough measure of the time.
         self._progress = Progress(
-            BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
-            TextColumn("gone, left"), TimeRemainingColumn(),
+            BarColumn(),
+            TextColumn("{task.percentage:3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("gone, left"),
+            TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
-            console=Console(stderr=True, highlight=False), speed_estimate_period=300.0,
+            console=Console(stderr=True, highlight=False),
+            speed_estimate_period=300.0,
         )
         self._task: Any = self._progress.add_task("", total=total_cost)
         super().start(num_problems, num_known, total_cost, device)

@@ -30,22 +30,25 @@ HELP = help.text(
 
 
 def report(
-    sources: Annotated[list[str] | None, typer.Argument(
-        metavar="[SOURCES]...", help="Sample folders, stores and tables.", show_default=False,
-    )] = None,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SOURCES]...", help="Sample folders, stores and tables.", show_default=False),
+    ] = None,
     out: Annotated[str | None, typer.Option(help="The page to write.")] = None,
-    op: Annotated[list[str] | None, typer.Option(
-        help="An op or a kernel to draw; may be repeated. Default: all.", show_default=False,
-    )] = None,
-    device: Annotated[str | None, typer.Option(
-        help="Name or alias of the device to draw. Default: all.", show_default=False,
-    )] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="An op or a kernel to draw; may be repeated. Default: all.", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Name or alias of the device to draw. Default: all.", show_default=False)
+    ] = None,
     json: Json = False,
 ) -> int:
     if out is None and not json:
         raise ValueError("--out must name the page to write; pass --out=report.html, or --json")
     plotly_js = _plotly_js() if out is not None else ""
-    from stoneware.report import document, page, sources as report_sources
+    from stoneware.report import document, page
+    from stoneware.report import sources as report_sources
 
     output = Output("report", json)
     devices = report_sources.load(not_empty(sources or []), device=device, ops=op or [])

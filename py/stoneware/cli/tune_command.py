@@ -52,50 +52,62 @@ _PATHS = ("store", "out")
 
 def tune(
     context: typer.Context,
-    ops: Annotated[str | None, typer.Option(
-        help="Ops, as scaled_mm,matmul,grouped_mm. Default: all.", show_default=False)] = None,
-    weights: Annotated[str | None, typer.Option(
-        help="Layers by name, as llama3_8b_qkv,llama3_8b_o. Default: all, or none with --shapes.",
-        show_default=False)] = None,
-    m_values: Annotated[str | None, typer.Option(
-        help="Rows of a for --weights, as 1,16,64; of grouped_mm the mean of a group.",
-        show_default=False)] = None,
-    shapes: Annotated[str | None, typer.Option(
-        help="Further shapes as MxNxK, as 16x4096x14336; of matmul also BxMxNxK, a batch of B "
-        "products; of grouped_mm GxMxNxK, G groups of M rows on average. Four sizes are taken by "
-        "both unless --ops names one.", show_default=False)] = None,
+    ops: Annotated[
+        str | None, typer.Option(help="Ops, as scaled_mm,matmul,grouped_mm. Default: all.", show_default=False)
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers by name, as llama3_8b_qkv,llama3_8b_o. Default: all, or none with --shapes.",
+            show_default=False,
+        ),
+    ] = None,
+    m_values: Annotated[
+        str | None,
+        typer.Option(
+            help="Rows of a for --weights, as 1,16,64; of grouped_mm the mean of a group.", show_default=False
+        ),
+    ] = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            help="Further shapes as MxNxK, as 16x4096x14336; of matmul also BxMxNxK, a batch of B "
+            "products; of grouped_mm GxMxNxK, G groups of M rows on average. Four sizes are taken by "
+            "both unless --ops names one.",
+            show_default=False,
+        ),
+    ] = None,
     scales: Annotated[str, typer.Option(help="Kinds of scales, for scaled_mm.")] = "row,tensor",
-    out_dtypes: Annotated[str, typer.Option(
-        help="Output dtypes, bf16 or fp16; for matmul all dtypes.")] = "bf16",
+    out_dtypes: Annotated[str, typer.Option(help="Output dtypes, bf16 or fp16; for matmul all dtypes.")] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
-    dtypes: Annotated[str, typer.Option(
-        help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
+    dtypes: Annotated[str, typer.Option(help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
-    seconds_per_problem: Annotated[float, typer.Option(
-        help="Stop timing a problem after this long.")] = 2.0,
-    remeasure: Annotated[bool, typer.Option(
-        "--remeasure", help="Measure again what has a sample.")] = False,
-    commit: Annotated[str, typer.Option(
-        help="Commit that the kernels are from, for the record.")] = "unknown",
-    alias: Annotated[list[str] | None, typer.Option(
-        help="A further name of this device, for --out; may be repeated.", show_default=False,
-    )] = None,
-    device: Annotated[int | None, typer.Option(
-        help="Number of the GPU. Default: 0, under torchrun the local rank.", min=0,
-        show_default=False,
-    )] = None,
-    store: Annotated[str | None, typer.Option(
-        help="Store to write to. Default: the user's.", show_default=False)] = None,
-    out: Annotated[str | None, typer.Option(
-        help="Folder of sample folders, a device each: what lies there counts as measured, and "
-        "afterwards the store is merged into it, the newest of each sample.", show_default=False,
-    )] = None,
+    seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again what has a sample.")] = False,
+    commit: Annotated[str, typer.Option(help="Commit that the kernels are from, for the record.")] = "unknown",
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name of this device, for --out; may be repeated.", show_default=False),
+    ] = None,
+    device: Annotated[
+        int | None,
+        typer.Option(help="Number of the GPU. Default: 0, under torchrun the local rank.", min=0, show_default=False),
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Store to write to. Default: the user's.", show_default=False)
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of sample folders, a device each: what lies there counts as measured, and "
+            "afterwards the store is merged into it, the newest of each sample.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     if alias and out is None:
-        raise ValueError(
-            f"--alias={alias[0]!r} is written to a sample folder; pass --out=FOLDER too"
-        )
+        raise ValueError(f"--alias={alias[0]!r} is written to a sample folder; pass --out=FOLDER too")
     # Not --m: torchrun would take it for an abbreviation of its own flags.
     rows = integers("m-values", m_values)
     found_store = _store(store)
@@ -103,9 +115,12 @@ def tune(
     from stoneware.measuring.settings import Settings
 
     selection: dict[str, Any] = {
-        "weights": listed("weights", weights), "m_values": rows,
-        "shapes": listed("shapes", shapes) or (), "scales": listed("scales", scales),
-        "out_dtypes": listed("out-dtypes", out_dtypes), "layouts": listed("layouts", layouts),
+        "weights": listed("weights", weights),
+        "m_values": rows,
+        "shapes": listed("shapes", shapes) or (),
+        "scales": listed("scales", scales),
+        "out_dtypes": listed("out-dtypes", out_dtypes),
+        "layouts": listed("layouts", layouts),
         "dtypes": listed("dtypes", dtypes),
     }
     if ops is not None:
@@ -114,19 +129,25 @@ def tune(
     if ops is not None:
         _refuse_flags_of_other_ops(context, selection["ops"])
     settings = Settings(
-        rounds=rounds, seconds_per_problem=seconds_per_problem, remeasure=remeasure, commit=commit,
+        rounds=rounds,
+        seconds_per_problem=seconds_per_problem,
+        remeasure=remeasure,
+        commit=commit,
         command=_typed(context),
     )
     if out is not None:
         _check_folder(out)
-    return _measure(
-        Output("tune", json), problems, settings, found_store, out, alias or (), device
-    )
+    return _measure(Output("tune", json), problems, settings, found_store, out, alias or (), device)
 
 
 def _measure(
-    output: Output, problems: Sequence[Any], settings: Settings, store: Store, out: str | None,
-    aliases: Sequence[str], device: int | None,
+    output: Output,
+    problems: Sequence[Any],
+    settings: Settings,
+    store: Store,
+    out: str | None,
+    aliases: Sequence[str],
+    device: int | None,
 ) -> int:
     from stoneware.cli import progress
     from stoneware.measuring import session
@@ -143,9 +164,7 @@ def _measure(
             "LOCAL_RANK: start as many ranks as there are GPUs)"
         )
     logging.getLogger("stoneware").setLevel(logging.INFO)
-    summary = session.tune(
-        problems, store, ordinal, settings, progress.reporter(ranks.rank), ranks=ranks
-    )
+    summary = session.tune(problems, store, ordinal, settings, progress.reporter(ranks.rank), ranks=ranks)
     folders: list[str] = []
     if out is not None:
         if ranks.world_size > 1:
@@ -158,21 +177,29 @@ def _measure(
     if ranks.rank != 0:
         return code
     output.text(str(summary), *(f"wrote {folder}" for folder in folders))
-    return output.document({
-        "run": summary.run, "rank": ranks.rank, "world_size": ranks.world_size,
-        "store": str(store.path), "num_problems": summary.num_problems,
-        "num_known": summary.num_known, "num_measured": summary.num_measured,
-        "statuses": statuses, "failures": [
-            {"problem": problem, "reason": reason} for problem, reason in summary.failures
-        ],
-        "seconds": summary.seconds, "out": folders,
-    }, code)
+    return output.document(
+        {
+            "run": summary.run,
+            "rank": ranks.rank,
+            "world_size": ranks.world_size,
+            "store": str(store.path),
+            "num_problems": summary.num_problems,
+            "num_known": summary.num_known,
+            "num_measured": summary.num_measured,
+            "statuses": statuses,
+            "failures": [{"problem": problem, "reason": reason} for problem, reason in summary.failures],
+            "seconds": summary.seconds,
+            "out": folders,
+        },
+        code,
+    )
 
 
 def _given(context: typer.Context) -> dict[str, Any]:
     """The flags that were typed."""
     return {
-        name: value for name, value in context.params.items()
+        name: value
+        for name, value in context.params.items()
         if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
     }
 
@@ -208,17 +235,14 @@ def _check_folder(out: str) -> None:
     if not out:
         raise ValueError("--out must be a folder, and is empty; pass one, or leave it out")
     try:
-        nearest = next(
-            folder for folder in (Path(out), *Path(out).absolute().parents) if folder.exists()
-        )
+        nearest = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.exists())
         if not nearest.is_dir():
             raise ValueError(f"--out={out} must be a folder, and {nearest} is none; pass another")
         for folder in (nearest, *filter(Path.is_dir, Path(out).glob("*"))):
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise StoreError(
-            f"--out={out} must be a folder that can be written, and cannot: {error}; make it "
-            "writable, or pass another"
+            f"--out={out} must be a folder that can be written, and cannot: {error}; make it writable, or pass another"
         ) from error
 
 
@@ -267,9 +291,7 @@ def _take_in(store: Store, out: Path) -> None:
             store.add(run, [sample for sample in samples if sample.run == run.id])
 
 
-def _write_folders(
-    store: Store, out: Path, aliases: Sequence[str], device: DeviceFingerprint
-) -> list[str]:
+def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: DeviceFingerprint) -> list[str]:
     """Merges the store into the sample folders under `out`, and gives the device its names."""
     from stoneware.tuning import merge, samples
 
@@ -280,9 +302,7 @@ def _write_folders(
         record = samples.read_device(folder / "device.json")
         if record.fingerprint.same_hardware(device):
             names = tuple(sorted({*record.aliases, *aliases}))
-            samples.write_device(
-                folder / "device.json", dataclasses.replace(record, aliases=names)
-            )
+            samples.write_device(folder / "device.json", dataclasses.replace(record, aliases=names))
     return [str(folder) for folder in merged.folders]
 
 

@@ -26,9 +26,13 @@ from stoneware.tuning.table import Table
 def installation() -> dict[str, list[str]]:
     """Part of the installation -> what is wrong with it."""
     parts = {
-        "manifest": _error_of(manifest.packaged), "native modules": _native_modules(),
-        "kernels": _kernels(), "tables": _tables(), "packages' tables": _packages(),
-        "user's store": _user_store(), "mode of tuning": _error_of(environment.tuning_mode),
+        "manifest": _error_of(manifest.packaged),
+        "native modules": _native_modules(),
+        "kernels": _kernels(),
+        "tables": _tables(),
+        "packages' tables": _packages(),
+        "user's store": _user_store(),
+        "mode of tuning": _error_of(environment.tuning_mode),
     }
     return {name: list(problems) for name, problems in parts.items()}
 
@@ -44,11 +48,13 @@ def path(place: Path, remedy: str = table_file.REMEDY) -> list[str]:
       TableError: there is nothing of the kind.
     """
     if place.suffix == ".json" and not place.is_dir():
-        return _error_of(lambda: manifest.read_manifest(
-            place,
-            "build it anew with the kernel_manifest rule; a table is named *.table, and of samples "
-            "the folder is verified",
-        ))
+        return _error_of(
+            lambda: manifest.read_manifest(
+                place,
+                "build it anew with the kernel_manifest rule; a table is named *.table, and of samples "
+                "the folder is verified",
+            )
+        )
     return differences.verify(place, remedy)
 
 
@@ -82,13 +88,9 @@ def _kernels() -> Iterator[str]:
             yield from _kernel_files(record)
         elif record.id in in_modules:
             name, module = in_modules[record.id]
-            yield from _digest(
-                f"{name}: {record.id}", module.cubin(record.id), record.sha256
-            )
+            yield from _digest(f"{name}: {record.id}", module.cubin(record.id), record.sha256)
         elif are_modules_there:
-            yield (
-                f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}"
-            )
+            yield (f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}")
 
 
 def _kernel_files(record: KernelRecord) -> Iterator[str]:
@@ -103,10 +105,7 @@ def _kernel_files(record: KernelRecord) -> Iterator[str]:
 def _digest(place: str, data: bytes, expected: str) -> Iterator[str]:
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
-        yield (
-            f"{place}: expected sha256={expected}, as the manifest says, found {found}; "
-            f"{package_files.REMEDY}"
-        )
+        yield (f"{place}: expected sha256={expected}, as the manifest says, found {found}; {package_files.REMEDY}")
 
 
 def _tables() -> Iterator[str]:
@@ -124,10 +123,7 @@ def _tables() -> Iterator[str]:
 
 def _unknown_kernels(found: Table, place: Path, kernels: Manifest) -> Iterator[str]:
     """The configs of a table whose kernels this installation does not have."""
-    configs = {
-        choice.config for device in found.devices for entry in device.entries()
-        for choice in entry.choices
-    }
+    configs = {choice.config for device in found.devices for entry in device.entries() for choice in entry.choices}
     for config in sorted(configs):
         if not entries.is_known(config, kernels):
             yield f"{place}: {config} is no kernel of the manifest; {package_files.REMEDY}"

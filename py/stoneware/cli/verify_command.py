@@ -25,8 +25,7 @@ HELP = help.text(
 
 
 def verify(
-    paths: Annotated[list[str] | None, typer.Argument(
-        metavar="[PATHS]...", show_default=False)] = None,
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATHS]...", show_default=False)] = None,
     json: Json = False,
 ) -> int:
     from stoneware.cli import verification
@@ -43,8 +42,7 @@ def verify(
         {
             "parts": {part: len(problems) for part, problems in parts.items()},
             "problems": [
-                {"part": part, "problem": problem}
-                for part, problems in parts.items() for problem in problems
+                {"part": part, "problem": problem} for part, problems in parts.items() for problem in problems
             ],
         },
         exit_codes.FOUND if any(parts.values()) else exit_codes.OK,

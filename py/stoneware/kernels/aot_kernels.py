@@ -103,9 +103,7 @@ def _counts_in_32_bits(kernel: KernelRecord, key: Key) -> bool:
     """
     tile_m, tile_n, tile_k = kernel.config["tile"]
     num_tiles = -(-key.m // tile_m) * -(-key.n // tile_n)
-    return num_tiles <= INT32_MAX and (
-        max(key.m + tile_m, key.n + tile_n, key.k + tile_k) <= INT32_MAX + 1
-    )
+    return num_tiles <= INT32_MAX and (max(key.m + tile_m, key.n + tile_n, key.k + tile_k) <= INT32_MAX + 1)
 
 
 def _by_arch(op: str) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
@@ -162,13 +160,10 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
         )
     module = native.load(DRIVER_MODULE)
     try:
-        kernel = module.Kernel(
-            cubin, symbol, parameters, description["block_threads"], description["shared_bytes"]
-        )
+        kernel = module.Kernel(cubin, symbol, parameters, description["block_threads"], description["shared_bytes"])
     except (TypeError, ValueError, OverflowError) as error:
         raise TableError(
-            f"{json_path}: does not describe a kernel that can be launched: {error}; "
-            f"{package_files.REMEDY}"
+            f"{json_path}: does not describe a kernel that can be launched: {error}; {package_files.REMEDY}"
         ) from error
     return AotKernel(launch=kernel.launch, tile=tuple(description["tile"]), num_scratch=len(scratch))
 
@@ -181,13 +176,10 @@ def _described(path: Path, record: KernelRecord) -> dict[str, Any]:
         found = {**{name: read[name] for name in names}, "tile": record.config.get("tile")}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TableError(
-            f"{path}: kernel {record.id} cannot be read: {type(error).__name__}: {error}; "
-            f"{package_files.REMEDY}"
+            f"{path}: kernel {record.id} cannot be read: {type(error).__name__}: {error}; {package_files.REMEDY}"
         ) from error
     rules = {
-        "symbol": (
-            lambda value: isinstance(value, str) and value != "", "a non-empty str"
-        ),
+        "symbol": (lambda value: isinstance(value, str) and value != "", "a non-empty str"),
         "parameters": (
             lambda value: isinstance(value, str) and not value.strip(_PARAMETERS),
             f"a str of the letters {_PARAMETERS}",
@@ -196,21 +188,20 @@ def _described(path: Path, record: KernelRecord) -> dict[str, Any]:
             lambda value: type(value) is int and 1 <= value <= _MAX_BLOCK_THREADS,
             f"an int from 1 to {_MAX_BLOCK_THREADS}",
         ),
-        "shared_bytes": (
-            lambda value: type(value) is int and 0 <= value <= INT32_MAX,
-            f"an int from 0 to {INT32_MAX}",
-        ),
+        "shared_bytes": (lambda value: type(value) is int and 0 <= value <= INT32_MAX, f"an int from 0 to {INT32_MAX}"),
         "tile": (
-            lambda value: isinstance(value, list) and len(value) == 3
-            and all(type(extent) is int and extent > 0 for extent in value),
+            lambda value: (
+                isinstance(value, list)
+                and len(value) == 3
+                and all(type(extent) is int and extent > 0 for extent in value)
+            ),
             "three ints >= 1 in the manifest's config",
         ),
     }
     for name, (is_good, rule) in rules.items():
         if not is_good(found[name]):
             raise TableError(
-                f"{path}: {name}={found[name]!r} of kernel {record.id} must be {rule}; "
-                f"{package_files.REMEDY}"
+                f"{path}: {name}={found[name]!r} of kernel {record.id} must be {rule}; {package_files.REMEDY}"
             )
     return found
 
@@ -224,7 +215,6 @@ def _read(path: Path, sha256: str) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise TableError(
-            f"{path}: its sha256={found} must be {sha256 or 'listed'}, as the manifest says; "
-            f"{package_files.REMEDY}"
+            f"{path}: its sha256={found} must be {sha256 or 'listed'}, as the manifest says; {package_files.REMEDY}"
         )
     return data

@@ -66,14 +66,12 @@ class Config:
             raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}")
 
     @classmethod
-    def of_kernel(
-        cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1
-    ) -> Config:
+    def of_kernel(cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1) -> Config:
         """A config of a kernel of this build, whose fields are known to be right."""
-        return unchecked(cls, {
-            "backend": backend, "kernel": kernel, "max_swizzle": max_swizzle,
-            "raster": "heuristic", "splits": splits,
-        })
+        return unchecked(
+            cls,
+            {"backend": backend, "kernel": kernel, "max_swizzle": max_swizzle, "raster": "heuristic", "splits": splits},
+        )
 
     def __str__(self) -> str:
         knobs = [f"swizzle {self.max_swizzle}"] if self.max_swizzle != 1 else []
@@ -140,17 +138,18 @@ class KernelConfig:
 
     def __str__(self) -> str:
         options = [f"{name}={value}" for name, value in self.kwargs]
-        options += [
-            f"{name}={getattr(self, name)}" for name in ("num_warps", "num_stages")
-        ]
+        options += [f"{name}={getattr(self, name)}" for name in ("num_warps", "num_stages")]
         options += [f"num_ctas={self.num_ctas}"] if self.num_ctas != 1 else []
         options += [f"maxnreg={self.maxnreg}"] if self.maxnreg else []
         return " ".join(options)
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "kwargs": dict(self.kwargs), "num_warps": self.num_warps,
-            "num_stages": self.num_stages, "num_ctas": self.num_ctas, "maxnreg": self.maxnreg,
+            "kwargs": dict(self.kwargs),
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "num_ctas": self.num_ctas,
+            "maxnreg": self.maxnreg,
         }
 
     @classmethod
@@ -160,8 +159,7 @@ class KernelConfig:
             raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
         if data.keys() != _KERNEL_FIELDS:
             raise ValueError(
-                f"a config of a kernel has the fields {sorted(_KERNEL_FIELDS)}, found "
-                f"{sorted(map(str, data))}"
+                f"a config of a kernel has the fields {sorted(_KERNEL_FIELDS)}, found {sorted(map(str, data))}"
             )
         if not isinstance(data["kwargs"], Mapping):
             raise TypeError(f"kwargs={data['kwargs']!r} must be a JSON object")

@@ -66,7 +66,8 @@ def swizzled(kernel: KernelRecord, m: int, n: int) -> list[Config]:
     num_tiles = min(-(-along_m // tile_m), -(-along_n // tile_n))
     return [
         Config.of_kernel(BACKEND, kernel.id, max_swizzle=max_swizzle)
-        for max_swizzle, least in _LEAST_TILES_OF_SWIZZLE if num_tiles >= least
+        for max_swizzle, least in _LEAST_TILES_OF_SWIZZLE
+        if num_tiles >= least
     ]
 
 

@@ -161,7 +161,9 @@ class KernelKey:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "op": self.op, "names": list(self.names), "values": list(self.values),
+            "op": self.op,
+            "names": list(self.names),
+            "values": list(self.values),
             "dtypes": [list(pair) for pair in self.dtypes],
         }
 
@@ -207,16 +209,12 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
             raise ValueError(f"{name}={data[name]!r} must be a non-empty str")
     for name in ("n", "k", "m"):
         if type(data[name]) is not int or not least <= data[name] <= MAX_SIZE:
-            raise ValueError(
-                f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}"
-            )
+            raise ValueError(f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}")
     num_groups = data.get("num_groups", 0)
     if type(num_groups) is not int or not 0 <= num_groups <= MAX_SIZE:
         raise ValueError(f"num_groups={num_groups!r:.40} must be an int from 0 to {MAX_SIZE}")
     key = Key(**data)
-    for name, known in (
-        ("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)
-    ):
+    for name, known in (("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)):
         if getattr(key, name) not in known:
             raise ValueError(f"{name}={getattr(key, name)!r} must be one of {', '.join(known)}")
     return key
@@ -231,13 +229,11 @@ def _kernel_key(data: Mapping[str, Any]) -> KernelKey:
     for name, value in zip(names, values):
         check_value(name, value)
     if not isinstance(dtypes, list) or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
-        for pair in dtypes
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in dtypes
     ):
         raise ValueError(f"dtypes={dtypes!r} must be a list of [argument, dtype]")
     return KernelKey(
-        op=data["op"], names=tuple(names), values=tuple(values),
-        dtypes=tuple((name, dtype) for name, dtype in dtypes),
+        op=data["op"], names=tuple(names), values=tuple(values), dtypes=tuple((name, dtype) for name, dtype in dtypes)
     )
 
 
@@ -254,8 +250,6 @@ def check_value(name: str, value: object) -> None:
             "argument must be a bool, int, float, str or None: leave it out of key="
         )
     if type(value) is int and not -(2**63) <= value < 2**63:
-        raise ValueError(
-            f"{name}={value!r:.40} of a key must be an int of 64 bits; leave it out of key="
-        )
+        raise ValueError(f"{name}={value!r:.40} of a key must be an int of 64 bits; leave it out of key=")
     if type(value) is float and not math.isfinite(value):
         raise ValueError(f"{name}={value!r} of a key must be finite; leave it out of key=")

@@ -75,9 +75,7 @@ class Manifest:
         """The kernels of one op and backend, sorted by id."""
         return list(self._selections.get((op, backend), ()))
 
-    def by_arch(
-        self, *, op: str, backend: str
-    ) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
+    def by_arch(self, *, op: str, backend: str) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
         """The same by compute capability."""
         return self._by_arch.get((op, backend), {})
 
@@ -120,18 +118,13 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         expected, found = data["digest"], content_digest(data)
         if found != expected:
             raise TableError(
-                f"{path}: expected content with the digest {expected}, found content with {found}; "
-                f"{remedy}"
+                f"{path}: expected content with the digest {expected}, found content with {found}; {remedy}"
             )
         records = [KernelRecord(**kernel) for kernel in data["kernels"]]
         for record in records:
             record.compute_capability
-    except (
-        OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError
-    ) as error:
-        raise TableError(
-            f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}"
-        ) from error
+    except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error
     kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
     if len(kernels) != len(records):
         raise TableError(f"{path}: a kernel id stands there twice; {remedy}")

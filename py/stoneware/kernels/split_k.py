@@ -51,13 +51,12 @@ def _most_splits(kernel: KernelRecord, k: int) -> int:
     return min(kernel.config["max_splits"], -(-k // kernel.config["tile"][2]))
 
 
-def with_splits(
-    configs: Iterable[Config], m: int, n: int, k: int, num_sms: int
-) -> list[Config]:
+def with_splits(configs: Iterable[Config], m: int, n: int, k: int, num_sms: int) -> list[Config]:
     """Each config of a CUTLASS kernel, once for each of `splits_to_time`."""
     kernels = manifest.packaged().kernels
     return [
-        Config.of_kernel(config.backend, config.kernel, splits=splits) for config in configs
+        Config.of_kernel(config.backend, config.kernel, splits=splits)
+        for config in configs
         for splits in splits_to_time(kernels[config.kernel], m, n, k, num_sms)
     ]
 
@@ -74,7 +73,8 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     most = min(_most_splits(kernel, k), -(-k // tile_k) // _LEAST_STEPS)
     runs = [splits for splits in SPLITS if splits == 1 or splits <= most]
     worth = [
-        splits for splits in runs
+        splits
+        for splits in runs
         if (splits == 1 or tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms)
         and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2)
     ]

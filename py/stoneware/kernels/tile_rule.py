@@ -11,7 +11,6 @@ from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.split_k import is_split_k, is_splitk_sm90
 from stoneware.runtime.fast_dataclass import dataclass
 
-
 ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -36,16 +35,13 @@ def tiling_of(kernel: KernelRecord) -> Tiling:
     cluster = kernel.config.get("cluster", (1, 1, 1))
     for name, value in (("tile", tile), ("cluster", cluster)):
         if (
-            not isinstance(value, (list, tuple)) or len(value) != 3
+            not isinstance(value, (list, tuple))
+            or len(value) != 3
             or not all(type(extent) is int and extent >= 1 for extent in value)
         ):
-            raise ValueError(
-                f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1"
-            )
+            raise ValueError(f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1")
     m, n = (1, 0) if kernel.config.get("swap_ab") else (0, 1)
-    return Tiling(
-        m=tile[m], n=tile[n], k=tile[2], cluster_m=cluster[m], cluster_n=cluster[n]
-    )
+    return Tiling(m=tile[m], n=tile[n], k=tile[2], cluster_m=cluster[m], cluster_n=cluster[n])
 
 
 def tile_m(kernel: KernelRecord) -> int:
@@ -73,9 +69,7 @@ def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) ->
     )
 
 
-def by_tile_m(
-    key: Key, compute_capability: tuple[int, int], kernels: Iterable[KernelRecord]
-) -> list[Config]:
+def by_tile_m(key: Key, compute_capability: tuple[int, int], kernels: Iterable[KernelRecord]) -> list[Config]:
     """Configs of the kernels that fit, best first: the smallest tile that covers m, then larger
     ones, then smaller ones from large to small; of equal tiles those of split-k kernels first,
     then by id. Above LARGEST_SPLIT_M those of persistent_mm_sm90.h come after all others, and of
@@ -90,13 +84,15 @@ def by_tile_m(
         splits = is_split_k(kernel)
         is_late = is_splitk_sm90(kernel) and key.m > LARGEST_SPLIT_M
         return (
-            is_late, is_late and splits, extent < key.m,
-            extent if extent >= key.m else -extent, not splits, kernel.id,
+            is_late,
+            is_late and splits,
+            extent < key.m,
+            extent if extent >= key.m else -extent,
+            not splits,
+            kernel.id,
         )
 
-    fitting = sorted(
-        (kernel for kernel in kernels if fits(kernel, key, compute_capability)), key=order
-    )
+    fitting = sorted((kernel for kernel in kernels if fits(kernel, key, compute_capability)), key=order)
     return [Config.of_kernel(kernel.backend, kernel.id) for kernel in fitting]
 
 

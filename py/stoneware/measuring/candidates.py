@@ -52,16 +52,12 @@ def of_problem(operation: Operation, problem: Any, device: Device) -> list[Confi
     return [*always, *(config for config in found if config not in always)]
 
 
-def racers(
-    operation: Operation, problem: Any, device: Device, found: Sequence[Config]
-) -> list[Config]:
+def racers(operation: Operation, problem: Any, device: Device, found: Sequence[Config]) -> list[Config]:
     """Those of `found` that are in every race: the default config and the vendor library's."""
     rule = operation.preferred(problem.key, device.compute_capability, manifest.packaged())
     default = next((config for config in rule if config in found), None)
     always = [config for config in (default,) if config is not None]
-    return always + [
-        config for config in found if config.backend == "vendor" and config not in always
-    ]
+    return always + [config for config in found if config.backend == "vendor" and config not in always]
 
 
 def kernel_sha256(config: Config) -> str:
@@ -109,10 +105,7 @@ def measure(
     timer.stopwatch.announce = announce
     known = known or {}
     race = _Race(problem, device, timer, settings, run_id, make_plan, announce, emit)
-    search.run(
-        configs, race.run, always=always, known=known,
-        most_trials=max(1, settings.most_trials - len(known)),
-    )
+    search.run(configs, race.run, always=always, known=known, most_trials=max(1, settings.most_trials - len(known)))
     return list(race.samples.values())
 
 
@@ -130,8 +123,14 @@ class _Race:
     """One problem's operands, and the candidates that were checked on them."""
 
     def __init__(
-        self, problem: Problem, device: Device, timer: DeviceTimer, settings: Settings,
-        run_id: str, make_plan: MakePlan, announce: Callable[[Config], None],
+        self,
+        problem: Problem,
+        device: Device,
+        timer: DeviceTimer,
+        settings: Settings,
+        run_id: str,
+        make_plan: MakePlan,
+        announce: Callable[[Config], None],
         emit: Callable[[list[Sample]], None],
     ) -> None:
         self.samples: dict[Config, Sample] = {}
@@ -159,9 +158,7 @@ class _Race:
             if config not in self.samples:
                 self._checked[config].timing = timing
         self._finish([config for config in timings if config not in self.samples])
-        return {
-            config: timings[config].median_us if config in timings else None for config in configs
-        }
+        return {config: timings[config].median_us if config in timings else None for config in configs}
 
     def _check(self, config: Config) -> _Measured:
         """Runs a candidate with and without bias, or as its op has it; the error is the larger."""
@@ -241,8 +238,7 @@ class _Race:
                 self._synchronize()
             except RuntimeError as error:
                 raise ContextLostError(
-                    f"{configs[-1]} destroyed the CUDA context of this process; measure in a new "
-                    f"one: {error}"
+                    f"{configs[-1]} destroyed the CUDA context of this process; measure in a new one: {error}"
                 ) from error
 
     def _sample(self, config: Config, measured: _Measured) -> Sample:

@@ -65,19 +65,19 @@ class Worker:
       WorkerError: it did not become ready; the message has what it said.
     """
 
-    def __init__(
-        self, command: Sequence[str], hello: Mapping[str, Any], start_limit_s: float
-    ) -> None:
+    def __init__(self, command: Sequence[str], hello: Mapping[str, Any], start_limit_s: float) -> None:
         self._stderr = tempfile.TemporaryFile()
         # A session of its own: Ctrl-C at the terminal reaches the parent alone, which ends it.
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-            start_new_session=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(
-            target=_read_lines, args=(self._process.stdout, self._lines), daemon=True
-        ).start()
+        threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True).start()
         try:
             self.send(hello)
             next(event for event in self.events(start_limit_s) if event["event"] == "ready")
@@ -118,9 +118,7 @@ class Worker:
             if isinstance(event, dict) and event.get("event") in _EVENTS:
                 yield event
             else:
-                _LOG.warning(
-                    "the measuring process said something that is no event: %r", line[:200].strip()
-                )
+                _LOG.warning("the measuring process said something that is no event: %r", line[:200].strip())
 
     def kill(self) -> None:
         """Ends it and what it started, if it has not ended."""
@@ -131,8 +129,8 @@ class Worker:
         except subprocess.TimeoutExpired:
             # The driver holds a process whose kernel it cannot stop; a new one may still work.
             _LOG.warning(
-                "measuring process %d does not end, the driver holds it; if the GPU stays busy, "
-                "restart the machine", self._process.pid,
+                "measuring process %d does not end, the driver holds it; if the GPU stays busy, restart the machine",
+                self._process.pid,
             )
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -92,9 +92,7 @@ class DeviceTimer:
       now: seconds, for tests.
     """
 
-    def __init__(
-        self, ordinal: int, stopwatch: Any = None, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, ordinal: int, stopwatch: Any = None, now: Callable[[], float] = time.monotonic) -> None:
         if stopwatch is None:
             from stoneware.measuring.stopwatch import CudaStopwatch
 
@@ -142,23 +140,22 @@ class DeviceTimer:
         if len(by_event) < first_rounds:
             return timed  # the time is over
         fastest_us = min(timing.median_us for timing in timed.values())
-        left = [
-            name for name in calls
-            if not rounds_before_drop or timed[name].median_us <= drop_ratio * fastest_us
-        ]
+        left = [name for name in calls if not rounds_before_drop or timed[name].median_us <= drop_ratio * fastest_us]
         graphs = self._captured(calls, left) if fastest_us < short_us else None
         if graphs is not None:
-            in_graphs = _timings(
-                self._rounds(self.stopwatch.time_graph, graphs, list(graphs), rounds, deadline)
-            )
+            in_graphs = _timings(self._rounds(self.stopwatch.time_graph, graphs, list(graphs), rounds, deadline))
             if all(timing.median_us > 0 for timing in in_graphs.values()):
                 return {**timed, **in_graphs}
         rest = self._rounds(time_call, calls, left, rounds - first_rounds, deadline)
         return _timings(by_event + rest)
 
     def _rounds(
-        self, step: Callable[[Hashable, Any], float], items: Mapping[Hashable, Any],
-        names: list[Hashable], count: int, deadline: float,
+        self,
+        step: Callable[[Hashable, Any], float],
+        items: Mapping[Hashable, Any],
+        names: list[Hashable],
+        count: int,
+        deadline: float,
     ) -> list[_Round]:
         """At least one round, until `count` have not drooped, but no more than twice as many."""
         taken: list[_Round] = []
@@ -211,7 +208,5 @@ def _timings(rounds: list[_Round]) -> dict[Hashable, Timing]:
         # the same rounds.
         of_name = [taken for taken in steady if name in taken.us]
         of_name = of_name or [taken for taken in rounds if name in taken.us]
-        timings[name] = Timing.of(
-            [taken.us[name] for taken in of_name], of_name[0].clock_mhz, of_name[-1].clock_mhz
-        )
+        timings[name] = Timing.of([taken.us[name] for taken in of_name], of_name[0].clock_mhz, of_name[-1].clock_mhz)
     return timings

@@ -82,18 +82,25 @@ def new_run(ordinal: int, command: str, commit: str = UNKNOWN) -> Run:
     name = device.name.lower().replace(" ", "_")
     return Run(
         # Random digits: ranks and processes that start within a second are different runs.
-        id=f"{now:%Y-%m-%dT%H%M%SZ}-{name}-{secrets.token_hex(2)}", device=device,
-        driver=driver(), cuda=torch.version.cuda or UNKNOWN, torch=torch.__version__,
-        triton=version_of("triton"), python=platform.python_version(),
-        sm_clock_mhz_before=sm_clock_mhz(ordinal), sm_clock_mhz_after=0,
-        memory_clock_mhz_before=memory_clock_mhz(ordinal), memory_clock_mhz_after=0,
-        date=now.isoformat(timespec="seconds"), commit=commit, command=command,
+        id=f"{now:%Y-%m-%dT%H%M%SZ}-{name}-{secrets.token_hex(2)}",
+        device=device,
+        driver=driver(),
+        cuda=torch.version.cuda or UNKNOWN,
+        torch=torch.__version__,
+        triton=version_of("triton"),
+        python=platform.python_version(),
+        sm_clock_mhz_before=sm_clock_mhz(ordinal),
+        sm_clock_mhz_after=0,
+        memory_clock_mhz_before=memory_clock_mhz(ordinal),
+        memory_clock_mhz_after=0,
+        date=now.isoformat(timespec="seconds"),
+        commit=commit,
+        command=command,
     )
 
 
 def end_run(run: Run, ordinal: int) -> Run:
     """The run with its clocks at the end, which is now."""
     return dataclasses.replace(
-        run, sm_clock_mhz_after=sm_clock_mhz(ordinal),
-        memory_clock_mhz_after=memory_clock_mhz(ordinal),
+        run, sm_clock_mhz_after=sm_clock_mhz(ordinal), memory_clock_mhz_after=memory_clock_mhz(ordinal)
     )

@@ -152,15 +152,19 @@ def compare_within(out: torch.Tensor, expected: torch.Tensor, limit: float) -> C
         row_rms = want.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-30)
         element_error = max(element_error, float((difference.abs() / row_rms).max()))
     return Comparison(
-        error=math.sqrt(squared_error / max(squared_norm, 1e-300)), element_error=element_error,
-        limit=limit,
+        error=math.sqrt(squared_error / max(squared_norm, 1e-300)), element_error=element_error, limit=limit
     )
 
 
 def multiply(
-    result: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-    scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, *, block: int = 1,
+    result: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    block: int = 1,
 ) -> None:
     """(scale_a * a) @ (scale_b * b) + bias into `result`, in float64, by pieces that fit memory.
 
@@ -180,9 +184,7 @@ def multiply(
             result[rows, columns] = product.float()
 
 
-def _scaled_rows(
-    x: torch.Tensor, scale: torch.Tensor | None, rows: slice, block: int
-) -> torch.Tensor:
+def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice, block: int) -> torch.Tensor:
     """Rows of scale * x, in float64."""
     values = x[rows].float().double()
     if scale is not None:
@@ -203,8 +205,7 @@ def matrix(
 
 
 def matrices(
-    shape: tuple[int, ...], strides: tuple[int, ...], is_row_major: bool, dtype: torch.dtype,
-    device: Device,
+    shape: tuple[int, ...], strides: tuple[int, ...], is_row_major: bool, dtype: torch.dtype, device: Device
 ) -> torch.Tensor:
     """A view of normal values.
 

@@ -50,10 +50,7 @@ class LogReporter(Reporter):
         self._cost += cost
         gone_s = time.monotonic() - self._begin
         left_s = gone_s / self._cost * (self._total_cost - self._cost)
-        self.say(
-            f"[{self._idx}/{self._num}] {problem}: {outcome}; {gone_s:.0f} s gone, about "
-            f"{left_s:.0f} s left"
-        )
+        self.say(f"[{self._idx}/{self._num}] {problem}: {outcome}; {gone_s:.0f} s gone, about {left_s:.0f} s left")
 
     def note(self, text: str) -> None:
         self.say(text, logging.WARNING)

@@ -55,7 +55,9 @@ def run(
     except ImportError:
         _LOG.warning(
             "%d configs are all measured, since optuna, which would search among more than %d, is "
-            "not installed; pip install 'stoneware[search]'", len(configs), EXHAUSTIVE_LIMIT,
+            "not installed; pip install 'stoneware[search]'",
+            len(configs),
+            EXHAUSTIVE_LIMIT,
         )
         return dict(measure(configs))
     verbosity = optuna.logging.get_verbosity()
@@ -80,18 +82,18 @@ def parameters(config: Any) -> dict[str, str]:
 
 
 def _search(
-    optuna: Any, configs: Sequence[C], measure: Measure[C], always: Sequence[C],
-    known: Mapping[C, float | None], most_trials: int,
+    optuna: Any,
+    configs: Sequence[C],
+    measure: Measure[C],
+    always: Sequence[C],
+    known: Mapping[C, float | None],
+    most_trials: int,
 ) -> dict[C, float | None]:
     flat = {config: parameters(config) for config in dict.fromkeys([*configs, *always, *known])}
     names = sorted({name for point in flat.values() for name in point})
-    points = {
-        config: {name: point.get(name, ABSENT) for name in names} for config, point in flat.items()
-    }
+    points = {config: {name: point.get(name, ABSENT) for name in names} for config, point in flat.items()}
     space = {
-        name: optuna.distributions.CategoricalDistribution(
-            sorted({point[name] for point in points.values()})
-        )
+        name: optuna.distributions.CategoricalDistribution(sorted({point[name] for point in points.values()}))
         for name in names
     }
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, multivariate=True))
@@ -100,9 +102,7 @@ def _search(
     def learn(config: C, us: float | None, reference_us: float) -> None:
         # Infinity ranks last, so that the search leaves the neighbours of what fails alone.
         scores[config] = math.inf if us is None else us / reference_us
-        study.add_trial(optuna.trial.create_trial(
-            params=points[config], distributions=space, value=scores[config]
-        ))
+        study.add_trial(optuna.trial.create_trial(params=points[config], distributions=space, value=scores[config]))
 
     measured = dict(measure(always)) if always else {}
     base = always[0] if always and measured[always[0]] else None
@@ -114,10 +114,7 @@ def _search(
         trial = study.ask(space)
         proposal = trial.params
         study.tell(trial, state=optuna.trial.TrialState.FAIL)  # what is tried is learnt below
-        config = min(
-            untried,
-            key=lambda other: sum(points[other][name] != proposal[name] for name in names),
-        )
+        config = min(untried, key=lambda other: sum(points[other][name] != proposal[name] for name in names))
         untried.remove(config)
         best = min(scores, key=scores.__getitem__, default=None)
         rivals = [other for other in dict.fromkeys((best, *always)) if other is not None]

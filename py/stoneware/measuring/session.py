@@ -69,14 +69,11 @@ class Ranks:
         for name in found:
             found[name] = os.environ.get(name) or found[name]
             if not found[name].isdecimal():
-                raise ValueError(
-                    f"{name}={found[name]!r} must be a number, as torchrun sets it; unset it"
-                )
+                raise ValueError(f"{name}={found[name]!r} must be a number, as torchrun sets it; unset it")
         ranks = cls(**{name.lower(): int(text) for name, text in found.items()})
         if ranks.rank >= ranks.world_size:
             raise ValueError(
-                f"RANK={ranks.rank} must be below WORLD_SIZE={ranks.world_size}; start with "
-                "torchrun, or unset both"
+                f"RANK={ranks.rank} must be below WORLD_SIZE={ranks.world_size}; start with torchrun, or unset both"
             )
         return ranks
 
@@ -108,12 +105,12 @@ class Summary:
         return self.statuses.total()
 
     def __str__(self) -> str:
-        bad = [f"{self.statuses[name]} {name}" for name in ("wrong", "failed", "hung")
-               if self.statuses[name]]
+        bad = [f"{self.statuses[name]} {name}" for name in ("wrong", "failed", "hung") if self.statuses[name]]
         return (
             f"{self.num_measured} problems measured, {self.num_known} known, "
             f"{len(self.failures)} not measurable; {self.num_samples} samples"
-            + (f" ({', '.join(bad)})" if bad else "") + f" in {self.seconds:.0f} s"
+            + (f" ({', '.join(bad)})" if bad else "")
+            + f" in {self.seconds:.0f} s"
         )
 
 
@@ -150,14 +147,14 @@ def tune(
     device = cuda_device(ordinal)
     run = machine.new_run(ordinal, settings.command, settings.commit)
     session = Session(
-        store=store, run=run, device=device, settings=settings,
-        reporter=reporter, command=command,
-        candidates_of=lambda problem: candidates.of_problem(
-            workloads.operation(problem.key.op), problem, device
-        ),
-        always_of=lambda problem, found: candidates.racers(
-            workloads.operation(problem.key.op), problem, device, found
-        ),
+        store=store,
+        run=run,
+        device=device,
+        settings=settings,
+        reporter=reporter,
+        command=command,
+        candidates_of=lambda problem: candidates.of_problem(workloads.operation(problem.key.op), problem, device),
+        always_of=lambda problem, found: candidates.racers(workloads.operation(problem.key.op), problem, device, found),
         end_run=lambda: machine.end_run(run, ordinal),
     )
     return session.measure(problems, ranks)
@@ -229,15 +226,13 @@ class Session:
                 known.setdefault(sample.key, {})[sample.config, sample.kernel_sha256] = sample
         return known
 
-    def _task(
-        self, problem: Problem,
-        known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]],
-    ) -> _Task | None:
+    def _task(self, problem: Problem, known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]]) -> _Task | None:
         """What is left to measure of a problem; None if nothing is."""
         configs = self.candidates_of(problem)
         of_problem = known.get(problem.key, {})
         found = {
-            config: _median(sample) for config in configs
+            config: _median(sample)
+            for config in configs
             if (sample := of_problem.get((config, self.digest(config)))) is not None
         }
         is_searched = len(configs) > search.EXHAUSTIVE_LIMIT
@@ -247,9 +242,7 @@ class Session:
         right = {config: us for config, us in found.items() if us is not None}
         # With the best of before, so that a new candidate meets what it has to beat.
         racing = [*self.always_of(problem, configs), *sorted(right, key=right.get)[:1]]
-        always = [
-            config for config in dict.fromkeys(racing) if config in right or config not in found
-        ]
+        always = [config for config in dict.fromkeys(racing) if config in right or config not in found]
         missing = [config for config in configs if config not in found and config not in always]
         return _Task(problem=problem, always=always, missing=missing, known=found)
 
@@ -265,15 +258,17 @@ class Session:
             configs, at, num_before = [*always, *missing], None, len(taken)
             try:
                 worker = self._start()
-                worker.send({
-                    "problem": workloads.problem_to_json(task.problem),
-                    "configs": [config.to_json() for config in configs],
-                    "always": list(range(len(always))),
-                    "known": [
-                        [config.to_json(), us] for config, us in
-                        {**task.known, **{c: _median(taken[c]) for c in taken}}.items()
-                    ],
-                })
+                worker.send(
+                    {
+                        "problem": workloads.problem_to_json(task.problem),
+                        "configs": [config.to_json() for config in configs],
+                        "always": list(range(len(always))),
+                        "known": [
+                            [config.to_json(), us]
+                            for config, us in {**task.known, **{c: _median(taken[c]) for c in taken}}.items()
+                        ],
+                    }
+                )
                 for event in worker.events(self.settings.hang_limit_s):
                     if event["event"] == "at":
                         at = event["config"]
@@ -288,11 +283,22 @@ class Session:
                 self.reporter.note(f"{task.problem}: {error}")
                 if at is not None and configs[at] not in taken:
                     status = "hung" if isinstance(error, WorkerHung) else "failed"
-                    self._store([Sample(
-                        key=task.problem.key, config=configs[at], median_us=0.0, spread_us=0.0,
-                        count=0, status=status, kernel_sha256=self.digest(configs[at]),
-                        run=self.run.id, detail=str(error)[:candidates.LONGEST_DETAIL],
-                    )], taken)
+                    self._store(
+                        [
+                            Sample(
+                                key=task.problem.key,
+                                config=configs[at],
+                                median_us=0.0,
+                                spread_us=0.0,
+                                count=0,
+                                status=status,
+                                kernel_sha256=self.digest(configs[at]),
+                                run=self.run.id,
+                                detail=str(error)[: candidates.LONGEST_DETAIL],
+                            )
+                        ],
+                        taken,
+                    )
                 num_losses += len(taken) == num_before
                 if num_losses == _MOST_LOSSES:
                     self._give_up(str(error))
@@ -314,10 +320,7 @@ class Session:
 
     def _start(self) -> Worker:
         if self._worker is None:
-            hello = {
-                "device": self.device.ordinal, "run": self.run.id,
-                "settings": dataclasses.asdict(self.settings),
-            }
+            hello = {"device": self.device.ordinal, "run": self.run.id, "settings": dataclasses.asdict(self.settings)}
             self._worker = Worker(self.command, hello, self.settings.start_limit_s)
         return self._worker
 
@@ -393,11 +396,13 @@ def tune_on_miss(operation: Operation, problem: Problem, device: Device) -> None
         gpus = [device.ordinal] if device.kind == "cuda" else []
         with torch.random.fork_rng(devices=gpus), torch.no_grad():
             candidates.measure(
-                problem, candidates.of_problem(operation, problem, device), device,
-                DeviceTimer(device.ordinal), ON_MISS, run.id,
-                always=candidates.racers(
-                    operation, problem, device, operation.candidates(problem, device)
-                ),
+                problem,
+                candidates.of_problem(operation, problem, device),
+                device,
+                DeviceTimer(device.ordinal),
+                ON_MISS,
+                run.id,
+                always=candidates.racers(operation, problem, device, operation.candidates(problem, device)),
                 make_plan=operation.make_plan,
                 emit=lambda samples: tuning.keep(run, samples),
             )

@@ -44,25 +44,17 @@ class Settings:
             found, wanted = type(value).__name__, field.type
             if found != wanted and (found, wanted) != ("int", "float"):
                 raise TypeError(
-                    f"{field.name}={value!r} must be {'an' if wanted == 'int' else 'a'} {wanted}, "
-                    f"not {found}; pass one"
+                    f"{field.name}={value!r} must be {'an' if wanted == 'int' else 'a'} {wanted}, not {found}; pass one"
                 )
-        for name, least in (
-            ("rounds", 1), ("rounds_before_drop", 0), ("drop_ratio", 1), ("most_trials", 1),
-        ):
+        for name, least in (("rounds", 1), ("rounds_before_drop", 0), ("drop_ratio", 1), ("most_trials", 1)):
             if not least <= getattr(self, name) < math.inf:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least {least}; pass a finite number "
-                    f"from {least} up"
+                    f"{name}={getattr(self, name)} must be at least {least}; pass a finite number from {least} up"
                 )
         for name in ("seconds_per_problem", "hang_limit_s", "start_limit_s"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be positive and finite; pass such a number"
-                )
+                raise ValueError(f"{name}={getattr(self, name)} must be positive and finite; pass such a number")
 
 
-ON_MISS = Settings(
-    rounds=15, rounds_before_drop=3, seconds_per_problem=0.5, command="sw.tuning('on_miss')"
-)
+ON_MISS = Settings(rounds=15, rounds_before_drop=3, seconds_per_problem=0.5, command="sw.tuning('on_miss')")
 """For a problem that is measured in the middle of a user's program: short."""

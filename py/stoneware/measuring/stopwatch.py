@@ -61,9 +61,7 @@ class CudaStopwatch:
         num_bytes = max(_LEAST_FLUSH_BYTES, _FLUSH_BYTES_PER_L2_BYTE * l2_bytes)
         self._is_dirty = l2 == "dirty"
         # Rows, so that a sum of each needs no memory of torch's beside the result.
-        self._flush_rows = torch.zeros(
-            _FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS, device=self._device
-        )
+        self._flush_rows = torch.zeros(_FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS, device=self._device)
         self._flush_sums = torch.zeros(_FLUSH_ROWS, device=self._device)
         self._sleep_cycles: dict[Any, int] = {}  # by name: a call would keep its tensors alive
         self._capture_stream = torch.cuda.Stream(self._device)

@@ -66,15 +66,17 @@ def problems(
         of_ops = [registry.spec(op).choices.get(name, ()) for op in OPS]
         _check_names(name, values, tuple(dict.fromkeys(one for known in of_ops for one in known)))
     further = [_sizes(shape, specs) for shape in shapes]
-    found = list(dict.fromkeys(
-        problem
-        for spec in specs
-        for sizes in (
-            *_of_layers(spec, weights, m_values),
-            *(sizes for sizes in further if len(sizes) in spec.forms),
+    found = list(
+        dict.fromkeys(
+            problem
+            for spec in specs
+            for sizes in (
+                *_of_layers(spec, weights, m_values),
+                *(sizes for sizes in further if len(sizes) in spec.forms),
+            )
+            for problem in spec.problems(sizes, **{name: lists[name] for name in spec.choices})
         )
-        for problem in spec.problems(sizes, **{name: lists[name] for name in spec.choices})
-    ))
+    )
     if not found:
         for spec in specs:
             _check_pairs(spec, dtypes, out_dtypes)
@@ -84,9 +86,7 @@ def problems(
 def _check_names(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     unknown = sorted(set(names) - set(known))
     if unknown:
-        raise ValueError(
-            f"{what}={','.join(unknown)} must be among {', '.join(known)}; name some of them"
-        )
+        raise ValueError(f"{what}={','.join(unknown)} must be among {', '.join(known)}; name some of them")
 
 
 def _check_pairs(spec: OpSpec, dtypes: Sequence[str], out_dtypes: Sequence[str]) -> None:
@@ -100,9 +100,7 @@ def _check_pairs(spec: OpSpec, dtypes: Sequence[str], out_dtypes: Sequence[str])
         )
 
 
-def _of_layers(
-    spec: OpSpec, weights: Sequence[str], m_values: Sequence[int] | None
-) -> Iterator[tuple[int, ...]]:
+def _of_layers(spec: OpSpec, weights: Sequence[str], m_values: Sequence[int] | None) -> Iterator[tuple[int, ...]]:
     """Sizes as of a shape: m stands before the last two."""
     for name in weights:
         if name in spec.layers:

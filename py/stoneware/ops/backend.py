@@ -55,7 +55,9 @@ class TorchBackend(Backend):
     """
 
     def __init__(
-        self, config: Config, make_plan: Callable[[Any], Plan],
+        self,
+        config: Config,
+        make_plan: Callable[[Any], Plan],
         why_not: Callable[[Any, Device], str | None] = lambda problem, device: None,
     ) -> None:
         self.config, self.make_plan, self.why_not = config, make_plan, why_not

@@ -35,9 +35,9 @@ class OpPlans(PlanCache):
         cls.must_be_aligned = spec.must_be_aligned
         cls.plan_order = spec.plan_order
         api = sys.modules[cls.__module__]
-        cls.operator = staticmethod(registration.register(
-            spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments)
-        ))
+        cls.operator = staticmethod(
+            registration.register(spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments))
+        )
 
     @staticmethod
     def fake(*arguments: Any) -> torch.Tensor:

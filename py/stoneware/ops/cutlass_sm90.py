@@ -43,8 +43,7 @@ class CutlassSm90(Backend):
         kernels = self._built(problem)
         if not kernels:
             return (
-                f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->"
-                f"{problem.out_dtype}{self.kind(problem)}"
+                f"this build has no kernel {problem.a_dtype}*{problem.b_dtype}->{problem.out_dtype}{self.kind(problem)}"
             )
         for name, most in self.max_extents.items():
             if getattr(problem, name) > most:
@@ -58,22 +57,20 @@ class CutlassSm90(Backend):
         """Each kernel that fits, the one whose tile suits m first, with each number of splits that
         may be the fastest; then those of `swizzled` with each larger swizzle that changes the order
         of their tiles."""
-        found = tile_rule.by_tile_m(problem.key, device.compute_capability, [
-            kernel for kernel in cutlass_kernels.kernels(self.spec.name)
-            if self.fits(problem, kernel)
-        ])
+        found = tile_rule.by_tile_m(
+            problem.key,
+            device.compute_capability,
+            [kernel for kernel in cutlass_kernels.kernels(self.spec.name) if self.fits(problem, kernel)],
+        )
         records = [manifest.packaged().kernels[config.kernel] for config in found]
-        return split_k.with_splits(
-            found, problem.m, problem.n, problem.k, device.fingerprint.num_sms
-        ) + [
-            config for kernel in self.swizzled(records)
+        return split_k.with_splits(found, problem.m, problem.n, problem.k, device.fingerprint.num_sms) + [
+            config
+            for kernel in self.swizzled(records)
             for config in cutlass_kernels.swizzled(kernel, problem.m, problem.n)
         ]
 
     def runs(self, problem: Any, kernel: KernelRecord) -> bool:
-        return (
-            tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and self.fits(problem, kernel)
-        )
+        return tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and self.fits(problem, kernel)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         from torch._C import _cuda_getCurrentRawStream as current_stream
@@ -81,9 +78,18 @@ class CutlassSm90(Backend):
         cutlass_kernels.check_cubin(config.kernel)
         ordinal, order = device.ordinal, self.spec.plan_order
         launch = native.load(cutlass_kernels.MODULE).Plan(
-            config.kernel, m=problem.m, n=problem.n, k=problem.k, lda=problem.lda,
-            ldb=problem.ldb, ldd=problem.ldd, device=ordinal, num_sms=device.fingerprint.num_sms,
-            max_swizzle=config.max_swizzle, raster=config.raster, splits=config.splits,
+            config.kernel,
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            lda=problem.lda,
+            ldb=problem.ldb,
+            ldd=problem.ldd,
+            device=ordinal,
+            num_sms=device.fingerprint.num_sms,
+            max_swizzle=config.max_swizzle,
+            raster=config.raster,
+            splits=config.splits,
             **self.fields(problem),
         )
         offsets = ("offs",) if "offs" in order else ()
@@ -123,6 +129,7 @@ class CutlassSm90(Backend):
     def _built(self, problem: Any) -> list[KernelRecord]:
         key = problem.key
         return [
-            kernel for kernel in cutlass_kernels.kernels(self.spec.name)
+            kernel
+            for kernel in cutlass_kernels.kernels(self.spec.name)
             if tile_rule.fits(kernel, key, COMPUTE_CAPABILITY)
         ]

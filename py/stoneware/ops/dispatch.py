@@ -18,7 +18,8 @@ from stoneware.kernels.registry import REFERENCE
 from stoneware.ops.backend import Backend, Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
-from stoneware.tuning import lookup, policy as tuning, sources
+from stoneware.tuning import lookup, sources
+from stoneware.tuning import policy as tuning
 from stoneware.tuning.lookup import Decision, Found, Refusal
 
 _LOG = logging.getLogger("stoneware")
@@ -41,9 +42,7 @@ class Operation:
         self.spec = spec
         self.backends = {backend.name: backend for backend in backends}
 
-    def preferred(
-        self, key: Key, compute_capability: tuple[int, int], manifest: Manifest
-    ) -> list[Config]:
+    def preferred(self, key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
         """The configs of the heuristic, best first."""
         return self.spec.preferred(key, compute_capability, manifest)
 
@@ -54,16 +53,21 @@ class Operation:
         key, kernels = problem.key, manifest.packaged().kernels
         first = {config.backend: config for config in reversed(configs)}.values()
         near = [
-            config for config in configs
-            if config in first or config.kernel not in kernels
-            or tile_rule.is_worth_timing(kernels[config.kernel], key)
+            config
+            for config in configs
+            if config in first or config.kernel not in kernels or tile_rule.is_worth_timing(kernels[config.kernel], key)
         ]
         others = [config for config in near if config.backend != REFERENCE]
         return others or near
 
     def decide(
-        self, problem: Any, device: Device, *, backend: str | None = None,
-        config: Config | None = None, lists_refusals: bool = True,
+        self,
+        problem: Any,
+        device: Device,
+        *,
+        backend: str | None = None,
+        config: Config | None = None,
+        lists_refusals: bool = True,
     ) -> Decision:
         """Chooses the config; see `lookup.decide` for the order.
 
@@ -90,8 +94,7 @@ class Operation:
             argument=config,
             found=lambda: _answers(key, device) if has_kernels else (),
             heuristic=lambda: (
-                self.preferred(key, device.compute_capability, manifest.packaged())
-                if has_kernels else ()
+                self.preferred(key, device.compute_capability, manifest.packaged()) if has_kernels else ()
             ),
             heuristic_reason=self.spec.preferred_reason,
             defaults=backends.configs,
@@ -100,10 +103,7 @@ class Operation:
             backend=backend,
         )
 
-    def plan(
-        self, problem: Any, device: Device, *, backend: str | None = None,
-        config: Config | None = None,
-    ) -> Plan:
+    def plan(self, problem: Any, device: Device, *, backend: str | None = None, config: Config | None = None) -> Plan:
         """Decides, and makes the plan, after tuning if `sw.tuning` says so and it is a miss.
 
         Arguments and errors as in `decide`, and
@@ -111,12 +111,8 @@ class Operation:
         Raises:
           TuningMissError: the mode is "error_on_miss" and the problem was not measured.
         """
-        decision = self.decide(
-            problem, device, backend=backend, config=config, lists_refusals=False
-        )
-        if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(
-            self.spec.name, problem, device, decision
-        ):
+        decision = self.decide(problem, device, backend=backend, config=config, lists_refusals=False)
+        if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
             from stoneware.measuring import session
 
             session.tune_on_miss(self, self.spec.filed_as(problem), device)
@@ -133,13 +129,9 @@ class Operation:
         """Raises TypeError or ValueError unless both are what the call takes."""
         known = f"one of {', '.join(self.backends)}, or leave it out"
         if backend is not None and not isinstance(backend, str):
-            raise TypeError(
-                f"backend={backend!r} must be a str, not {type(backend).__name__}; pass {known}"
-            )
+            raise TypeError(f"backend={backend!r} must be a str, not {type(backend).__name__}; pass {known}")
         if backend is not None and backend not in self.backends:
-            raise ValueError(
-                f"backend={backend!r} is an unknown backend for {self.spec.name}; expected {known}"
-            )
+            raise ValueError(f"backend={backend!r} is an unknown backend for {self.spec.name}; expected {known}")
         if config is None:
             return
         if not isinstance(config, Config):
@@ -148,10 +140,7 @@ class Operation:
                 f"not {type(config).__name__}; take stoneware.explain(...).config, or leave it out"
             )
         if backend is not None and config.backend != backend:
-            raise ValueError(
-                f"backend={backend!r} and config.backend={config.backend!r} must agree; "
-                "leave backend out"
-            )
+            raise ValueError(f"backend={backend!r} and config.backend={config.backend!r} must agree; leave backend out")
 
 
 class _Backends:
@@ -162,9 +151,7 @@ class _Backends:
       only: the one backend that is asked; None for all.
     """
 
-    def __init__(
-        self, operation: Operation, problem: Any, device: Device, only: str | None = None
-    ) -> None:
+    def __init__(self, operation: Operation, problem: Any, device: Device, only: str | None = None) -> None:
         self._operation, self._problem, self._device = operation, problem, device
         self._only = only
         self._names = [name for name in operation.backends if only in (None, name)]
@@ -181,9 +168,7 @@ class _Backends:
     def _configs_of(self, name: str) -> list[Config]:
         if name not in self._configs:
             backend = self._operation.backends[name]
-            self._configs[name] = (
-                backend.configs(self._problem, self._device) if self._reason(name) is None else []
-            )
+            self._configs[name] = backend.configs(self._problem, self._device) if self._reason(name) is None else []
         return self._configs[name]
 
     def configs(self) -> list[Config]:
@@ -194,7 +179,8 @@ class _Backends:
         """The backends that do not support the problem; of those alone that were asked before,
         unless `asks_all`."""
         return [
-            Refusal(what=name, reason=reason) for name in self._names
+            Refusal(what=name, reason=reason)
+            for name in self._names
             if (asks_all or name in self._reasons) and (reason := self._reason(name)) is not None
         ]
 
@@ -204,10 +190,7 @@ class _Backends:
         if self._only is not None and name != self._only:
             return f"backend={self._only!r} was asked for"
         if name not in self._operation.backends:
-            return (
-                f"{self._operation.spec.name} has no backend {name!r}; it has "
-                f"{list(self._operation.backends)}"
-            )
+            return f"{self._operation.spec.name} has no backend {name!r}; it has {list(self._operation.backends)}"
         reason = self._reason(name)
         if reason is not None:
             return reason
@@ -267,7 +250,10 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
             _LOG.warning(
                 "%s was not measured and is not now, because a CUDA graph is being captured; it "
                 "runs %s from layer %r; call it once before the capture, inside "
-                'sw.tuning("on_miss")', problem, decision.config, decision.layer,
+                'sw.tuning("on_miss")',
+                problem,
+                decision.config,
+                decision.layer,
             )
         return False
     return True
@@ -288,5 +274,7 @@ def _say_reference(op: str, device: Device, decision: Decision) -> None:
     _said_reference.add(device.kind)
     _LOG.warning(
         "%s runs on %s with the reference backend, plain torch and slow, because no other can: %s",
-        op, device, "; ".join(map(str, decision.refusals)),
+        op,
+        device,
+        "; ".join(map(str, decision.refusals)),
     )

@@ -113,9 +113,7 @@ class PlanCache:
         """A new plan and what is kept with it: (plan, is_kept, shape, strides, dtype, device)."""
         plan = self.checked_plan(*arguments)
         if self.must_be_aligned:  # of a plan that is kept they are: the key tells
-            tensor_checks.check_addresses(
-                [(self.tensors[position], arguments[position]) for position in self._aligned]
-            )
+            tensor_checks.check_addresses([(self.tensors[position], arguments[position]) for position in self._aligned])
         shape, dtype = self.result(*arguments)
         strides = tuple(torch.empty(shape, device="meta").stride())
         # During a capture nothing is measured; a call outside of it will be.
@@ -128,21 +126,31 @@ class PlanCache:
         *inputs, out = arguments[: len(self.tensors)]
         resolved = self.run(
             *[tensor if tensor is None else tensor.resolve_neg() for tensor in inputs],
-            None if out is not None and out.is_neg() else out, *arguments[len(self.tensors):],
+            None if out is not None and out.is_neg() else out,
+            *arguments[len(self.tensors) :],
         )
         return resolved if out is None else out if out is resolved else out.copy_(resolved)
 
     def _fast_call(self) -> tuple[Any, str]:
         """The native module's part of this op, or None and why."""
+
         def positions(names: tuple[str, ...]) -> list[int]:
             return [self.tensors.index(name) for name in names if name in self.tensors]
 
         try:
             return native.load(CALL_MODULE).FastCall(
-                torch, make=self._made, slow=self.slow, state=tuning.state, epoch=tuning.EPOCH,
-                workspace=workspace, num_tensors=len(self.tensors), num_objects=len(self.objects),
-                out=self.tensors.index("out"), optional=positions(self.optional),
-                aligned=positions(self.aligned), plan_order=self._positions,
+                torch,
+                make=self._made,
+                slow=self.slow,
+                state=tuning.state,
+                epoch=tuning.EPOCH,
+                workspace=workspace,
+                num_tensors=len(self.tensors),
+                num_objects=len(self.objects),
+                out=self.tensors.index("out"),
+                optional=positions(self.optional),
+                aligned=positions(self.aligned),
+                plan_order=self._positions,
                 max_plans=MAX_PLANS,
             ), ""
         except (UnsupportedError, AttributeError) as error:
@@ -175,13 +183,19 @@ class _PythonPlans:
     def _key(self, arguments: tuple[Any, ...]) -> Hashable:
         """What the native module's key has; a misaligned tensor has one of its own."""
         kinds = [
-            tensor if tensor is None else (
-                tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout,
+            tensor
+            if tensor is None
+            else (
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+                tensor.device,
+                tensor.layout,
                 tensor.data_ptr() % POINTER_MULTIPLE,
             )
             for tensor in arguments[: self._num_tensors]
         ]
-        return *kinds, *arguments[self._num_tensors:], tuning.state(), tuning.generation()
+        return *kinds, *arguments[self._num_tensors :], tuning.state(), tuning.generation()
 
 
 def is_traced(tensors: tuple[Any, ...]) -> bool:
@@ -191,6 +205,7 @@ def is_traced(tensors: tuple[Any, ...]) -> bool:
     """
     return _num_dispatch_modes() > 0 or any(
         _is_functorch_wrapped(tensor)
-        or type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested
-        for tensor in tensors if isinstance(tensor, torch.Tensor)
+        or (type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested)
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor)
     )

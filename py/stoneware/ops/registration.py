@@ -44,13 +44,8 @@ def register(spec: OpSpec, fake: Call, call: Call) -> Call:
     Returns:
       The call by its operator, with the arguments of `call`; Dynamo can trace it.
     """
-    inputs = ", ".join(
-        f"Tensor{'?' if one.is_optional else ''} {one.name}" for one in spec.inputs
-    )
-    others = ", ".join(
-        f"{kind} {name}"
-        for name, kind in (*spec.arguments, ("backend", "str?"), ("config", "str?"))
-    )
+    inputs = ", ".join(f"Tensor{'?' if one.is_optional else ''} {one.name}" for one in spec.inputs)
+    others = ", ".join(f"{kind} {name}" for name, kind in (*spec.arguments, ("backend", "str?"), ("config", "str?")))
     num_inputs, name = len(spec.inputs), spec.name
 
     def eager(*arguments: Any) -> torch.Tensor:
@@ -63,13 +58,10 @@ def register(spec: OpSpec, fake: Call, call: Call) -> Call:
         eager_out(*arguments)
 
     def fake_out(*arguments: Any) -> None:
-        fake(*arguments[:num_inputs], *arguments[num_inputs + 1:])
+        fake(*arguments[:num_inputs], *arguments[num_inputs + 1 :])
 
     _define(spec, name, f"({inputs}, {others}) -> Tensor", eager, fake, num_inputs)
-    _define(
-        spec, f"{name}_out", f"({inputs}, Tensor(a!) out, {others}) -> ()", write_out, fake_out,
-        num_inputs + 1,
-    )
+    _define(spec, f"{name}_out", f"({inputs}, Tensor(a!) out, {others}) -> ()", write_out, fake_out, num_inputs + 1)
     operator = getattr(torch.ops.stoneware, name)
     operator_out = getattr(torch.ops.stoneware, f"{name}_out")
 
@@ -78,7 +70,7 @@ def register(spec: OpSpec, fake: Call, call: Call) -> Call:
         arguments = (*arguments[:-1], None if config is None else _text(config))
         out = arguments[num_inputs]
         if out is None:
-            return operator(*arguments[:num_inputs], *arguments[num_inputs + 1:])
+            return operator(*arguments[:num_inputs], *arguments[num_inputs + 1 :])
         operator_out(*arguments)
         return out
 
@@ -86,14 +78,11 @@ def register(spec: OpSpec, fake: Call, call: Call) -> Call:
 
 
 def _define(
-    spec: OpSpec, name: str, schema: str, eager: Callable[..., Any], fake: Callable[..., Any],
-    num_tensors: int,
+    spec: OpSpec, name: str, schema: str, eager: Callable[..., Any], fake: Callable[..., Any], num_tensors: int
 ) -> None:
     def forward_only(*arguments: Any) -> Any:
         # Where the eager call refuses gradients, a trace does.
-        tensor_checks.refuse_gradients(
-            spec.name, list(zip(spec.tensors, arguments[:num_tensors]))
-        )
+        tensor_checks.refuse_gradients(spec.name, list(zip(spec.tensors, arguments[:num_tensors])))
         with torch._C._AutoDispatchBelowAutograd():
             return getattr(torch.ops.stoneware, name)(*arguments)
 

@@ -9,9 +9,7 @@ MAX_SIZE = 2**31 - 1
 def check_int(name: str, value: object) -> None:
     """Raises TypeError unless the value is a plain int; a bool is none."""
     if type(value) is not int:
-        raise TypeError(
-            f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})"
-        )
+        raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})")
 
 
 def check_sizes(problem: object) -> None:

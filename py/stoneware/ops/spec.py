@@ -84,7 +84,8 @@ def product_bytes(key: Key) -> int:
     A few more than are read where a group has no rows, as at a mean of one.
     """
     return max(1, key.num_groups) * (
-        key.m * key.k * ELEMENT_BYTES[key.a_dtype] + key.k * key.n * ELEMENT_BYTES[key.b_dtype]
+        key.m * key.k * ELEMENT_BYTES[key.a_dtype]
+        + key.k * key.n * ELEMENT_BYTES[key.b_dtype]
         + key.m * key.n * ELEMENT_BYTES[key.out_dtype]
     )
 

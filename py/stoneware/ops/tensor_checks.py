@@ -19,6 +19,7 @@ the AOT kernels load as many at a time. FastCall::kAlignment in cc/call/fast_cal
 
 NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
 
+
 def check_tensors(spec: OpSpec, *tensors: object) -> list[tuple[str, torch.Tensor | None]]:
     """Returns a call's tensors, in the order of the operator, with their names.
 
@@ -45,13 +46,10 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
     """Raises TypeError for a tensor without strides."""
     if tensor.is_nested:
         raise TypeError(
-            f"{name} must be one dense tensor, not a nested one; "
-            f"join its parts with torch.cat({name}.unbind())"
+            f"{name} must be one dense tensor, not a nested one; join its parts with torch.cat({name}.unbind())"
         )
     if tensor.layout != torch.strided:
-        raise TypeError(
-            f"{name}.layout={tensor.layout} must be torch.strided; copy it with {name}.to_dense()"
-        )
+        raise TypeError(f"{name}.layout={tensor.layout} must be torch.strided; copy it with {name}.to_dense()")
 
 
 def check_one_device(tensors: NamedTensors) -> Device:
@@ -74,27 +72,19 @@ def check_one_device(tensors: NamedTensors) -> Device:
     if first.device.type == "cuda":
         return cuda_device(first.device.index)
     raise UnsupportedError(
-        f"{first_name} is on {first.device}, tensors must be on 'cuda' or 'cpu'; "
-        f"move them with .to('cuda')"
+        f"{first_name} is on {first.device}, tensors must be on 'cuda' or 'cpu'; move them with .to('cuda')"
     )
 
 
 def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
     if tensor.ndim != rank:
-        raise ValueError(
-            f"{name}.shape={list(tensor.shape)} must have {rank} dimensions, "
-            f"not {tensor.ndim}; {remedy}"
-        )
+        raise ValueError(f"{name}.shape={list(tensor.shape)} must have {rank} dimensions, not {tensor.ndim}; {remedy}")
 
 
-def check_traced_k(
-    op: str, a: torch.Tensor, b: torch.Tensor, k: int, k_of_b: int, remedy: str
-) -> None:
+def check_traced_k(op: str, a: torch.Tensor, b: torch.Tensor, k: int, k_of_b: int, remedy: str) -> None:
     """Raises for operands that disagree in k, also where sizes are symbols of a trace."""
     torch._check(
-        k == k_of_b,
-        lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k; "
-        f"{remedy}",
+        k == k_of_b, lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k; {remedy}"
     )
 
 
@@ -102,30 +92,24 @@ def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy:
     """Returns the dtype's name if it is one of `allowed`, else raises TypeError."""
     dtypes = [TORCH_DTYPES[dtype] for dtype in allowed]
     if tensor.dtype not in dtypes:
-        raise TypeError(
-            f"{name}.dtype={tensor.dtype} must be {' or '.join(map(str, dtypes))}; {remedy}"
-        )
+        raise TypeError(f"{name}.dtype={tensor.dtype} must be {' or '.join(map(str, dtypes))}; {remedy}")
     return DTYPE_NAMES[tensor.dtype]
 
 
 def check_row_major(name: str, tensor: torch.Tensor) -> None:
     if tensor.stride(1) != 1:
         raise ValueError(
-            f"{name}.stride()={tensor.stride()} must be (ld{name}, 1), row-major; copy it with "
-            f"{name}.contiguous()"
+            f"{name}.stride()={tensor.stride()} must be (ld{name}, 1), row-major; copy it with {name}.contiguous()"
         )
 
 
 def check_bias(bias: torch.Tensor, n: int, out_dtype: torch.dtype) -> None:
     if bias.dtype != out_dtype:
         raise TypeError(
-            f"bias.dtype={bias.dtype} must be the output's dtype {out_dtype}; "
-            f"cast it with bias.to({out_dtype})"
+            f"bias.dtype={bias.dtype} must be the output's dtype {out_dtype}; cast it with bias.to({out_dtype})"
         )
     if tuple(bias.shape) != (n,):
-        raise ValueError(
-            f"bias.shape={list(bias.shape)} must be [n]=[{n}]; reshape it with bias.reshape({n})"
-        )
+        raise ValueError(f"bias.shape={list(bias.shape)} must be [n]=[{n}]; reshape it with bias.reshape({n})")
 
 
 def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy: str) -> None:
@@ -133,13 +117,10 @@ def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy:
         raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; {remedy}")
     if tuple(out.shape) != (m, n):
         raise ValueError(
-            f"out.shape={list(out.shape)} must be [m, n]=[{m}, {n}]; allocate it with "
-            f"torch.empty({m}, {n}, ...)"
+            f"out.shape={list(out.shape)} must be [m, n]=[{m}, {n}]; allocate it with torch.empty({m}, {n}, ...)"
         )
     if out.stride(1) != 1 and m and n:
-        raise ValueError(
-            f"out.stride()={out.stride()} must be (ldd, 1), row-major; pass a row-major out"
-        )
+        raise ValueError(f"out.stride()={out.stride()} must be (ldd, 1), row-major; pass a row-major out")
 
 
 def refuse_gradients(op: str, tensors: Sequence[tuple[str, torch.Tensor | None]]) -> None:
@@ -156,22 +137,23 @@ def refuse_gradients(op: str, tensors: Sequence[tuple[str, torch.Tensor | None]]
     # Outside of every dual level, as nearly always, no tensor has a tangent.
     if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
         names = [
-            name for name, tensor in tensors
+            name
+            for name, tensor in tensors
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
         ]
         if names:
             raise ForwardOnlyError(
                 f"{op} has no forward-mode derivative, and {', '.join(names)} "
                 f"{'has a tangent' if len(names) == 1 else 'have tangents'}; pass "
-                + ", ".join(f"torch.autograd.forward_ad.unpack_dual({name}).primal"
-                            for name in names)
+                + ", ".join(f"torch.autograd.forward_ad.unpack_dual({name}).primal" for name in names)
             )
 
 
 def check_addresses(tensors: NamedTensors) -> None:
     """Raises ValueError for tensors whose address is no multiple of POINTER_MULTIPLE bytes."""
     found = [
-        f"{name}.data_ptr()={tensor.data_ptr():#x}" for name, tensor in tensors
+        f"{name}.data_ptr()={tensor.data_ptr():#x}"
+        for name, tensor in tensors
         if tensor is not None and tensor.data_ptr() % POINTER_MULTIPLE
     ]
     if found:

@@ -33,9 +33,7 @@ class TritonAot(Backend):
 
     name = aot_kernels.BACKEND
 
-    def __init__(
-        self, spec: OpSpec, flags: Callable[[Any], Sequence[int]] = lambda problem: ()
-    ) -> None:
+    def __init__(self, spec: OpSpec, flags: Callable[[Any], Sequence[int]] = lambda problem: ()) -> None:
         self._order, self._flags = spec.plan_order, flags
 
     def supports(self, problem: Any, device: Device) -> str | None:
@@ -43,19 +41,14 @@ class TritonAot(Backend):
         if reason is not None:
             return reason
         if getattr(problem, "batch", 1) != 1:
-            return (
-                f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one "
-                "product"
-            )
+            return f"batch={problem.batch} must be 1 for {self.name}, whose kernels compute one product"
         for name in ("n", "k", "lda", "ldb", "ldd"):
             value = getattr(problem, name)
             if value % _MULTIPLE:
                 remedy = "pass an out with such rows, or none" if name == "ldd" else "pad the tensors"
                 return f"{name}={value} must be a multiple of {_MULTIPLE} for {self.name}; {remedy}"
         if not getattr(problem, "is_aligned", True):
-            return (
-                f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
-            )
+            return f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
         return None
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
@@ -65,10 +58,7 @@ class TritonAot(Backend):
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         from torch._C import _cuda_getCurrentRawStream as current_stream
 
-        numbers = (
-            problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd,
-            *self._flags(problem),
-        )
+        numbers = (problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd, *self._flags(problem))
         kernel = aot_kernels.load(config.kernel, len(self._order) + len(numbers) + 1)
         launch, ordinal = kernel.launch, device.ordinal
         grid_x = kernel.grid_x(problem.m, problem.n)
@@ -78,9 +68,6 @@ class TritonAot(Backend):
         def run(*tensors: torch.Tensor | None) -> None:
             pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
             has_bias = tensors[bias_position] is not None
-            launch(
-                ordinal, current_stream(ordinal), grid_x, 1, 1, *pointers, *numbers, int(has_bias),
-                *scratch,
-            )
+            launch(ordinal, current_stream(ordinal), grid_x, 1, 1, *pointers, *numbers, int(has_bias), *scratch)
 
         return run

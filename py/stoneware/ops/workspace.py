@@ -39,9 +39,7 @@ def workspace(num_bytes: int, tensor: torch.Tensor) -> torch.Tensor:
         return kept
     # The memory of a smaller one goes back to torch's allocator, which hands it out again in the
     # order of the stream, after what is queued.
-    grown = torch.empty(
-        max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length()), dtype=torch.uint8, device=device
-    )
+    grown = torch.empty(max(_LEAST_BYTES, 1 << (num_bytes - 1).bit_length()), dtype=torch.uint8, device=device)
     with _changing:
         _kept[device.index, stream] = grown
     return grown

@@ -15,35 +15,42 @@ from stoneware.report.sources import DeviceMeasurements
 
 def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
     """Every number of the page, as JSON values; what `stoneware report --json` prints too."""
-    return {"devices": [
-        {
-            "device": device.fingerprint.to_json(), "aliases": list(device.aliases),
-            "sources": device.origins, "digests": device.digests,
-            "statuses": device.statuses, "runs": device.runs_in_use,
-            "families": [
-                _family_document(device, family, members)
-                for family, members in measures.families(device.problems).items()
-            ],
-        }
-        for device in devices
-    ]}
+    return {
+        "devices": [
+            {
+                "device": device.fingerprint.to_json(),
+                "aliases": list(device.aliases),
+                "sources": device.origins,
+                "digests": device.digests,
+                "statuses": device.statuses,
+                "runs": device.runs_in_use,
+                "families": [
+                    _family_document(device, family, members)
+                    for family, members in measures.families(device.problems).items()
+                ],
+            }
+            for device in devices
+        ]
+    }
 
 
-def _family_document(
-    device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem]
-) -> dict[str, Any]:
+def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem]) -> dict[str, Any]:
     points = measures.roofline(members)
     return {
-        "family": family.to_json(), "title": figures.family_title(family),
+        "family": family.to_json(),
+        "title": figures.family_title(family),
         "num_problems": len(members),
         "speedup_geomean": measures.geometric_mean(speedups(members)),
         "speedup_least": min(speedups(members), default=None),
         "problems": [
             {
-                "sizes": list(problem.key.sizes), "shape": problem.key.shape,
+                "sizes": list(problem.key.sizes),
+                "shape": problem.key.shape,
                 "chosen": problem.chosen.config.to_json(),
-                "chosen_us": problem.chosen.median_us, "chosen_spread_us": problem.chosen.spread_us,
-                "run": problem.chosen.run, "rule": problem.rule,
+                "chosen_us": problem.chosen.median_us,
+                "chosen_spread_us": problem.chosen.spread_us,
+                "run": problem.chosen.run,
+                "rule": problem.rule,
                 "vendor_us": problem.vendor.median_us if problem.vendor else None,
                 "speedup": problem.speedup,
                 "ties": [choice.config.to_json() for choice in problem.ties],
@@ -57,10 +64,14 @@ def _family_document(
                 **regret.summary(regrets),
                 "regrets": [
                     {
-                        "shape": item.key.shape, "answered_by": item.answered_by.shape,
-                        "layer": item.layer, "chosen": item.chosen.to_json(),
-                        "chosen_us": item.chosen_us, "best": item.best.to_json(),
-                        "best_us": item.best_us, "ratio": item.ratio,
+                        "shape": item.key.shape,
+                        "answered_by": item.answered_by.shape,
+                        "layer": item.layer,
+                        "chosen": item.chosen.to_json(),
+                        "chosen_us": item.chosen_us,
+                        "best": item.best.to_json(),
+                        "best_us": item.best_us,
+                        "ratio": item.ratio,
                     }
                     for item in regrets
                 ],

@@ -80,14 +80,17 @@ class Problem:
     def ties(self) -> tuple[Choice, ...]:
         """The others that are neither slower nor faster than the chosen by more than the noise."""
         return tuple(
-            choice for choice in self.choices[1:]
+            choice
+            for choice in self.choices[1:]
             if not is_slower(choice, self.chosen) and not is_slower(self.chosen, choice)
         )
 
 
 def problems(
-    measurements: Iterable[Measurement], dates: Mapping[str, str] | None = None,
-    preferred: Preferred = no_preference, is_current: Callable[[Measurement], bool] | None = None,
+    measurements: Iterable[Measurement],
+    dates: Mapping[str, str] | None = None,
+    preferred: Preferred = no_preference,
+    is_current: Callable[[Measurement], bool] | None = None,
 ) -> list[Problem]:
     """What the table would choose at each key; the rules are those of `tuning.entries`.
 
@@ -117,11 +120,15 @@ def problems(
     for key in sorted(newest, key=lambda key: (key.op, key)):  # an op's keys are of one kind
         candidates = [
             Choice(
-                config=item.config, median_us=item.median_us, spread_us=item.spread_us,
-                run=item.run, is_drifted=is_current is not None and not is_current(item),
+                config=item.config,
+                median_us=item.median_us,
+                spread_us=item.spread_us,
+                run=item.run,
+                is_drifted=is_current is not None and not is_current(item),
                 kernel_sha256=item.kernel_sha256,
             )
-            for item in newest[key].values() if item.status == "ok"
+            for item in newest[key].values()
+            if item.status == "ok"
         ]
         if candidates:
             choices, rule = choose(candidates, preferred(key))
@@ -190,8 +197,7 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
         )
         for problem in found
         if isinstance(problem.key, Key)
-        and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype}
-        <= tile_rule.ELEMENT_BYTES.keys()
+        and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype} <= tile_rule.ELEMENT_BYTES.keys()
     ]
 
 
@@ -217,14 +223,13 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
     if known is not None:
         return Roofs(
             tflops=known.tflops_8_bit if is_8_bit else known.tflops_16_bit,
-            gbytes_per_s=known.gbytes_per_s, source=known.source, is_measured=False,
+            gbytes_per_s=known.gbytes_per_s,
+            source=known.source,
+            is_measured=False,
         )
     return Roofs(
         tflops=max(point.tflops for point in points),
-        gbytes_per_s=max(
-            _least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3
-            for point in points
-        ),
+        gbytes_per_s=max(_least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3 for point in points),
         source="no nominal rates of this device are known (report/nominal.py): the largest values that "
         "these samples reached",
         is_measured=True,

@@ -39,12 +39,15 @@ th { font-weight: 600; white-space: nowrap; } td.n, th.n { text-align: right; wh
 nav a { margin-right: 18px; white-space: nowrap; }
 """
 
-_DRAW = """
+_DRAW = (
+    """
 const report = JSON.parse(document.getElementById("%s").textContent);
 for (const [id, figure] of Object.entries(report.figures))
   Plotly.newPlot(id, figure.data, figure.layout, {
     displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]});
-""" % DATA_ID
+"""
+    % DATA_ID
+)
 # The buttons are listed, because plotly.js's own list has one that sends the figure to a server.
 
 
@@ -61,33 +64,42 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str, plotly_js: str) -
     data = json.dumps({**document(devices), "figures": drawn}, allow_nan=False)
     # "</script" and "<!--" mean something in a script element; JSON reads \u003c as the same.
     escaped = data.replace("<", "\\u003c")
-    return "\n".join([
-        "<!DOCTYPE html>", '<html lang="en"><head><meta charset="utf-8">',
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>",
-        f"<script>{plotly_js}</script>", "</head><body><main>",
-        f"<h1>{html.escape(title)}</h1>",
-        f"<p>Made by stoneware {__version__}. Times are medians in µs, ± the interquartile range. "
-        "A kernel is chosen as the tuning table chooses: the fastest, ties within the noise to "
-        "the canonical config, never slower than the vendor library by more than the noise.</p>",
-        *contents, "</main>",
-        f'<script type="application/json" id="{DATA_ID}">{escaped}</script>',
-        f"<script>{_DRAW}</script>", "</body></html>", "",
-    ])
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f"<title>{html.escape(title)}</title><style>{_STYLE}</style>",
+            f"<script>{plotly_js}</script>",
+            "</head><body><main>",
+            f"<h1>{html.escape(title)}</h1>",
+            f"<p>Made by stoneware {__version__}. Times are medians in µs, ± the interquartile range. "
+            "A kernel is chosen as the tuning table chooses: the fastest, ties within the noise to "
+            "the canonical config, never slower than the vendor library by more than the noise.</p>",
+            *contents,
+            "</main>",
+            f'<script type="application/json" id="{DATA_ID}">{escaped}</script>',
+            f"<script>{_DRAW}</script>",
+            "</body></html>",
+            "",
+        ]
+    )
 
 
 def _device_html(device: DeviceMeasurements, drawn: dict[str, figures.Figure]) -> str:
     by_family = measures.families(device.problems)
     anchors = {family: f"family-{len(drawn)}-{idx}" for idx, family in enumerate(by_family)}
     links = (
-        f'<a href="#{anchor}">{html.escape(figures.family_title(family))}</a>'
-        for family, anchor in anchors.items()
+        f'<a href="#{anchor}">{html.escape(figures.family_title(family))}</a>' for family, anchor in anchors.items()
     )
-    return "\n".join([
-        _header(device), "<nav>", *links, "</nav>", *(
-            _family_html(device, family, members, anchors[family], drawn)
-            for family, members in by_family.items()
-        ),
-    ])
+    return "\n".join(
+        [
+            _header(device),
+            "<nav>",
+            *links,
+            "</nav>",
+            *(_family_html(device, family, members, anchors[family], drawn) for family, members in by_family.items()),
+        ]
+    )
 
 
 def _header(device: DeviceMeasurements) -> str:
@@ -101,21 +113,31 @@ def _header(device: DeviceMeasurements) -> str:
     ]
     runs = [
         [
-            run["id"], run["date"], run["driver"], run["cuda"], run["torch"], run["triton"],
-            run["commit"], run.get("clocks", "-"), str(run["num_samples"]),
+            run["id"],
+            run["date"],
+            run["driver"],
+            run["cuda"],
+            run["torch"],
+            run["triton"],
+            run["commit"],
+            run.get("clocks", "-"),
+            str(run["num_samples"]),
         ]
         for run in device.runs_in_use
     ]
     bad = [
-        [item.status, item.key.op, item.key.shape, str(item.config), item.run,
-         getattr(item, "detail", "") or "-"]
-        for item in device.measurements if item.status != "ok"
+        [item.status, item.key.op, item.key.shape, str(item.config), item.run, getattr(item, "detail", "") or "-"]
+        for item in device.measurements
+        if item.status != "ok"
     ]
     parts = [
-        f"<h2>{html.escape(device.fingerprint.name)}</h2>", _table(None, facts), "<h3>Runs</h3>",
+        f"<h2>{html.escape(device.fingerprint.name)}</h2>",
+        _table(None, facts),
+        "<h3>Runs</h3>",
         _table(
             ["run", "date", "driver", "CUDA", "torch", "Triton", "commit", "SM MHz", "samples"],
-            runs, numbers=("samples",),
+            runs,
+            numbers=("samples",),
         ),
         "<h3>Samples that were wrong, failed or hung</h3>",
     ]
@@ -132,7 +154,10 @@ def _header(device: DeviceMeasurements) -> str:
 
 
 def _family_html(
-    device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem], anchor: str,
+    device: DeviceMeasurements,
+    family: AnyKey,
+    members: Sequence[Problem],
+    anchor: str,
     drawn: dict[str, figures.Figure],
 ) -> str:
     text = f"{len(members)} problems; the vendor library was not measured."
@@ -144,9 +169,7 @@ def _family_html(
             f"mean, {min(found):.3f} at least, {max(found):.3f} at most; faster at {ahead} of "
             f"{len(found)}."
         )
-    parts = [
-        f'<h2 id="{anchor}">{html.escape(figures.family_title(family))}</h2>', f"<p>{text}</p>",
-    ]
+    parts = [f'<h2 id="{anchor}">{html.escape(figures.family_title(family))}</h2>', f"<p>{text}</p>"]
 
     def add(figure: figures.Figure | None) -> None:
         if figure is not None:
@@ -161,9 +184,7 @@ def _family_html(
         roofs = measures.roofs(device.fingerprint, points)
         add(figures.roofline(points, roofs))
         parts.append(f"<p>Roofs: {html.escape(roofs.source)}.</p>")
-    regrets = {
-        REGRET_NAMES[left_out]: items for left_out, items in regrets_of(device, family).items()
-    }
+    regrets = {REGRET_NAMES[left_out]: items for left_out, items in regrets_of(device, family).items()}
     if any(regrets.values()):
         add(figures.regret_histogram(regrets))
         parts += [_regret_html(name, items) for name, items in regrets.items()]
@@ -177,33 +198,39 @@ def _regret_html(name: str, regrets: Sequence[Regret]) -> str:
     worst = sorted(regrets, key=lambda item: -item.ratio)[:NUM_WORST]
     rows = [
         [
-            f"{item.ratio:.3f}", item.key.shape, item.answered_by.shape,
-            figures.kernel_label(item.chosen, item.key), f"{item.chosen_us:.2f}",
-            figures.kernel_label(item.best, item.key), f"{item.best_us:.2f}",
+            f"{item.ratio:.3f}",
+            item.key.shape,
+            item.answered_by.shape,
+            figures.kernel_label(item.chosen, item.key),
+            f"{item.chosen_us:.2f}",
+            figures.kernel_label(item.best, item.key),
+            f"{item.best_us:.2f}",
         ]
-        for item in worst if item.ratio > 1
+        for item in worst
+        if item.ratio > 1
     ]
     heads = ["ratio", "problem", "answered by", "would run", "µs", "best", "µs"]
-    return "\n".join([
-        f"<h3>{name}</h3>",
-        "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best "
-        "was chosen at {num_best}.</p>".format(**found),
-        _table(heads, rows, numbers=("ratio", "µs")) if rows else "",
-    ])
+    return "\n".join(
+        [
+            f"<h3>{name}</h3>",
+            "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best "
+            "was chosen at {num_best}.</p>".format(**found),
+            _table(heads, rows, numbers=("ratio", "µs")) if rows else "",
+        ]
+    )
 
 
-def _table(
-    heads: Sequence[str] | None, rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()
-) -> str:
+def _table(heads: Sequence[str] | None, rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
     """An HTML table; without heads the first column is the head of its row."""
     marks = [' class="n"' if head in numbers else "" for head in heads or ("", "")]
 
     def line(first: str, others: str, cells: Sequence[str]) -> str:
         tags = [first, *[others] * (len(cells) - 1)]
-        return "<tr>" + "".join(
-            f"<{tag}{mark}>{html.escape(cell)}</{tag}>"
-            for tag, mark, cell in zip(tags, marks, cells)
-        ) + "</tr>"
+        return (
+            "<tr>"
+            + "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for tag, mark, cell in zip(tags, marks, cells))
+            + "</tr>"
+        )
 
     lines = [line("th", "th", heads)] if heads else []
     lines += [line("td" if heads else "th", "td", row) for row in rows]

@@ -58,9 +58,7 @@ class Regret:
         return self.chosen_us / self.best_us
 
 
-def of_problems(
-    found: Iterable[Problem], left_out: str = "m", models: Models | None = None
-) -> list[Regret]:
+def of_problems(found: Iterable[Problem], left_out: str = "m", models: Models | None = None) -> list[Regret]:
     """The regret of the look-up at every measured problem that something else can answer for.
 
     The problems answer that the look-up takes (`tuning.lookup`): where there are models those
@@ -86,18 +84,27 @@ def of_problems(
     regrets = []
     for members in measures.families(found).values():
         entries = {
-            problem.key.sizes: [Entry(
-                key=problem.key, choices=problem.choices, rule=problem.rule,
-                measured_out_dtype=getattr(problem.key, "out_dtype", ""),
-            )]
+            problem.key.sizes: [
+                Entry(
+                    key=problem.key,
+                    choices=problem.choices,
+                    rule=problem.rule,
+                    measured_out_dtype=getattr(problem.key, "out_dtype", ""),
+                )
+            ]
             for problem in members
         }
         for problem in members:
             sizes = problem.key.sizes
-            rest = Block(problem.key.family, {
-                other: entry for other, entry in entries.items()
-                if other != sizes and (left_out == "m" or other[:-1] != sizes[:-1])
-            }, (models or {}).get(problem.key.family))
+            rest = Block(
+                problem.key.family,
+                {
+                    other: entry
+                    for other, entry in entries.items()
+                    if other != sizes and (left_out == "m" or other[:-1] != sizes[:-1])
+                },
+                (models or {}).get(problem.key.family),
+            )
             regret = _regret(problem, rest)
             if regret is not None:
                 regrets.append(regret)
@@ -113,17 +120,18 @@ def _regret(problem: Problem, rest: Block) -> Regret | None:
         for choice in found.entry.choices:
             if choice.config in measured:
                 return Regret(
-                    key=problem.key, answered_by=found.modelled_from or found.entry.key,
+                    key=problem.key,
+                    answered_by=found.modelled_from or found.entry.key,
                     layer=found.layer,
-                    chosen=choice.config, chosen_us=measured[choice.config],
-                    best=problem.fastest.config, best_us=problem.fastest.median_us,
+                    chosen=choice.config,
+                    chosen_us=measured[choice.config],
+                    best=problem.fastest.config,
+                    best_us=problem.fastest.median_us,
                 )
     return None
 
 
-_ANY_DEVICE = DeviceFingerprint(
-    name="measured", compute_capability=(0, 0), num_sms=0, l2_bytes=0, memory_clock_khz=0
-)
+_ANY_DEVICE = DeviceFingerprint(name="measured", compute_capability=(0, 0), num_sms=0, l2_bytes=0, memory_clock_khz=0)
 """Measurements are of one device, and the look-up is asked for that one."""
 
 
@@ -139,10 +147,9 @@ def summary(regrets: Sequence[Regret]) -> dict[str, Any]:
     ratios = [regret.ratio for regret in regrets]
     edges = (*BIN_EDGES[1:], float("inf"))
     return {
-        "count": len(ratios), "geomean": measures.geometric_mean(ratios),
+        "count": len(ratios),
+        "geomean": measures.geometric_mean(ratios),
         "worst": max(ratios, default=None),
         "num_best": sum(regret.chosen == regret.best for regret in regrets),
-        "histogram": [
-            sum(low <= ratio < high for ratio in ratios) for low, high in zip(BIN_EDGES, edges)
-        ],
+        "histogram": [sum(low <= ratio < high for ratio in ratios) for low, high in zip(BIN_EDGES, edges)],
     }

@@ -66,7 +66,8 @@ class DeviceMeasurements:
         """What the table would choose, see `measures.problems`."""
         capability = self.fingerprint.compute_capability
         return measures.problems(
-            self.measurements, self.dates,
+            self.measurements,
+            self.dates,
             lambda key: entries.rule_of_thumb(key.op, capability, self.manifest)(key),
             None if self.manifest is None else self._is_current,
         )
@@ -101,10 +102,7 @@ class DeviceMeasurements:
     def regrets(self) -> dict[str, list[Regret]]:
         """What was left out -> regrets, see `regret.of_problems`."""
         models = time_fit.models(self.problems, self.manifest, self.fingerprint.num_sms)
-        return {
-            left_out: regret.of_problems(self.problems, left_out, models)
-            for left_out in regret.LEFT_OUT
-        }
+        return {left_out: regret.of_problems(self.problems, left_out, models) for left_out in regret.LEFT_OUT}
 
 
 def load(
@@ -145,9 +143,7 @@ def load(
     chosen = [item for item in known if device is None or names_match(device, item.names)]
     if not chosen:
         names = sorted(name for item in known for name in item.names)
-        raise ValueError(
-            f"--device={device!r} must be a device that was measured, one of {', '.join(names)}"
-        )
+        raise ValueError(f"--device={device!r} must be a device that was measured, one of {', '.join(names)}")
     return chosen
 
 
@@ -176,21 +172,25 @@ def _add_path(devices: list[DeviceMeasurements], path: Path) -> None:
 
 def _add_samples(devices: list[DeviceMeasurements], path: Path) -> None:
     for record, runs, samples in merge.read_folder(path):
-        _add(devices, record.fingerprint, record.aliases, str(path), samples, {
-            run.id: {
-                **{name: getattr(run, name) for name in RUN_FIELDS},
-                "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
-            }
-            for run in runs.values()
-        })
+        _add(
+            devices,
+            record.fingerprint,
+            record.aliases,
+            str(path),
+            samples,
+            {
+                run.id: {
+                    **{name: getattr(run, name) for name in RUN_FIELDS},
+                    "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
+                }
+                for run in runs.values()
+            },
+        )
 
 
 def _add_table(devices: list[DeviceMeasurements], found: Table, origin: str) -> None:
     """Adds the measured entries of a table; what it derived is left out."""
-    runs = {
-        run_id: {name: run.get(name, "unknown") for name in RUN_FIELDS}
-        for run_id, run in found.runs.items()
-    }
+    runs = {run_id: {name: run.get(name, "unknown") for name in RUN_FIELDS} for run_id, run in found.runs.items()}
     for one in found.devices:
         measurements = [
             TableMeasurement(key=entry.key, **vars(choice))
@@ -198,16 +198,17 @@ def _add_table(devices: list[DeviceMeasurements], found: Table, origin: str) -> 
             if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
             for choice in entry.choices
         ]
-        _add(
-            devices, one.fingerprint, one.aliases, origin, measurements, runs,
-            {found.op: found.digest},
-        )
+        _add(devices, one.fingerprint, one.aliases, origin, measurements, runs, {found.op: found.digest})
 
 
 def _add(
-    devices: list[DeviceMeasurements], fingerprint: DeviceFingerprint, aliases: Iterable[str],
-    origin: str, measurements: Sequence[Sample | TableMeasurement],
-    runs: dict[str, dict[str, Any]], digests: dict[str, str] | None = None,
+    devices: list[DeviceMeasurements],
+    fingerprint: DeviceFingerprint,
+    aliases: Iterable[str],
+    origin: str,
+    measurements: Sequence[Sample | TableMeasurement],
+    runs: dict[str, dict[str, Any]],
+    digests: dict[str, str] | None = None,
 ) -> None:
     """Adds measurements to the device with this hardware, which is made if there is none yet."""
     if not measurements:

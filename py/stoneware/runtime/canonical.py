@@ -11,9 +11,7 @@ LONGEST_NAME = 500
 
 def canonical_json(value: Any) -> str:
     """JSON on one line: sorted keys, ASCII, no NaN, floats as Python writes them."""
-    return json.dumps(
-        value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
-    )
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def canonical_document(value: Any) -> str:
@@ -34,9 +32,7 @@ def parse_json(text: str) -> Any:
 def check_name(field: str, value: object) -> None:
     """Raises ValueError unless `value` is a name that can be printed and name a file."""
     if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= LONGEST_NAME:
-        raise ValueError(
-            f"{field}={value!r:.60} must be a str of 1 to {LONGEST_NAME} printable characters"
-        )
+        raise ValueError(f"{field}={value!r:.60} must be a str of 1 to {LONGEST_NAME} printable characters")
 
 
 def printable(text: str) -> str:
@@ -47,8 +43,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
     )
 
 

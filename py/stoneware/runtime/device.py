@@ -41,20 +41,18 @@ class DeviceFingerprint:
 
     def __post_init__(self) -> None:
         capability = self.compute_capability
-        if not isinstance(capability, (list, tuple)) or len(capability) != 2 or not all(
-            type(part) is int and 0 <= part < 1000 for part in capability
+        if (
+            not isinstance(capability, (list, tuple))
+            or len(capability) != 2
+            or not all(type(part) is int and 0 <= part < 1000 for part in capability)
         ):
-            raise ValueError(
-                f"compute_capability={capability!r:.60} must be two integers, as (9, 0)"
-            )
+            raise ValueError(f"compute_capability={capability!r:.60} must be two integers, as (9, 0)")
         object.__setattr__(self, "compute_capability", tuple(capability))
         check_name("name", self.name)
         for field in ("num_sms", "l2_bytes", "memory_clock_khz", "power_limit_w"):
             value = getattr(self, field)
             if type(value) is not int or not 0 <= value < 2**63:
-                raise ValueError(
-                    f"{field}={value!r:.40} of device {self.name!r} must be an int from 0 to 2**63-1"
-                )
+                raise ValueError(f"{field}={value!r:.40} of device {self.name!r} must be an int from 0 to 2**63-1")
 
     def __str__(self) -> str:
         major, minor = self.compute_capability
@@ -73,8 +71,7 @@ class DeviceFingerprint:
         """Whether the two may be one device: every number agrees, and an unknown power limit agrees
         with any. That is not transitive; to group devices, use `by_hardware`."""
         return self.numbers == other.numbers and (
-            self.power_limit_w == other.power_limit_w
-            or not self.power_limit_w or not other.power_limit_w
+            self.power_limit_w == other.power_limit_w or not self.power_limit_w or not other.power_limit_w
         )
 
     def distance(self, other: DeviceFingerprint) -> float:
@@ -88,10 +85,7 @@ class DeviceFingerprint:
         compared = ["num_sms", "l2_bytes", "memory_clock_khz"]
         if self.power_limit_w and other.power_limit_w:
             compared.append("power_limit_w")
-        return sum(
-            abs(math.log(max(getattr(self, field), 1) / max(getattr(other, field), 1)))
-            for field in compared
-        )
+        return sum(abs(math.log(max(getattr(self, field), 1) / max(getattr(other, field), 1))) for field in compared)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "compute_capability": list(self.compute_capability)}
@@ -106,9 +100,7 @@ class DeviceFingerprint:
         return cls(**{name: data[name] for name in names if name in data})
 
 
-def by_hardware(
-    fingerprints: Iterable[DeviceFingerprint],
-) -> dict[DeviceFingerprint, DeviceFingerprint]:
+def by_hardware(fingerprints: Iterable[DeviceFingerprint]) -> dict[DeviceFingerprint, DeviceFingerprint]:
     """Each fingerprint -> the one that stands for its device, in whatever order they come.
 
     Devices differ in a number or in a known power limit. One of unknown limit is the device with
@@ -154,8 +146,7 @@ class Device:
             raise ValueError(f"kind={self.kind!r} of a device must be 'cuda' or 'cpu'")
         if (self.fingerprint is None) != (self.kind == "cpu"):
             raise ValueError(
-                f"fingerprint={self.fingerprint} of a {self.kind} device: "
-                "a GPU has a fingerprint and a CPU has none"
+                f"fingerprint={self.fingerprint} of a {self.kind} device: a GPU has a fingerprint and a CPU has none"
             )
 
     def __str__(self) -> str:

@@ -49,8 +49,5 @@ def tuning_mode() -> str:
     """
     mode = os.environ.get("STONEWARE_TUNING") or "off"
     if mode not in MODES:
-        raise ValueError(
-            f"STONEWARE_TUNING={mode!r} must be one of {', '.join(MODES)}; set it to one, or unset "
-            "it"
-        )
+        raise ValueError(f"STONEWARE_TUNING={mode!r} must be one of {', '.join(MODES)}; set it to one, or unset it")
     return mode

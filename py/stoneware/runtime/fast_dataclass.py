@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # type checkers know the standard one
     from dataclasses import dataclass
 else:
+
     def dataclass(
         *, frozen: bool, kw_only: bool = False, eq: bool = True, order: bool = False
     ) -> Callable[[type], type]:
@@ -34,7 +35,8 @@ def _made(cls: type, *, kw_only: bool, eq: bool, order: bool) -> type:
     cls.__delattr__ = _refuse("delete")
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = lambda self: "{}({})".format(
-            cls.__qualname__, ", ".join(f"{name}={getattr(self, name)!r}" for name in names))
+            cls.__qualname__, ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        )
     values = operator.attrgetter(*names)
     if eq:
         cls.__eq__ = _compare(operator.eq, values)
@@ -49,19 +51,13 @@ def _init(cls: type, fields: tuple[dataclasses.Field, ...], positional: list[str
     missing = dataclasses.MISSING
     known = {field.name for field in fields}
     defaults = {field.name: field.default for field in fields if field.default is not missing}
-    factories = {
-        field.name: field.default_factory for field in fields
-        if field.default_factory is not missing
-    }
+    factories = {field.name: field.default_factory for field in fields if field.default_factory is not missing}
     required = known - defaults.keys() - factories.keys()
     finish = getattr(cls, "__post_init__", None)
 
     def __init__(self: Any, *arguments: Any, **values: Any) -> None:
         given = dict(zip(positional, arguments))
-        if (
-            len(given) != len(arguments) or given.keys() & values.keys()
-            or not required <= {*given, *values} <= known
-        ):
+        if len(given) != len(arguments) or given.keys() & values.keys() or not required <= {*given, *values} <= known:
             raise TypeError(
                 f"{cls.__qualname__} takes {', '.join(known)}, each once, of which "
                 f"{', '.join(required) or 'none'} must be given, and the first {len(positional)} may "

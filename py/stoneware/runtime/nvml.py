@@ -22,16 +22,12 @@ def power_limit_w(ordinal: int) -> int:
 
 def sm_clock_mhz(ordinal: int) -> int:
     """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
-    return _ask(
-        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
-    )
+    return _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
 
 
 def memory_clock_mhz(ordinal: int) -> int:
     """Clock of the memory at this moment; 0 where unknown."""
-    return _ask(
-        ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)
-    )
+    return _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
 
 
 def _ask(ordinal: int, question: Callable[[Any, Any], int]) -> int:

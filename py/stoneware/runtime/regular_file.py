@@ -29,8 +29,7 @@ def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
         _check(status, path)
         if status.st_size > most_bytes:
             raise OSError(
-                errno.EFBIG, f"it has {status.st_size} bytes, and at most {most_bytes} are read",
-                os.fspath(path),
+                errno.EFBIG, f"it has {status.st_size} bytes, and at most {most_bytes} are read", os.fspath(path)
             )
         return file.read()
 

@@ -67,13 +67,21 @@ class LaunchDescription:
         """Raises ValueError if a field is missing or breaks its rule."""
         match data:
             case {
-                "symbol": str(symbol), "arguments": [*names], "parameters": str(parameters),
-                "block_threads": int(threads), "shared_bytes": int(shared_bytes), **rest,
+                "symbol": str(symbol),
+                "arguments": [*names],
+                "parameters": str(parameters),
+                "block_threads": int(threads),
+                "shared_bytes": int(shared_bytes),
+                **rest,
             } if (
-                symbol and not rest and all(isinstance(name, str) for name in names)
+                symbol
+                and not rest
+                and all(isinstance(name, str) for name in names)
                 and re.fullmatch(f"[Piqf]{{{len(names)}}}P*", parameters)
-                and not isinstance(threads, bool) and 1 <= threads <= 1024
-                and not isinstance(shared_bytes, bool) and 0 <= shared_bytes <= INT32_MAX
+                and not isinstance(threads, bool)
+                and 1 <= threads <= 1024
+                and not isinstance(shared_bytes, bool)
+                and 0 <= shared_bytes <= INT32_MAX
             ):
                 return cls(symbol, tuple(names), parameters, threads, shared_bytes)
         raise ValueError(
@@ -99,8 +107,7 @@ def folder() -> Path | None:
     if reason:
         _report(
             str(found),
-            f"{reason}; until then compiled kernels are neither read nor kept, and each process "
-            "compiles its own",
+            f"{reason}; until then compiled kernels are neither read nor kept, and each process compiles its own",
         )
     return None if reason else found
 
@@ -143,9 +150,7 @@ def _decode(name: str, data: bytes) -> tuple[LaunchDescription, bytes]:
     return LaunchDescription.from_json(header.get("launch")), cubin
 
 
-def write(
-    name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Mapping[str, Any]
-) -> None:
+def write(name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Mapping[str, Any]) -> None:
     """Files a kernel. A folder that cannot be written is reported once, and nothing else happens.
 
     Args:

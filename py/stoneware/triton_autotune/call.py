@@ -54,9 +54,7 @@ class KernelSignature:
       ValueError: `key` names something that is no parameter, or names one twice.
     """
 
-    def __init__(
-        self, signature: inspect.Signature, key: Sequence[str], constants: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, signature: inspect.Signature, key: Sequence[str], constants: Sequence[str] = ()) -> None:
         self.names = tuple(signature.parameters)
         self.key_names = checked_names("key", key, self.names)
         self.key_idx = tuple(self.names.index(name) for name in self.key_names)
@@ -64,13 +62,13 @@ class KernelSignature:
         # Up to Triton 3.6 keyword-only parameters can be passed by position too; later ones follow
         # Python's rule, as this does.
         self._num_positional = sum(
-            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for kind in kinds
+            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
         )
         self._has_rest = inspect.Parameter.VAR_POSITIONAL in kinds  # *args
         self._valued = {*self.key_names, *constants}
         self._defaults = {
-            name: parameter.default for name, parameter in signature.parameters.items()
+            name: parameter.default
+            for name, parameter in signature.parameters.items()
             if parameter.default is not inspect.Parameter.empty
         }
 
@@ -90,8 +88,7 @@ class KernelSignature:
         for name in keywords:
             if name in by_position:
                 raise TypeError(
-                    f"{name} is passed by position and by keyword and must be passed once; drop "
-                    "the keyword"
+                    f"{name} is passed by position and by keyword and must be passed once; drop the keyword"
                 )
         rest_name = self.names[self._num_positional : self._num_positional + 1]
         names = (*by_position, *rest_name * num_rest, *keywords)
@@ -99,9 +96,7 @@ class KernelSignature:
         return Layout(
             names=names,
             options=options,
-            defaults={
-                name: value for name, value in self._defaults.items() if name not in names
-            },
+            defaults={name: value for name, value in self._defaults.items() if name not in names},
             is_valued=tuple(name in self._valued or name in options for name in names),
         )
 
@@ -121,7 +116,8 @@ class KernelSignature:
             values=tuple(key_value(name, bound.get(name)) for name in self.key_names),
             dtypes=tuple(
                 (name, str(bound[name].dtype).removeprefix("torch."))
-                for name in self.names if hasattr(bound.get(name), "dtype")
+                for name in self.names
+                if hasattr(bound.get(name), "dtype")
             ),
         )
 

@@ -26,7 +26,9 @@ from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
 from stoneware.triton_autotune.tuner import Candidate
-from stoneware.tuning import lookup, policy as tuning, sources as table_sources
+from stoneware.tuning import lookup
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import sources as table_sources
 from stoneware.tuning.choose import choose
 from stoneware.tuning.lookup import Found
 from stoneware.tuning.samples import Run, Sample
@@ -148,10 +150,7 @@ def is_exact(found: Found | KernelDecision) -> bool:
 
 def _right(call: Call, known: Mapping[KernelConfig, Timed]) -> list[Timed]:
     """The timings of configs of the list that ran, in the order of the list."""
-    return [
-        known[config] for config in call.configs
-        if config in known and not known[config].failure
-    ]
+    return [known[config] for config in call.configs if config in known and not known[config].failure]
 
 
 def _of_one_run(call: Call, timed: Sequence[Timed]) -> list[Timed]:
@@ -172,10 +171,7 @@ def _missing(call: Call, known: Mapping[KernelConfig, Timed]) -> list[KernelConf
     if compared[0].source == table_sources.OVERLAY:
         return []
     fastest_us = min(one.median_us for one in compared)
-    return [
-        one.config for one in right
-        if one.run != compared[0].run and one.median_us < fastest_us
-    ]
+    return [one.config for one in right if one.run != compared[0].run and one.median_us < fastest_us]
 
 
 def _best(call: Call, timed: Sequence[Timed], found: Found | None = None) -> KernelDecision | None:
@@ -208,18 +204,16 @@ def _of_entry(call: Call, found: Found) -> list[Timed]:
     dates = {run_id: run["date"] for run_id, run in found.runs.items()}
     return [
         Timed(
-            choice.config, choice.median_us, choice.spread_us, choice.run, "",
-            dates.get(choice.run, ""), found.source,
+            choice.config, choice.median_us, choice.spread_us, choice.run, "", dates.get(choice.run, ""), found.source
         )
-        for choice in found.entry.choices if choice.config in call.configs
+        for choice in found.entry.choices
+        if choice.config in call.configs
     ]
 
 
 def _of_sample(sample: Sample, date: str, source: str) -> Timed:
     failure = "" if sample.status == "ok" else sample.detail or sample.status
-    return Timed(
-        sample.config, sample.median_us, sample.spread_us, sample.run, failure, date, source
-    )
+    return Timed(sample.config, sample.median_us, sample.spread_us, sample.run, failure, date, source)
 
 
 @dataclass(kw_only=True)
@@ -269,24 +263,18 @@ class Chooser:
         if mode == "error_on_miss":
             self._raise_miss(call, decision)
         if mode == "on_miss" and is_capturing:
-            self._say(
-                call, "is not measured while a CUDA graph is captured",
-                "call it once before the capture",
-            )
+            self._say(call, "is not measured while a CUDA graph is captured", "call it once before the capture")
         elif mode == "on_miss":
             self._say(
-                call, "is not measured, since there is no GPU",
-                "pass a do_bench=, or the first config of the list runs",
+                call, "is not measured, since there is no GPU", "pass a do_bench=, or the first config of the list runs"
             )
         elif decision is None and call.ordinal is not None:
             self._say(
-                call, "has no timing, so the first config of the list runs",
-                'tune with `with stoneware.tuning("on_miss"):` around the calls, or '
-                "STONEWARE_TUNING=on_miss",
+                call,
+                "has no timing, so the first config of the list runs",
+                'tune with `with stoneware.tuning("on_miss"):` around the calls, or STONEWARE_TUNING=on_miss',
             )
-        return replace(
-            decision or _first(call), is_provisional=mode == "on_miss" and is_capturing
-        )
+        return replace(decision or _first(call), is_provisional=mode == "on_miss" and is_capturing)
 
     def _find(self, call: Call) -> Found | None:
         """The nearest entry that has a config of the list; None without one."""
@@ -296,7 +284,8 @@ class Chooser:
         # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
         for has_packages in (False, True):
             sources = [
-                source for source in table_sources.sources(call.key.op, has_packages=has_packages)
+                source
+                for source in table_sources.sources(call.key.op, has_packages=has_packages)
                 if self.cache_results or source.name != table_sources.STORE
             ]
             where = table_sources.with_power_limit(call.device, call.ordinal, sources)
@@ -332,9 +321,7 @@ class Chooser:
             if tuning.current_overlay() is not None:
                 known = self._known(call)  # the overlay's timings come first there
         return _best(call, _right(call, known)) or _first(
-            call,
-            "every config of the list failed: "
-            + "; ".join(one.failure for one in known.values())[:500],
+            call, "every config of the list failed: " + "; ".join(one.failure for one in known.values())[:500]
         )
 
     def _memory(self, call: Call) -> dict[KernelConfig, Timed]:
@@ -349,7 +336,8 @@ class Chooser:
         found = self._find(call)
         if found is not None and is_exact(found):
             stale = {
-                choice.config for choice in found.entry.choices
+                choice.config
+                for choice in found.entry.choices
                 if choice.kernel_sha256 not in ("", sha256) or choice.is_drifted
             }
             known = {one.config: one for one in _of_entry(call, found) if one.config not in stale}
@@ -374,15 +362,13 @@ class Chooser:
             call.device, call.ordinal, table_sources.sources(call.key.op, has_packages=False)
         )
         fitting = [
-            _of_sample(sample, run.date, source) for source, (run, sample) in taken
-            if sample.kernel_sha256 == sha256 and sample.key == call.key
-            and run.device.same_hardware(where)
+            _of_sample(sample, run.date, source)
+            for source, (run, sample) in taken
+            if sample.kernel_sha256 == sha256 and sample.key == call.key and run.device.same_hardware(where)
         ]
         return sorted(fitting, key=lambda one: (one.date, one.run))
 
-    def _measure(
-        self, call: Call, missing: Sequence[KernelConfig], known: dict[KernelConfig, Timed]
-    ) -> None:
+    def _measure(self, call: Call, missing: Sequence[KernelConfig], known: dict[KernelConfig, Timed]) -> None:
         """Measures configs; adds their timings to `known`, and stores each sample as it is taken.
 
         The best known config and then the default are timed again, last: a run without the default
@@ -403,10 +389,7 @@ class Chooser:
             if default not in missing and known[default].failure:
                 del again[default]
             racing = [*(config for config in missing if config not in again), *again]
-        _LOG.info(
-            "%s %s: timing %d of %d configs", call.key.op, call.key.shape, len(racing),
-            len(call.configs),
-        )
+        _LOG.info("%s %s: timing %d of %d configs", call.key.op, call.key.shape, len(racing), len(call.configs))
 
         def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
             candidates = {config: call.candidate(call.configs[config]) for config in configs}
@@ -427,10 +410,7 @@ class Chooser:
                     tuning.keep(run, samples)
             return medians
 
-        before = {
-            config: one.median_us or None for config, one in known.items()
-            if config in call.configs
-        }
+        before = {config: one.median_us or None for config, one in known.items() if config in call.configs}
         search.run(racing, measure, always=(default,), known=before)
 
     def _say(self, call: Call, what: str, remedy: str) -> None:
@@ -442,9 +422,7 @@ class Chooser:
     def _raise_miss(self, call: Call, found: KernelDecision | None) -> None:
         from stoneware.errors import TuningMissError
 
-        nearest = f"the nearest is {found.layer}, {found.grade} ({found.reason})" if found else (
-            "there is none near"
-        )
+        nearest = f"the nearest is {found.layer}, {found.grade} ({found.reason})" if found else ("there is none near")
         raise TuningMissError(
             f"{call.key.op} {call.key.shape} must have been measured on "
             f"{call.device or 'this device'} with this kernel, since tuning is error_on_miss; "

@@ -80,16 +80,14 @@ def autotune(
         warnings.warn(
             "warmup, rep and use_cuda_graph are deprecated in triton.autotune, and honoured here; "
             "pass do_bench, or none of them for Stoneware's timer",
-            DeprecationWarning, stacklevel=3,  # of sw.autotune, which calls this
+            DeprecationWarning,
+            stacklevel=3,  # of sw.autotune, which calls this
         )
         do_bench = triton_benchmark(warmup, rep, use_cuda_graph)
     hooks = Hooks(
-        pre_hook=pre_hook, post_hook=post_hook, reset_to_zero=reset_to_zero or (),
-        restore_value=restore_value or (),
+        pre_hook=pre_hook, post_hook=post_hook, reset_to_zero=reset_to_zero or (), restore_value=restore_value or ()
     )
-    return lambda fn: AutotunedKernel(
-        fn, configs, key, Pruning(prune_configs_by), hooks, do_bench, cache_results
-    )
+    return lambda fn: AutotunedKernel(fn, configs, key, Pruning(prune_configs_by), hooks, do_bench, cache_results)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +116,7 @@ class KernelExplanation:
             f"  compiled {self.compiled}",
         ]
         lines += [
-            f"  {median_us:9.2f} us +- {spread_us:.2f}  {config}"
-            for config, median_us, spread_us in decision.choices
+            f"  {median_us:9.2f} us +- {spread_us:.2f}  {config}" for config, median_us, spread_us in decision.choices
         ]
         return "\n".join(lines)
 
@@ -139,8 +136,14 @@ class AutotunedKernel:
     """
 
     def __init__(
-        self, fn: Any, configs: Sequence[Any], key: Sequence[str], pruning: Pruning, hooks: Hooks,
-        do_bench: Callable[..., Any] | None, cache_results: bool,
+        self,
+        fn: Any,
+        configs: Sequence[Any],
+        key: Sequence[str],
+        pruning: Pruning,
+        hooks: Hooks,
+        do_bench: Callable[..., Any] | None,
+        cache_results: bool,
     ) -> None:
         self.base_fn = python_function(fn)
         if not hasattr(fn, "arg_names"):
@@ -157,16 +160,13 @@ class AutotunedKernel:
         self.__name__, self.__doc__ = self.base_fn.__name__, self.base_fn.__doc__
         self.__module__, self.__qualname__ = self.base_fn.__module__, self.base_fn.__qualname__
         self._fast = FastPath(fn, self._identity, is_kept=cache_results)
-        self._signature = KernelSignature(
-            inspect.signature(self.base_fn), key, self._fast.constants
-        )
+        self._signature = KernelSignature(inspect.signature(self.base_fn), key, self._fast.constants)
         self.keys, self.key_idx = list(self._signature.key_names), self._signature.key_idx
         checked_names("reset_to_zero", hooks.reset_to_zero, self.arg_names)
         checked_names("restore_value", hooks.restore_value, self.arg_names)
         self._pruning, self._hooks = pruning, hooks
         self._chooser = Chooser(
-            kernel_sha256=lambda: self._identity().sha256, do_bench=do_bench,
-            cache_results=cache_results,
+            kernel_sha256=lambda: self._identity().sha256, do_bench=do_bench, cache_results=cache_results
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         # By key, GPU and state of `tuning`; each with the generation that it was made for.
@@ -181,10 +181,7 @@ class AutotunedKernel:
         return lambda *args, **kwargs: launch(grid, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError(
-            f"{self.op} must be launched with a grid: {self.__name__}[grid](...); it was called "
-            "without"
-        )
+        raise TypeError(f"{self.op} must be launched with a grid: {self.__name__}[grid](...); it was called without")
 
     def run(self, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
         """Launches the kernel; decorators above this one call it.
@@ -195,9 +192,7 @@ class AutotunedKernel:
         if warmup:
             values, layout = self._values(args, kwargs)
             decision = self._decide(grid, args, kwargs, layout, values, may_measure=False)
-            return self.fn.run(
-                *args, grid=grid, warmup=True, **kwargs, **decision.config.all_kwargs()
-            )
+            return self.fn.run(*args, grid=grid, warmup=True, **kwargs, **decision.config.all_kwargs())
         return self._launch(grid, args, kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -219,7 +214,8 @@ class AutotunedKernel:
         decision = self._decide(grid, args, kwargs, layout, values, may_measure=False)
         run = {**dict(zip(self.arg_names, args)), **kwargs, "grid": grid, "warmup": False}
         return KernelExplanation(
-            key=self._key(layout, values), decision=decision,
+            key=self._key(layout, values),
+            decision=decision,
             kernel_sha256=self._identity().sha256,
             compiled=self._fast.where(layout, values, decision.config, run),
         )
@@ -240,8 +236,13 @@ class AutotunedKernel:
         return plan(grid, kinds, values, args, kwargs)
 
     def _plan(
-        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
-        values: Sequence[Any], kinds: Any,
+        self,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layout: Layout,
+        values: Sequence[Any],
+        kinds: Any,
     ) -> Plan:
         generation = tuning.generation()
         decision = self._decide(grid, args, kwargs, layout, values)
@@ -255,8 +256,7 @@ class AutotunedKernel:
         return plan
 
     def _launch_by_triton(
-        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
-        values: Sequence[Any],
+        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout, values: Sequence[Any]
     ) -> Any:
         config = self._decide(grid, args, kwargs, layout, values).config
         self.best_config = config
@@ -266,9 +266,7 @@ class AutotunedKernel:
             config.pre_hook({**named, **kwargs, "grid": grid, "warmup": False, **options})
         return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **options)
 
-    def _values(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], Layout]:
+    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Layout]:
         layout = self._layouts.get((len(args), *kwargs))
         if layout is None:
             layout = self._signature.layout(len(args), tuple(kwargs))
@@ -286,8 +284,14 @@ class AutotunedKernel:
         return self._known_identity
 
     def _decide(
-        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout,
-        values: Sequence[Any], *, may_measure: bool = True,
+        self,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layout: Layout,
+        values: Sequence[Any],
+        *,
+        may_measure: bool = True,
     ) -> KernelDecision:
         key, ordinal = self._key(layout, values), _current_device()
         place = key, ordinal, tuning.state()
@@ -303,8 +307,13 @@ class AutotunedKernel:
         return decision
 
     def _decide_anew(
-        self, key: KernelKey, ordinal: int | None, grid: Any, args: tuple[Any, ...],
-        kwargs: dict[str, Any], may_measure: bool,
+        self,
+        key: KernelKey,
+        ordinal: int | None,
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        may_measure: bool,
     ) -> KernelDecision:
         named = dict(zip(self.arg_names, args))
         run_kwargs = {**kwargs, "grid": grid, "warmup": False}
@@ -320,18 +329,17 @@ class AutotunedKernel:
         by_name = identify(configs)
         decision = self._chooser.decide(
             Call(
-                key=key, configs=by_name, ordinal=ordinal, candidate=candidate,
+                key=key,
+                configs=by_name,
+                ordinal=ordinal,
+                candidate=candidate,
                 device=None if ordinal is None else _fingerprint(ordinal),
             ),
             may_measure=may_measure,
         )
-        self.configs_timings = {
-            by_name[config]: median_us / 1e3 for config, median_us, _ in decision.choices
-        }
+        self.configs_timings = {by_name[config]: median_us / 1e3 for config, median_us, _ in decision.choices}
         if measured:
-            self._hooks.before(
-                {**named, **run_kwargs, **decision.config.all_kwargs()}, reset_only=True
-            )
+            self._hooks.before({**named, **run_kwargs, **decision.config.all_kwargs()}, reset_only=True)
         return decision
 
 

@@ -129,14 +129,12 @@ def source_of(jit: Any) -> str:
         return known
     text = textwrap.dedent(inspect.getsource(jit.fn))
     found = re.search(r"^def\s+\w+\s*\(", text, re.MULTILINE)
-    return text[found.start():] if found else text
+    return text[found.start() :] if found else text
 
 
 def _references(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything outside of the function that its body names."""
-    scope: Mapping[str, Any] = {
-        **function.__globals__, **inspect.getclosurevars(function).nonlocals,
-    }
+    scope: Mapping[str, Any] = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
     seen = set()
     for node in ast.walk(ast.parse(source)):
@@ -175,9 +173,7 @@ def _value_text(value: Any, callers: tuple[FunctionType, ...], global_values: li
     if type(value).__name__ == "dtype":
         return f"dtype {value}"
     if isinstance(value, dict):
-        items = [
-            (str(name), _value_text(item, callers, global_values)) for name, item in value.items()
-        ]
+        items = [(str(name), _value_text(item, callers, global_values)) for name, item in value.items()]
         return f"dict {sorted(items)}"
     if isinstance(value, type):
         # The methods and fields of a Triton aggregate are compiled into the kernel.

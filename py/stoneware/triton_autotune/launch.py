@@ -29,12 +29,15 @@ _LOAD_HOOKS = ("kernel_load_start_hook", "kernel_load_end_hook")
 # and functions, or None, that watch or change how a kernel is compiled.
 _COMPILE_HOOKS = ("jit_cache_hook", "jit_post_compile_hook", "add_stages_inspection_hook")
 # Of knobs.compilation: always compile, dump or replace what is compiled.
-_COMPILE_SWITCHES = (
-    "override", "dump_ir", "always_compile", "use_ir_loc", "enable_asan", "listener",
-)
+_COMPILE_SWITCHES = ("override", "dump_ir", "always_compile", "use_ir_loc", "enable_asan", "listener")
 _ONLY_TRITONS = (
-    "global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl",
-    "tensordesc_meta", "instrumentation_mode", "debug",
+    "global_scratch_size",
+    "profile_scratch_size",
+    "launch_cooperative_grid",
+    "launch_pdl",
+    "tensordesc_meta",
+    "instrumentation_mode",
+    "debug",
 )
 
 
@@ -91,9 +94,7 @@ def compiler_settings(triton: Any) -> dict[str, Any]:
     }
 
 
-def describe(
-    kernel: Any, specializations: Mapping[str, Specialization]
-) -> tuple[LaunchDescription, bytes]:
+def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tuple[LaunchDescription, bytes]:
     """How to launch what Triton compiled, and the cubin.
 
     Args:
@@ -123,7 +124,8 @@ def describe(
         raise NotLaunchable(f"Triton takes {sorted(divisible)} for multiples of 16")
     letters = {
         name: "P" if type_name.startswith("*") else _LETTERS.get(type_name)
-        for name, type_name in signature.items() if type_name != "constexpr"
+        for name, type_name in signature.items()
+        if type_name != "constexpr"
     }
     for name, letter in letters.items():
         if letter is None:
@@ -131,9 +133,7 @@ def describe(
     launch = LaunchDescription(
         symbol=metadata.name,
         arguments=tuple(letters),
-        parameters=_all_parameters(
-            kernel.asm.get("ptx"), "".join(letters.values()), metadata.num_warps
-        ),
+        parameters=_all_parameters(kernel.asm.get("ptx"), "".join(letters.values()), metadata.num_warps),
         block_threads=metadata.num_warps * _WARP_THREADS,
         shared_bytes=metadata.shared,
     )
@@ -166,16 +166,17 @@ def load(launch: LaunchDescription, cubin: bytes) -> Any:
     if reason:
         raise NotLaunchable(reason)
     try:
-        return native.load(DRIVER_MODULE).Kernel(
-            cubin, launch.symbol, launch.parameters, launch.block_threads, launch.shared_bytes
-        ).launch
+        return (
+            native.load(DRIVER_MODULE)
+            .Kernel(cubin, launch.symbol, launch.parameters, launch.block_threads, launch.shared_bytes)
+            .launch
+        )
     except (TypeError, ValueError, OverflowError) as error:
         raise NotLaunchable(str(error)) from error
 
 
 def packer(
-    launch: LaunchDescription, names: Sequence[str], passed: Sequence[Any],
-    arguments: Mapping[str, Any],
+    launch: LaunchDescription, names: Sequence[str], passed: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function from what `Kinds.of` gives for a call to the cubin's arguments.
 

@@ -68,9 +68,10 @@ class FastPath:
             self.heuristics.append(fn.values)
             fn = fn.fn
         # Gluon's functions, the interpreter's, and what others wrap, are launched by their makers.
-        is_plain = type(fn) is JITFunction and not fn.debug and not any(
-            parameter.kind is parameter.VAR_POSITIONAL
-            for parameter in fn.signature.parameters.values()
+        is_plain = (
+            type(fn) is JITFunction
+            and not fn.debug
+            and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in fn.signature.parameters.values())
         )
         self._jit = fn if is_plain else None
         self.parameters = {item.name: item for item in fn.params} if is_plain else {}
@@ -84,9 +85,7 @@ class FastPath:
 
     def must_ask_triton(self) -> bool:
         """Whether hooks or debug mode make Triton launch just now."""
-        return bool(self._jit.pre_run_hooks) or launch.must_ask_triton(
-            self._knobs.runtime, self._knobs.compilation
-        )
+        return bool(self._jit.pre_run_hooks) or launch.must_ask_triton(self._knobs.runtime, self._knobs.compilation)
 
     def kinds(self, layout: Layout, values: Sequence[Any]) -> CallKinds | None:
         """The kinds of a call's values; None if Triton has to launch it."""
@@ -106,9 +105,7 @@ class FastPath:
 
         is_own = getattr(driver, "_active", None) is getattr(driver, "_default", None)
         self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._is_possible = bool(
-            is_own and self.stream and torch.cuda.is_available() and not torch.version.hip
-        )
+        self._is_possible = bool(is_own and self.stream and torch.cuda.is_available() and not torch.version.hip)
         if self._is_possible:
             torch.cuda.current_device()  # initialises CUDA
             self._device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -141,10 +138,7 @@ class FastPath:
             specializations[name] = known
         compiled_from = {
             "kernel": self.identity().sha256,
-            "parameters": [
-                [name, type_name, _text(known)]
-                for name, (type_name, known) in specializations.items()
-            ],
+            "parameters": [[name, type_name, _text(known)] for name, (type_name, known) in specializations.items()],
             "options": sorted([name, _text(value)] for name, value in options.items()),
             "compute_capability": list(torch.cuda.get_device_capability(ordinal)),
             **launch.compiler_settings(triton),
@@ -165,8 +159,7 @@ class FastPath:
         return self._compiled.setdefault(name, known)
 
     def learn(
-        self, compiled_from: Mapping[str, Any], specializations: Mapping[str, Specialization],
-        kernel: Any,
+        self, compiled_from: Mapping[str, Any], specializations: Mapping[str, Specialization], kernel: Any
     ) -> Compiled:
         """Takes over what Triton compiled, and keeps it on disk.
 
@@ -217,8 +210,7 @@ class Plan:
         self._lean: Variant | None = None  # the only one, where nothing is asked before a launch
 
     def __call__(
-        self, grid: Any, kinds: CallKinds, values: Sequence[Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, grid: Any, kinds: CallKinds, values: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         variant, arguments = self._lean, None
         if variant is None:
@@ -289,8 +281,14 @@ class Plan:
         return arguments, options, tuple(outcome)
 
     def _add_variant(
-        self, outcome: tuple[Any, ...], kinds: CallKinds, arguments: dict[str, Any],
-        options: dict[str, Any], grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
+        self,
+        outcome: tuple[Any, ...],
+        kinds: CallKinds,
+        arguments: dict[str, Any],
+        options: dict[str, Any],
+        grid: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Finds the variant, in memory or on disk, else has Triton compile and launch it; gives
         Triton's kernel then, else _ABSENT."""

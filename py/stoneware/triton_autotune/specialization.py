@@ -22,11 +22,22 @@ ALIGNMENT = 16
 """What Triton specialises on: bytes of a pointer, and divisor of an int."""
 
 _DTYPES = {
-    "torch.bool": "u1", "torch.uint8": "u8", "torch.uint16": "u16", "torch.uint32": "u32",
-    "torch.uint64": "u64", "torch.int8": "i8", "torch.int16": "i16", "torch.int32": "i32",
-    "torch.int64": "i64", "torch.float16": "fp16", "torch.bfloat16": "bf16",
-    "torch.float32": "fp32", "torch.float64": "fp64", "torch.float8_e4m3fn": "fp8e4nv",
-    "torch.float8_e5m2": "fp8e5", "torch.float8_e4m3fnuz": "fp8e4b8",
+    "torch.bool": "u1",
+    "torch.uint8": "u8",
+    "torch.uint16": "u16",
+    "torch.uint32": "u32",
+    "torch.uint64": "u64",
+    "torch.int8": "i8",
+    "torch.int16": "i16",
+    "torch.int32": "i32",
+    "torch.int64": "i64",
+    "torch.float16": "fp16",
+    "torch.bfloat16": "bf16",
+    "torch.float32": "fp32",
+    "torch.float64": "fp64",
+    "torch.float8_e4m3fn": "fp8e4nv",
+    "torch.float8_e5m2": "fp8e5",
+    "torch.float8_e4m3fnuz": "fp8e4b8",
     "torch.float8_e5m2fnuz": "fp8e5b16",
 }
 """torch's dtypes in Triton's names (triton/_utils.py, type_canonicalisation_dict)."""
@@ -47,9 +58,7 @@ class Kinds:
 
         self._tensors = frozenset((torch.Tensor, torch.nn.Parameter))
 
-    def of(
-        self, values: Sequence[Any], is_valued: Sequence[bool], tokens: list[Any]
-    ) -> list[Any] | None:
+    def of(self, values: Sequence[Any], is_valued: Sequence[bool], tokens: list[Any]) -> list[Any] | None:
         """Appends a token of each value to `tokens`.
 
         Args:

@@ -64,9 +64,7 @@ class Pruning:
         if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
             raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
 
-    def __call__(
-        self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
+    def __call__(self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The configs that are left; `named` are a call's positional arguments, by name."""
         left = list(configs)
         if self.early_config_prune:
@@ -104,9 +102,7 @@ class Hooks:
     restore_value: Sequence[str] = ()
 
     def __bool__(self) -> bool:
-        return bool(
-            self.pre_hook or self.post_hook or self.reset_to_zero or self.restore_value
-        )
+        return bool(self.pre_hook or self.post_hook or self.reset_to_zero or self.restore_value)
 
     def before(self, arguments: dict[str, Any], *, reset_only: bool = False) -> dict[str, Any]:
         """Runs what comes before a launch; returns copies of the tensors to restore.
@@ -123,13 +119,9 @@ class Hooks:
             if arguments.get(name) is not None:
                 arguments[name].zero_()
         restored = () if reset_only else self.restore_value
-        return {
-            name: arguments[name].clone() for name in restored if arguments.get(name) is not None
-        }
+        return {name: arguments[name].clone() for name in restored if arguments.get(name) is not None}
 
-    def after(
-        self, arguments: dict[str, Any], copies: Mapping[str, Any], exception: Exception | None
-    ) -> None:
+    def after(self, arguments: dict[str, Any], copies: Mapping[str, Any], exception: Exception | None) -> None:
         if self.post_hook:
             self.post_hook(arguments, exception=exception)
             return
@@ -153,8 +145,13 @@ class Candidate:
     """
 
     def __init__(
-        self, fn: Any, config: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
-        named: Mapping[str, Any], hooks: Hooks,
+        self,
+        fn: Any,
+        config: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        named: Mapping[str, Any],
+        hooks: Hooks,
     ) -> None:
         self.config = config
         self._fn, self._args, self._hooks = fn, args, hooks
@@ -194,9 +191,7 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def measure(
-    candidates: Mapping[KernelConfig, Candidate],
-    do_bench: Callable[..., Any] | None,
-    ordinal: int | None,
+    candidates: Mapping[KernelConfig, Candidate], do_bench: Callable[..., Any] | None, ordinal: int | None
 ) -> Iterator[dict[KernelConfig, Timing | Exception]]:
     """Measures every candidate, and yields results as soon as there are some.
 
@@ -234,8 +229,11 @@ def measure(
             try:
                 with _TIMING:
                     timings = timer.time(
-                        running, rounds=ROUNDS, max_seconds=MAX_SECONDS,
-                        rounds_before_drop=ROUNDS_BEFORE_DROP, drop_ratio=DROP_RATIO,
+                        running,
+                        rounds=ROUNDS,
+                        max_seconds=MAX_SECONDS,
+                        rounds_before_drop=ROUNDS_BEFORE_DROP,
+                        drop_ratio=DROP_RATIO,
                     )
             except TimingFailed as error:
                 raise error.__cause__ from None
@@ -254,9 +252,7 @@ def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing
     return Timing(median_us, max(high_us - low_us, 0.0), 1)
 
 
-def triton_benchmark(
-    warmup: int | None, rep: int | None, use_cuda_graph: bool
-) -> Callable[..., Any]:
+def triton_benchmark(warmup: int | None, rep: int | None, use_cuda_graph: bool) -> Callable[..., Any]:
     """The do_bench that triton.autotune makes of its deprecated options."""
 
     def do_bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
@@ -299,8 +295,7 @@ class _BetweenHooks:
 
 
 def sample_of(
-    key: KernelKey, config: KernelConfig, result: Timing | Exception, kernel_sha256: str,
-    run_id: str,
+    key: KernelKey, config: KernelConfig, result: Timing | Exception, kernel_sha256: str, run_id: str
 ) -> Sample:
     """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
     made = {"key": key, "config": config, "kernel_sha256": kernel_sha256, "run": run_id}
@@ -308,10 +303,13 @@ def sample_of(
         failure = f"{type(result).__name__}: {result}"[:2000]
     elif 0 < result.median_us < float("inf"):
         return Sample(
-            **made, status="ok",
+            **made,
+            status="ok",
             # In steps of a nanosecond.
-            median_us=max(round(result.median_us, 3), 0.001), spread_us=round(result.spread_us, 3),
-            count=result.count, sm_clock_mhz_before=result.sm_clock_mhz_before,
+            median_us=max(round(result.median_us, 3), 0.001),
+            spread_us=round(result.spread_us, 3),
+            count=result.count,
+            sm_clock_mhz_before=result.sm_clock_mhz_before,
             sm_clock_mhz_after=result.sm_clock_mhz_after,
         )
     else:

@@ -21,7 +21,9 @@ from stoneware.kernels.key import AnyKey, is_kernel
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
 from stoneware.runtime.device import by_hardware
-from stoneware.tuning import entries as entry_rules, samples as sample_files_format, table_file
+from stoneware.tuning import entries as entry_rules
+from stoneware.tuning import samples as sample_files_format
+from stoneware.tuning import table_file
 from stoneware.tuning.merge import file_name
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
@@ -36,7 +38,9 @@ class _DeviceSamples:
 
 
 def bake(
-    op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Manifest | None = None,
+    op: str,
+    sample_files: Iterable[str | os.PathLike[str]],
+    manifest: Manifest | None = None,
     kernels: Iterable[str] = (),
 ) -> bytes:
     """Makes the table of one op.
@@ -67,27 +71,23 @@ def bake(
     _check_runs(devices)
     samples = []
     for device in devices:
-        runs = {
-            run.id: replace(run, device=device.record.fingerprint) for run in device.runs.values()}
+        runs = {run.id: replace(run, device=device.record.fingerprint) for run in device.runs.values()}
         samples += [(runs[sample.run], sample) for _, sample in device.located]
-    return table_file.encode(entry_rules.make_table(
-        op, samples, None if is_kernel(op) else manifest, [device.record for device in devices]))
+    return table_file.encode(
+        entry_rules.make_table(op, samples, None if is_kernel(op) else manifest, [device.record for device in devices])
+    )
 
 
 def _check_op(op: str, manifest: Manifest | None) -> None:
     if is_kernel(op):
         return
     if op not in OPS:
-        raise ValueError(
-            f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'"
-        )
+        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
     if manifest is None:
         raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
 
 
-def _read_devices(
-    op: str, sample_files: Iterable[str | os.PathLike[str]]
-) -> list[_DeviceSamples]:
+def _read_devices(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[_DeviceSamples]:
     folders: dict[Path, dict[str, Path]] = {}
     for path in map(Path, sample_files):
         if path.name not in ("runs.json", "device.json") and path.suffix != ".jsonl":
@@ -100,17 +100,17 @@ def _read_devices(
             continue
         for name in ("runs.json", "device.json"):
             if name not in files:
-                raise TableError(
-                    f"{samples_path}: {name} of its folder was not given; give the whole folder"
-                )
-        devices.append(_DeviceSamples(
-            record=sample_files_format.read_device(files["device.json"]),
-            runs=sample_files_format.read_runs(files["runs.json"]),
-            located=[
-                (f"{samples_path}:{line_number}", sample)
-                for line_number, sample in sample_files_format.read_samples(samples_path)
-            ],
-        ))
+                raise TableError(f"{samples_path}: {name} of its folder was not given; give the whole folder")
+        devices.append(
+            _DeviceSamples(
+                record=sample_files_format.read_device(files["device.json"]),
+                runs=sample_files_format.read_runs(files["runs.json"]),
+                located=[
+                    (f"{samples_path}:{line_number}", sample)
+                    for line_number, sample in sample_files_format.read_samples(samples_path)
+                ],
+            )
+        )
     device_of = by_hardware([device.record.fingerprint for device in devices])
     seen = set()
     for device in devices:
@@ -121,9 +121,7 @@ def _read_devices(
     return devices
 
 
-def _without_backends_left_out(
-    op: str, device: _DeviceSamples, manifest: Manifest | None
-) -> _DeviceSamples | None:
+def _without_backends_left_out(op: str, device: _DeviceSamples, manifest: Manifest | None) -> _DeviceSamples | None:
     """The samples without those of backends that this build leaves out for the device's arch.
 
     A build for fewer archs (`--//:cuda_archs=sm_90`, say, without the CUTLASS kernels of sm_90a) has
@@ -134,38 +132,35 @@ def _without_backends_left_out(
     name = device.record.fingerprint.name
     capability = device.record.fingerprint.compute_capability
     built = {
-        kernel.backend for kernel in manifest.kernels.values()
+        kernel.backend
+        for kernel in manifest.kernels.values()
         if kernel.op == op and kernel.compute_capability == capability
     }
     if not built:
         _LOG.warning("samples of %s are left out: this build has no kernel for its arch", name)
         return None
-    sampled = {
-        sample.config.backend for _, sample in device.located if not is_kernel(sample.op)
-    }
+    sampled = {sample.config.backend for _, sample in device.located if not is_kernel(sample.op)}
     left_out = sampled - built - set(BACKENDS_WITHOUT_KERNELS)
     for backend in sorted(left_out):
         _LOG.warning(
-            "samples of %s on %s are left out: this build has none of its kernels for that arch",
-            backend, name,
+            "samples of %s on %s are left out: this build has none of its kernels for that arch", backend, name
         )
-    return replace(device, located=[
-        (place, sample) for place, sample in device.located
-        if is_kernel(sample.op) or sample.config.backend not in left_out
-    ])
+    return replace(
+        device,
+        located=[
+            (place, sample)
+            for place, sample in device.located
+            if is_kernel(sample.op) or sample.config.backend not in left_out
+        ],
+    )
 
 
-def _check(
-    op: str, device: _DeviceSamples, manifest: Manifest | None, kernels: frozenset[str]
-) -> None:
+def _check(op: str, device: _DeviceSamples, manifest: Manifest | None, kernels: frozenset[str]) -> None:
     """Refuses samples that cannot be what they claim to be."""
     seen: dict[tuple[AnyKey, AnyConfig, str, str], str] = {}
     for place, sample in device.located:
         if sample.op != op:
-            raise TableError(
-                f"{place}: op={sample.op!r} in a file of {op}; move the sample to "
-                f"{file_name(sample.op)}"
-            )
+            raise TableError(f"{place}: op={sample.op!r} in a file of {op}; move the sample to {file_name(sample.op)}")
         run = device.runs.get(sample.run)
         if run is None:
             raise TableError(

@@ -39,9 +39,7 @@ class Timed(Protocol):
 Candidate = TypeVar("Candidate", bound=Timed)
 
 
-def choose(
-    candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ()
-) -> tuple[tuple[Candidate, ...], str]:
+def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ()) -> tuple[tuple[Candidate, ...], str]:
     """Orders the candidates at one problem, the chosen one first.
 
     Args:
@@ -65,9 +63,7 @@ def choose(
 
     by_time = sorted(candidates, key=lambda candidate: (candidate.median_us, order(candidate)))
     fastest = by_time[0]
-    chosen = min(
-        (candidate for candidate in by_time if not is_slower(candidate, fastest)), key=order
-    )
+    chosen = min((candidate for candidate in by_time if not is_slower(candidate, fastest)), key=order)
     if chosen is fastest:
         rule = f"the fastest of {len(by_time)}"
     else:

@@ -1,8 +1,8 @@
 """sw.tuning: what to do about a problem that was not measured, and which measurements come first.
 
-    with sw.tuning("on_miss"): ...                        measure it now, and keep the samples
-    with sw.tuning("error_on_miss"): ...                  raise TuningMissError
-    with sw.tuning("off", overlay="measured/"): ...       these entries come before all others
+with sw.tuning("on_miss"): ...                        measure it now, and keep the samples
+with sw.tuning("error_on_miss"): ...                  raise TuningMissError
+with sw.tuning("off", overlay="measured/"): ...       these entries come before all others
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import entries, merge, samples as sample_format, table_file
+from stoneware.tuning import entries, merge, table_file
+from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Entry
 
@@ -48,10 +49,12 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "device": self.device, "key": self.key.to_json(),
+            "device": self.device,
+            "key": self.key.to_json(),
             "config_a": self.config_a and self.config_a.to_json(),
             "config_b": self.config_b and self.config_b.to_json(),
-            "median_us_a": self.median_us_a, "median_us_b": self.median_us_b,
+            "median_us_a": self.median_us_a,
+            "median_us_b": self.median_us_b,
         }
 
 
@@ -82,7 +85,8 @@ class Differences:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "num_common": self.num_common, "fraction": self.fraction,
+            "num_common": self.num_common,
+            "fraction": self.fraction,
             **{
                 name: [difference.as_dict() for difference in getattr(self, name)]
                 for name in ("only_a", "only_b", "changed")
@@ -92,8 +96,7 @@ class Differences:
 
 
 def diff(
-    a: str | os.PathLike[str], b: str | os.PathLike[str],
-    manifest: Callable[[], Manifest] | None = None,
+    a: str | os.PathLike[str], b: str | os.PathLike[str], manifest: Callable[[], Manifest] | None = None
 ) -> Differences:
     """Compares what two paths choose: tables (.table), sample folders or stores, mixed at will.
 
@@ -113,8 +116,12 @@ def diff(
         key, config_a, median_us_a = chosen_a.get(place, (None, None, 0.0))
         other_key, config_b, median_us_b = chosen_b.get(place, (None, None, 0.0))
         difference = Difference(
-            device=place[0], key=key if key is not None else other_key, config_a=config_a,
-            median_us_a=median_us_a, config_b=config_b, median_us_b=median_us_b,
+            device=place[0],
+            key=key if key is not None else other_key,
+            config_a=config_a,
+            median_us_a=median_us_a,
+            config_b=config_b,
+            median_us_b=median_us_b,
         )
         if config_b is None:
             only_a.append(difference)
@@ -123,8 +130,11 @@ def diff(
         elif canonical_json(config_a.to_json()) != canonical_json(config_b.to_json()):
             changed.append(difference)
     return Differences(
-        only_a=tuple(only_a), only_b=tuple(only_b), changed=tuple(changed),
-        num_common=len({*chosen_a} & {*chosen_b}), skipped=tuple(dict.fromkeys(skipped)),
+        only_a=tuple(only_a),
+        only_b=tuple(only_b),
+        changed=tuple(changed),
+        num_common=len({*chosen_a} & {*chosen_b}),
+        skipped=tuple(dict.fromkeys(skipped)),
     )
 
 
@@ -154,7 +164,8 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
         problems += [
             f"{source.path}: run {run.id} is of {run.device}, and device.json of "
             f"{record.fingerprint}; move its samples to the folder of its device"
-            for run in runs.values() if not run.device.same_hardware(record.fingerprint)
+            for run in runs.values()
+            if not run.device.same_hardware(record.fingerprint)
         ]
     return problems
 
@@ -162,9 +173,7 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
 def _problems_of_file(file: Path) -> list[str]:
     samples, bad = sample_format.read_samples_leniently(file)
     problems = []
-    strangers = sorted({
-        sample.op for sample in samples if merge.file_name(sample.op) != file.name
-    })
+    strangers = sorted({sample.op for sample in samples if merge.file_name(sample.op) != file.name})
     if strangers:
         problems.append(
             f"{file}: holds samples of {', '.join(strangers)}, which belong into "
@@ -175,7 +184,8 @@ def _problems_of_file(file: Path) -> list[str]:
         problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
     problems += [
         f"{file}: a sample is there {count} times: {line:.200}"
-        for line, count in Counter(text.splitlines()).items() if count > 1
+        for line, count in Counter(text.splitlines()).items()
+        if count > 1
     ]
     return problems
 
@@ -184,9 +194,7 @@ def _is_table(path: Path) -> bool:
     return path.suffix == table_file.SUFFIX and not path.is_dir()
 
 
-def _chosen(
-    path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
-) -> _Chosen:
+def _chosen(path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]) -> _Chosen:
     """What a path chooses; what could not be read there is added to `skipped`."""
     chosen: _Chosen = {}
     for fingerprint, entry in _entries(path, manifest, skipped):

@@ -22,7 +22,8 @@ from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
-from stoneware.tuning import samples as samples_format, table_file, time_fit
+from stoneware.tuning import samples as samples_format
+from stoneware.tuning import table_file, time_fit
 from stoneware.tuning.choose import choose
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Table
@@ -34,9 +35,7 @@ Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
 """The rule of thumb: configs for a key, best first."""
 
 
-def rule_of_thumb(
-    op: str, compute_capability: tuple[int, int], manifest: Manifest | None
-) -> Preferred:
+def rule_of_thumb(op: str, compute_capability: tuple[int, int], manifest: Manifest | None) -> Preferred:
     """The rule of thumb of an op of ours on a device; none for any other, as a decorated kernel."""
     if op not in OPS or manifest is None:
         return lambda key: ()
@@ -58,8 +57,11 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
 
 
 def make_table(
-    op: str, samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None,
-    records: Iterable[DeviceRecord] = (), known: Table | None = None,
+    op: str,
+    samples: Iterable[tuple[Run, Sample]],
+    manifest: Manifest | None,
+    records: Iterable[DeviceRecord] = (),
+    known: Table | None = None,
 ) -> Table:
     """The table of samples, of any number of devices, in whatever order they come.
 
@@ -72,39 +74,41 @@ def make_table(
     """
     taken, records = list(samples), list(records)
     runs = {run.id: run for run, _ in taken}
-    device_of = by_hardware({
-        *(run.device for run, _ in taken), *(record.fingerprint for record in records)})
+    device_of = by_hardware({*(run.device for run, _ in taken), *(record.fingerprint for record in records)})
     by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
     for run, sample in taken:
         by_device.setdefault(device_of[run.device], []).append((run, sample))
     devices = []
     for fingerprint in sorted(by_device, key=lambda one: canonical_json(one.to_json())):
-        names = {
-            name for record in records if device_of[record.fingerprint] == fingerprint
-            for name in record.names
-        }
+        names = {name for record in records if device_of[record.fingerprint] == fingerprint for name in record.names}
         device = _device_table(
-            op, fingerprint, sorted(names - {fingerprint.name}), by_device[fingerprint], manifest,
-            known,
+            op, fingerprint, sorted(names - {fingerprint.name}), by_device[fingerprint], manifest, known
         )
         if device.blocks:
             devices.append(device)
     used = {
-        choice.run for device in devices for block in device.blocks.values()
-        for sizes in block.sizes for entry in block.variants(sizes) for choice in entry.choices
+        choice.run
+        for device in devices
+        for block in device.blocks.values()
+        for sizes in block.sizes
+        for entry in block.variants(sizes)
+        for choice in entry.choices
     }
     return Table(
-        op=op, devices=devices, digest=table_file.digest,
-        runs={
-            run_id: {field: getattr(runs[run_id], field) for field in RUN_FIELDS}
-            for run_id in sorted(used)
-        },
+        op=op,
+        devices=devices,
+        digest=table_file.digest,
+        runs={run_id: {field: getattr(runs[run_id], field) for field in RUN_FIELDS} for run_id in sorted(used)},
     )
 
 
 def _device_table(
-    op: str, fingerprint: DeviceFingerprint, aliases: Sequence[str],
-    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, known: Table | None,
+    op: str,
+    fingerprint: DeviceFingerprint,
+    aliases: Sequence[str],
+    samples: Iterable[tuple[Run, Sample]],
+    manifest: Manifest | None,
+    known: Table | None,
 ) -> DeviceTable:
     """What a table holds of one device: the entries of its samples, and their models.
 
@@ -120,26 +124,28 @@ def _device_table(
     lent: dict[AnyKey, Block] = {}
     for family, by_sizes in families.items():
         block = same[0][1].block(family) if same else None
-        if block is not None and block.has_models and (
-            len(block.first_sizes) >= len({sizes[:-1] for sizes in by_sizes})
+        if (
+            block is not None
+            and block.has_models
+            and (len(block.first_sizes) >= len({sizes[:-1] for sizes in by_sizes}))
         ):
             lent[family] = block
     models = time_fit.models(
-        found, manifest, fingerprint.num_sms,
-        {family: block.models for family, block in lent.items()},
+        found, manifest, fingerprint.num_sms, {family: block.models for family, block in lent.items()}
     )
-    return DeviceTable(fingerprint, aliases, {
-        family: Block(
-            family, families[family], models.get(family),
-            lent[family].fitted_by if family in lent else "",
-        )
-        for family in sorted(families)
-    })
+    return DeviceTable(
+        fingerprint,
+        aliases,
+        {
+            family: Block(
+                family, families[family], models.get(family), lent[family].fitted_by if family in lent else ""
+            )
+            for family in sorted(families)
+        },
+    )
 
 
-def entries(
-    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, preferred: Preferred
-) -> list[Entry]:
+def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, preferred: Preferred) -> list[Entry]:
     """The entries of one op on one device, from samples that all belong there.
 
     Args:
@@ -151,20 +157,27 @@ def entries(
       The entries, sorted by key; of several with one key, that of the newest source first.
     """
     newest = samples_format.newest(
-        samples, lambda run, sample: (sample.key, _source(sample), sample.config),
+        samples,
+        lambda run, sample: (sample.key, _source(sample), sample.config),
         lambda sample: _is_current(sample, manifest),
     )
     measured: dict[AnyKey, dict[str, list[Choice]]] = {}
     for sample in newest.values():
         choices = measured.setdefault(sample.key, {}).setdefault(_source(sample), [])
         if sample.status == "ok":
-            choices.append(Choice(
-                config=sample.config, median_us=sample.median_us, spread_us=sample.spread_us,
-                run=sample.run, is_drifted=not _is_current(sample, manifest),
-                kernel_sha256=_source(sample),
-            ))
+            choices.append(
+                Choice(
+                    config=sample.config,
+                    median_us=sample.median_us,
+                    spread_us=sample.spread_us,
+                    run=sample.run,
+                    is_drifted=not _is_current(sample, manifest),
+                    kernel_sha256=_source(sample),
+                )
+            )
     measured = {
-        key: timed for key, by_source in measured.items()
+        key: timed
+        for key, by_source in measured.items()
         if (timed := {source: choices for source, choices in by_source.items() if choices})
     }
 
@@ -189,32 +202,25 @@ def _is_current(sample: Sample, manifest: Manifest | None) -> bool:
 
 
 def _entry(
-    key: AnyKey, choices: Sequence[Choice], preferred: Preferred, measured_out_dtype: str,
-    source: str = "",
+    key: AnyKey, choices: Sequence[Choice], preferred: Preferred, measured_out_dtype: str, source: str = ""
 ) -> Entry:
     ordered, rule = choose(choices, preferred(key))
-    return Entry(
-        key=key, choices=ordered, rule=rule, measured_out_dtype=measured_out_dtype,
-        kernel_sha256=source,
-    )
+    return Entry(key=key, choices=ordered, rule=rule, measured_out_dtype=measured_out_dtype, kernel_sha256=source)
 
 
 def _other_outputs(
-    measured: Mapping[AnyKey, Mapping[str, Sequence[Choice]]], manifest: Manifest | None,
-    preferred: Preferred,
+    measured: Mapping[AnyKey, Mapping[str, Sequence[Choice]]], manifest: Manifest | None, preferred: Preferred
 ) -> list[Entry]:
     found = []
     for key, by_source in measured.items():
-        if (
-            not isinstance(key, Key) or key.a_dtype in OTHER_16_BIT
-            or key.out_dtype not in OTHER_16_BIT
-        ):
+        if not isinstance(key, Key) or key.a_dtype in OTHER_16_BIT or key.out_dtype not in OTHER_16_BIT:
             continue
         other = replace(key, out_dtype=OTHER_16_BIT[key.out_dtype])
         if other in measured:
             continue
         derived = [
-            replace(choice, config=config) for choice in by_source[""]
+            replace(choice, config=config)
+            for choice in by_source[""]
             if (config := _other_output(choice.config, other.out_dtype, manifest)) is not None
         ]
         if derived:
@@ -222,9 +228,7 @@ def _other_outputs(
     return found
 
 
-def _other_output(
-    config: AnyConfig, out_dtype: str, manifest: Manifest | None
-) -> AnyConfig | None:
+def _other_output(config: AnyConfig, out_dtype: str, manifest: Manifest | None) -> AnyConfig | None:
     """The config whose kernel differs in its output dtype only; None if it is not built."""
     kernel = kernel_of(config, manifest)
     if kernel is None:

@@ -43,6 +43,7 @@ from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import estimates
 
+
 class _Ranked(str, enum.Enum):
     """A text with a rank: members stand in their order, best first, and compare as their texts."""
 
@@ -133,9 +134,7 @@ class Found:
         return self.layer is Layer.EXACT and self.grade is Grade.EXACT
 
 
-def find(
-    key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = ""
-) -> Found | None:
+def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = "") -> Found | None:
     """The best entry for a key of either kind, or None.
 
     Args:
@@ -164,8 +163,7 @@ _MOST_CHOICES = 6
 
 
 def _places(
-    family: AnyKey, fingerprint: DeviceFingerprint, sources: Sequence[Source],
-    is_other_device: bool,
+    family: AnyKey, fingerprint: DeviceFingerprint, sources: Sequence[Source], is_other_device: bool
 ) -> Iterator[Place]:
     for position, source in enumerate(sources):
         for distance, device in source.table.near(fingerprint)[is_other_device]:
@@ -175,15 +173,17 @@ def _places(
                 break
 
 
-def _answers(
-    key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel_sha256: str
-) -> Iterator[Found]:
+def _answers(key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel_sha256: str) -> Iterator[Found]:
     sizes = key.sizes
 
     def found(layer: Layer, place: Place, at: tuple[int, ...]) -> Found:
         return Found(
-            entry=place.block.entry(at, kernel_sha256), source=place.source.name, layer=layer,
-            is_other_device=is_other_device, device=place.device, runs=place.source.table.runs,
+            entry=place.block.entry(at, kernel_sha256),
+            source=place.source.name,
+            layer=layer,
+            is_other_device=is_other_device,
+            device=place.device,
+            runs=place.source.table.runs,
             key=key,
         )
 
@@ -232,7 +232,8 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
     # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
     modelled = max(
         (place for place in places if place.block.has_models),
-        key=lambda place: len(place.block.first_sizes), default=None,
+        key=lambda place: len(place.block.first_sizes),
+        default=None,
     )
     if modelled is None:
         return
@@ -249,25 +250,41 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
                 near.append((distance, place.position, (*weight, near_m), place, said))
     near.sort(key=_NEAREST)
     found = estimates(m, n, k, [(one[0], one[-1]) for one in near])
-    choices = tuple([
-        unchecked(Choice, {
-            "config": config, "median_us": float(f"{us:.4g}"), "spread_us": 0.0,
-            "run": MODELLED_RUN, "is_drifted": is_drifted, "kernel_sha256": "",
-        })
-        for us, config, is_drifted in found[:_MOST_CHOICES]
-    ])
+    choices = tuple(
+        [
+            unchecked(
+                Choice,
+                {
+                    "config": config,
+                    "median_us": float(f"{us:.4g}"),
+                    "spread_us": 0.0,
+                    "run": MODELLED_RUN,
+                    "is_drifted": is_drifted,
+                    "kernel_sha256": "",
+                },
+            )
+            for us, config, is_drifted in found[:_MOST_CHOICES]
+        ]
+    )
     if not choices:
         return
     entry = Entry(
-        key=key, choices=choices, rule=f"the fastest of {len(found)} as modelled",
+        key=key,
+        choices=choices,
+        rule=f"the fastest of {len(found)} as modelled",
         measured_out_dtype=near[0][-1].measured_out_dtype,
     )
     _, _, sizes, place, _ = near[0]
     yield Found(
-        entry=entry, source=place.source.name,
+        entry=entry,
+        source=place.source.name,
         layer=Layer.NEAREST_M if sizes[:2] == (n, k) else Layer.NEAREST_SHAPE,
-        is_other_device=is_other_device, device=place.device, runs=place.source.table.runs,
-        key=key, num_modelled_from=len(near), modelled_from=key.with_sizes(sizes),
+        is_other_device=is_other_device,
+        device=place.device,
+        runs=place.source.table.runs,
+        key=key,
+        num_modelled_from=len(near),
+        modelled_from=key.with_sizes(sizes),
     )
 
 
@@ -317,8 +334,7 @@ class Decision:
     @property
     def is_miss(self) -> bool:
         """Whether the problem itself was not measured as it would run now."""
-        return self.layer is not Layer.ARGUMENT and (
-            self.layer is not Layer.EXACT or self.grade is not Grade.EXACT)
+        return self.layer is not Layer.ARGUMENT and (self.layer is not Layer.EXACT or self.grade is not Grade.EXACT)
 
 
 def decide(
@@ -368,11 +384,16 @@ def decide(
     if argument is not None:
         if accepts(argument, Layer.ARGUMENT):
             return Decision(
-                config=argument, layer=Layer.ARGUMENT, grade=Grade.ARGUMENT,
-                reason="the caller gave it", refusals=all_refusals(),
+                config=argument,
+                layer=Layer.ARGUMENT,
+                grade=Grade.ARGUMENT,
+                reason="the caller gave it",
+                refusals=all_refusals(),
             )
-        raise UnsupportedError(f"config={argument} cannot run {key.op} {key.shape} on {device}: "
-                               f"{refusals[-1].reason}; leave config out to let the table choose")
+        raise UnsupportedError(
+            f"config={argument} cannot run {key.op} {key.shape} on {device}: "
+            f"{refusals[-1].reason}; leave config out to let the table choose"
+        )
 
     for one in found():
         for choice in one.entry.choices:
@@ -381,20 +402,24 @@ def decide(
     for config in heuristic():
         if accepts(config, Layer.HEURISTIC):
             return Decision(
-                config=config, layer=Layer.HEURISTIC, grade=Grade.HEURISTIC,
-                reason=heuristic_reason, refusals=all_refusals(),
+                config=config,
+                layer=Layer.HEURISTIC,
+                grade=Grade.HEURISTIC,
+                reason=heuristic_reason,
+                refusals=all_refusals(),
             )
     for config in defaults():
         if accepts(config, Layer.DEFAULT):
             return Decision(
-                config=config, layer=Layer.DEFAULT, grade=Grade.DEFAULT,
+                config=config,
+                layer=Layer.DEFAULT,
+                grade=Grade.DEFAULT,
                 reason="no measurement and no rule of thumb applies; the first that can run here",
                 refusals=all_refusals(),
             )
     if backend is not None:
         reasons = dict.fromkeys(
-            item.reason for item in all_refusals()
-            if item.what == backend or item.what.startswith(f"{backend}:")
+            item.reason for item in all_refusals() if item.what == backend or item.what.startswith(f"{backend}:")
         )
         raise UnsupportedError(
             f"backend={backend!r} cannot run {key.op} {key.shape} on {device}: "
@@ -402,8 +427,7 @@ def decide(
             "one run"
         )
     raise UnsupportedError(
-        f"no backend can run {key.op} {key.shape} on {device}:"
-        + "".join(f"\n  {item}" for item in all_refusals())
+        f"no backend can run {key.op} {key.shape} on {device}:" + "".join(f"\n  {item}" for item in all_refusals())
     )
 
 
@@ -412,8 +436,7 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
     if found.modelled_from:
         notes = [
             f"{chosen.median_us:.2f} us modelled for {name}",
-            f"from {found.num_modelled_from} measured problems, the nearest "
-            f"{found.modelled_from.shape}",
+            f"from {found.num_modelled_from} measured problems, the nearest {found.modelled_from.shape}",
         ]
     else:
         notes = [f"{chosen.median_us:.2f} us on {name}, run {chosen.run}"]
@@ -421,15 +444,19 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
             notes.append(f"measured at {entry.key.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
     if entry.measured_out_dtype != found.key.out_dtype:
-        notes.append(
-            f"measured with {entry.measured_out_dtype} output, {found.key.out_dtype} asked")
+        notes.append(f"measured with {entry.measured_out_dtype} output, {found.key.out_dtype} asked")
     if chosen.is_drifted:
         notes.append("the kernel was rebuilt with other bytes since")
     if found.is_other_device:
         notes.append("the nearest device that was measured")
     return Decision(
-        config=chosen.config, layer=found.layer, grade=found.grade_of(chosen),
-        reason="; ".join(notes), source=found.source, chosen=chosen,
+        config=chosen.config,
+        layer=found.layer,
+        grade=found.grade_of(chosen),
+        reason="; ".join(notes),
+        source=found.source,
+        chosen=chosen,
         runners_up=tuple(choice for choice in entry.choices if choice is not chosen),
-        refusals=refusals, run=found.runs.get(chosen.run, {}),
+        refusals=refusals,
+        run=found.runs.get(chosen.run, {}),
     )

@@ -25,7 +25,8 @@ from urllib.parse import quote
 from stoneware.errors import TableError
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import samples as sample_format, store
+from stoneware.tuning import samples as sample_format
+from stoneware.tuning import store
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 KEEP = ("all", "newest")
@@ -96,9 +97,7 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     return source
 
 
-def merge(
-    sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, keep: str = "all"
-) -> Merged:
+def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str], *, keep: str = "all") -> Merged:
     """Writes the samples of all sources into a folder per device under `out`.
 
     Devices of the same hardware share a folder and their names. A run that has no sample is left
@@ -134,7 +133,8 @@ def merge(
         if not any(file.parent.iterdir()):
             file.parent.rmdir()
     return Merged(
-        folders=sorted(folders), num_samples=sum(len(samples) for _, samples in devices),
+        folders=sorted(folders),
+        num_samples=sum(len(samples) for _, samples in devices),
         problems=[problem for source in read for problem in source.problems],
     )
 
@@ -150,9 +150,7 @@ def file_name(op: str) -> str:
     return name + ".jsonl"
 
 
-def read_folder(
-    path: str | os.PathLike[str]
-) -> list[tuple[DeviceRecord, dict[str, Run], list[Sample]]]:
+def read_folder(path: str | os.PathLike[str]) -> list[tuple[DeviceRecord, dict[str, Run], list[Sample]]]:
     """(record, runs by id, samples) of each device of a source; what is skipped is logged.
 
     Raises:
@@ -175,8 +173,7 @@ def _is_store(path: Path) -> bool:
 
 def _is_device_folder(path: Path) -> bool:
     return path.is_dir() and (
-        (path / "device.json").exists() or (path / "runs.json").exists()
-        or any(path.glob("*.jsonl"))
+        (path / "device.json").exists() or (path / "runs.json").exists() or any(path.glob("*.jsonl"))
     )
 
 
@@ -225,8 +222,11 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
     if not out.exists():
         return set()
     there = {
-        file.resolve(): file for folder in (out, *out.iterdir()) if _is_device_folder(folder)
-        for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern)
+        file.resolve(): file
+        for folder in (out, *out.iterdir())
+        if _is_device_folder(folder)
+        for pattern in ("*.jsonl", "runs.json", "device.json")
+        for file in folder.glob(pattern)
     }
     unread = set(there)
     for source in sources:
@@ -260,8 +260,8 @@ def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
     """One run of two that may differ in whether its end is known."""
     ends = {
         item.name: max(getattr(run, item.name), getattr(other, item.name))
-        for item in fields(Run) if item.name.endswith("_after")
-        and 0 in (getattr(run, item.name), getattr(other, item.name))
+        for item in fields(Run)
+        if item.name.endswith("_after") and 0 in (getattr(run, item.name), getattr(other, item.name))
     }
     united = replace(run, **ends)
     if united != replace(other, **ends):
@@ -272,9 +272,7 @@ def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
     return united
 
 
-def _devices(
-    sources: Iterable[Source], runs: dict[str, Run], keep: str
-) -> list[tuple[DeviceRecord, list[Sample]]]:
+def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list[tuple[DeviceRecord, list[Sample]]]:
     """The devices that the runs name, each with its samples.
 
     Devices with the same numbers share their names, and are one for each power limit; what was
@@ -311,25 +309,24 @@ def _devices(
 
 
 def _numbers(device: DeviceFingerprint) -> tuple:
-    return (
-        device.compute_capability, device.num_sms, device.l2_bytes, device.memory_clock_khz
-    )
+    return (device.compute_capability, device.num_sms, device.l2_bytes, device.memory_clock_khz)
 
 
 def _kept(samples: Iterable[Sample], runs: dict[str, Run], keep: str) -> list[Sample]:
     if keep == "all":
         return list(samples)
-    return list(sample_format.newest(
-        ((runs[sample.run], sample) for sample in samples),
-        lambda run, sample: canonical_json([
-            sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256,
-            run.device.power_limit_w,
-        ]),
-    ).values())
+    return list(
+        sample_format.newest(
+            ((runs[sample.run], sample) for sample in samples),
+            lambda run, sample: canonical_json(
+                [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, run.device.power_limit_w]
+            ),
+        ).values()
+    )
 
 
 def _folder_name(device: DeviceFingerprint) -> str:
-    """"nvidia_h200"; devices that share it get a digest of theirs behind it."""
+    """ "nvidia_h200"; devices that share it get a digest of theirs behind it."""
     return re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_") or "device"
 
 
@@ -337,9 +334,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write_device_folder(
-    folder: Path, record: DeviceRecord, samples: list[Sample], runs: dict[str, Run]
-) -> set[Path]:
+def _write_device_folder(folder: Path, record: DeviceRecord, samples: list[Sample], runs: dict[str, Run]) -> set[Path]:
     """Writes a folder; returns its files."""
     folder.mkdir(parents=True, exist_ok=True)
     by_op: dict[str, list[Sample]] = {}

@@ -44,19 +44,14 @@ def around(
     return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m, takes_both)]
 
 
-def near_weights(
-    n: int, k: int, places: Sequence[Place]
-) -> list[tuple[float, tuple[int, ...]]]:
+def near_weights(n: int, k: int, places: Sequence[Place]) -> list[tuple[float, tuple[int, ...]]]:
     """The nearest n and k that were measured, each with its distance, nearest first."""
     weights = places[0].block.first_sizes
     if len(places) > 1:
-        weights = list(dict.fromkeys(
-            itertools.chain.from_iterable(place.block.first_sizes for place in places)))
+        weights = list(dict.fromkeys(itertools.chain.from_iterable(place.block.first_sizes for place in places)))
     # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
     # ratio, without libm.
-    aparts = [
-        n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for near_n, near_k in weights
-    ]
+    aparts = [n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for near_n, near_k in weights]
     # Numbers are sorted in a third of the time of tuples.
     most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
     near = [(apart, weight) for apart, weight in zip(aparts, weights) if apart <= most]
@@ -69,7 +64,7 @@ def m_around(values: Sequence[int], m: int, takes_both: bool = True) -> Sequence
     position = bisect.bisect_left(values, m)
     if position < len(values) and values[position] == m:
         return [m]
-    around = values[max(position - 1, 0):position + 1]
+    around = values[max(position - 1, 0) : position + 1]
     if takes_both or len(around) < 2:
         return around
     below, above = around
@@ -88,10 +83,7 @@ def near_m_of(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
     """Of ascending values the m that may answer for the key's."""
     m = key.sizes[-1]
     if is_batch(key):
-        return [
-            near for near in m_around(values, m)
-            if near != m and max(near, m) <= _MOST_APART_M * min(near, m)
-        ]
+        return [near for near in m_around(values, m) if near != m and max(near, m) <= _MOST_APART_M * min(near, m)]
     near = _next_m(values, m)
     return () if near is None else (near,)
 
@@ -111,9 +103,7 @@ def steps_up(near_m: int, m: int) -> tuple[bool, float]:
     return near_m < m, max(near_m, m) / max(min(near_m, m), 1)
 
 
-def nearest_shape(
-    sizes: tuple[int, ...], places: Sequence[Place], has_m: bool
-) -> tuple[Place, tuple[int, ...]] | None:
+def nearest_shape(sizes: tuple[int, ...], places: Sequence[Place], has_m: bool) -> tuple[Place, tuple[int, ...]] | None:
     """Where the nearest sizes are, but for those that the layers before it went through.
 
     Distances are rounded, and ties go to the smaller sizes, so that the last bit of a logarithm

@@ -143,10 +143,7 @@ def keep(run: Run, samples: Sequence[Sample]) -> None:
     try:
         store = user_store()
         if store is None:
-            raise StoreError(
-                "the user's store needs a folder, and there is no home for one; set "
-                "STONEWARE_CACHE_DIR"
-            )
+            raise StoreError("the user's store needs a folder, and there is no home for one; set STONEWARE_CACHE_DIR")
         store.add(run, samples)
     except StoreError as error:
         if samples:

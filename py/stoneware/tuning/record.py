@@ -70,9 +70,7 @@ def of_run(run: Run) -> Record:
 
 
 def of_sample(run: Run, sample: Sample) -> Record:
-    identity = [
-        sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, sample.run,
-    ]
+    identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, sample.run]
     body = canonical_json(run.to_json()) + "\n" + canonical_json(sample.to_json())
     return _record("sample", identity, body)
 

@@ -99,13 +99,10 @@ class Sample:
             object.__setattr__(self, name, float(value))
         if self.status == "ok" and (self.median_us <= 0 or self.count < 1):
             raise ValueError(
-                f"median_us={self.median_us} and count={self.count} of a sample with status 'ok' "
-                "must be positive"
+                f"median_us={self.median_us} and count={self.count} of a sample with status 'ok' must be positive"
             )
         if not re.fullmatch("([0-9a-f]{64})?", self.kernel_sha256):
-            raise ValueError(
-                f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits"
-            )
+            raise ValueError(f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits")
 
     @property
     def op(self) -> str:
@@ -127,9 +124,9 @@ class Sample:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        _check_fields(cls, data, optional={
-            "sm_clock_mhz_before", "sm_clock_mhz_after", "error", "kernel_sha256", "detail",
-        })
+        _check_fields(
+            cls, data, optional={"sm_clock_mhz_before", "sm_clock_mhz_after", "error", "kernel_sha256", "detail"}
+        )
         key = key_from_json(data["key"])
         config = config_from_json(key.op, data["config"])
         return cls(**{**data, "key": key, "config": config})
@@ -206,13 +203,12 @@ class DeviceRecord:
             raise ValueError(f"aliases={aliases!r:.60} must be a list of names")
         for alias in aliases:
             check_name("alias", alias)
-        return cls(
-            fingerprint=DeviceFingerprint.from_json(data["fingerprint"]), aliases=tuple(aliases)
-        )
+        return cls(fingerprint=DeviceFingerprint.from_json(data["fingerprint"]), aliases=tuple(aliases))
 
 
 def newest(
-    taken: Iterable[tuple[Run, Sample]], place: Callable[[Run, Sample], Hashable],
+    taken: Iterable[tuple[Run, Sample]],
+    place: Callable[[Run, Sample], Hashable],
     is_preferred: Callable[[Sample], bool] = lambda sample: True,
 ) -> dict[Hashable, Sample]:
     """The newest sample of each place, by the date and id of its run; in whatever order they come.
@@ -230,8 +226,10 @@ def newest(
         at, age = place(run, sample), (is_preferred(sample), run.date, run.id)
         known = found.get(at)
         # By text, where one run has two: their order must not be by chance.
-        if known is None or known[0] < age or known[0] == age and (
-            canonical_json(known[1].to_json()) < canonical_json(sample.to_json())
+        if (
+            known is None
+            or known[0] < age
+            or (known[0] == age and (canonical_json(known[1].to_json()) < canonical_json(sample.to_json())))
         ):
             found[at] = age, sample
     ordered = sorted(found.items(), key=lambda item: item[1][0], reverse=True)

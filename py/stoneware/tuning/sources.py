@@ -109,9 +109,7 @@ def _store() -> Store | None:
     return store_in(folder)
 
 
-def with_power_limit(
-    device: DeviceFingerprint, ordinal: int | None, sources: Iterable[Source]
-) -> DeviceFingerprint:
+def with_power_limit(device: DeviceFingerprint, ordinal: int | None, sources: Iterable[Source]) -> DeviceFingerprint:
     """The device's fingerprint, with its power limit if two that were measured differ in nothing
     else.
 
@@ -123,7 +121,9 @@ def with_power_limit(
     if device.power_limit_w or ordinal is None:
         return device
     limits = {
-        other.fingerprint.power_limit_w for source in sources for other in source.table.devices
+        other.fingerprint.power_limit_w
+        for source in sources
+        for other in source.table.devices
         if device.same_hardware(other.fingerprint)
     }
     if len(limits - {0}) < 2:
@@ -150,7 +150,7 @@ class _Kept:
         if kept is None or kept[0] != stamp:
             kept = stamp, make()
         self._kept[place] = kept
-        for oldest in list(self._kept)[:-self._most]:
+        for oldest in list(self._kept)[: -self._most]:
             self._kept.pop(oldest, None)
         return kept[1]
 
@@ -164,8 +164,7 @@ _samples_of_stores, _tables_of_stores, _tables_of_paths = _Kept(16), _Kept(32), 
 def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
     """The samples of an op in a store, read anew when the store has changed."""
     stamp = store.stamp()  # before the reading: what is written meanwhile is read the next time
-    return _samples_of_stores.get(
-        (str(store.path), op), stamp, lambda: store.samples(op) if stamp else [])
+    return _samples_of_stores.get((str(store.path), op), stamp, lambda: store.samples(op) if stamp else [])
 
 
 def table_of_store(store: Store, op: str) -> Table:
@@ -185,8 +184,7 @@ def table_of_store(store: Store, op: str) -> Table:
 
 
 def table_of_samples(
-    op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None,
-    records: Iterable[DeviceRecord] = (),
+    op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None, records: Iterable[DeviceRecord] = ()
 ) -> Table:
     """The table of the samples of the kernels that this installation has; see
     `entries.make_table`."""
@@ -195,11 +193,10 @@ def table_of_samples(
     kernels = None if is_kernel(op) else manifest.packaged()
     return entries.make_table(
         op,
-        [
-            (run, sample) for run, sample in samples
-            if kernels is None or entries.is_known(sample.config, kernels)
-        ],
-        kernels, records, known,
+        [(run, sample) for run, sample in samples if kernels is None or entries.is_known(sample.config, kernels)],
+        kernels,
+        records,
+        known,
     )
 
 
@@ -253,7 +250,8 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
 def _say_empty(overlay: str) -> None:
     _LOG.warning(
         "overlay=%s has no entry of a kernel that is known here, so it changes nothing; check the "
-        "path, and what `stoneware verify` says of it", overlay,
+        "path, and what `stoneware verify` says of it",
+        overlay,
     )
 
 
@@ -261,10 +259,7 @@ def _tables_of_path(overlay: Path) -> dict[str, Table]:
     path = Path(os.path.realpath(overlay))
     stamp: Any
     if path.is_dir():
-        folders = [
-            folder for folder in (path, *sorted(path.iterdir()))
-            if (folder / "device.json").is_file()
-        ]
+        folders = [folder for folder in (path, *sorted(path.iterdir())) if (folder / "device.json").is_file()]
         stamp = _stamp(file for folder in folders for file in folder.iterdir())
         make = functools.partial(_tables_of_folders, folders)
         is_overlay = bool(folders)
@@ -312,17 +307,13 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
         records.append(record)
         # A run that knows no power limit was taken on the folder's device.
         runs = {
-            run.id: replace(run, device=record.fingerprint)
-            if run.device.same_hardware(record.fingerprint) else run
+            run.id: replace(run, device=record.fingerprint) if run.device.same_hardware(record.fingerprint) else run
             for run in sample_files.read_runs(folder / "runs.json").values()
         }
         for path in sorted(folder.glob("*.jsonl")):
             for line, sample in sample_files.read_samples(path):
                 if sample.run not in runs:
-                    raise TableError(
-                        f"{path}:{line}: run={sample.run!r} is not in runs.json; "
-                        f"{sample_files.REMEDY}"
-                    )
+                    raise TableError(f"{path}:{line}: run={sample.run!r} is not in runs.json; {sample_files.REMEDY}")
                 by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
     return {op: table_of_samples(op, samples, records=records) for op, samples in by_op.items()}
 
@@ -349,11 +340,11 @@ def package_remedy(name: str) -> str:
 
 
 def package_digests() -> dict[str, str]:
-    """"package, file" -> sha256 of every table that other packages offer, for whatever op."""
+    """ "package, file" -> sha256 of every table that other packages offer, for whatever op."""
     return {
-        f"{name}, {path.name}": hashlib.sha256(
-            regular_file.read(path, table_file.MOST_BYTES)).hexdigest()
-        for name, value in _entry_points() for folder in _folders(name, value)
+        f"{name}, {path.name}": hashlib.sha256(regular_file.read(path, table_file.MOST_BYTES)).hexdigest()
+        for name, value in _entry_points()
+        for folder in _folders(name, value)
         for path in sorted(folder.glob(f"*{table_file.SUFFIX}"))
     }
 
@@ -383,8 +374,11 @@ def _folders(name: str, value: str) -> tuple[Path, ...]:
     locations = (spec and spec.submodule_search_locations) or ()
     if not locations:
         _LOG.warning(
-            "entry point %s = %r of %s must name a package with a folder of tables: %s", name,
-            value, GROUP, reason if spec is None else f"{top} is no package",
+            "entry point %s = %r of %s must name a package with a folder of tables: %s",
+            name,
+            value,
+            GROUP,
+            reason if spec is None else f"{top} is no package",
         )
     return tuple(Path(location, *inner) for location in locations)
 

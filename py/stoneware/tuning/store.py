@@ -27,7 +27,8 @@ from pathlib import Path
 
 from stoneware.errors import StoreError
 from stoneware.runtime import environment
-from stoneware.tuning import record as record_format, store_reader
+from stoneware.tuning import record as record_format
+from stoneware.tuning import store_reader
 from stoneware.tuning.record import Record
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store_reader import Reading
@@ -64,9 +65,7 @@ class Store:
         records = [record_format.of_run(run)]
         for sample in samples:
             if sample.run != run.id:
-                raise ValueError(
-                    f"run={sample.run!r} of a sample must be the run it is added with, {run.id!r}"
-                )
+                raise ValueError(f"run={sample.run!r} of a sample must be the run it is added with, {run.id!r}")
             records.append(record_format.of_sample(run, sample))
         import sqlite3
 
@@ -81,9 +80,7 @@ class Store:
                 f"{error}; upgrade stoneware, or set STONEWARE_CACHE_DIR to another folder; "
                 "nothing was changed"
             ) from error
-        except (
-            OSError, MemoryError, sqlite3.Error, store_reader.Damaged, UnicodeDecodeError
-        ) as error:
+        except (OSError, MemoryError, sqlite3.Error, store_reader.Damaged, UnicodeDecodeError) as error:
             raise StoreError(
                 f"a sample is stored as it is taken, and {self.path} cannot be written: "
                 f"{error}; free space or make the folder writable, or set STONEWARE_CACHE_DIR "
@@ -155,7 +152,10 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
         _LOG.warning(
             "%s: was damaged (%s); it is kept as %s, and %d records are in a new file",
-            self.path, reading.damage, aside, len(reading.records),
+            self.path,
+            reading.damage,
+            aside,
+            len(reading.records),
         )
 
 
@@ -185,8 +185,7 @@ def _insert(database: str, records: Iterable[Record]) -> None:
             connection.execute(store_reader.TABLE)
             connection.execute(f"PRAGMA user_version={store_reader.LAYOUT}")
         connection.executemany(
-            "INSERT INTO records (id, payload) VALUES (?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET payload = excluded.payload",
+            "INSERT INTO records (id, payload) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET payload = excluded.payload",
             [(record.id, record.payload) for record in records],
         )
         connection.execute("COMMIT")

@@ -111,8 +111,7 @@ def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]],
         if record.schema != SCHEMA:
             age = "a newer" if record.schema > SCHEMA else "an older"
             problems.append(
-                f"{place}: skipped and kept: schema {record.schema} of {age} stoneware, "
-                f"this one reads {SCHEMA}"
+                f"{place}: skipped and kept: schema {record.schema} of {age} stoneware, this one reads {SCHEMA}"
             )
             continue
         if op is not None and record.kind == "sample" and not record.may_be_of(op):
@@ -143,7 +142,9 @@ def connected(database: str, mode: str) -> sqlite3.Connection:
     import sqlite3
 
     connection = sqlite3.connect(
-        f"{Path(database).as_uri()}?mode={mode}", uri=True, isolation_level=None,
+        f"{Path(database).as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
         timeout=READER_WAIT_S if mode == "ro" else WAIT_S,
     )
     connection.text_factory = bytes  # a text that is not UTF-8 must not fail its neighbours
@@ -179,9 +180,9 @@ def is_damage(error: Exception) -> bool:
 
     # SQLITE_CORRUPT and SQLITE_NOTADB are of the base class; DataError is a row that is too long.
     # A message can quote a damaged table's name, which Python then fails to decode.
-    return type(error) is sqlite3.DatabaseError or isinstance(error, (
-        sqlite3.IntegrityError, sqlite3.DataError, Damaged, UnicodeDecodeError
-    ))
+    return type(error) is sqlite3.DatabaseError or isinstance(
+        error, (sqlite3.IntegrityError, sqlite3.DataError, Damaged, UnicodeDecodeError)
+    )
 
 
 def checked(path: Path) -> str:
@@ -208,8 +209,7 @@ def turn(database: str, is_reader: bool = False) -> Iterator[None]:
         yield
         return
     flags, operation, wait_s = (
-        (os.O_RDONLY, fcntl.LOCK_SH, READER_WAIT_S) if is_reader else
-        (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX, WAIT_S)
+        (os.O_RDONLY, fcntl.LOCK_SH, READER_WAIT_S) if is_reader else (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX, WAIT_S)
     )
     handle = os.open(name, flags | os.O_CLOEXEC, 0o666)
     try:
@@ -220,9 +220,7 @@ def turn(database: str, is_reader: bool = False) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise OSError(
-                        errno.EAGAIN, f"another process has held its lock for {wait_s:g} s", name
-                    ) from None
+                    raise OSError(errno.EAGAIN, f"another process has held its lock for {wait_s:g} s", name) from None
                 time.sleep(0.005)
         yield
     finally:

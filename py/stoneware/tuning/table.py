@@ -18,7 +18,7 @@ from stoneware.runtime.device import DeviceFingerprint, names_match
 from stoneware.tuning.table_entry import Choice, Entry
 from stoneware.tuning.time_model import Candidate, Corrections, TimeModel, corrections_of
 
-__all__ = ["Block", "Choice", "DeviceTable", "Entry", "RUN_FIELDS", "Table", "size_log"]
+__all__ = ["RUN_FIELDS", "Block", "Choice", "DeviceTable", "Entry", "Table", "size_log"]
 
 RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 """What a table keeps of a run."""
@@ -45,8 +45,11 @@ class Block:
     fitted_by: str
 
     def __init__(
-        self, family: AnyKey, entries: Mapping[Sizes, Sequence[Entry]],
-        models: Mapping[AnyConfig, TimeModel] | None = None, fitted_by: str = "",
+        self,
+        family: AnyKey,
+        entries: Mapping[Sizes, Sequence[Entry]],
+        models: Mapping[AnyConfig, TimeModel] | None = None,
+        fitted_by: str = "",
     ) -> None:
         self.family = family
         self.models = models or {}
@@ -110,12 +113,10 @@ class Block:
         entry = variants[0]
         if not kernel_sha256:
             return entry
-        return replace(entry, choices=tuple(
-            replace(choice, is_drifted=True) for choice in entry.choices))
+        return replace(entry, choices=tuple(replace(choice, is_drifted=True) for choice in entry.choices))
 
     def corrections(
-        self, first: Sizes, last_sizes: Sequence[int],
-        models: Mapping[AnyConfig, TimeModel] | None = None,
+        self, first: Sizes, last_sizes: Sequence[int], models: Mapping[AnyConfig, TimeModel] | None = None
     ) -> list[Corrections]:
         """What entries of an op of ours say at other sizes.
 
@@ -131,14 +132,13 @@ class Block:
         all_models = (self.models,) if models is None else (models, self.models)
         for last in last_sizes:
             if (first, last) not in found:
-                found[first, last] = corrections_of(
-                    self.entry((*first, last)), candidates, *all_models)
+                found[first, last] = corrections_of(self.entry((*first, last)), candidates, *all_models)
         return [found[first, last] for last in last_sizes]
 
-    _made: tuple[
-        Mapping[AnyConfig, TimeModel] | None, dict[AnyConfig, Candidate],
-        dict[tuple[Sizes, int], Corrections],
-    ] | None = None
+    _made: (
+        tuple[Mapping[AnyConfig, TimeModel] | None, dict[AnyConfig, Candidate], dict[tuple[Sizes, int], Corrections]]
+        | None
+    ) = None
     """The models that `corrections` was given, the candidates, and what it gave at which sizes."""
 
 
@@ -150,10 +150,7 @@ class DeviceTable:
       blocks: of each family, sorted.
     """
 
-    def __init__(
-        self, fingerprint: DeviceFingerprint, aliases: Iterable[str],
-        blocks: Mapping[AnyKey, Block],
-    ) -> None:
+    def __init__(self, fingerprint: DeviceFingerprint, aliases: Iterable[str], blocks: Mapping[AnyKey, Block]) -> None:
         self.fingerprint = fingerprint
         self.aliases = tuple(aliases)
         self.blocks = blocks
@@ -203,7 +200,11 @@ class Table:
     """
 
     def __init__(
-        self, *, op: str, devices: Sequence[DeviceTable], runs: Mapping[str, Mapping[str, Any]],
+        self,
+        *,
+        op: str,
+        devices: Sequence[DeviceTable],
+        runs: Mapping[str, Mapping[str, Any]],
         digest: str | Callable[[Table], str],
     ) -> None:
         self.op = op
@@ -229,8 +230,7 @@ class Table:
                     distance = device.distance(other.fingerprint)
                     groups[is_other].append((distance, other.fingerprint.name, idx))
             near = self._near[device] = tuple(
-                tuple((distance, self.devices[idx]) for distance, _, idx in sorted(group))
-                for group in groups
+                tuple((distance, self.devices[idx]) for distance, _, idx in sorted(group)) for group in groups
             )
         return near
 

@@ -74,8 +74,11 @@ def digest(table: Table) -> str:
 
 def _encoded(table: Table) -> tuple[bytes, str]:
     entries = [
-        entry for device in table.devices for block in device.blocks.values()
-        for sizes in block.sizes for entry in block.variants(sizes)
+        entry
+        for device in table.devices
+        for block in device.blocks.values()
+        for sizes in block.sizes
+        for entry in block.variants(sizes)
     ]
     configs = sorted({choice.config for entry in entries for choice in entry.choices})
     used = {choice.run for entry in entries for choice in entry.choices}
@@ -83,8 +86,10 @@ def _encoded(table: Table) -> tuple[bytes, str]:
     rules = sorted({entry.rule for entry in entries})
     out_dtypes = sorted({entry.measured_out_dtype for entry in entries})
     writer = _Writer(
-        runs=_positions([run["id"] for run in runs]), rules=_positions(rules),
-        out_dtypes=_positions(out_dtypes), configs=_positions(configs),
+        runs=_positions([run["id"] for run in runs]),
+        rules=_positions(rules),
+        out_dtypes=_positions(out_dtypes),
+        configs=_positions(configs),
     )
     header = {
         "schema": SCHEMA,
@@ -95,7 +100,8 @@ def _encoded(table: Table) -> tuple[bytes, str]:
         "out_dtypes": out_dtypes,
         "devices": [
             {
-                "fingerprint": device.fingerprint.to_json(), "aliases": sorted(device.aliases),
+                "fingerprint": device.fingerprint.to_json(),
+                "aliases": sorted(device.aliases),
                 "families": [writer.add(device.blocks[family]) for family in sorted(device.blocks)],
             }
             for device in table.devices
@@ -119,7 +125,11 @@ class _Writer:
     header."""
 
     def __init__(
-        self, *, runs: Mapping[str, int], rules: Mapping[str, int], out_dtypes: Mapping[str, int],
+        self,
+        *,
+        runs: Mapping[str, int],
+        rules: Mapping[str, int],
+        out_dtypes: Mapping[str, int],
         configs: Mapping[AnyConfig, int],
     ) -> None:
         self.body = bytearray()
@@ -129,31 +139,27 @@ class _Writer:
 
     def add(self, block: Block) -> dict[str, Any]:
         """Appends a block, of equal ones the first, and returns what the header says of it."""
-        configs = sorted({
-            choice.config for sizes in block.sizes for entry in block.variants(sizes)
-            for choice in entry.choices
-        })
+        configs = sorted(
+            {choice.config for sizes in block.sizes for entry in block.variants(sizes) for choice in entry.choices}
+        )
         data, numbers = self._block(block, _positions(configs))
         if data not in self._offsets:
             self._offsets[data] = len(self.body)
             self.body += data
         header = {
-            "key": block.family.to_json(), "configs": [self._configs[one] for one in configs],
-            "offset": self._offsets[data], **numbers,
+            "key": block.family.to_json(),
+            "configs": [self._configs[one] for one in configs],
+            "offset": self._offsets[data],
+            **numbers,
         }
         return {**header, "fitted_by": block.fitted_by} if block.fitted_by else header
 
-    def _block(
-        self, block: Block, configs: Mapping[AnyConfig, int]
-    ) -> tuple[bytes, dict[str, int]]:
+    def _block(self, block: Block, configs: Mapping[AnyConfig, int]) -> tuple[bytes, dict[str, int]]:
         """The bytes of a block, and what the header says of their lengths; `configs` of the
         family, with their positions."""
         sizes = block.sizes
         groups = [list(members) for _, members in itertools.groupby(sizes, lambda one: one[:-1])]
-        texts = [
-            canonical_json([self._variant(entry, configs) for entry in block.variants(one)])
-            for one in sizes
-        ]
+        texts = [canonical_json([self._variant(entry, configs) for entry in block.variants(one)]) for one in sizes]
         columns = [
             _column("q", [size for members in groups for size in members[0][:-1]]),
             _column("I", _ends(groups)),
@@ -171,7 +177,8 @@ class _Writer:
             ]
             corrections = [
                 CORRECTION.pack(configs[one.candidates[at][0]], is_drifted, *factors)
-                for one in said for at, is_drifted, *factors in one.corrections
+                for one in said
+                for at, is_drifted, *factors in one.corrections
             ]
         numbers = {"groups": len(groups), "entries": len(sizes), "corrections": len(corrections)}
         return b"".join([*columns, *corrections, "".join(texts).encode("ascii")]), numbers
@@ -181,12 +188,16 @@ class _Writer:
             self._rules[entry.rule],
             [
                 [
-                    configs[choice.config], choice.median_us, choice.spread_us,
-                    self._runs[choice.run], int(choice.is_drifted),
+                    configs[choice.config],
+                    choice.median_us,
+                    choice.spread_us,
+                    self._runs[choice.run],
+                    int(choice.is_drifted),
                 ]
                 for choice in entry.choices
             ],
-            entry.measured_out_dtype, entry.kernel_sha256,
+            entry.measured_out_dtype,
+            entry.kernel_sha256,
         ]
 
 
@@ -199,9 +210,7 @@ def _ends(items: Iterable[Sequence[Any]]) -> list[int]:
     return list(itertools.accumulate(map(len, items), initial=0))
 
 
-def decode(
-    data: bytes, path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY
-) -> Table:
+def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY) -> Table:
     """Opens the bytes that `encode` made.
 
     Args:
@@ -229,14 +238,11 @@ def decode(
     hashed.update(newline)
     hashed.update(body)
     if hashed.hexdigest() != said:
-        raise _error(
-            path, f"content with the digest {said}", f"content with {hashed.hexdigest()}", remedy
-        )
+        raise _error(path, f"content with the digest {said}", f"content with {hashed.hexdigest()}", remedy)
 
     def damaged(error: Exception) -> TableError:
         return _error(
-            path, "the contents of a table",
-            f"what breaks its rules: {type(error).__name__}: {error}"[:300], remedy,
+            path, "the contents of a table", f"what breaks its rules: {type(error).__name__}: {error}"[:300], remedy
         )
 
     try:

@@ -27,10 +27,7 @@ CORRECTION = struct.Struct("<IBdd")
 _ENDS = struct.Struct("<2I")
 """Two neighbours of a column of ends: where what is asked for begins and ends."""
 
-DAMAGES = (
-    LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
-    struct.error,
-)
+DAMAGES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error)
 """What reading or checking wrong contents raises."""
 
 _INFINITY = float("inf")
@@ -72,9 +69,7 @@ class Content:
       any of DAMAGES: a part of the header breaks a rule.
     """
 
-    def __init__(
-        self, header: Mapping[str, Any], body: bytes, damaged: Callable[[Exception], TableError]
-    ) -> None:
+    def __init__(self, header: Mapping[str, Any], body: bytes, damaged: Callable[[Exception], TableError]) -> None:
         self.op: str = header["op"]
         self.digest: str = header["digest"]
         self.body = body
@@ -106,10 +101,7 @@ class Content:
 
 
 def _texts(items: Any, name: str) -> list[str]:
-    _check(
-        isinstance(items, list) and all(isinstance(item, str) for item in items),
-        f"{name} must be texts",
-    )
+    _check(isinstance(items, list) and all(isinstance(item, str) for item in items), f"{name} must be texts")
     return items
 
 
@@ -125,10 +117,7 @@ def device_table(header: Mapping[str, Any], content: Content) -> DeviceTable:
         _check(family.op == content.op and family == family.family, "key of a family: has sizes")
         _check(family not in blocks, "two blocks must not be of one family")
         blocks[family] = _StoredBlock(family, content, part)
-    return DeviceTable(
-        DeviceFingerprint.from_json(header["fingerprint"]), _texts(header["aliases"], "aliases"),
-        blocks,
-    )
+    return DeviceTable(DeviceFingerprint.from_json(header["fingerprint"]), _texts(header["aliases"], "aliases"), blocks)
 
 
 class _StoredBlock(Block):
@@ -146,7 +135,8 @@ class _StoredBlock(Block):
             "configs of a family must be positions",
         )
         offset, self._num_groups, self._num_entries, num_corrections = (
-            header[name] for name in ("offset", "groups", "entries", "corrections"))
+            header[name] for name in ("offset", "groups", "entries", "corrections")
+        )
         for number in (offset, self._num_groups, self._num_entries, num_corrections):
             _check(
                 type(number) is int and 0 <= number <= len(content.body),
@@ -176,7 +166,8 @@ class _StoredBlock(Block):
     @property
     def sizes(self) -> list[Sizes]:
         return [
-            (*first, *last) for first in self.first_sizes
+            (*first, *last)
+            for first in self.first_sizes
             for last in ([[size] for size in self.last_sizes(first)] or [[]])
         ]
 
@@ -189,7 +180,7 @@ class _StoredBlock(Block):
     def first_sizes(self) -> list[Sizes]:
         found: list[Sizes] = [()]
         if self._num_sizes > 1:
-            columns = self.content.body[self._first_sizes_at:self._group_ends_at]
+            columns = self.content.body[self._first_sizes_at : self._group_ends_at]
             found = list(struct.iter_unpack(f"<{self._num_sizes - 1}q", columns))
         _check(len(found) == self._num_groups and _ascends(found), "first sizes must ascend")
         _check(min(map(min, filter(None, found)), default=1) >= self._least_size, "size below 1")
@@ -199,8 +190,7 @@ class _StoredBlock(Block):
     @_checked
     def _groups(self) -> dict[Sizes, tuple[int, int]]:
         """First sizes -> where the entries of their group begin and end."""
-        ends = struct.unpack_from(
-            f"<{self._num_groups + 1}I", self.content.body, self._group_ends_at)
+        ends = struct.unpack_from(f"<{self._num_groups + 1}I", self.content.body, self._group_ends_at)
         _check(
             (ends[0], ends[-1]) == (0, self._num_entries) and _ascends(ends),
             "ends of groups must ascend from 0 to the number of entries",
@@ -216,8 +206,7 @@ class _StoredBlock(Block):
         if first not in self._groups or not self._num_sizes:
             return ()
         start, end = self._groups[first]
-        found = struct.unpack_from(
-            f"<{end - start}q", self.content.body, self._last_sizes_at + 8 * start)
+        found = struct.unpack_from(f"<{end - start}q", self.content.body, self._last_sizes_at + 8 * start)
         _check(_ascends(found) and found[0] >= self._least_size, "last sizes must ascend from 1")
         self._found_last_sizes[first] = found
         return found
@@ -231,9 +220,8 @@ class _StoredBlock(Block):
     @_checked
     def variants(self, sizes: Sizes) -> list[Entry]:
         content = self.content
-        start, end = _ENDS.unpack_from(
-            content.body, self._text_ends_at + 4 * self._position(sizes))
-        text = content.body[self._texts_at + start:self._texts_at + end]
+        start, end = _ENDS.unpack_from(content.body, self._text_ends_at + 4 * self._position(sizes))
+        text = content.body[self._texts_at + start : self._texts_at + end]
         variants = json.loads(str(text, "ascii"))
         _check(isinstance(variants, list) and bool(variants), "an entry must have variants")
         key = self.family.with_sizes(sizes)
@@ -243,25 +231,35 @@ class _StoredBlock(Block):
         _check(isinstance(rows, list) and bool(rows), "an entry must have choices")
         _texts([out_dtype, sha256], "output dtype and digest")
         return Entry(
-            key=key, choices=tuple([self._choice(sha256, *row) for row in rows]),
-            rule=_at(self.content.rules, rule), measured_out_dtype=out_dtype, kernel_sha256=sha256,
+            key=key,
+            choices=tuple([self._choice(sha256, *row) for row in rows]),
+            rule=_at(self.content.rules, rule),
+            measured_out_dtype=out_dtype,
+            kernel_sha256=sha256,
         )
 
     def _choice(
-        self, sha256: str, position: int, median_us: float, spread_us: float, run: int,
-        is_drifted: int,
+        self, sha256: str, position: int, median_us: float, spread_us: float, run: int, is_drifted: int
     ) -> Choice:
         is_right = (
-            type(median_us) is float and 0 < median_us < _MOST
-            and type(spread_us) is float and 0 <= spread_us < _MOST and is_drifted in (0, 1)
+            type(median_us) is float
+            and 0 < median_us < _MOST
+            and type(spread_us) is float
+            and 0 <= spread_us < _MOST
+            and is_drifted in (0, 1)
         )
         _check(is_right, "a choice must have times in us, and is_drifted be 0 or 1")
-        return unchecked(Choice, {
-            "config": self.content.config(_at(self._configs, position)),
-            "median_us": median_us, "spread_us": spread_us,
-            "run": _at(self.content.run_ids, run), "is_drifted": bool(is_drifted),
-            "kernel_sha256": sha256,
-        })
+        return unchecked(
+            Choice,
+            {
+                "config": self.content.config(_at(self._configs, position)),
+                "median_us": median_us,
+                "spread_us": spread_us,
+                "run": _at(self.content.run_ids, run),
+                "is_drifted": bool(is_drifted),
+                "kernel_sha256": sha256,
+            },
+        )
 
     @property
     def has_models(self) -> bool:
@@ -279,22 +277,19 @@ class _StoredBlock(Block):
         """A config of a block with models, and its model."""
         config = self.content.config(self._configs[position])
         # Not TimeModel._make, which takes twice as long.
-        model = tuple.__new__(TimeModel, MODEL.unpack_from(
-            self.content.body, self._models_at + MODEL.size * position))
+        model = tuple.__new__(TimeModel, MODEL.unpack_from(self.content.body, self._models_at + MODEL.size * position))
         if not model.slots:
             return config, None
         times = model[-NUM_TIMES:]
         _check(
-            min(model[:-NUM_TIMES]) >= 1 and all(0 <= us < _MOST for us in times)
-            and sum(times) > model.unfilled_us,
+            min(model[:-NUM_TIMES]) >= 1 and all(0 <= us < _MOST for us in times) and sum(times) > model.unfilled_us,
             "a model must have counts >= 1 and times",
         )
         return config, model
 
     @_checked
     def corrections(
-        self, first: Sizes, last_sizes: Sequence[int],
-        models: Mapping[AnyConfig, TimeModel] | None = None,
+        self, first: Sizes, last_sizes: Sequence[int], models: Mapping[AnyConfig, TimeModel] | None = None
     ) -> list[Corrections]:
         if models is not None or not self._has_models:
             return super().corrections(first, last_sizes, models)
@@ -305,19 +300,21 @@ class _StoredBlock(Block):
         for last in last_sizes:
             position = start + of_group.index(last)
             begin, end = _ENDS.unpack_from(body, self._correction_ends_at + 4 * position)
-            rows = list(CORRECTION.iter_unpack(
-                body[columns + CORRECTION.size * begin:columns + CORRECTION.size * end]))
+            rows = list(
+                CORRECTION.iter_unpack(body[columns + CORRECTION.size * begin : columns + CORRECTION.size * end])
+            )
             _check(bool(rows) and len(rows) == end - begin, "an entry must have its corrections")
             _check(
                 all(
-                    at < num_configs and 0 <= ratio < _MOST and 0 <= fullness <= 1
+                    at < num_configs
+                    and 0 <= ratio < _MOST
+                    and 0 <= fullness <= 1
                     and (ratio > 0 or self._candidates[at][1] is None)
                     for at, _, ratio, fullness in rows
                 ),
                 "a correction must be of a config, a ratio of times and a part of the blocks",
             )
-            found.append(Corrections(
-                out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows))
+            found.append(Corrections(out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows))
         return found
 
 

@@ -46,7 +46,9 @@ _Row = tuple[int, int, int, float]
 
 
 def models(
-    entries: Iterable[Entry], manifest: Manifest | None, num_sms: int,
+    entries: Iterable[Entry],
+    manifest: Manifest | None,
+    num_sms: int,
     known: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] | None = None,
 ) -> dict[AnyKey, dict[AnyConfig, TimeModel]]:
     """Family -> config -> model, for those that were measured often enough.
@@ -66,8 +68,7 @@ def models(
         if isinstance(key, Key) and not key.num_groups:
             by_config = rows.setdefault(key.family, {})
             for choice in entry.choices:
-                by_config.setdefault(choice.config, []).append(
-                    (key.m, key.n, key.k, choice.median_us))
+                by_config.setdefault(choice.config, []).append((key.m, key.n, key.k, choice.median_us))
     found: dict[AnyKey, dict[AnyConfig, TimeModel]] = {}
     # Both 16-bit outputs have the same measurements (entries.py).
     fitted: dict[tuple[TimeModel, tuple[_Row, ...]], TimeModel] = {}
@@ -80,7 +81,8 @@ def models(
             shape = _shape(family, config, manifest)
             timings = tuple(sorted(by_config[config]))
             if (
-                shape is None or len(timings) < LEAST_SAMPLES
+                shape is None
+                or len(timings) < LEAST_SAMPLES
                 or len({row[1:3] for row in timings}) < LEAST_WEIGHTS
                 or len({row[0] for row in timings}) < LEAST_M_VALUES
             ):
@@ -101,9 +103,16 @@ def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:
         return None
     tiling = tiling_of(kernel) if kernel is not None else _UNKNOWN_TILING
     return TimeModel(
-        tile_m=tiling.m, tile_n=tiling.n, tile_k=tiling.k, cluster_m=tiling.cluster_m,
-        cluster_n=tiling.cluster_n, splits=config.splits, max_swizzle=config.max_swizzle, slots=0,
-        a_bytes=ELEMENT_BYTES[family.a_dtype], b_bytes=ELEMENT_BYTES[family.b_dtype],
+        tile_m=tiling.m,
+        tile_n=tiling.n,
+        tile_k=tiling.k,
+        cluster_m=tiling.cluster_m,
+        cluster_n=tiling.cluster_n,
+        splits=config.splits,
+        max_swizzle=config.max_swizzle,
+        slots=0,
+        a_bytes=ELEMENT_BYTES[family.a_dtype],
+        b_bytes=ELEMENT_BYTES[family.b_dtype],
         out_bytes=ELEMENT_BYTES[family.out_dtype],
     )
 
@@ -115,7 +124,7 @@ def _model(shape: TimeModel, rows: Sequence[_Row], num_sms: int) -> TimeModel:
         # Not every SM may be free for a cluster: of four blocks an H200 runs fewer than 32 at once.
         for sms in (num_sms, num_sms - num_sms // 11)
     ]
-    few = rows[::-(-len(rows) // _ROWS_TO_GUESS)]
+    few = rows[:: -(-len(rows) // _ROWS_TO_GUESS)]
     best = min(guesses, key=lambda guess: _fit(guess, few)[1])
     times, _ = _fit(best, rows)
     # Six digits: a fit is no better, and a table is read often.
@@ -152,27 +161,23 @@ def _non_negative(products: Sequence[Sequence[float]], target: Sequence[float]) 
     for _ in range(4 * len(target)):
         slopes = {
             idx: target[idx] - math.fsum(map(mul, products[idx], values))
-            for idx in range(len(target)) if idx not in free
+            for idx in range(len(target))
+            if idx not in free
         }
         steepest = max(slopes, key=slopes.__getitem__, default=None)
         if steepest is None or slopes[steepest] <= 1e-9 * abs(target[steepest]):
             break
         free.append(steepest)
         while free:
-            solved = _solve([[products[one][other] for other in free] for one in free],
-                            [target[one] for one in free])
+            solved = _solve([[products[one][other] for other in free] for one in free], [target[one] for one in free])
             if min(solved) > 0:
                 for idx, value in zip(free, solved):
                     values[idx] = value
                 break
-            step = min(
-                values[idx] / (values[idx] - value)
-                for idx, value in zip(free, solved) if value <= 0
-            )
+            step = min(values[idx] / (values[idx] - value) for idx, value in zip(free, solved) if value <= 0)
             for idx, value in zip(free, solved):
                 values[idx] += step * (value - values[idx])
-            left = [idx for idx, value in zip(free, solved)
-                    if value <= 0 and values[idx] <= 1e-12]
+            left = [idx for idx, value in zip(free, solved) if value <= 0 and values[idx] <= 1e-12]
             for idx in left:
                 values[idx] = 0.0
             free = [idx for idx in free if idx not in left]
@@ -191,11 +196,9 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
             rows[column][column] = 1e-12
         for idx in range(column + 1, size):
             factor = rows[idx][column] / rows[column][column]
-            rows[idx] = [
-                value - factor * above for value, above in zip(rows[idx], rows[column])
-            ]
+            rows[idx] = [value - factor * above for value, above in zip(rows[idx], rows[column])]
     solved = [0.0] * size
     for idx in reversed(range(size)):
-        known = math.fsum(map(mul, rows[idx][idx + 1:size], solved[idx + 1:]))
+        known = math.fsum(map(mul, rows[idx][idx + 1 : size], solved[idx + 1 :]))
         solved[idx] = (rows[idx][size] - known) / rows[idx][idx]
     return solved

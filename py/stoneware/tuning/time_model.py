@@ -79,25 +79,22 @@ class TimeModel(NamedTuple):
         launch_us, wave_us, step_us, work_us, unfilled_us, byte_us = self[-NUM_TIMES:]
         waves, steps, work, unfilled, num_bytes, fullness = self.counts(m, n, k)
         return (
-            launch_us + waves * (wave_us + steps * step_us)
-            + work * (work_us + unfilled * unfilled_us) + num_bytes * byte_us
+            launch_us
+            + waves * (wave_us + steps * step_us)
+            + work * (work_us + unfilled * unfilled_us)
+            + num_bytes * byte_us
         ), fullness
 
     def counts(self, m: int, n: int, k: int) -> tuple[int, int, int, float, int, float]:
         """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes,
         and the fullness."""
-        (
-            tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots,
-            a_bytes, b_bytes, out_bytes, *_,
-        ) = self
+        (tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots, a_bytes, b_bytes, out_bytes, *_) = self
         tiles_m = -(-m // (tile_m * unit_m)) * unit_m
         tiles_n = -(-n // (tile_n * unit_n)) * unit_n
         if max_swizzle > 1:
             # CUTLASS rounds up to whole swizzles (sm90_tile_scheduler.hpp, get_log_swizzle_size).
             least = min(tiles_m, tiles_n)
-            swizzle = min(
-                max_swizzle, 8 if least >= 6 else 4 if least >= 3 else 2 if least >= 2 else 1
-            )
+            swizzle = min(max_swizzle, 8 if least >= 6 else 4 if least >= 3 else 2 if least >= 2 else 1)
             unit_m, unit_n = unit_m * swizzle, unit_n * swizzle
             tiles_m = -(-tiles_m // unit_m) * unit_m
             tiles_n = -(-tiles_n // unit_n) * unit_n
@@ -105,8 +102,12 @@ class TimeModel(NamedTuple):
         waves = -(-blocks // slots)
         steps = -(-(-(-k // tile_k)) // splits)
         return (
-            waves, steps, blocks * steps, 1 - m / (tiles_m * tile_m),
-            k * (m * a_bytes + n * b_bytes) + m * n * out_bytes, blocks / (waves * slots),
+            waves,
+            steps,
+            blocks * steps,
+            1 - m / (tiles_m * tile_m),
+            k * (m * a_bytes + n * b_bytes) + m * n * out_bytes,
+            blocks / (waves * slots),
         )
 
 
@@ -151,8 +152,7 @@ def corrections_of(
             continue
         config, ratio, fullness = choice.config, 0.0, 0.0
         if config not in candidates:
-            candidates[config] = config, next(
-                (some[config] for some in models if config in some), None)
+            candidates[config] = config, next((some[config] for some in models if config in some), None)
         model = candidates[config][1]
         if model is not None:
             modelled_us, fullness = model.at(m, n, k)
@@ -178,9 +178,7 @@ class Estimate(NamedTuple):
     is_drifted: bool
 
 
-def estimates(
-    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]
-) -> list[Estimate]:
+def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem and would be raced
     at this one, the fastest first.
 
@@ -202,8 +200,7 @@ def estimates(
             if position not in found:
                 config, model = candidates[position]
                 is_candidate = model is not None and (is_vendor(config) or is_near(model.tile_m, m))
-                found[position] = [
-                    config, *model.at(m, n, k), 0.0, 0.0, False] if is_candidate else None
+                found[position] = [config, *model.at(m, n, k), 0.0, 0.0, False] if is_candidate else None
     if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
     for apart, (_, candidates, corrections) in near:

@@ -13,7 +13,11 @@ int main() {
     const own::Entry& entry = *own::kKernelEntries[i];
     if (entry.value != expected[i]) return 2;
     if (entry.cubin_end - entry.cubin_begin < 64) return 3;
-    if (std::memcmp(entry.cubin_begin, "\x7f" "ELF", 4) != 0) return 4;
+    if (std::memcmp(entry.cubin_begin,
+                    "\x7f"
+                    "ELF",
+                    4) != 0)
+      return 4;
   }
   std::puts("all as expected");
   return 0;

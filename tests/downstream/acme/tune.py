@@ -1,8 +1,8 @@
 """Measures axpb on this machine's GPU, for the samples beside this package. In the folder above:
 
-    rm -r tuning_data
-    STONEWARE_CACHE_DIR=$PWD/store python3 -m acme.tune
-    stoneware merge store/samples.sqlite3 --out tuning_data
+rm -r tuning_data
+STONEWARE_CACHE_DIR=$PWD/store python3 -m acme.tune
+stoneware merge store/samples.sqlite3 --out tuning_data
 """
 
 import torch

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from toy_op.spec import ADD, ADDCMUL, SPEC, Problem
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Backend, reference
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
+from toy_op.spec import ADD, ADDCMUL, SPEC, Problem
 
 
 class _Torch(Backend):
@@ -27,9 +27,7 @@ class _Torch(Backend):
         return lambda a, b, out: torch.addcmul(a, b, two, out=out)
 
 
-OPERATION = Operation(
-    SPEC, _Torch(), reference(lambda problem: lambda a, b, out: out.copy_(a + 2 * b))
-)
+OPERATION = Operation(SPEC, _Torch(), reference(lambda problem: lambda a, b, out: out.copy_(a + 2 * b)))
 
 
 def toy_add(a, b, *, out=None, backend=None, config=None):

@@ -11,9 +11,11 @@ from stoneware.measuring.operands import Operands
 def make(problem, device, guarded):
     shape = problem.m, problem.n
     out_base, out = operands.poisoned_output(problem, torch.float32, device, guarded)
-    return Operands(problem=problem, out_base=out_base, tensors={
-        "a": torch.randn(shape, device=device), "b": torch.randn(shape, device=device), "out": out,
-    })
+    return Operands(
+        problem=problem,
+        out_base=out_base,
+        tensors={"a": torch.randn(shape, device=device), "b": torch.randn(shape, device=device), "out": out},
+    )
 
 
 def reference(tensors):

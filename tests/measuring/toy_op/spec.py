@@ -28,8 +28,15 @@ class Problem:
     @property
     def key(self) -> Key:
         return Key(
-            op="toy_add", a_dtype="fp32", b_dtype="fp32", out_dtype="fp32", scales="none",
-            layout="nn", n=self.n, k=self.k, m=self.m,
+            op="toy_add",
+            a_dtype="fp32",
+            b_dtype="fp32",
+            out_dtype="fp32",
+            scales="none",
+            layout="nn",
+            n=self.n,
+            k=self.k,
+            m=self.m,
         )
 
     def __str__(self) -> str:

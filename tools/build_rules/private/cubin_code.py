@@ -37,9 +37,7 @@ def code_sha256(cubin: bytes) -> str:
     which one that only reserves memory has none. Raises ValueError if these are no bytes of a cubin.
     """
     sections = _sections(cubin)
-    kernels = sorted(
-        name.removeprefix(".text.") for name in sections if name.startswith(".text.")
-    )
+    kernels = sorted(name.removeprefix(".text.") for name in sections if name.startswith(".text."))
     if not kernels:
         raise ValueError("a cubin must have a section .text.KERNEL, but this one has none")
     digest = hashlib.sha256()
@@ -58,14 +56,12 @@ def _sections(cubin: bytes) -> dict[str, tuple[int, bytes]]:
     try:
         (table,) = struct.unpack_from("<Q", cubin, _SECTION_TABLE_AT)
         entry_bytes, num_sections, names_idx = struct.unpack_from("<HHH", cubin, _SECTION_COUNTS_AT)
-        headers = [
-            _SECTION_HEADER.unpack_from(cubin, table + idx * entry_bytes)
-            for idx in range(num_sections)
-        ]
+        headers = [_SECTION_HEADER.unpack_from(cubin, table + idx * entry_bytes) for idx in range(num_sections)]
         names_at = headers[names_idx][2]
         return {
-            cubin[names_at + name:cubin.index(b"\0", names_at + name)].decode(): (
-                size, b"" if kind == _SHT_NOBITS else cubin[offset:offset + size]
+            cubin[names_at + name : cubin.index(b"\0", names_at + name)].decode(): (
+                size,
+                b"" if kind == _SHT_NOBITS else cubin[offset : offset + size],
             )
             for name, kind, offset, size in headers
         }

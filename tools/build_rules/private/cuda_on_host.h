@@ -1,10 +1,10 @@
-// Included before every source of cuda_library: CUDA's words for clang, which compiles the source as
-// CUDA for the host alone, without nvcc and without device code.
+// Included before every source of cuda_library: CUDA's words for clang, which compiles the source
+// as CUDA for the host alone, without nvcc and without device code.
 //
 // CUDA's headers are read as they show themselves to a C++ compiler. Then come the words that they
 // keep for nvcc: what marks a function, which for a host that launches through the driver all mean
-// "host, too", and the device's functions that CUTLASS 4.2 and ours name outside of what depends on a
-// template's arguments. None of these is ever called: one that is, is an undefined symbol at link
+// "host, too", and the device's functions that CUTLASS 4.2 and ours name outside of what depends on
+// a template's arguments. None of these is ever called: one that is, is an undefined symbol at link
 // time. Another version of CUTLASS may name others, and fail to compile until they stand here.
 
 #pragma once

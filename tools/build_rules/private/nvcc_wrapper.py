@@ -41,7 +41,9 @@ def main(nvcc: str, *arguments: str) -> int:
         result = subprocess.run(
             [nvcc, "--keep", "--keep-dir", scratch, *arguments],
             env={**os.environ, "TMPDIR": scratch},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
     output = result.stdout.decode(errors="replace")
     if result.returncode != 0:

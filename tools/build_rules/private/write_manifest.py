@@ -13,7 +13,8 @@ import cubin_code
 from absl import app, flags
 
 _KERNELS = flags.DEFINE_string(
-    "kernels", None,
+    "kernels",
+    None,
     "JSON listing: id, op, backend, arch, config, cubin; description, the path of the launch .json "
     "of a kernel that has one.",
     required=True,
@@ -31,12 +32,8 @@ def main(argv: list[str]) -> None:
         kernel["size_bytes"] = len(cubin)
         description = kernel.pop("description", None)
         if description is not None:
-            kernel["description_sha256"] = hashlib.sha256(
-                pathlib.Path(description).read_bytes()
-            ).hexdigest()
-    manifest = {
-        "schema": 1, "digest": "", "kernels": sorted(kernels, key=lambda kernel: kernel["id"])
-    }
+            kernel["description_sha256"] = hashlib.sha256(pathlib.Path(description).read_bytes()).hexdigest()
+    manifest = {"schema": 1, "digest": "", "kernels": sorted(kernels, key=lambda kernel: kernel["id"])}
     content = json.dumps(manifest, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     manifest["digest"] = hashlib.sha256(content.encode("ascii")).hexdigest()
     text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"

@@ -136,8 +136,7 @@ def metadata() -> bytes:
 def wheel_metadata() -> bytes:
     """WHEEL, as the binary distribution format asks."""
     return (
-        "Wheel-Version: 1.0\nGenerator: stoneware python_wheel\nRoot-Is-Purelib: false\n"
-        f"Tag: {_TAG.value}\n"
+        f"Wheel-Version: 1.0\nGenerator: stoneware python_wheel\nRoot-Is-Purelib: false\nTag: {_TAG.value}\n"
     ).encode()
 
 
@@ -153,8 +152,12 @@ def check_platform(wheel: pathlib.Path, tag: str) -> None:
         return
     try:
         info = analyze_wheel_abi(
-            get_wheel_libc(wheel.name), get_wheel_architecture(wheel.name), wheel, frozenset(),
-            disable_isa_ext_check=False, allow_graft=False,
+            get_wheel_libc(wheel.name),
+            get_wheel_architecture(wheel.name),
+            wheel,
+            frozenset(),
+            disable_isa_ext_check=False,
+            allow_graft=False,
         )
     except NonPlatformWheelError:  # it has no extension module
         return
@@ -172,8 +175,7 @@ def _needs(info: WheelAbIInfo) -> str:
     """The libraries that no policy has, then the symbol versions, library by library."""
     libraries = info.external_refs[info.overall_policy.name].libs
     versions = (
-        f"{library} ({', '.join(sorted(symbols))})"
-        for library, symbols in sorted(info.versioned_symbols.items())
+        f"{library} ({', '.join(sorted(symbols))})" for library, symbols in sorted(info.versioned_symbols.items())
     )
     return ", ".join([*sorted(libraries), *versions])
 

@@ -15,9 +15,7 @@ from stoneware.ops.grouped_mm.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 
-OPERATION = Operation(
-    SPEC, cutlass_sm90.BACKEND, vendor.BACKEND, reference.BACKEND
-)
+OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -72,9 +70,7 @@ def grouped_mm(
       DriverError: the CUDA driver refuses.
     """
     if _is_compiling():
-        return _traced(
-            a, b, offs, scale_a, scale_b, out, out_dtype, backend, config
-        )
+        return _traced(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
     return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
 
 

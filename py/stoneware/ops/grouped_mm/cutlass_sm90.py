@@ -23,16 +23,15 @@ class _CutlassSm90(CutlassSm90):
 
     def refusal(self, problem: Problem, kernels: Sequence[KernelRecord]) -> str | None:
         if problem.num_groups > MAX_GROUPS:
-            return (
-                f"num_groups={problem.num_groups} must be at most {MAX_GROUPS} for {self.name}; "
-                "split the groups"
-            )
+            return f"num_groups={problem.num_groups} must be at most {MAX_GROUPS} for {self.name}; split the groups"
         return None
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         return {
-            "num_groups": problem.num_groups, "batch_stride_b": problem.group_stride_b,
-            "scale_a": problem.scales, "scale_b": problem.scales,
+            "num_groups": problem.num_groups,
+            "batch_stride_b": problem.group_stride_b,
+            "scale_a": problem.scales,
+            "scale_b": problem.scales,
         }
 
 

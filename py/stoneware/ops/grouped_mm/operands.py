@@ -45,19 +45,17 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     m, n, k, num_groups = problem.m, problem.n, problem.k, problem.num_groups
     dtype = TORCH_DTYPES[problem.a_dtype]
     a = operands.matrix(m, k, problem.lda, True, dtype, device)
-    b = operands.matrices(
-        (num_groups, k, n), (problem.group_stride_b, problem.ldb), False, dtype, device
-    )
+    b = operands.matrices((num_groups, k, n), (problem.group_stride_b, problem.ldb), False, dtype, device)
     scale_a = scale_b = None
     if problem.scales == "row":
         scale_a, scale_b = operands.scale(1, m, device)[0], operands.scale(num_groups, n, device)
     offs = torch.tensor(ragged(m, num_groups), device=device).cumsum(0).to(torch.int32)
-    out_base, out = operands.poisoned_output(
-        problem, TORCH_DTYPES[problem.out_dtype], device, guarded
+    out_base, out = operands.poisoned_output(problem, TORCH_DTYPES[problem.out_dtype], device, guarded)
+    return Operands(
+        problem=problem,
+        out_base=out_base,
+        tensors={"a": a, "b": b, "offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out": out},
     )
-    return Operands(problem=problem, out_base=out_base, tensors={
-        "a": a, "b": b, "offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out": out,
-    })
 
 
 def reference(tensors: Operands) -> torch.Tensor:
@@ -73,11 +71,7 @@ def reference(tensors: Operands) -> torch.Tensor:
     return result
 
 
-def problem_of_kernel(
-    config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool
-) -> Problem:
+def problem_of_kernel(config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool) -> Problem:
     """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
     tools/gpu_check/launch_every_kernel.py."""
-    return Problem.dense(
-        m=sum(rows), n=n, k=k, num_groups=len(rows), dtype=config["a"], out_dtype=config["out"]
-    )
+    return Problem.dense(m=sum(rows), n=n, k=k, num_groups=len(rows), dtype=config["a"], out_dtype=config["out"])

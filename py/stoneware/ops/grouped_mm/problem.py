@@ -9,7 +9,6 @@ the build and `explain` can use it.
 
 from __future__ import annotations
 
-
 from stoneware.kernels.key import Key
 from stoneware.ops.size_checks import MAX_SIZE, check_sizes
 from stoneware.runtime.fast_dataclass import dataclass
@@ -65,9 +64,7 @@ class Problem:
                 raise TypeError(f"{name}={getattr(self, name)!r} must be an int; pass int({name})")
         for name in ("m", "num_groups"):
             if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least 1; nothing is computed for none"
-                )
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; nothing is computed for none")
         if self.num_groups > MAX_SIZE:
             raise ValueError(f"num_groups={self.num_groups} must be at most {MAX_SIZE}; split them")
         if self.a_dtype not in IN_DTYPES or self.b_dtype != self.a_dtype:
@@ -98,14 +95,20 @@ class Problem:
                 )
 
     @classmethod
-    def dense(
-        cls, *, m: int, n: int, k: int, num_groups: int, dtype: str = "e4m3",
-        out_dtype: str = "bf16",
-    ) -> Problem:
+    def dense(cls, *, m: int, n: int, k: int, num_groups: int, dtype: str = "e4m3", out_dtype: str = "bf16") -> Problem:
         """The problem whose tensors are not views."""
         return cls(
-            m=m, n=n, k=k, num_groups=num_groups, a_dtype=dtype, b_dtype=dtype,
-            out_dtype=out_dtype, lda=k, ldb=k, ldd=n, group_stride_b=n * k,
+            m=m,
+            n=n,
+            k=k,
+            num_groups=num_groups,
+            a_dtype=dtype,
+            b_dtype=dtype,
+            out_dtype=out_dtype,
+            lda=k,
+            ldb=k,
+            ldd=n,
+            group_stride_b=n * k,
         )
 
     @property
@@ -122,16 +125,27 @@ class Problem:
         """The problem that is measured for the key: of dense tensors, and with as many rows as the
         mean of the key says."""
         return Problem.dense(
-            m=self.rows_per_group * self.num_groups, n=self.n, k=self.k,
-            num_groups=self.num_groups, dtype=self.a_dtype, out_dtype=self.out_dtype,
+            m=self.rows_per_group * self.num_groups,
+            n=self.n,
+            k=self.k,
+            num_groups=self.num_groups,
+            dtype=self.a_dtype,
+            out_dtype=self.out_dtype,
         )
 
     @property
     def key(self) -> Key:
         """The key under which the table files the problem; its m is the rows per group."""
         return Key(
-            op=OP, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
-            scales=self.scales, layout="nt", n=self.n, k=self.k, m=self.rows_per_group,
+            op=OP,
+            a_dtype=self.a_dtype,
+            b_dtype=self.b_dtype,
+            out_dtype=self.out_dtype,
+            scales=self.scales,
+            layout="nt",
+            n=self.n,
+            k=self.k,
+            m=self.rows_per_group,
             num_groups=self.num_groups,
         )
 

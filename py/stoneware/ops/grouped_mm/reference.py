@@ -12,8 +12,12 @@ from stoneware.ops.backend import reference
 
 
 def _run(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offs: torch.Tensor,
-    scale_a: torch.Tensor | None, scale_b: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
 ) -> None:
     ends = offs.tolist()
     begins = [0, *ends[:-1]]

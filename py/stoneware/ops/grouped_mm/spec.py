@@ -43,31 +43,26 @@ as in DeepSeek-V3 and Qwen3 30B A3B. For more rows the largest that was measured
 
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
     """Configs where nothing was measured, best first; the first is the canonical config."""
-    return [
-        *by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="cutlass_sm90")),
-        VENDOR,
-    ]
+    return [*by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="cutlass_sm90")), VENDOR]
 
 
-def _problems(
-    sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequence[str]
-) -> Iterator[Problem]:
+def _problems(sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Iterator[Problem]:
     num_groups, m, n, k = sizes
     for out_dtype in out_dtypes:
         for dtype in dtypes:
             if out_dtype in OUT_DTYPES[dtype]:
-                yield Problem.dense(
-                    m=m * num_groups, n=n, k=k, num_groups=num_groups, dtype=dtype,
-                    out_dtype=out_dtype,
-                )
+                yield Problem.dense(m=m * num_groups, n=n, k=k, num_groups=num_groups, dtype=dtype, out_dtype=out_dtype)
 
 
 SPEC = OpSpec(
     name=OP,
     package=__package__,
     inputs=(
-        Input(name="a", is_aligned=True), Input(name="b", is_aligned=True), Input(name="offs"),
-        Input(name="scale_a", is_optional=True), Input(name="scale_b", is_optional=True),
+        Input(name="a", is_aligned=True),
+        Input(name="b", is_aligned=True),
+        Input(name="offs"),
+        Input(name="scale_a", is_optional=True),
+        Input(name="scale_b", is_optional=True),
     ),
     arguments=(("out_dtype", "ScalarType?"),),
     plan_order=("a", "b", "out", "offs", "scale_a", "scale_b"),

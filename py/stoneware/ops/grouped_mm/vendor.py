@@ -16,32 +16,26 @@ def _why_not(problem: Problem, device: Device) -> str | None:
     if device.kind != "cuda":
         return f"torch._grouped_mm is the vendor library on GPUs only, the device is {device}"
     if device.compute_capability != (9, 0):
-        return (
-            "torch._grouped_mm has kernels of its own for compute capability 9.0 only, the device "
-            f"is {device}"
-        )
+        return f"torch._grouped_mm has kernels of its own for compute capability 9.0 only, the device is {device}"
     if problem.out_dtype != "bf16":
         return f"torch._grouped_mm writes bf16 only, out_dtype is {problem.out_dtype}"
     return None
 
 
 # torch takes no out: the result is copied, with what it has in the rows after the last offset.
-def _run(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offs: torch.Tensor, scale_a: None,
-    scale_b: None,
-) -> None:
+def _run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offs: torch.Tensor, scale_a: None, scale_b: None) -> None:
     out.copy_(torch._grouped_mm(a, b, offs=offs))
 
 
 def _run_scaled(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offs: torch.Tensor,
-    scale_a: torch.Tensor, scale_b: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
 ) -> None:
-    out.copy_(torch._scaled_grouped_mm(
-        a, b, scale_a, scale_b, offs=offs, out_dtype=out.dtype, use_fast_accum=True
-    ))
+    out.copy_(torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, out_dtype=out.dtype, use_fast_accum=True))
 
 
-BACKEND = TorchBackend(
-    VENDOR, lambda problem: _run_scaled if problem.scales == "row" else _run, _why_not
-)
+BACKEND = TorchBackend(VENDOR, lambda problem: _run_scaled if problem.scales == "row" else _run, _why_not)

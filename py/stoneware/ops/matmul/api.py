@@ -15,9 +15,7 @@ from stoneware.ops.matmul.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
-OPERATION = Operation(
-    SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND
-)
+OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -81,8 +79,7 @@ class _Plans(OpPlans, spec=SPEC):
     def fake(a, b, bias, out_dtype, *others):
         if a.ndim and b.ndim:
             tensor_checks.check_traced_k(
-                "matmul", a, b, a.shape[-1], b.shape[-2 if b.ndim > 1 else -1],
-                "pass a weight [n, k] as weight.t()",
+                "matmul", a, b, a.shape[-1], b.shape[-2 if b.ndim > 1 else -1], "pass a weight [n, k] as weight.t()"
             )
         # torch's own, for its rules of ranks and of broadcasting.
         return torch.matmul(a, b).to(out_dtype or a.dtype)

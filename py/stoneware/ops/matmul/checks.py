@@ -21,8 +21,13 @@ from stoneware.ops.matmul.spec import SPEC
 
 
 def checked_plan(
-    operation: Operation, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-    out: torch.Tensor | None, out_dtype: torch.dtype | None, backend: str | None,
+    operation: Operation,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
     config: Config | None,
 ) -> Plan:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
@@ -34,10 +39,7 @@ def checked_plan(
     out_dtype = _checked_out_dtype(a.dtype, out_dtype, out)
     if bias is not None:
         if b.ndim == 1:
-            raise ValueError(
-                "bias must be None with a 1-D b: the result has no n dimension; add it to the "
-                "result"
-            )
+            raise ValueError("bias must be None with a 1-D b: the result has no n dimension; add it to the result")
         tensor_checks.check_bias(bias, b.shape[-1], out_dtype)
     if out is not None:
         _check_out(out, shape, out_dtype)
@@ -47,7 +49,9 @@ def checked_plan(
     arranged = arrangement(a, b, out, shape, has_bias=bias is not None)
     pointers = [tensor.data_ptr() for tensor in (a, b, out) if tensor is not None]
     problem = arranged.problem(
-        a_dtype=dtype, b_dtype=dtype, out_dtype=tensor_checks.DTYPE_NAMES[out_dtype],
+        a_dtype=dtype,
+        b_dtype=dtype,
+        out_dtype=tensor_checks.DTYPE_NAMES[out_dtype],
         has_bias=bias is not None,
         is_aligned=not any(pointer % tensor_checks.POINTER_MULTIPLE for pointer in pointers),
     )
@@ -55,12 +59,18 @@ def checked_plan(
     if arranged.is_transposed:
         plan = _with_swapped_operands(plan)
     copies = arranged.copies
-    plan = tensor_checks.with_dense_arguments(plan, [
-        position for position, is_strided in (
-            (0, "a" in copies), (1, "b" in copies),
-            (3, bias is not None and not bias.is_contiguous()),
-        ) if is_strided
-    ])
+    plan = tensor_checks.with_dense_arguments(
+        plan,
+        [
+            position
+            for position, is_strided in (
+                (0, "a" in copies),
+                (1, "b" in copies),
+                (3, bias is not None and not bias.is_contiguous()),
+            )
+            if is_strided
+        ],
+    )
     if copies.keys() & {"a of the batch", "b of the batch", "out"}:
         plan = _with_dense_batches(plan, copies, shape)
     if device.kind == "cpu":
@@ -72,9 +82,7 @@ def _checked_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """The result's shape; raises ValueError if a and b cannot be multiplied."""
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim == 0:
-            raise ValueError(
-                f"{name}.shape=[] must have at least 1 dimension; multiply by a number with a * b"
-            )
+            raise ValueError(f"{name}.shape=[] must have at least 1 dimension; multiply by a number with a * b")
     k, k_of_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
     if k != k_of_b:
         raise ValueError(
@@ -91,40 +99,32 @@ def _checked_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
         ) from None
 
 
-def _checked_out_dtype(
-    dtype: torch.dtype, asked: torch.dtype | None, out: torch.Tensor | None
-) -> torch.dtype:
+def _checked_out_dtype(dtype: torch.dtype, asked: torch.dtype | None, out: torch.Tensor | None) -> torch.dtype:
     """The result's dtype: what was asked for, else out's, else the operands'."""
     allowed = (dtype, tensor_checks.TORCH_DTYPES[WIDE_DTYPE])
     if asked is not None and asked not in allowed:
         raise (TypeError if not isinstance(asked, torch.dtype) else ValueError)(
-            f"out_dtype={asked!r} must be {' or '.join(map(str, allowed))}; leave it out for "
-            f"{dtype}, the operands'"
+            f"out_dtype={asked!r} must be {' or '.join(map(str, allowed))}; leave it out for {dtype}, the operands'"
         )
     if asked is None:
         asked = dtype if out is None else out.dtype
     if out is not None and (out.dtype != asked or asked not in allowed):
         rule = (
-            str(asked) if asked in allowed else
-            f"the operands' dtype, {' or '.join(map(str, allowed[:1]))}, or {allowed[1]}"
+            str(asked)
+            if asked in allowed
+            else f"the operands' dtype, {' or '.join(map(str, allowed[:1]))}, or {allowed[1]}"
         )
-        raise TypeError(
-            f"out.dtype={out.dtype} must be {rule}; pass an out of that dtype, or leave it out"
-        )
+        raise TypeError(f"out.dtype={out.dtype} must be {rule}; pass an out of that dtype, or leave it out")
     return asked
 
 
 def _check_out(out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if tuple(out.shape) != shape:
         raise ValueError(
-            f"out.shape={list(out.shape)} must be {list(shape)}; allocate it with "
-            f"torch.empty({list(shape)}, ...)"
+            f"out.shape={list(out.shape)} must be {list(shape)}; allocate it with torch.empty({list(shape)}, ...)"
         )
     if out.ndim and out.shape[-1] > 1 and out.stride(-1) != 1 and out.numel():
-        raise ValueError(
-            f"out.stride()={out.stride()} must end in 1, rows that are contiguous; pass a "
-            "row-major out"
-        )
+        raise ValueError(f"out.stride()={out.stride()} must end in 1, rows that are contiguous; pass a row-major out")
     if out.numel() and not is_free_of_overlap(out.shape, out.stride()):
         raise ValueError(
             f"out.stride()={out.stride()} must keep all elements of shape {list(shape)} apart, or "
@@ -139,16 +139,12 @@ def _with_swapped_operands(plan: Plan) -> Plan:
     return run
 
 
-def _with_dense_batches(
-    plan: Plan, copies: Mapping[str, str], shape: tuple[int, ...]
-) -> Plan:
+def _with_dense_batches(plan: Plan, copies: Mapping[str, str], shape: tuple[int, ...]) -> Plan:
     """Makes a plan take copies where no single stride goes through the batch, as torch.matmul makes
     them too."""
     a_layout, b_layout = copies.get("a of the batch"), copies.get("b of the batch")
 
-    def run(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         batch = broadcast(a.shape[:-2], b.shape[:-2])
         if a_layout is not None:
             a = _dense_batch(a, batch, a_layout)
@@ -169,9 +165,7 @@ def _dense_batch(matrices: torch.Tensor, batch: Sequence[int], layout: str) -> t
     return matrices.contiguous() if layout == "n" else matrices.mT.contiguous().mT
 
 
-def _run_without_products(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-) -> None:
+def _run_without_products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
     """The plan for a sum of no products."""
     out.zero_()
     if bias is not None:

@@ -52,9 +52,7 @@ class _CutlassSm90(CutlassSm90):
     def _why_not_tma(self, problem: Problem) -> str | None:
         """TMA moves whole units of 16 bytes, from addresses and by strides of such units."""
         if not problem.is_aligned:
-            return (
-                f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
-            )
+            return f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
         out_multiple = _OUT_MULTIPLES.get(problem.out_dtype, OPERAND_MULTIPLE)
         multiples = {"n": OPERAND_MULTIPLE}
         if problem.layout[0] == "t":
@@ -62,21 +60,19 @@ class _CutlassSm90(CutlassSm90):
         if problem.layout != "tn":  # there neither operand is contiguous along k
             multiples["k"] = OPERAND_MULTIPLE
         multiples |= {
-            "lda": OPERAND_MULTIPLE, "batch_stride_a": OPERAND_MULTIPLE,
-            "ldb": OPERAND_MULTIPLE, "batch_stride_b": OPERAND_MULTIPLE,
-            "ldd": out_multiple, "batch_stride_d": out_multiple,
+            "lda": OPERAND_MULTIPLE,
+            "batch_stride_a": OPERAND_MULTIPLE,
+            "ldb": OPERAND_MULTIPLE,
+            "batch_stride_b": OPERAND_MULTIPLE,
+            "ldd": out_multiple,
+            "batch_stride_d": out_multiple,
         }
         for name, multiple in multiples.items():
             value = getattr(problem, name)
             if value % multiple:
-                return (
-                    f"{name}={value} must be a multiple of {multiple} for {self.name}; pad the "
-                    "tensors"
-                )
+                return f"{name}={value} must be a multiple of {multiple} for {self.name}; pad the tensors"
             if name not in "mnk" and value >= MAX_TMA_STRIDE:
-                return (
-                    f"{name}={value} must be below {MAX_TMA_STRIDE} for {self.name}; copy the view"
-                )
+                return f"{name}={value} must be below {MAX_TMA_STRIDE} for {self.name}; copy the view"
         return None
 
     def fits(self, problem: Problem, kernel: KernelRecord) -> bool:

@@ -28,9 +28,7 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
         if shape[position] == 1:
             shape[position] = extent
         elif extent not in (1, shape[position]):
-            raise ValueError(
-                f"leading dimensions {list(first)} and {list(second)} must be equal or 1; expand one"
-            )
+            raise ValueError(f"leading dimensions {list(first)} and {list(second)} must be equal or 1; expand one")
     return tuple(shape)
 
 
@@ -63,20 +61,26 @@ class Matrices:
         ]
         kept = [idx for idx, size in enumerate(batch) if size != 1]
         return cls(
-            sizes=tuple(batch[idx] for idx in kept), strides=tuple(own[idx] for idx in kept),
-            num_rows=shape[-2], num_columns=shape[-1],
-            row_stride=strides[-2], column_stride=strides[-1],
+            sizes=tuple(batch[idx] for idx in kept),
+            strides=tuple(own[idx] for idx in kept),
+            num_rows=shape[-2],
+            num_columns=shape[-1],
+            row_stride=strides[-2],
+            column_stride=strides[-1],
         )
 
     @property
     def transposed(self) -> Matrices:
         return replace(
-            self, num_rows=self.num_columns, num_columns=self.num_rows,
-            row_stride=self.column_stride, column_stride=self.row_stride,
+            self,
+            num_rows=self.num_columns,
+            num_columns=self.num_rows,
+            row_stride=self.column_stride,
+            column_stride=self.row_stride,
         )
 
     def layout(self, preference: str) -> str | None:
-        """"n" for row-major, "t" for column-major, the first of `preference` if it is both; None if
+        """ "n" for row-major, "t" for column-major, the first of `preference` if it is both; None if
         neither. The stride of a dimension of size one is arbitrary."""
         is_layout = {
             "n": (self.num_columns == 1 or self.column_stride == 1)
@@ -103,7 +107,9 @@ class Matrices:
         if self.num_rows > 1 and self.strides[-1] != self.num_rows * self.row_stride:
             return None
         return replace(
-            self, sizes=self.sizes[:-1], strides=self.strides[:-1],
+            self,
+            sizes=self.sizes[:-1],
+            strides=self.strides[:-1],
             num_rows=self.sizes[-1] * self.num_rows,
             row_stride=self.row_stride if self.num_rows > 1 else self.strides[-1],
         )
@@ -120,10 +126,7 @@ class Matrices:
     @property
     def has_one_stride(self) -> bool:
         """Whether one stride goes through the whole batch."""
-        return all(
-            outer == size * inner
-            for outer, inner, size in zip(self.strides, self.strides[1:], self.sizes[1:])
-        )
+        return all(outer == size * inner for outer, inner, size in zip(self.strides, self.strides[1:], self.sizes[1:]))
 
     @property
     def batch_stride(self) -> int:
@@ -151,17 +154,23 @@ class Arrangement:
     def problem(self, **fields: object) -> Problem:
         a_layout, b_layout = self.left.layout("nt"), self.right.layout("tn")
         return Problem(
-            m=self.left.num_rows, n=self.right.num_columns, k=self.left.num_columns,
-            layout=a_layout + b_layout, lda=self.left.leading_dimension(a_layout),
-            ldb=self.right.leading_dimension(b_layout), ldd=self.d.leading_dimension("n"),
-            batch=math.prod(self.left.sizes), batch_stride_a=self.left.batch_stride,
-            batch_stride_b=self.right.batch_stride, batch_stride_d=self.d.batch_stride, **fields,
+            m=self.left.num_rows,
+            n=self.right.num_columns,
+            k=self.left.num_columns,
+            layout=a_layout + b_layout,
+            lda=self.left.leading_dimension(a_layout),
+            ldb=self.right.leading_dimension(b_layout),
+            ldd=self.d.leading_dimension("n"),
+            batch=math.prod(self.left.sizes),
+            batch_stride_a=self.left.batch_stride,
+            batch_stride_b=self.right.batch_stride,
+            batch_stride_d=self.d.batch_stride,
+            **fields,
         )
 
 
 def arrangement(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...], *,
-    has_bias: bool,
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...], *, has_bias: bool
 ) -> Arrangement:
     """Finds the problem of arguments that fit, with as few copies as it can.
 
@@ -171,7 +180,8 @@ def arrangement(
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     copies: dict[str, str] = {}
     places = {
-        "a": (tuple(a.shape), a.stride()), "b": (tuple(b.shape), b.stride()),
+        "a": (tuple(a.shape), a.stride()),
+        "b": (tuple(b.shape), b.stride()),
         "out": (shape, _dense_strides(shape) if out is None else out.stride()),
     }
     is_transposed = b.ndim == 1 and a.ndim > 1
@@ -187,13 +197,9 @@ def arrangement(
         if is_transposed:
             left, right, d = left.transposed, right.transposed, d.transposed
         left, right, d = _folded(left, right, d, has_bias)
-        strided = [
-            name for name, one in zip(names, (left, right, d)) if not one.has_one_stride
-        ]
+        strided = [name for name, one in zip(names, (left, right, d)) if not one.has_one_stride]
         if not strided:
-            return Arrangement(
-                left=left, right=right, d=d, is_transposed=is_transposed, copies=copies
-            )
+            return Arrangement(left=left, right=right, d=d, is_transposed=is_transposed, copies=copies)
         for name in strided:
             copies.pop(name, None)
             if name == "out":
@@ -218,14 +224,13 @@ def _as_matrices(
         out_strides = (*out_strides[:-1], out_shape[-1], out_strides[-1])
         a_shape, a_strides = (1, *a_shape), (a_shape[0], *a_strides)
     return {
-        "a": Matrices.of(a_shape, a_strides, batch), "b": Matrices.of(b_shape, b_strides, batch),
+        "a": Matrices.of(a_shape, a_strides, batch),
+        "b": Matrices.of(b_shape, b_strides, batch),
         "out": Matrices.of(out_shape, out_strides, batch),
     }
 
 
-def _folded(
-    left: Matrices, right: Matrices, d: Matrices, has_bias: bool
-) -> tuple[Matrices, Matrices, Matrices]:
+def _folded(left: Matrices, right: Matrices, d: Matrices, has_bias: bool) -> tuple[Matrices, Matrices, Matrices]:
     """A batch that shares an operand as fewer and larger products, as far as strides allow: its
     rows are m of one product if b is shared, its columns n if a is, unless each product adds the
     same bias to them."""
@@ -246,8 +251,11 @@ def _folded(
 
 def _is_product(left: Matrices | None, right: Matrices | None, d: Matrices | None) -> bool:
     return (
-        left is not None and right is not None and d is not None
-        and left.layout("nt") is not None and right.layout("tn") is not None
+        left is not None
+        and right is not None
+        and d is not None
+        and left.layout("nt") is not None
+        and right.layout("tn") is not None
         and d.layout("n") is not None
     )
 
@@ -260,4 +268,4 @@ def _dense(shape: Sequence[int], layout: str = "n") -> tuple[Sequence[int], Sequ
 
 
 def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[idx + 1:]) for idx in range(len(shape)))
+    return tuple(math.prod(shape[idx + 1 :]) for idx in range(len(shape)))

@@ -26,13 +26,12 @@ def of(problem: Problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
     b_strides = (problem.ldb, 1) if problem.layout[1] == "n" else (1, problem.ldb)
     d_strides = (problem.ldd, 1)
     if batch == 1:
+
         def views(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Views:
             if a.ndim == b.ndim == out.ndim == 2:
                 return a, b, out  # nothing was folded
-            return (
-                a.as_strided((m, k), a_strides), b.as_strided((k, n), b_strides),
-                out.as_strided((m, n), d_strides),
-            )
+            return (a.as_strided((m, k), a_strides), b.as_strided((k, n), b_strides), out.as_strided((m, n), d_strides))
+
         return views
 
     def batched_views(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Views:

@@ -36,9 +36,7 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 def _check_layout(layout: object) -> None:
     if layout not in LAYOUTS:
-        raise ValueError(
-            f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()"
-        )
+        raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +84,17 @@ class Problem:
         check_sizes(self)
         for name in ("m", "n", "k"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; "
-                                 "nothing is computed for an empty matrix")
+                raise ValueError(
+                    f"{name}={getattr(self, name)} must be at least 1; nothing is computed for an empty matrix"
+                )
         self._check_batch()
         for name in ("a_dtype", "b_dtype", "out_dtype"):
             allowed = (*DTYPES, WIDE_DTYPE) if name == "out_dtype" else DTYPES
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of "
-                                 f"{', '.join(allowed)}; cast the tensor with .to(torch.bfloat16)")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be one of "
+                    f"{', '.join(allowed)}; cast the tensor with .to(torch.bfloat16)"
+                )
         if self.a_dtype != self.b_dtype or self.out_dtype not in (self.a_dtype, WIDE_DTYPE):
             raise ValueError(
                 f"a_dtype={self.a_dtype}, b_dtype={self.b_dtype} and out_dtype={self.out_dtype} "
@@ -126,12 +127,8 @@ class Problem:
             )
         for name in names:
             if self.batch == 1 and getattr(self, name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be 0 with batch=1; leave it out"
-                )
-        if self.batch > 1 and not is_free_of_overlap(
-            (self.batch, self.m, self.n), (self.batch_stride_d, self.ldd, 1)
-        ):
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 with batch=1; leave it out")
+        if self.batch > 1 and not is_free_of_overlap((self.batch, self.m, self.n), (self.batch_stride_d, self.ldd, 1)):
             raise ValueError(
                 f"batch_stride_d={self.batch_stride_d} and ldd={self.ldd} must keep {self.batch} "
                 f"products of m={self.m}, n={self.n} apart, or they would overwrite one another; "
@@ -140,8 +137,16 @@ class Problem:
 
     @classmethod
     def dense(
-        cls, *, m: int, n: int, k: int, dtype: str = "bf16", out_dtype: str | None = None,
-        layout: str = "nt", has_bias: bool = False, batch: int = 1,
+        cls,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "bf16",
+        out_dtype: str | None = None,
+        layout: str = "nt",
+        has_bias: bool = False,
+        batch: int = 1,
     ) -> Problem:
         """The problem whose tensors are not views; `out_dtype` is `dtype` if it is left out.
 
@@ -152,11 +157,21 @@ class Problem:
         for name, value in (("m", m), ("n", n), ("k", k), ("batch", batch)):
             check_int(name, value)
         return cls(
-            m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype,
-            out_dtype=dtype if out_dtype is None else out_dtype, layout=layout, has_bias=has_bias,
-            lda=k if layout[0] == "n" else m, ldb=n if layout[1] == "n" else k, ldd=n, batch=batch,
+            m=m,
+            n=n,
+            k=k,
+            a_dtype=dtype,
+            b_dtype=dtype,
+            out_dtype=dtype if out_dtype is None else out_dtype,
+            layout=layout,
+            has_bias=has_bias,
+            lda=k if layout[0] == "n" else m,
+            ldb=n if layout[1] == "n" else k,
+            ldd=n,
+            batch=batch,
             batch_stride_a=m * k if batch > 1 else 0,
-            batch_stride_b=k * n if batch > 1 else 0, batch_stride_d=m * n if batch > 1 else 0,
+            batch_stride_b=k * n if batch > 1 else 0,
+            batch_stride_d=m * n if batch > 1 else 0,
         )
 
     @property
@@ -166,8 +181,14 @@ class Problem:
         if self.batch == 1:
             return self
         return Problem.dense(
-            m=self.m, n=self.n, k=self.k, dtype=self.a_dtype, out_dtype=self.out_dtype,
-            layout=self.layout, has_bias=self.has_bias, batch=self.batch,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            dtype=self.a_dtype,
+            out_dtype=self.out_dtype,
+            layout=self.layout,
+            has_bias=self.has_bias,
+            batch=self.batch,
         )
 
     @functools.cached_property
@@ -181,8 +202,15 @@ class Problem:
         is the fastest for one took 17.6 us on an H200, torch.bmm 6.5.
         """
         return Key(
-            op=OP, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
-            scales="none", layout=self.layout, n=self.n, k=self.k, m=self.m,
+            op=OP,
+            a_dtype=self.a_dtype,
+            b_dtype=self.b_dtype,
+            out_dtype=self.out_dtype,
+            scales="none",
+            layout=self.layout,
+            n=self.n,
+            k=self.k,
+            m=self.m,
             num_groups=self.batch if self.batch > 1 else 0,
         )
 

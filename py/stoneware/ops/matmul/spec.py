@@ -21,32 +21,24 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
     return [
         VENDOR,
         *(
-            config for backend in ("cutlass_sm90", "triton_aot")
-            for config in by_tile_m(
-                key, compute_capability, manifest.select(op=key.op, backend=backend)
-            )
+            config
+            for backend in ("cutlass_sm90", "triton_aot")
+            for config in by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
         ),
     ]
 
 
-def _problems(
-    sizes: Sequence[int], *, out_dtypes: Sequence[str], layouts: Sequence[str]
-) -> Iterator[Problem]:
+def _problems(sizes: Sequence[int], *, out_dtypes: Sequence[str], layouts: Sequence[str]) -> Iterator[Problem]:
     *batch, m, n, k = sizes
     for dtype in out_dtypes:
         for layout in layouts:
-            yield Problem.dense(
-                m=m, n=n, k=k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1
-            )
+            yield Problem.dense(m=m, n=n, k=k, dtype=dtype, layout=layout, batch=batch[0] if batch else 1)
 
 
 SPEC = OpSpec(
     name=OP,
     package=__package__,
-    inputs=(
-        Input(name="a", is_aligned=True), Input(name="b", is_aligned=True),
-        Input(name="bias", is_optional=True),
-    ),
+    inputs=(Input(name="a", is_aligned=True), Input(name="b", is_aligned=True), Input(name="bias", is_optional=True)),
     arguments=(("out_dtype", "ScalarType?"),),
     plan_order=("a", "b", "out", "bias"),
     must_be_aligned=False,  # the vendor library takes them where ours do not
@@ -55,13 +47,8 @@ SPEC = OpSpec(
     takes=("has_bias", "batch", "layout"),
     filed_as=lambda problem: problem.as_filed,
     preferred=preferred,
-    preferred_reason=(
-        "no measurement applies; the vendor library, which has kernels for every arch and size"
-    ),
-    forms={
-        3: SHAPE_FORM,
-        4: "BxMxNxK, a batch of B products, such as 128x16x512x128",
-    },
+    preferred_reason=("no measurement applies; the vendor library, which has kernels for every arch and size"),
+    forms={3: SHAPE_FORM, 4: "BxMxNxK, a batch of B products, such as 128x16x512x128"},
     layers=WEIGHTS,
     m_values=lambda sizes: M_VALUES,
     choices={"out_dtypes": DTYPES, "layouts": LAYOUTS},

@@ -15,9 +15,7 @@ from stoneware.ops.scaled_mm.spec import SPEC
 
 __all__ = ["OPERATION", "Problem", "scaled_mm"]
 
-OPERATION = Operation(
-    SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND
-)
+OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -77,12 +75,8 @@ def scaled_mm(
     if use_fast_accum is not True and use_fast_accum is not False:
         raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
     if _is_compiling():
-        return _traced(
-            a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
-        )
-    return _PLANS.call(
-        a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config
-    )
+        return _traced(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
+    return _PLANS.call(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
 
 
 class _Plans(OpPlans, spec=SPEC):
@@ -99,9 +93,7 @@ class _Plans(OpPlans, spec=SPEC):
                 f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
                 "leading dimensions with a.flatten(0, -2)"
             )
-        tensor_checks.check_traced_k(
-            "scaled_mm", a, b, a.shape[1], b.shape[0], "pass a weight [n, k] as weight.t()"
-        )
+        tensor_checks.check_traced_k("scaled_mm", a, b, a.shape[1], b.shape[0], "pass a weight [n, k] as weight.t()")
         return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 

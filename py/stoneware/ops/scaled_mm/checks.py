@@ -9,16 +9,30 @@ from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.scaled_mm.problem import (
-    BLOCK, IN_DTYPES, K_MULTIPLE, OUT_DTYPES, Problem, check_multiple, num_blocks,
+    BLOCK,
+    IN_DTYPES,
+    K_MULTIPLE,
+    OUT_DTYPES,
+    Problem,
+    check_multiple,
+    num_blocks,
     padded_num_blocks,
 )
 from stoneware.ops.scaled_mm.spec import SPEC
 
 
 def checked_plan(
-    operation: Operation, a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor,
-    scale_b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None,
-    out_dtype: torch.dtype, use_fast_accum: bool, backend: str | None, config: Config | None,
+    operation: Operation,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    backend: str | None,
+    config: Config | None,
 ) -> Plan:
     """Checks the arguments, and makes the plan for every call with arguments of this kind."""
     tensors = tensor_checks.check_tensors(SPEC, a, b, scale_a, scale_b, bias, out)
@@ -34,13 +48,9 @@ def checked_plan(
     cast = "quantise it to float8_e4m3fn or float8_e5m2 first"
     a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, cast)
     b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, cast)
-    if (
-        not isinstance(out_dtype, torch.dtype)
-        or tensor_checks.DTYPE_NAMES.get(out_dtype) not in OUT_DTYPES
-    ):
+    if not isinstance(out_dtype, torch.dtype) or tensor_checks.DTYPE_NAMES.get(out_dtype) not in OUT_DTYPES:
         raise TypeError(
-            f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast "
-            "the result"
+            f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast the result"
         )
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
@@ -49,11 +59,13 @@ def checked_plan(
         tensor_checks.check_bias(bias, n, out_dtype)
     if out is not None:
         tensor_checks.check_out(
-            out, m, n, out_dtype,
+            out,
+            m,
+            n,
+            out_dtype,
             f"pass out_dtype={out.dtype}"
             if tensor_checks.DTYPE_NAMES.get(out.dtype) in OUT_DTYPES
-            else "pass an out of torch.bfloat16, torch.float16 or torch.float32, and its dtype as "
-            "out_dtype",
+            else "pass an out of torch.bfloat16, torch.float16 or torch.float32, and its dtype as out_dtype",
         )
     device = tensor_checks.check_one_device(tensors)
     check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
@@ -61,9 +73,15 @@ def checked_plan(
         return tensor_checks.run_nothing
     _check_layouts(a, b)
     problem = Problem(
-        m=m, n=n, k=k, a_dtype=a_dtype, b_dtype=b_dtype,
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=a_dtype,
+        b_dtype=b_dtype,
         out_dtype=tensor_checks.DTYPE_NAMES[out_dtype],
-        scale_a=scale_a_kind, scale_b=scale_b_kind, has_bias=bias is not None,
+        scale_a=scale_a_kind,
+        scale_b=scale_b_kind,
+        has_bias=bias is not None,
         # The stride of a dimension of size one is arbitrary.
         lda=a.stride(0) if m > 1 else k,
         ldb=b.stride(1),
@@ -78,15 +96,12 @@ def checked_plan(
     vectors = [(5, bias)]
     if problem.scales != "block":
         vectors += [(3, scale_a), (4, scale_b)]
-    return tensor_checks.with_dense_arguments(plan, [
-        position for position, vector in vectors
-        if vector is not None and not vector.is_contiguous()
-    ])
+    return tensor_checks.with_dense_arguments(
+        plan, [position for position, vector in vectors if vector is not None and not vector.is_contiguous()]
+    )
 
 
-def _scale_kinds(
-    scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int
-) -> tuple[str, str]:
+def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> tuple[str, str]:
     """The kinds of both scales, from their shapes.
 
     Where k has one block only, [m, 1] and one element can be meant either way, and mean the same.
@@ -118,9 +133,7 @@ def _scale_kinds(
     )
 
 
-def _block_layouts(
-    scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int
-) -> dict[str, int]:
+def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> dict[str, int]:
     """Strides of block scales as a Problem names them; of a dimension of size one, torch's own."""
     rows_of_b = scale_b.shape[0]
     return {
@@ -132,9 +145,7 @@ def _block_layouts(
     }
 
 
-def _scale_kind(
-    name: str, scale: torch.Tensor, vector_shape: list[int], index: str, block_shape: list[int]
-) -> str:
+def _scale_kind(name: str, scale: torch.Tensor, vector_shape: list[int], index: str, block_shape: list[int]) -> str:
     if list(scale.shape) == vector_shape and scale.numel() != 1:
         return "row"
     if scale.numel() == 1 and scale.ndim <= 2:

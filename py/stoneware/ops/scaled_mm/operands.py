@@ -25,9 +25,11 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
         scale_a = operands.scale(m if problem.scale_a == "row" else 1, 1, device)
         scale_b = operands.scale(1, n if problem.scale_b == "row" else 1, device)
     bias = operands.bias(problem, dtype, device) if problem.has_bias else None
-    return Operands(problem=problem, out_base=out_base, tensors={
-        "a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "out": out,
-    })
+    return Operands(
+        problem=problem,
+        out_base=out_base,
+        tensors={"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "out": out},
+    )
 
 
 def reference(tensors: Operands) -> torch.Tensor:
@@ -36,9 +38,7 @@ def reference(tensors: Operands) -> torch.Tensor:
     scale_b = tensors.scale_b
     if tensors.problem.scales == "block":
         scale_b = scale_b[: num_blocks(tensors.problem.k)]  # without torch's padding
-    operands.multiply(
-        result, tensors.a, tensors.b, tensors.scale_a, scale_b, tensors.bias, block=BLOCK
-    )
+    operands.multiply(result, tensors.a, tensors.b, tensors.scale_a, scale_b, tensors.bias, block=BLOCK)
     return result
 
 
@@ -56,14 +56,18 @@ def _block_scales(problem: Problem, device: Device) -> tuple[torch.Tensor, torch
     return scale_a, scale_b
 
 
-def problem_of_kernel(
-    config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool
-) -> Problem:
+def problem_of_kernel(config: Mapping[str, Any], rows: Sequence[int], n: int, k: int, *, is_plain: bool) -> Problem:
     """A problem of a kernel's dtypes and kind, for checks of the kernel itself; see
     tools/gpu_check/launch_every_kernel.py."""
     [m] = rows
     return Problem.dense(
-        m=m, n=n, k=k, dtype=config["a"], b_dtype=config["b"], out_dtype=config["out"],
-        scales=config.get("scales") or ("tensor" if is_plain else "row"), has_bias=not is_plain,
+        m=m,
+        n=n,
+        k=k,
+        dtype=config["a"],
+        b_dtype=config["b"],
+        out_dtype=config["out"],
+        scales=config.get("scales") or ("tensor" if is_plain else "row"),
+        has_bias=not is_plain,
         use_fast_accum=config.get("accumulation") != "slow",
     )

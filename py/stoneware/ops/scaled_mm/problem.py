@@ -118,13 +118,14 @@ class Problem:
         check_multiple("n", self.n, K_MULTIPLE, "pad b (and bias) with columns of zeros")
         check_multiple("k", self.k, K_MULTIPLE, "pad a and b along k with zeros")
         for name, known in (
-            ("a_dtype", IN_DTYPES), ("b_dtype", IN_DTYPES), ("out_dtype", OUT_DTYPES),
-            ("scale_a", SCALE_A_KINDS), ("scale_b", SCALE_B_KINDS),
+            ("a_dtype", IN_DTYPES),
+            ("b_dtype", IN_DTYPES),
+            ("out_dtype", OUT_DTYPES),
+            ("scale_a", SCALE_A_KINDS),
+            ("scale_b", SCALE_B_KINDS),
         ):
             if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}"
-                )
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         if (self.scale_a == "block_1x128") != (self.scale_b == "block_128x128"):
             raise ValueError(
                 f"scale_a={self.scale_a!r} and scale_b={self.scale_b!r} must both be block scales "
@@ -137,17 +138,21 @@ class Problem:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative; copy it")
         copy = "copy the view with .contiguous(), or allocate its base with padded rows"
         check_stride("lda", self.lda, self.k, "k", K_MULTIPLE, copy)
-        check_stride("ldb", self.ldb, self.k, "k", K_MULTIPLE, copy.replace(
-            ".contiguous()", ".t().contiguous().t()"))
-        check_stride(
-            "ldd", self.ldd, self.n, "n", LDD_MULTIPLES[self.out_dtype],
-            "pass an out with aligned rows",
-        )
+        check_stride("ldb", self.ldb, self.k, "k", K_MULTIPLE, copy.replace(".contiguous()", ".t().contiguous().t()"))
+        check_stride("ldd", self.ldd, self.n, "n", LDD_MULTIPLES[self.out_dtype], "pass an out with aligned rows")
 
     @classmethod
     def dense(
-        cls, *, m: int, n: int, k: int, dtype: str = "e4m3", b_dtype: str | None = None,
-        out_dtype: str = "bf16", scales: str = "row", has_bias: bool = False,
+        cls,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "e4m3",
+        b_dtype: str | None = None,
+        out_dtype: str = "bf16",
+        scales: str = "row",
+        has_bias: bool = False,
         use_fast_accum: bool = True,
     ) -> Problem:
         """The problem whose tensors are not views: lda = ldb = k and ldd = n.
@@ -169,19 +174,33 @@ class Problem:
         if kind_a == "block":
             scale_a, scale_b = "block_1x128", kind_b or "block_128x128"
             layout = dict(
-                scale_a_stride_m=1, ld_scale_a=m, ld_scale_b=1, is_scale_b_padded=True,
+                scale_a_stride_m=1,
+                ld_scale_a=m,
+                ld_scale_b=1,
+                is_scale_b_padded=True,
                 # What is no int is refused with its name by the checks of sizes.
                 scale_b_stride_n=padded_num_blocks(k) if type(k) is int else 0,
             )
         return cls(
-            m=m, n=n, k=k, a_dtype=dtype, b_dtype=dtype if b_dtype is None else b_dtype,
-            out_dtype=out_dtype, scale_a=scale_a, scale_b=scale_b, has_bias=has_bias, lda=k, ldb=k,
-            ldd=n, use_fast_accum=use_fast_accum, **layout,
+            m=m,
+            n=n,
+            k=k,
+            a_dtype=dtype,
+            b_dtype=dtype if b_dtype is None else b_dtype,
+            out_dtype=out_dtype,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            has_bias=has_bias,
+            lda=k,
+            ldb=k,
+            ldd=n,
+            use_fast_accum=use_fast_accum,
+            **layout,
         )
 
     @property
     def scales(self) -> str:
-        """"tensor" if both scales are, "block" likewise, else "row": one scale of each kind is filed
+        """ "tensor" if both scales are, "block" likewise, else "row": one scale of each kind is filed
         as "row"."""
         if self.scale_a == "block_1x128":
             return "block"
@@ -189,15 +208,22 @@ class Problem:
 
     @property
     def accumulation(self) -> str:
-        """"slow" or "fast"; the latter with block scales, which leave no choice."""
+        """ "slow" or "fast"; the latter with block scales, which leave no choice."""
         return "fast" if self.use_fast_accum or self.scales == "block" else "slow"
 
     @functools.cached_property
     def key(self) -> Key:
         """The key under which the table files the problem."""
         return Key(
-            op=OP, a_dtype=self.a_dtype, b_dtype=self.b_dtype, out_dtype=self.out_dtype,
-            scales=self.scales, layout="nt", n=self.n, k=self.k, m=self.m,
+            op=OP,
+            a_dtype=self.a_dtype,
+            b_dtype=self.b_dtype,
+            out_dtype=self.out_dtype,
+            scales=self.scales,
+            layout="nt",
+            n=self.n,
+            k=self.k,
+            m=self.m,
             accumulation=self.accumulation,
         )
 

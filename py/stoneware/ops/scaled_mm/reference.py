@@ -14,8 +14,12 @@ from stoneware.ops.scaled_mm.problem import BLOCK
 
 
 def _run(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
-    scale_b: torch.Tensor, bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> None:
     # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch
     # multiplies float32 in TF32; the scales are applied to the float32 sum.
@@ -28,8 +32,12 @@ def _run(
 
 
 def _run_blocks(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
-    scale_b: torch.Tensor, bias: torch.Tensor | None,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> None:
     n = b.shape[1]
     d = torch.zeros(out.shape, dtype=torch.float32, device=out.device)

@@ -91,8 +91,41 @@ over what lies between the largest and the smallest, for the nearest of them ans
 is not here."""
 
 M_VALUES = (
-    1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 264, 320, 336, 384, 416, 448, 512, 560,
-    640, 704, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 3072, 4096, 8192,
+    1,
+    8,
+    16,
+    24,
+    32,
+    48,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    256,
+    264,
+    320,
+    336,
+    384,
+    416,
+    448,
+    512,
+    560,
+    640,
+    704,
+    768,
+    896,
+    1024,
+    1152,
+    1280,
+    1536,
+    1792,
+    2048,
+    3072,
+    4096,
+    8192,
 )
 """The m that are tuned. A kernel that is best for one m is seldom best for twice as many rows: so dense
 where tiles change, from 64 to 2048, and not of multiples of 64 alone, past which a last tile is nearly
@@ -116,9 +149,7 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
     return [*ours, VENDOR, *triton] if is_ours_first else [VENDOR, *ours, *triton]
 
 
-def _problems(
-    sizes: Sequence[int], *, scales: Sequence[str], out_dtypes: Sequence[str]
-) -> Iterator[Problem]:
+def _problems(sizes: Sequence[int], *, scales: Sequence[str], out_dtypes: Sequence[str]) -> Iterator[Problem]:
     m, n, k = sizes
     for out_dtype in out_dtypes:
         for kind in scales:
@@ -129,8 +160,11 @@ SPEC = OpSpec(
     name=OP,
     package=__package__,
     inputs=(
-        Input(name="a", is_aligned=True), Input(name="b", is_aligned=True), Input(name="scale_a"),
-        Input(name="scale_b"), Input(name="bias", is_optional=True),
+        Input(name="a", is_aligned=True),
+        Input(name="b", is_aligned=True),
+        Input(name="scale_a"),
+        Input(name="scale_b"),
+        Input(name="bias", is_optional=True),
     ),
     arguments=(("out_dtype", "ScalarType"), ("use_fast_accum", "bool")),
     plan_order=("a", "b", "out", "scale_a", "scale_b", "bias"),

@@ -5,6 +5,4 @@ from __future__ import annotations
 from stoneware.ops.scaled_mm.spec import SPEC
 from stoneware.ops.triton_aot import TritonAot
 
-BACKEND = TritonAot(
-    SPEC, lambda problem: (int(problem.scale_a == "row"), int(problem.scale_b == "row"))
-)
+BACKEND = TritonAot(SPEC, lambda problem: (int(problem.scale_a == "row"), int(problem.scale_b == "row")))

@@ -30,8 +30,7 @@ def _why_not(problem: Problem, device: Device) -> str | None:
         return f"torch._scaled_mm is the vendor library on GPUs only, the device is {device}"
     if device.compute_capability < (8, 9):
         return (
-            f"torch._scaled_mm needs compute capability 8.9 or later, {device} has "
-            f"{_dotted(device.compute_capability)}"
+            f"torch._scaled_mm needs compute capability 8.9 or later, {device} has {_dotted(device.compute_capability)}"
         )
     if problem.a_dtype == problem.b_dtype == "e5m2":
         return "torch._scaled_mm multiplies no two float8_e5m2 matrices"
@@ -57,14 +56,9 @@ def _block_scales(problem: Problem, device: Device) -> str | None:
             f"{_dotted(device.compute_capability)}"
         )
     if problem.m % 4:
-        return (
-            f"m={problem.m} must be a multiple of 4 for cuBLASLt, which reads scale_a in units of "
-            "16 bytes"
-        )
+        return f"m={problem.m} must be a multiple of 4 for cuBLASLt, which reads scale_a in units of 16 bytes"
     padded = padded_num_blocks(problem.k)
-    found = (
-        problem.scale_a_stride_m, problem.ld_scale_a, problem.ld_scale_b, problem.scale_b_stride_n
-    )
+    found = (problem.scale_a_stride_m, problem.ld_scale_a, problem.ld_scale_b, problem.scale_b_stride_n)
     if found != (1, problem.m, 1, padded) or not problem.is_scale_b_padded:
         return (
             f"torch takes block scales of the strides (1, m)=(1, {problem.m}) and (1, {padded}), "
@@ -112,23 +106,25 @@ def _plan(problem: Problem) -> Plan:
     use_fast_accum = problem.use_fast_accum
 
     def run(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
-        scale_b: torch.Tensor, bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> None:
-        scaled_mm(
-            a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype,
-            use_fast_accum=use_fast_accum, out=out,
-        )
+        scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum, out=out)
 
     def run_to_view(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
-        scale_b: torch.Tensor, bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> None:
         # torch's row-scale kernels write dense rows.
-        out.copy_(scaled_mm(
-            a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype,
-            use_fast_accum=use_fast_accum,
-        ))
+        out.copy_(scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum))
 
     return run if problem.ldd == problem.n else run_to_view
 
@@ -139,14 +135,15 @@ def _plan_block_scales(problem: Problem) -> Plan:
     is_dense = problem.ldd == problem.n
 
     def run(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, scale_a: torch.Tensor,
-        scale_b: torch.Tensor, bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
     ) -> None:
         d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
-        scaled_mm(
-            a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
-            out=d,
-        )
+        scaled_mm(a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False, out=d)
         if not is_dense:
             out.copy_(d)
 
