@@ -50,9 +50,9 @@ class Block:
         return [line for line in self.text.splitlines() if line.startswith("stoneware ")]
 
 
-def pages(pattern: str = "**/*.md") -> list[str]:
-    """README.md and its neighbours, and the pages below docs/ that match, without generated ones."""
-    found = [*ROOT.glob("*.md"), ROOT / "py" / "README.md", *(ROOT / "docs").glob(pattern)]
+def pages() -> list[str]:
+    """README.md and its neighbours, the wheel's page, and the pages below docs/, without generated ones."""
+    found = [*ROOT.glob("*.md"), ROOT / "py" / "README.md", *(ROOT / "docs").glob("**/*.md")]
     names = sorted(str(path.relative_to(ROOT)) for path in found)
     assert "README.md" in names, f"{ROOT} is no checkout"
     return [name for name in names if not name.startswith("docs/measured/")]

@@ -1,4 +1,4 @@
-"""Every Python block and every `stoneware` command of README and docs runs on the installed wheel.
+"""Every Python block and every `stoneware` command of every page runs on the installed wheel.
 
 The blocks of a page run in their order, Python in one namespace and commands in one folder. A block
 is left out by a comment in the line above it: `<!-- needs a GPU -->` where there is none, and
@@ -23,13 +23,7 @@ from stoneware.tuning import samples
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import Store
 
-_BLOCKS = [
-    block
-    for page in pages("*.md")
-    if page == "README.md" or "/" in page
-    for block in blocks(page)
-    if block.language == "python" or block.commands
-]
+_BLOCKS = [block for page in pages() for block in blocks(page) if block.language == "python" or block.commands]
 
 
 class Page:

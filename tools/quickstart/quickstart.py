@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
     if device is None:
         print("Next: build the wheels with `./bazelw build //:wheel`; README.md has the calls.")
     else:
-        print("Next: check every kernel here with `./bazelw build //:gpu_check`; see README.md.")
+        print("Next: check every kernel here with `./bazelw build //:gpu_check`; see docs/benchmarks.md.")
     return 0
 
 
