@@ -37,9 +37,13 @@ class Page:
     def run(self, block: Block) -> None:
         """Runs a block after the earlier ones of its page, each once."""
         for one in _BLOCKS:
-            if one.page == block.page and one.line <= block.line and one.line not in self.done and not why_not(one):
-                self.done.add(one.line)
-                self._run_python(one) if one.language == "python" else self._run_commands(one)
+            if one.page != block.page or one.line > block.line or one.line in self.done or why_not(one):
+                continue
+            self.done.add(one.line)
+            if one.language == "python":
+                self._run_python(one)
+            else:
+                self._run_commands(one)
 
     def _run_python(self, block: Block) -> None:
         file = self.folder / f"line_{block.line}.py"  # a file, since Triton reads the source of a kernel
