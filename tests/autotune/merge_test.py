@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -302,10 +303,8 @@ def test_a_kill_between_any_two_writes_leaves_every_sample_readable(tmp_path, la
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         merge.merge([root, more], root, keep="newest")
-    except KeyboardInterrupt:
-        pass
     monkeypatch.undo()
     assert merge.read_source(root).problems == []
     merge.merge([root, more], root, keep="newest")

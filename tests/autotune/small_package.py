@@ -61,7 +61,7 @@ def kernel_records() -> list[KernelRecord]:
     for out in ("bf16", "fp16"):
         dtypes = {"a": "e4m3", "b": "e4m3", "out": out}
         for suffix in (BIG, TINY, SMALL):
-            tile, cluster, schedule = (suffix.split("_") + [""])[:3]
+            tile, cluster, schedule = [*suffix.split("_"), ""][:3]
             records.append(
                 KernelRecord(
                     id=cutlass(suffix, out).kernel,

@@ -11,8 +11,14 @@ WHEELS = {
     "annotated-doc": ("0.0.7", {
         "annotated_doc-0.0.7-py3-none-any.whl": "6bc31bbbec6dfaaedc1676dbc11dbda96fe22a2b5c400e9ebad113fec44a9dc6",
     }),
+    "ast-serialize": ("0.13.1", {
+        "ast_serialize-0.13.1-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "9f99786e0d62082a5b121b3437f3167562133711df22128de1e9886f57f0b226",
+    }),
     "auditwheel": ("6.8.2", {
         "auditwheel-6.8.2-py3-none-any.whl": "05fd2dd4b743217cd5f66066adc95b03a079424b1f0a878ad1e40fe2cdea4704",
+    }),
+    "clang-format": ("23.1.5", {
+        "clang_format-23.1.5-py2.py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "d97ce49911ba8c89ef3f3c0735a9c7818e4780ab4812c67d1c5fcd829d16ae52",
     }),
     "click": ("8.5.1", {
         "click-8.5.1-py3-none-any.whl": "8bb5376d2006950386f8c6427613334a2acadc5f559cb80e638d00b4df957e37",
@@ -53,6 +59,9 @@ WHEELS = {
     "kiwisolver": ("1.5.1", {
         "kiwisolver-1.5.1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "95a02752aa032eef4aed01cda6d9b687c669bd0396bf4519eef8bba22a286720",
     }),
+    "librt": ("0.16.0", {
+        "librt-0.16.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "94aed6a8308818b91677957d1bd03188869cd7aeb23c5dba7912a6c0402f7602",
+    }),
     "mako": ("1.4.3", {
         "mako-1.4.3-py3-none-any.whl": "723296007c870bfd6b3f0c3230dba7198096e5269297ebf5e4eff9e7ffa39d4f",
     }),
@@ -70,6 +79,12 @@ WHEELS = {
     }),
     "mpmath": ("1.3.0", {
         "mpmath-1.3.0-py3-none-any.whl": "a0b2b9fe80bbcd81a6647ff13108738cfb482d481d826cc0e02f5b35e5c88d2c",
+    }),
+    "mypy": ("2.4.1", {
+        "mypy-2.4.1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "b69a15fc2e75858d6b15e91ed3a0dcff1a533265183b64734138791fe0f49aa5",
+    }),
+    "mypy-extensions": ("1.2.0", {
+        "mypy_extensions-1.2.0-py3-none-any.whl": "993e7a20aa5671eb41a7132cf555af30062da99729601601b9a8382b11cae768",
     }),
     "nanobind": ("3.1.0", {
         "nanobind-3.1.0-py3-none-any.whl": "96984dbe8154ffb86e653b1b60aaeed6985c710c5e75ad0279eb87943c66292d",
@@ -110,6 +125,9 @@ WHEELS = {
     "packaging": ("26.3", {
         "packaging-26.3-py3-none-any.whl": "d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c",
     }),
+    "pathspec": ("1.1.1", {
+        "pathspec-1.1.1-py3-none-any.whl": "a00ce642f577bf7f473932318056212bc4f8bfdf53128c78bbd5af0b9b20b189",
+    }),
     "pillow": ("13.0.0", {
         "pillow-13.0.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "a625df9a2a5597fa5e5266e01aefc82604bb85d291e3547981e863560d75da6c",
     }),
@@ -139,6 +157,9 @@ WHEELS = {
     }),
     "rich": ("15.0.0", {
         "rich-15.0.0-py3-none-any.whl": "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
+    }),
+    "ruff": ("0.17.6", {
+        "ruff-0.17.6-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "aa3b08254a732acba246891089a152c47c5733dc36b8ecb76ce8602f8326e5e4",
     }),
     "setuptools": ("84.2.1", {
         "setuptools-84.2.1-py3-none-any.whl": "ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2",

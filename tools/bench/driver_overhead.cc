@@ -96,8 +96,9 @@ int main(int argc, char** argv) {
   const auto launch =
       reinterpret_cast<decltype(&::cuLaunchKernelEx)>(dlsym(library, "cuLaunchKernelEx"));
   if (set_recording == nullptr || encode == nullptr || launch == nullptr) {
-    Fail(std::string(argv[1]) + " must be the fake libcuda of //tests/driver, but lacks its "
-                                "functions; pass the path of its libcuda.so.1");
+    Fail(std::string(argv[1]) +
+         " must be the fake libcuda of //tests/driver, but lacks its "
+         "functions; pass the path of its libcuda.so.1");
   }
   set_recording(0);
 
@@ -111,9 +112,9 @@ int main(int argc, char** argv) {
                     element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
-  const std::string encode_json =
-      Compare("cuTensorMapEncodeTiled", [&] { return encode_with(encode); },
-              [&] { return encode_with(&stoneware::host_adapter::EncodeTiledOrThrow); });
+  const std::string encode_json = Compare(
+      "cuTensorMapEncodeTiled", [&] { return encode_with(encode); },
+      [&] { return encode_with(&stoneware::host_adapter::EncodeTiledOrThrow); });
 
   const stoneware::driver::LaunchShape shape = {{132, 1, 1}, {2, 1, 1}, {384, 1, 1}, 200000};
   CUlaunchConfig config{};

@@ -52,7 +52,7 @@ def mirror() -> str:
         check=False,
     )
     for line in listing.stdout.splitlines():
-        uri, component, release = (line.split() + ["", "", ""])[:3]
+        uri, component, release = [*line.split(), "", "", ""][:3]
         if component == "main" and not release.endswith(("-security", "-updates")):
             return uri
     raise DebianUnavailable(f"apt knows no Debian mirror ({listing.stderr.strip() or 'no deb line'})")

@@ -33,7 +33,7 @@ NONE = "-"
 _SHAPES = flags.DEFINE_list(
     "shapes",
     # Four that were measured, one whose nearest m answers, one whose nearest shape does.
-    ["1x4096x4096", "16x2112x7168", "64x4096x4096", "512x2112x7168"] + ["300x4096x4096", "17x5120x5120"],
+    ["1x4096x4096", "16x2112x7168", "64x4096x4096", "512x2112x7168", "300x4096x4096", "17x5120x5120"],
     "Shapes as MxNxK.",
 )
 

@@ -122,7 +122,7 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
             )
         records = [KernelRecord(**kernel) for kernel in data["kernels"]]
         for record in records:
-            record.compute_capability
+            _ = record.compute_capability  # raises for an arch that is none
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error
     kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -270,7 +271,7 @@ def roofline(points: Sequence[RooflinePoint], roofs: Roofs) -> Figure:
 def regret_histogram(by_name: Mapping[str, Sequence[Regret]]) -> Figure:
     """(d) How much the look-up loses where it must take a neighbour."""
     edges = [round((edge - 1) * 100) for edge in regret.BIN_EDGES]
-    labels = [f"{low} to {high} %" for low, high in zip(edges, edges[1:])] + [f"{edges[-1]} % up"]
+    labels = [f"{low} to {high} %" for low, high in itertools.pairwise(edges)] + [f"{edges[-1]} % up"]
     bars = [
         {
             "type": "bar",

@@ -94,7 +94,7 @@ def _read_devices(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> li
             raise ValueError(f"{path}: a sample file is <op>.jsonl, runs.json or device.json")
         folders.setdefault(path.parent, {})[path.name] = path
     devices = []
-    for folder, files in folders.items():
+    for files in folders.values():
         samples_path = files.get(file_name(op))
         if samples_path is None:
             continue

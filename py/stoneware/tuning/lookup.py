@@ -44,14 +44,12 @@ from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import estimates
 
 
-class _Ranked(str, enum.Enum):
+class _Ranked(enum.StrEnum):
     """A text with a rank: members stand in their order, best first, and compare as their texts."""
 
     def __init__(self, text: str) -> None:
         self.rank = len(type(self).__members__)
 
-    __str__ = str.__str__
-    __format__ = str.__format__
     __repr__ = str.__repr__
 
 

@@ -100,7 +100,8 @@ class TimeModel(NamedTuple):
             tiles_n = -(-tiles_n // unit_n) * unit_n
         blocks = tiles_m * tiles_n * splits
         waves = -(-blocks // slots)
-        steps = -(-(-(-k // tile_k)) // splits)
+        tiles_k = -(-k // tile_k)
+        steps = -(-tiles_k // splits)
         return (
             waves,
             steps,
