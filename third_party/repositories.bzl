@@ -1,5 +1,6 @@
 """Everything the build fetches: one call in WORKSPACE, here and where Stoneware is vendored."""
 
+load("//third_party/buildifier:buildifier.bzl", "buildifier")
 load("//third_party/chromium:chromium.bzl", "headless_chromium")
 load("//third_party/pypi:pypi.bzl", "pypi_packages", "wheel_tree")
 load("//third_party/python:python.bzl", "host_python", "python_headers")
@@ -17,7 +18,7 @@ _ZIG_OTHER_TARGETS = [
 ]
 
 def stoneware_repositories():
-    """Declares @stoneware_cuda, _cutlass, _zig, _nanobind, _chromium, _python and the _pypi_* packages."""
+    """Declares @stoneware_cuda, _cutlass, _zig, _nanobind, _chromium, _buildifier, _python and the _pypi_* packages."""
     wheel_tree(
         name = "stoneware_cuda",
         packages = [
@@ -53,6 +54,7 @@ def stoneware_repositories():
         build_file = Label("//third_party/nanobind:nanobind.BUILD"),
     )
     headless_chromium(name = "stoneware_chromium")
+    buildifier(name = "stoneware_buildifier")
     host_python(name = "stoneware_python")
     for abi in ("host", "abi3"):
         python_headers(
@@ -61,7 +63,9 @@ def stoneware_repositories():
         )
     pypi_packages([
         "alembic",
+        "ast-serialize",
         "auditwheel",
+        "clang-format",
         "click",
         "colorlog",
         "contourpy",
@@ -74,20 +78,25 @@ def stoneware_repositories():
         "import-linter",
         "jinja2",
         "kiwisolver",
+        "librt",
         "mako",
         "markupsafe",
         "matplotlib",
         "mpmath",
+        "mypy",
+        "mypy-extensions",
         "narwhals",
         "networkx",
         "numpy",
         "optuna",
+        "pathspec",
         "pillow",
         "plotly",
         "pyelftools",
         "pyparsing",
         "python-dateutil",
         "pyyaml",
+        "ruff",
         "sortedcontainers",
         "sqlalchemy",
         "sympy",

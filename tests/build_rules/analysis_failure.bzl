@@ -127,7 +127,7 @@ one_config_twice = rule(
     doc = "What cutlass_kernels checks, where a test can see it fail.",
 )
 
-def _config_test_impl(ctx):
+def _config_test_impl(_ctx):
     # A rule's implementation, not a macro: a valid config must not fail anywhere.
     for function, valid in _CONFIGS.values():
         function(**valid)

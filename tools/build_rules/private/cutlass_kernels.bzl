@@ -185,7 +185,11 @@ def _host(name, configs, deps, copts):
     )
 
 def check_ids(configs):
-    """Fails if two configs have one id."""
+    """Fails if two configs have one id.
+
+    Args:
+      configs: as of cutlass_kernels.
+    """
     seen = {}
     for config in configs:
         if config.id in seen:
