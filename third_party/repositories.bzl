@@ -35,6 +35,7 @@ def stoneware_repositories():
     )
     wheel_tree(
         name = "stoneware_cutlass",
+        license_of = "nvidia-cutlass",
         packages = ["nvidia-cutlass"],
         prefix = "cutlass_library/source",
         build_file = Label("//third_party/cutlass:cutlass.BUILD"),
@@ -49,6 +50,7 @@ def stoneware_repositories():
     )
     wheel_tree(
         name = "stoneware_nanobind",
+        license_of = "nanobind",
         packages = ["nanobind"],
         prefix = "nanobind",
         build_file = Label("//third_party/nanobind:nanobind.BUILD"),

@@ -18,7 +18,10 @@ import pytest
 from packaging.requirements import Requirement
 
 _NAME = "small-1.0-cp312-abi3-manylinux_2_28_x86_64.whl"
-_CONTENTS = {"small/__init__.py": b"", "small/kernels/add.cubin": b"\x7fELF" + bytes(4096), "small/z.py": b"z = 1\n"}
+_CONTENTS = {
+    "small/__init__.py": b"",
+    "small-1.0.dist-info/licenses/LICENSE": b"Apache License\n",
+    "small/kernels/add.cubin": b"\x7fELF" + bytes(4096), "small/z.py": b"z = 1\n"}
 
 
 @pytest.fixture
@@ -49,7 +52,6 @@ def pack():
         if is_reversed:
             listing = dict(reversed(listing.items()))
         (folder / "contents.json").write_text(json.dumps(listing))
-        (folder / "LICENSE").write_text("Apache License\n")
         (folder / "README.md").write_text("# Small\n")
         environment = {**os.environ, **({"SOURCE_DATE_EPOCH": date} if date else {})}
         subprocess.run(
@@ -62,7 +64,8 @@ def pack():
                 "--tag=cp312-abi3-manylinux_2_28_x86_64",
                 "--requires_python=>=3.12",
                 "--requires=torch>=2.11",
-                "--license=LICENSE",
+                "--license_expression=Apache-2.0",
+                "--license_file=LICENSE",
                 "--readme=README.md",
                 f"--wheel={_NAME}",
                 "--site=site",

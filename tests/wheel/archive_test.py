@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import csv
 import hashlib
@@ -93,9 +94,47 @@ def test_the_command_is_the_only_entry_point(wheel):
     assert text == "[console_scripts]\nstoneware = stoneware.cli.main:main\n"
 
 
-def test_licence_is_inside_and_named(wheel):
-    assert wheel.header("METADATA")["License-File"] == "LICENSE"
-    assert b"Apache License" in wheel.members[f"{wheel.info}/licenses/LICENSE"]
+# Path in .dist-info/licenses to what its text says.
+_LICENCES = {
+    "LICENSE": "Apache License",
+    "NOTICE": "The wheels contain",
+    "third_party/cutlass.txt": "NVIDIA CORPORATION & AFFILIATES",
+    "third_party/libcxx.txt": "LLVM Exceptions to the Apache 2.0 License",
+    "third_party/libcxxabi.txt": "LLVM Exceptions to the Apache 2.0 License",
+    "third_party/libunwind.txt": "LLVM Exceptions to the Apache 2.0 License",
+    "third_party/nanobind.txt": "Wenzel Jakob",
+    "third_party/robin_map.txt": "The above copyright notice and this permission notice shall be included",
+    "third_party/zig.txt": "Zig contributors",
+}
+
+
+def test_licences_are_inside_and_named(wheel):
+    assert sorted(wheel.header("METADATA").get_all("License-File")) == sorted(_LICENCES)
+    texts = {path: wheel.members[f"{wheel.info}/licenses/{path}"].decode() for path in _LICENCES}
+    assert {path: text for path, text in texts.items() if _LICENCES[path] not in text} == {}
+    assert not any(line.startswith(("*", "/")) for line in texts["third_party/robin_map.txt"].splitlines())
+
+
+def test_notice_names_each_licence_of_others(wheel):
+    notice = wheel.members[f"{wheel.info}/licenses/NOTICE"].decode()
+    assert [path for path in _LICENCES if "/" in path and path not in notice] == []
+
+
+def test_type_checkers_find_annotations(wheel):
+    assert wheel.members["stoneware/py.typed"] == b""
+
+
+def test_each_native_module_has_a_stub_that_names_its_classes(wheel):
+    classes = {
+        path: {node.name for node in ast.parse(data).body if isinstance(node, ast.ClassDef)}
+        for path, data in wheel.members.items()
+        if path.endswith(".pyi")
+    }
+    assert classes == {
+        "stoneware/ops/_call.pyi": {"FastCall"},
+        "stoneware/ops/_cutlass_sm90.pyi": {"Plan"},
+        "stoneware/runtime/_driver.pyi": {"Kernel"},
+    }
 
 
 def test_tag_inside_is_the_tag_of_the_name(wheel):

@@ -20,6 +20,14 @@ def _wheel_tree_impl(ctx):
         if result.return_code:
             fail("\n" + result.stderr)
 
+    # Texts of licences lie beside the packages, in a folder whose name has the version.
+    if ctx.attr.license_of:
+        name = ctx.attr.license_of
+        info = "unpacked/{}-{}.dist-info/licenses".format(name.replace("-", "_"), WHEELS[name][0])
+        moved = ctx.execute(["mv", info, "licenses"])
+        if moved.return_code:
+            fail("{}: license_of = \"{}\" has no licences: {}".format(ctx.name, name, moved.stderr))
+
     # One folder, handed to actions as one directory: thousands of single inputs would each become a
     # configured target and slow every sandbox down.
     moved = ctx.execute(["mv", "unpacked/" + ctx.attr.prefix if ctx.attr.prefix else "unpacked", "tree"])
@@ -57,6 +65,7 @@ Example:
         "delete": attr.string_list(doc = "paths below `tree` that no action needs"),
         "executables": attr.string_list(doc = "paths below `tree` that need their run bit set"),
         "keep_wheels": attr.bool(doc = "also keep the wheels themselves, in the folder `wheels`"),
+        "license_of": attr.string(doc = "the package whose licences go to the folder `licenses`"),
         "packages": attr.string_list(mandatory = True, doc = "names in lock.bzl"),
         "patches": attr.label_list(doc = "patch files, applied with -p1 at the repository's root"),
         "prefix": attr.string(doc = "the folder inside the wheels that becomes `tree`"),

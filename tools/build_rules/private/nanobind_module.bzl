@@ -15,6 +15,24 @@ _COPTS = [
     "stdio.h",
 ]
 
+def _stub(ctx):
+    """The module's stub, which nanobind makes of what the module says of itself once it is imported."""
+    module_name = ctx.label.name
+
+    # Python finds a module by its file's name alone.
+    module = ctx.actions.declare_file("{}_stub/{}.so".format(ctx.label.name, module_name))
+    ctx.actions.symlink(output = module, target_file = ctx.file.host)
+    stub = ctx.actions.declare_file("{}_stub/{}.pyi".format(ctx.label.name, module_name))
+    ctx.actions.run(
+        executable = ctx.executable._stubgen,
+        arguments = ["-q", "-m", module_name, "-i", module.dirname, "-o", stub.path],
+        inputs = [module],
+        outputs = [stub],
+        mnemonic = "NanobindStub",
+        progress_message = "Writing the stub of " + module_name,
+    )
+    return stub
+
 def _python_extension_impl(ctx):
     return [
         DefaultInfo(files = depset([ctx.file.host, ctx.file.abi3])),
@@ -22,6 +40,7 @@ def _python_extension_impl(ctx):
             module_name = ctx.label.name,
             host = ctx.file.host,
             abi3 = ctx.file.abi3,
+            stub = _stub(ctx),
         ),
     ]
 
@@ -30,6 +49,11 @@ _python_extension = rule(
     attrs = {
         "abi3": attr.label(mandatory = True, allow_single_file = [".so"]),
         "host": attr.label(mandatory = True, allow_single_file = [".so"]),
+        "_stubgen": attr.label(
+            default = Label("@stoneware_nanobind//:stubgen"),
+            executable = True,
+            cfg = "exec",
+        ),
     },
 )
 

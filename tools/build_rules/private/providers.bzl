@@ -14,6 +14,7 @@ PythonExtensionInfo = provider(
         "abi3": "File: the module for the stable ABI of CPython 3.12 and later",
         "host": "File: the module for the host's Python",
         "module_name": "string: the last part of its import name",
+        "stub": "File: its stub for type checkers",
     },
 )
 

@@ -52,6 +52,7 @@ def _python_wheel_impl(ctx):
     for target, folder in ctx.attr.extensions.items():
         info = target[PythonExtensionInfo]
         put("{}/{}{}".format(folder, info.module_name, suffix), getattr(info, ctx.attr.abi))
+        put("{}/{}.pyi".format(folder, info.module_name), info.stub)
     for target in ctx.attr.kernels:
         for kernel in target[KernelInfo].kernels.to_list():
             if not kernel.json:
@@ -64,6 +65,12 @@ def _python_wheel_impl(ctx):
                 put("{}/{}".format(ctx.attr.kernels_folder, file.basename), file)
     for target, path in ctx.attr.data.items():
         put(path, target.files.to_list()[0])
+    licenses = {"LICENSE": ctx.file.license}
+    for target, path in ctx.attr.notices.items():
+        licenses[path] = target.files.to_list()[0]
+    info = "{}-{}.dist-info".format(ctx.attr.distribution, ctx.attr.version)
+    for path, file in licenses.items():
+        put("{}/licenses/{}".format(info, path), file)
 
     listing = ctx.actions.declare_file(ctx.label.name + ".contents.json")
     ctx.actions.write(listing, json.encode({path: file.path for path, file in contents.items()}))
@@ -79,14 +86,15 @@ def _python_wheel_impl(ctx):
     args.add_all(ctx.attr.requires, before_each = "--requires")
     args.add_all(_pairs(ctx, "extras"), before_each = "--extra")
     args.add_all(_pairs(ctx, "entry_points"), before_each = "--entry_point")
-    args.add("--license", ctx.file.license)
+    args.add("--license_expression", ctx.attr.license_expression)
+    args.add_all(licenses.keys(), before_each = "--license_file")
     args.add("--readme", ctx.file.readme)
     args.add("--wheel", wheel)
     args.add("--site", site.path)
     ctx.actions.run(
         executable = ctx.executable._write_wheel,
         arguments = [args],
-        inputs = [listing, ctx.file.license, ctx.file.readme] + contents.values(),
+        inputs = [listing, ctx.file.readme] + contents.values(),
         outputs = [wheel, site],
         mnemonic = "PythonWheel",
         progress_message = "Packing " + wheel.basename,
@@ -141,6 +149,14 @@ brings plotly too.
         ),
         "kernels_folder": attr.string(default = "kernels"),
         "license": attr.label(mandatory = True, allow_single_file = True),
+        "license_expression": attr.string(
+            default = "Apache-2.0",
+            doc = "SPDX, of all that the wheel holds",
+        ),
+        "notices": attr.label_keyed_string_dict(
+            allow_files = True,
+            doc = "texts of others' licences: path in .dist-info/licenses",
+        ),
         "platform": attr.string(
             # The glibc that the C++ toolchain of stoneware_toolchains() targets (//third_party/zig).
             default = "manylinux_2_28_x86_64",

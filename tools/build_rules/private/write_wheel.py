@@ -31,7 +31,8 @@ _EXTRA = flags.DEFINE_multi_string("extra", [], "EXTRA=REQUIREMENT, of what is o
 _ENTRY_POINT = flags.DEFINE_multi_string(
     "entry_point", [], "GROUP=NAME = MODULE:FUNCTION, for example of a console script."
 )
-_LICENSE = flags.DEFINE_string("license", None, "The licence's text.", required=True)
+_LICENSE_EXPRESSION = flags.DEFINE_string("license_expression", None, "SPDX expression.", required=True)
+_LICENSE_FILE = flags.DEFINE_multi_string("license_file", [], "Path in .dist-info/licenses, among the contents.")
 _README = flags.DEFINE_string("readme", None, "The long description, Markdown.", required=True)
 _WHEEL = flags.DEFINE_string("wheel", None, "The wheel to write.", required=True)
 _SITE = flags.DEFINE_string("site", None, "The folder for the unpacked copy.", required=True)
@@ -120,8 +121,9 @@ def metadata() -> bytes:
     message["Name"] = _DISTRIBUTION.value
     message["Version"] = _VERSION.value
     message["Summary"] = _SUMMARY.value
-    message["License-Expression"] = "Apache-2.0"
-    message["License-File"] = "LICENSE"
+    message["License-Expression"] = _LICENSE_EXPRESSION.value
+    for path in _LICENSE_FILE.value:
+        message["License-File"] = path
     message["Requires-Python"] = _REQUIRES_PYTHON.value
     for requirement in _REQUIRES.value:
         message["Requires-Dist"] = requirement
@@ -195,7 +197,6 @@ def main(argv: list[str]) -> None:
     except WheelError as error:
         sys.exit(f"write_wheel: {error}")
     contents[f"{info}/WHEEL"] = wheel_metadata()
-    contents[f"{info}/licenses/LICENSE"] = pathlib.Path(_LICENSE.value).read_bytes()
     with wheelfile.WheelFile(_WHEEL.value, "w", compression=zipfile.ZIP_DEFLATED) as archive:
         for path, data in sorted(contents.items()):
             entry = zipfile.ZipInfo(path, date_time=_TIME)
