@@ -46,9 +46,7 @@ _MODULES = ("distributed", "tuning")
 def __getattr__(name: str) -> object:
     """Every name that users have, and `__all__`, which has the ops too."""
     if name == "__all__":
-        from stoneware.kernels.registry import OPS
-
-        return sorted([*_HOMES, *_MODULES, *OPS])
+        return _names()
     try:
         home = importlib.import_module(_home(name))
     except ModuleNotFoundError as error:
@@ -58,6 +56,12 @@ def __getattr__(name: str) -> object:
     value = home if name in _MODULES else getattr(home, name)
     globals()[name] = value
     return value
+
+
+def _names() -> list[str]:
+    from stoneware.kernels.registry import OPS
+
+    return sorted([*_HOMES, *_MODULES, *OPS])
 
 
 def _home(name: str) -> str:
@@ -70,8 +74,8 @@ def _home(name: str) -> str:
 
     if name in registry.OPS:
         return f"{registry.spec(name).package}.api"
-    raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {__getattr__('__all__')}")
+    raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {_names()}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    return sorted({*globals(), *_names()})

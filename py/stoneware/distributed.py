@@ -91,7 +91,7 @@ def description() -> dict[str, str]:
     found = {
         "stoneware": __version__,
         "kernels": kernels,
-        **{f"table of {op}": table_file.packaged(op).digest for op in OPS},
+        **{f"table of {op}": one.digest for op in OPS if (one := table_file.packaged(op))},
     }
     overlay, store = tuning.current_overlay(), None
     if not tuning.wheel_only():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import platform
 from collections import Counter
@@ -123,7 +124,7 @@ def _kernels() -> dict[str, int | str]:
 
 
 def _tables() -> dict[str, str]:
-    tables = {op: _table(lambda op=op: table_file.packaged(op)) for op in OPS}
+    tables = {op: _table(functools.partial(table_file.packaged, op)) for op in OPS}
     for op in OPS:
         try:
             others = [one for one in sources.sources(op) if one.name != sources.WHEEL]
@@ -132,15 +133,17 @@ def _tables() -> dict[str, str]:
                 tables[f"{op} (others)"] = _failure(error)
             continue
         for one in others:
-            tables[f"{op} ({one.name})"] = _table(lambda one=one: one.table)
+            tables[f"{op} ({one.name})"] = _table(functools.partial(getattr, one, "table"))
     return tables
 
 
-def _table(get: Callable[[], Table]) -> str:
+def _table(get: Callable[[], Table | None]) -> str:
     try:
         found = get()
     except Exception as error:
         return _failure(error)
+    if found is None:
+        return "none"
     entries = ", ".join(f"{device.num_entries} entries of {device.fingerprint.name}" for device in found.devices)
     return f"{found.digest} ({entries or 'no entries'})"
 

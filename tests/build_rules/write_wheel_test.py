@@ -21,7 +21,9 @@ _NAME = "small-1.0-cp312-abi3-manylinux_2_28_x86_64.whl"
 _CONTENTS = {
     "small/__init__.py": b"",
     "small-1.0.dist-info/licenses/LICENSE": b"Apache License\n",
-    "small/kernels/add.cubin": b"\x7fELF" + bytes(4096), "small/z.py": b"z = 1\n"}
+    "small/kernels/add.cubin": b"\x7fELF" + bytes(4096),
+    "small/z.py": b"z = 1\n",
+}
 
 
 @pytest.fixture

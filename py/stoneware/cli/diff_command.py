@@ -42,7 +42,8 @@ def diff(
     from stoneware.tuning.differences import diff as compare
 
     output = Output("diff", json)
-    found = compare(*not_empty([a, b]), packaged)
+    first, second = not_empty([a, b])
+    found = compare(first, second, packaged)
     for problem in found.skipped:
         output.note(problem)
     for title, members, most in (

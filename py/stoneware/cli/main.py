@@ -106,7 +106,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     if code == exit_codes.INTERRUPTED:
         message = "interrupted"
     elif is_usage:
-        message = f"{' '.join(error.format_message().split())} (see {program} --help)"
+        message = f"{' '.join(error.format_message().split())} (see {program} --help)"  # type: ignore[attr-defined]
     elif isinstance(error, OSError) and error.strerror:
         # What is written, unlike what is opened, has no name.
         place = error.filename or "stdout or another open file"

@@ -185,7 +185,7 @@ class _Race:
 
     @property
     def _has_bias(self) -> bool:
-        return self._takes_bias and self._problem.has_bias
+        return self._takes_bias and self._problem.has_bias  # type: ignore[attr-defined]
 
     def _variants(self) -> tuple[bool, ...]:
         """Whether each of the calls that are checked has a bias."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # type checkers know the standard one
-    from dataclasses import dataclass
+    from dataclasses import dataclass as dataclass
 else:
 
     def dataclass(
@@ -26,11 +26,11 @@ else:
         return functools.partial(_made, kw_only=kw_only, eq=eq, order=order)
 
 
-def _made(cls: type, *, kw_only: bool, eq: bool, order: bool) -> type:
+def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> type:
     cls = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = dataclasses.fields(cls)
     names = [field.name for field in fields]
-    cls.__init__ = _init(cls, fields, () if kw_only else names)
+    cls.__init__ = _init(cls, fields, [] if kw_only else names)
     cls.__setattr__ = _refuse("assign to")
     cls.__delattr__ = _refuse("delete")
     if "__repr__" not in cls.__dict__:

@@ -202,7 +202,8 @@ class Plan:
         self.config, self.generation = config, -1
         self._fast, self._layout = fast, layout
         self._config_kwargs = config.all_kwargs()
-        self._fixed, self._config_options = dict(layout.defaults), {}
+        self._fixed = dict(layout.defaults)
+        self._config_options: dict[str, Any] = {}
         for name, value in self._config_kwargs.items():
             (self._fixed if name in fast.parameters else self._config_options)[name] = value
         self._globals = fast.identity().global_values

@@ -301,7 +301,8 @@ def _stamp(files: Iterable[Path]) -> tuple[tuple[Any, ...], ...]:
 def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
     from stoneware.tuning import samples as sample_files
 
-    records, by_op = [], {}
+    records = []
+    by_op: dict[str, Any] = {}
     for folder in folders:
         record = sample_files.read_device(folder / "device.json")
         records.append(record)

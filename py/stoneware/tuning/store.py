@@ -191,7 +191,7 @@ def _insert(database: str, records: Iterable[Record]) -> None:
         connection.execute("COMMIT")
 
 
-def _second_name(database: str) -> str:
+def _second_name(database: str) -> str:  # type: ignore[return]
     for number in itertools.count(1):
         aside = f"{database}.damaged-{number}"
         with contextlib.suppress(FileExistsError):

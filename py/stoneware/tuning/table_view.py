@@ -47,7 +47,7 @@ def _checked(method: Method) -> Method:
         except DAMAGES as error:
             raise self.content.damaged(error) from error
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def _check(is_right: bool, rule: str) -> None:

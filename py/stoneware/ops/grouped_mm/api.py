@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from stoneware.kernels.config import Config
@@ -75,14 +78,34 @@ def grouped_mm(
 
 
 class _Plans(OpPlans, spec=SPEC):
-    def checked_plan(self, *arguments):
+    call: Callable[..., torch.Tensor]
+
+    def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)
 
-    def result(self, a, b, offs, scale_a, scale_b, out, out_dtype, *objects):
+    def result(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offs: torch.Tensor,
+        scale_a: torch.Tensor | None,
+        scale_b: torch.Tensor | None,
+        out: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        *objects: Any,
+    ) -> tuple[tuple[int, ...], torch.dtype]:
         return (a.shape[0], b.shape[2]), out_dtype or torch.bfloat16
 
     @staticmethod
-    def fake(a, b, offs, scale_a, scale_b, out_dtype, *others):
+    def fake(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        offs: torch.Tensor,
+        scale_a: torch.Tensor | None,
+        scale_b: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        *others: Any,
+    ) -> torch.Tensor:
         if a.ndim != 2 or b.ndim != 3:
             raise ValueError(
                 f"a and b of grouped_mm must have 2 and 3 dimensions, not {a.ndim} and {b.ndim}; "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from stoneware.kernels.config import Config
@@ -9,7 +12,8 @@ from stoneware.ops import tensor_checks
 from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
-from stoneware.ops.matmul.checks import checked_plan, result_shape
+from stoneware.ops.matmul.checks import checked_plan
+from stoneware.ops.matmul.layouts import result_shape
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
 
@@ -69,14 +73,26 @@ def matmul(
 
 
 class _Plans(OpPlans, spec=SPEC):
-    def checked_plan(self, *arguments):
+    call: Callable[..., torch.Tensor]
+
+    def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)
 
-    def result(self, a, b, bias, out, out_dtype, *objects):
+    def result(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        *objects: Any,
+    ) -> tuple[tuple[int, ...], torch.dtype]:
         return result_shape(a.shape, b.shape), out_dtype or a.dtype
 
     @staticmethod
-    def fake(a, b, bias, out_dtype, *others):
+    def fake(
+        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None, *others: Any
+    ) -> torch.Tensor:
         if a.ndim and b.ndim:
             tensor_checks.check_traced_k(
                 "matmul", a, b, a.shape[-1], b.shape[-2 if b.ndim > 1 else -1], "pass a weight [n, k] as weight.t()"

@@ -28,7 +28,7 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
         batch = (problem.batch,)
         stride_a, stride_b = (problem.batch_stride_a,), (problem.batch_stride_b,)
         out_base, out = operands.poisoned((*batch, m, n), (problem.batch_stride_d, problem.ldd, 1), out_dtype, device)
-    layout_a, layout_b = problem.layout
+    layout_a, layout_b = tuple(problem.layout)
     a = operands.matrices((*batch, m, k), (*stride_a, problem.lda), layout_a == "n", dtype, device)
     b = operands.matrices((*batch, k, n), (*stride_b, problem.ldb), layout_b == "n", dtype, device)
     bias = operands.bias(problem, out_dtype, device) if problem.has_bias else None

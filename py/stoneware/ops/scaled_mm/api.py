@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from stoneware.kernels.config import Config
@@ -80,14 +83,34 @@ def scaled_mm(
 
 
 class _Plans(OpPlans, spec=SPEC):
-    def checked_plan(self, *arguments):
+    call: Callable[..., torch.Tensor]
+
+    def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)
 
-    def result(self, a, b, scale_a, scale_b, bias, out, out_dtype, *objects):
+    def result(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None,
+        out_dtype: torch.dtype,
+        *objects: Any,
+    ) -> tuple[tuple[int, ...], torch.dtype]:
         return (a.shape[0], b.shape[1]), out_dtype
 
     @staticmethod
-    def fake(a, b, scale_a, scale_b, bias, out_dtype, *others):
+    def fake(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype,
+        *others: Any,
+    ) -> torch.Tensor:
         if a.ndim != 2 or b.ndim != 2:
             raise ValueError(
                 f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
