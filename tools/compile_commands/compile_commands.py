@@ -28,13 +28,13 @@ def bazel(root: pathlib.Path, *arguments: str) -> str:
     return result.stdout
 
 
-def commands(actions: list[dict[str, Any]], root: pathlib.Path, execution_root: str) -> list[dict[str, Any]]:
+def commands(actions: list[dict[str, Any]], root: pathlib.Path, output_base: str) -> list[dict[str, Any]]:
     """An entry for each source of the repository, that of the first action that compiles it.
 
     Args:
       actions: `actions` of `bazel aquery --output=jsonproto`.
       root: of the repository.
-      execution_root: the folder that the paths of actions are relative to.
+      output_base: Bazel's folder, which has every repository that was fetched below external/.
     """
     entries: dict[str, dict[str, Any]] = {}
     for action in actions:
@@ -44,15 +44,16 @@ def commands(actions: list[dict[str, Any]], root: pathlib.Path, execution_root: 
         if arguments[at].startswith(("bazel-out/", "external/")):
             continue  # generated, or another repository's
         arguments[at] = str(source)
-        entries.setdefault(str(source), {"directory": execution_root, "file": str(source), "arguments": arguments})
+        arguments = [f"{output_base}/{one}" if one.startswith("external/") else one for one in arguments]
+        entries.setdefault(str(source), {"directory": str(root), "file": str(source), "arguments": arguments})
     return [entries[file] for file in sorted(entries)]
 
 
 def main() -> None:
     root = pathlib.Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", ".")).absolute()
     actions = json.loads(bazel(root, "aquery", "--output=jsonproto", _QUERY))["actions"]
-    execution_root = bazel(root, "info", "execution_root").strip()
-    entries = commands(actions, root, execution_root)
+    output_base = bazel(root, "info", "output_base").strip()
+    entries = commands(actions, root, output_base)
     file = root / "compile_commands.json"
     file.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {file}: {len(entries)} sources")
