@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stoneware.kernels import cutlass_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import Config
@@ -31,7 +31,7 @@ class CutlassSm90(Backend):
     """
 
     name = cutlass_kernels.BACKEND
-    max_extents = {"m": MAX_EXTENT, "n": MAX_EXTENT}
+    max_extents: ClassVar[dict[str, int]] = {"m": MAX_EXTENT, "n": MAX_EXTENT}
 
     def __init__(self, spec: OpSpec) -> None:
         self.spec = spec

@@ -6,12 +6,12 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import cutlass_sm90, reference, vendor
 from stoneware.ops.grouped_mm.checks import checked_plan
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.ops.grouped_mm.spec import SPEC
+from stoneware.ops.plan_cache import OpPlans
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 

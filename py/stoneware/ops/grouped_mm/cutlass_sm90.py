@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.cutlass_sm90 import CutlassSm90
@@ -19,7 +19,7 @@ cc/gemm/grouped_mm_sm90.cc)."""
 
 
 class _CutlassSm90(CutlassSm90):
-    max_extents = {"m": MAX_EXTENT, "n": MAX_EXTENT, "k": MAX_EXTENT}
+    max_extents: ClassVar[dict[str, int]] = {"m": MAX_EXTENT, "n": MAX_EXTENT, "k": MAX_EXTENT}
 
     def refusal(self, problem: Problem, kernels: Sequence[KernelRecord]) -> str | None:
         if problem.num_groups > MAX_GROUPS:

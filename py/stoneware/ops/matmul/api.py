@@ -6,12 +6,12 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.matmul.checks import checked_plan, result_shape
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
+from stoneware.ops.plan_cache import OpPlans
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 

@@ -6,8 +6,8 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
+from stoneware.ops.plan_cache import OpPlans
 from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.checks import checked_plan
 from stoneware.ops.scaled_mm.problem import Problem

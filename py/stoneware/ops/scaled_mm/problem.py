@@ -173,14 +173,14 @@ class Problem:
         layout = {}
         if kind_a == "block":
             scale_a, scale_b = "block_1x128", kind_b or "block_128x128"
-            layout = dict(
-                scale_a_stride_m=1,
-                ld_scale_a=m,
-                ld_scale_b=1,
-                is_scale_b_padded=True,
+            layout = {
+                "scale_a_stride_m": 1,
+                "ld_scale_a": m,
+                "ld_scale_b": 1,
+                "is_scale_b_padded": True,
                 # What is no int is refused with its name by the checks of sizes.
-                scale_b_stride_n=padded_num_blocks(k) if type(k) is int else 0,
-            )
+                "scale_b_stride_n": padded_num_blocks(k) if type(k) is int else 0,
+            }
         return cls(
             m=m,
             n=n,
