@@ -272,8 +272,11 @@ def _say_reference(op: str, device: Device, decision: Decision) -> None:
     if device.kind in _said_reference:
         return
     _said_reference.add(device.kind)
+    if device.kind == "cpu":
+        _LOG.warning("%s runs on the CPU with the reference backend, which is slow and meant for checking results", op)
+        return
     _LOG.warning(
-        "%s runs on %s with the reference backend, plain torch and slow, because no other can: %s",
+        "%s runs on %s with the reference backend, which is slow, because no other backend can: %s",
         op,
         device,
         "; ".join(map(str, decision.refusals)),
