@@ -29,7 +29,7 @@ from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
-    from stoneware.ops.spec import Problem
+    from stoneware.ops.product import Product
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
@@ -67,7 +67,7 @@ def kernel_sha256(config: Config) -> str:
 
 
 def measure(
-    problem: Problem,
+    problem: Product,
     configs: Sequence[Config],
     device: Device,
     timer: DeviceTimer,
@@ -124,7 +124,7 @@ class _Race:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Product,
         device: Device,
         timer: DeviceTimer,
         settings: Settings,

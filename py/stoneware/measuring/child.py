@@ -66,7 +66,7 @@ class Worker:
     """
 
     def __init__(self, command: Sequence[str], hello: Mapping[str, Any], start_limit_s: float) -> None:
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         # A session of its own: Ctrl-C at the terminal reaches the parent alone, which ends it.
         self._process = subprocess.Popen(
             list(command),
@@ -193,7 +193,7 @@ def main(make_plan: Any = None) -> int:
                 always=[configs[idx] for idx in task["always"]],
                 known={Config.from_json(data): us for data, us in task["known"]},
                 make_plan=make_plan,
-                announce=lambda config: say("at", config=positions.get(config)),
+                announce=lambda config, positions=positions: say("at", config=positions.get(config)),
                 emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
             )
         except candidates.ContextLostError as error:

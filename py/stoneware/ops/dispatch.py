@@ -115,7 +115,7 @@ class Operation:
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
             from stoneware.measuring import session
 
-            session.tune_on_miss(self, self.spec.filed_as(problem), device)
+            session.tune_on_miss(self, problem.as_filed, device)
             decision = self.decide(problem, device, backend=backend, config=config)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.spec.name, device, decision)

@@ -43,7 +43,7 @@ class _Plans(OpPlans, spec=SPEC):
         OPERATION.check_argument(backend, config)
         tensor_checks.check_rank("a", a, 2, "pass a matrix")
         device = tensor_checks.check_one_device(tensors)
-        problem = Problem(m=a.shape[0], n=a.shape[1])
+        problem = Problem.dense(m=a.shape[0], n=a.shape[1])
         return OPERATION.plan(problem, device, backend=backend, config=config)
 
     def result(self, a, *others):
