@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -51,9 +52,10 @@ from typing import Any
 import torch
 from absl import app, flags
 
-from stoneware.kernels import cutlass_kernels, manifest
+from stoneware.kernels import cutlass_kernels, manifest, registry
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS
+from stoneware.measuring import operands
 from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
@@ -119,36 +121,19 @@ def in_short(timings_us: Sequence[float]) -> dict[str, float]:
 def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     """Calls of the op whose plan does nothing: by the native module, if there is one, and
     without."""
-    api = importlib.import_module(f"stoneware.ops.{op}.api")
-    plans = api._PLANS
-    a = torch.zeros(16, 64, dtype=torch.bfloat16)
-    b = torch.zeros(32, 64, dtype=torch.bfloat16).t()
-    out = torch.empty(16, 32, dtype=torch.bfloat16)
-    if op == "scaled_mm":
-        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        scales = torch.ones(16, 1), torch.ones(1, 32)
+    spec = registry.spec(op)
+    api = importlib.import_module(f"{spec.package}.api")
+    function, plans = getattr(api, op), api._PLANS
+    sizes = {"m": 16, "n": 32, "k": 64, **({"num_groups": 2} if "num_groups" in spec.takes else {})}
+    tensors = dict(operands.make(spec.make_problem(**sizes), "cpu").tensors)
+    others = [inspect.signature(function).parameters[name].default for name, _ in spec.arguments]
+    arguments = [*(tensors[name] for name in spec.tensors), *others, None, None]
 
-        def run() -> None:
-            api.scaled_mm(a, b, *scales, out=out)
+    def run() -> None:
+        function(**tensors)
 
-        def run_in_python() -> None:
-            plans.run(a, b, *scales, None, out, torch.bfloat16, True, None, None)
-    elif op == "grouped_mm":
-        groups = torch.stack([b.t(), b.t()]).mT
-        offs = torch.tensor([8, 16], dtype=torch.int32)
-
-        def run() -> None:
-            api.grouped_mm(a, groups, offs, out=out)
-
-        def run_in_python() -> None:
-            plans.run(a, groups, offs, None, None, out, None, None, None)
-    else:
-
-        def run() -> None:
-            api.matmul(a, b, out=out)
-
-        def run_in_python() -> None:
-            plans.run(a, b, None, out, None, None, None)
+    def run_in_python() -> None:
+        plans.run(*arguments)
 
     run()
     plans.checked_plan = lambda *arguments: lambda *tensors: None
@@ -167,9 +152,9 @@ def warm_figures(op: str) -> Iterator[dict[str, Any]]:
 
 
 def measured_ops() -> list[str]:
-    """Those with a table that has measurements, but for grouped_mm: each number of groups is a family
-    of a few entries there, and none is modelled."""
-    return [op for op in OPS if op != "grouped_mm" and table_file.packaged(op).devices]
+    """Those with a table that has measurements, except ops with groups: each number of groups is a
+    family of a few entries there, and none is modelled."""
+    return [op for op in OPS if "num_groups" not in registry.spec(op).takes and table_file.packaged(op).devices]
 
 
 def measured_device(op: str) -> DeviceTable:
@@ -224,19 +209,27 @@ def gpu(op: str) -> Device:
 def problems_of(op: str, layer: str) -> tuple[list[Any], list[Any]]:
     """Problems that a layer answers, in an order by chance that is always the same, and a few of
     another family."""
-    api = importlib.import_module(f"stoneware.ops.{op}.api")
+    spec = registry.spec(op)
     keys = problem_keys(op)[layer]
-    options = {"scales": keys[0].scales} if op == "scaled_mm" else {}
+    options = {name: getattr(keys[0], name) for name in ("scales", "layout") if name in spec.takes}
     problems = [
-        api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype, **options)
+        spec.make_problem(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype, **options)
         for key in keys
     ]
-    other = {"out_dtype": "fp16"} if op == "scaled_mm" else {"a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}
-    return problems, [replace(problem, **other) for problem in problems[-NUM_OTHERS:]]
+    return problems, [_of_another_family(problem) for problem in problems[-NUM_OTHERS:]]
+
+
+def _of_another_family(problem: Any) -> Any:
+    """The same with bf16 and fp16 exchanged."""
+    names = [name for name in ("a_dtype", "b_dtype", "out_dtype") if getattr(problem, name) in _EXCHANGED]
+    return replace(problem, **{name: _EXCHANGED[getattr(problem, name)] for name in names})
+
+
+_EXCHANGED = {"bf16": "fp16", "fp16": "bf16"}
 
 
 def decides(op: str, device: Device) -> Callable[[Any], Any]:
-    operation = importlib.import_module(f"stoneware.ops.{op}.api").OPERATION
+    operation = registry.spec(op).operation
     return lambda problem: operation.decide(problem, device, lists_refusals=False)
 
 
