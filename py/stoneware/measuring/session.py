@@ -154,7 +154,9 @@ def tune(
         reporter=reporter,
         command=command,
         candidates_of=lambda problem: candidates.of_problem(workloads.operation(problem.key.op), problem, device),
-        always_of=lambda problem, found: candidates.racers(workloads.operation(problem.key.op), problem, device, found),
+        always_of=lambda problem, found: candidates.always_timed(
+            workloads.operation(problem.key.op), problem, device, found
+        ),
         end_run=lambda: machine.end_run(run, ordinal),
     )
     return session.measure(problems, ranks)
@@ -402,7 +404,7 @@ def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None
                 DeviceTimer(device.ordinal),
                 ON_MISS,
                 run.id,
-                always=candidates.racers(operation, problem, device, operation.candidates(problem, device)),
+                always=candidates.always_timed(operation, problem, device, operation.candidates(problem, device)),
                 make_plan=operation.make_plan,
                 emit=lambda samples: tuning.keep(run, samples),
             )

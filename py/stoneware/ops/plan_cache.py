@@ -41,7 +41,7 @@ _no_torch_dispatch = torch.Tensor.__torch_dispatch__
 class OpPlans:
     """The calls of an op, and their plans; the oldest go when there are too many.
 
-    What a plan depends on beside its call, `tuning.state()` and the epoch, is part of its key.
+    A plan's key also has `tuning.state()` and the epoch, on which the plan depends too.
 
     A subclass is made in the op's `api.py`, with the op's spec, and has its one instance there as
     `_PLANS`; making it registers the op's operator. Its methods take the arguments of a call: the
@@ -49,7 +49,7 @@ class OpPlans:
 
     Attributes:
       spec: of the op.
-      operator: the call by the op's operator, for tracers.
+      operator: the call through the torch operator, for tracing.
       call: call(*tensors, *objects) is a call; returns out.
       plan: plan(*tensors, *objects) is the plan of a call, which is checked.
       fast: the native module's part, a FastCall; None where it cannot be used.
@@ -89,8 +89,8 @@ class OpPlans:
 
     @staticmethod
     def fake(*arguments: Any) -> torch.Tensor:
-        """The result for tracers, of the arguments without out: a tensor without memory. Refuses
-        what a shape cannot be inferred from."""
+        """The result of a traced call, a tensor without memory. Takes the arguments without out, and
+        raises where no shape can be inferred."""
         raise NotImplementedError
 
     def slow(self, *arguments: Any) -> torch.Tensor:

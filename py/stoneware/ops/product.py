@@ -105,6 +105,6 @@ class Product:
 
 
 def check_int(name: str, value: object) -> None:
-    """Raises TypeError unless the value is a plain int; a bool is none."""
+    """Raises TypeError unless the value is an int; a bool is refused."""
     if type(value) is not int:
         raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})")

@@ -1,8 +1,8 @@
 """The spec of an op: one value from which everything that is not the op's own arithmetic is made.
 
-The operator of torch's (registration.py), the plan cache (call.py), the look-up (dispatch.py),
-`explain`, `tune` and its measuring process, the report and the checks on a GPU all take an OpSpec.
-An op is a folder with
+The torch operator (registration.py), the plan cache (plan_cache.py), the look-up (dispatch.py),
+`explain`, `tune` and its measuring process, the report and the GPU checks all read an OpSpec. An op
+is a folder with
 
     spec.py       SPEC, an OpSpec; its Problem. Free of torch: the build and `explain` import it
     api.py        the function that users call, its OPERATION with the backends, its plans
@@ -37,7 +37,7 @@ FLAGS = {
     "batch": "batch",
     "layout": "choice of a layout",
 }
-"""What a problem may be described by beside m, n, k, dtype and out_dtype, in words."""
+"""What describes a problem in addition to m, n, k, dtype and out_dtype -> its name in messages."""
 
 
 SHAPE_FORM = "MxNxK, such as 16x4096x14336"
@@ -86,7 +86,7 @@ class OpSpec:
     """An op.
 
     Attributes:
-      name: of the op, of its function and of torch's operator.
+      name: of the op, its function and its torch operator.
       package: has `api` and `operands`.
       inputs: the tensors in the order of the operator; `out` follows them.
       arguments: (name, type in torch's schema) of the other arguments; `backend` and `config`
