@@ -221,11 +221,9 @@ def problems_of(op: str, layer: str) -> tuple[list[Any], list[Any]]:
 
 def _of_another_family(problem: Any) -> Any:
     """The same with bf16 and fp16 exchanged."""
-    names = [name for name in ("a_dtype", "b_dtype", "out_dtype") if getattr(problem, name) in _EXCHANGED]
-    return replace(problem, **{name: _EXCHANGED[getattr(problem, name)] for name in names})
-
-
-_EXCHANGED = {"bf16": "fp16", "fp16": "bf16"}
+    exchanged = {"bf16": "fp16", "fp16": "bf16"}
+    dtypes = {name: getattr(problem, name) for name in ("a_dtype", "b_dtype", "out_dtype")}
+    return replace(problem, **{name: exchanged.get(dtype, dtype) for name, dtype in dtypes.items()})
 
 
 def decides(op: str, device: Device) -> Callable[[Any], Any]:
@@ -233,46 +231,44 @@ def decides(op: str, device: Device) -> Callable[[Any], Any]:
     return lambda problem: operation.decide(problem, device, lists_refusals=False)
 
 
-def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
+def cold_figures(op: str, layer: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
     device = gpu(op)
     decide_for = decides(op, device)
-    for layer in problem_keys(op):
-        all_problems, others = problems_of(op, layer)
-        problems = itertools.cycle(all_problems)
+    all_problems, others = problems_of(op, layer)
+    problems = itertools.cycle(all_problems)
+    problem = all_problems[-1]
 
-        def decide() -> Any:
-            return decide_for(problem)
+    def decide() -> Any:
+        return decide_for(problem)
 
-        def take() -> None:
-            nonlocal problem
-            problem = next(problems)
+    def take() -> None:
+        nonlocal problem
+        problem = next(problems)
 
-        def load() -> None:
-            take()
-            table_file.packaged.cache_clear()
-            sources.forget_stores()
-            sources.sources(op, has_packages=False)
+    def load() -> None:
+        take()
+        table_file.packaged.cache_clear()
+        sources.forget_stores()
+        sources.sources(op, has_packages=False)
 
-        def load_and_ask_others() -> None:
-            load()
-            for other in others:
-                decide_for(other)
+    def load_and_ask_others() -> None:
+        load()
+        for other in others:
+            decide_for(other)
 
-        answers = set()
-        for problem in all_problems:
-            decision = decide()  # and packages are asked, once per process
-            answers.add(decision.layer)
-        if answers != {layer}:
-            raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
-        row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
-        yield {"what": "cold, first of all", "how": "objects", **row, **timed(decide, load, repeats=num_loads)}
-        yield {
-            "what": "cold, first of its family",
-            "how": "objects",
-            **row,
-            **timed(decide, load_and_ask_others, repeats=num_loads),
-        }
-        yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
+    # Packages are asked here, once per process.
+    answers = {decide_for(each).layer for each in all_problems}
+    if answers != {layer}:
+        raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
+    row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
+    yield {"what": "cold, first of all", "how": "objects", **row, **timed(decide, load, repeats=num_loads)}
+    yield {
+        "what": "cold, first of its family",
+        "how": "objects",
+        **row,
+        **timed(decide, load_and_ask_others, repeats=num_loads),
+    }
+    yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
 
 
 def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
@@ -426,12 +422,14 @@ def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{name}-{op}")
         row = {"table": name, "family_entries": len(largest_block(op).sizes)}
         yield from load_figures(op, **row)
-        yield from cold_figures(op, _REPEATS.value, **row, store="absent")
+        for layer in problem_keys(op):
+            yield from cold_figures(op, layer, _REPEATS.value, **row, store="absent")
         if name == "installed":
             yield from process_figures(op, **row)
         samples = fill_store(op, STORE_PROBLEMS)
         yield from store_figures(op, samples, STORE_LOADS, **row)
-        yield from cold_figures(op, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
+        for layer in problem_keys(op):
+            yield from cold_figures(op, layer, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
         if name == "installed":
             samples = fill_store(op, measured_device(op).num_entries)
             yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
@@ -455,10 +453,7 @@ def figures() -> Iterator[dict[str, Any]]:
 
 
 def processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return next(
         (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
         platform.processor(),
@@ -484,8 +479,7 @@ def main(argv: Sequence[str]) -> int:
             name += f", {row['num_store_samples']} samples in it"
         print(
             f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  "
-            f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  "
-            f"{name}",
+            f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  {name}",
             flush=True,
         )
     if _JSON_OUT.value:
