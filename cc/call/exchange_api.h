@@ -21,6 +21,9 @@ inline constexpr std::uint32_t kExchangeMajorVersion = 1;
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::int32_t kCuda = 2;
 
+// DLDataTypeCode: kDLUInt, after kDLInt, which is 0.
+inline constexpr std::uint8_t kUnsignedCode = 1;
+
 // DLDataTypeCode: kDLFloat8_e3m4, the first of the codes of floats of 8 bits and less.
 inline constexpr std::uint8_t kFirstFp8Code = 7;
 
@@ -36,6 +39,7 @@ struct TensorDtype {
   std::uint8_t bits;
   std::uint16_t lanes;
 
+  bool is_integer() const { return code <= kUnsignedCode; }
   bool is_fp8() const { return code >= kFirstFp8Code && bits == 8; }
 };
 

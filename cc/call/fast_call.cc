@@ -147,14 +147,14 @@ bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) co
     // DLPack tell. torch negates no fp8, so nothing could read such a view of it.
     if (!views[i].dtype.is_fp8() && IsTrue(torch_.is_neg.Of(tensor)) != 0) return true;
   }
-  return NeedsGradient(arguments);
+  return NeedsGradient(arguments, views);
 }
 
-bool FastCall::NeedsGradient(PyObject* const* arguments) const {
+bool FastCall::NeedsGradient(PyObject* const* arguments, const TensorView* views) const {
   const int is_enabled = IsTrue(torch_.is_grad_enabled());
   if (is_enabled <= 0) return is_enabled < 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
-    if (arguments[i] == Py_None) continue;
+    if (arguments[i] == Py_None || views[i].dtype.is_integer()) continue;
     // Past the look-up of the attribute: Parameter has torch.Tensor's, and Read() lets no other
     // subclass through.
     PyObject* tensor = arguments[i];

@@ -201,7 +201,7 @@ class FastCall {
   // Whether a call needs more than its plan.
   bool IsUnusual(PyObject* const* arguments, const TensorView* views) const;
   // Whether a gradient would be needed.
-  bool NeedsGradient(PyObject* const* arguments) const;
+  bool NeedsGradient(PyObject* const* arguments, const TensorView* views) const;
   // Whether tensors may be dual ones, with a tangent, which no plan follows.
   bool IsInDualLevel() const;
   // Takes the plan of a call whose tensors are read, from the table or from `make`; false with an

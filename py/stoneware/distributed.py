@@ -1,6 +1,6 @@
-"""sw.distributed: proof that the ranks of a job decide alike.
+"""sw.distributed: checks that the ranks of a job choose the same kernels.
 
-A look-up asks nobody, so ranks agree as long as they ask the same tables. A rank whose user's store
+Ranks do not communicate in a look-up, so they agree as long as they read the same tables. A rank whose user's store
 is warmer, whose wheel is older or whose STONEWARE_TUNING differs would run another kernel, with
 other rounding and, if it measures, minutes later than the rest.
 """
@@ -29,14 +29,14 @@ _OF_THE_WHEEL = ("stoneware", "kernels", *(f"table of {op}" for op in OPS))
 
 
 def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> str:
-    """Compares what the ranks of a process group decide by; every rank must call it.
+    """Checks that the ranks of a process group choose kernels alike; every rank must call it.
 
-    Compared are the version of Stoneware, its kernels and tables, the tables of other packages, the
+    It compares the version of Stoneware, its kernels and tables, the tables of other packages, the
     user's store, the overlay and the mode of `sw.tuning`.
 
-    If they differ in anything but the wheel, every rank warns, and from then on its process takes
-    the wheel's tables alone: overlay, user's store and other packages are left alone, "on_miss"
-    measures nothing, and plans are made anew. That cannot be undone in the process.
+    If they differ only outside the wheel, every rank logs a warning, and from then on uses only the
+    wheel's tables: overlay, user's store and other packages are ignored, "on_miss" measures nothing,
+    and every plan is made again. The process cannot undo this.
 
     Args:
       group: torch's process group; None for the default one.

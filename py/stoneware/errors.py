@@ -44,7 +44,7 @@ class DriverError(StonewareError, RuntimeError):
 
 
 class UnsupportedError(StonewareError, RuntimeError):
-    """No backend, or not the one that was asked for, can run the problem on the device."""
+    """No backend, or not the requested one, can run the problem on the device."""
 
 
 class TableError(StonewareError, RuntimeError):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import explained
-from stoneware.kernels import registry
+from stoneware.kernels import manifest, registry
 from stoneware.kernels.config import Config
 from stoneware.kernels.registry import OPS
-from stoneware.runtime.device import CPU, Device, cuda_device
+from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.lookup import Decision
+from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice
 
 if TYPE_CHECKING:
@@ -76,31 +79,73 @@ class Explanation:
 
     def __str__(self) -> str:
         decision = self.decision
+        layer = f"{decision.layer}" + (f", from the {decision.source}" if decision.source else "")
         lines = [
-            f"{self.problem}",
-            f"  on        {self.device}",
-            f"  config    {decision.config}",
-            f"  layer     {decision.layer}"
-            + (f", from the {decision.source}" if decision.source else "")
-            + f" (grade: {decision.grade})",
-            f"  why       {decision.reason}",
+            *fitted("", str(self.problem)),
+            *fitted("device", str(self.device)),
+            *fitted("config", kernel_in_words(decision.config)),
+            *fitted("kernel", decision.config.kernel),
+            *fitted("layer", f"{layer} (grade: {decision.grade})"),
+            *fitted("why", decision.reason),
         ]
         if self.run:
-            lines.append(
-                "  measured  {date}, driver {driver}, CUDA {cuda}, torch {torch}, commit {commit}".format(**self.run)
-            )
-        if decision.chosen and decision.runners_up:
-            lines.append("  runners-up")
-            lines += [
-                f"    {choice.median_us:9.2f} us  {_margin(choice, decision.chosen):>7}  {choice.config}"
-                for choice in decision.runners_up
-            ]
-        if decision.refusals:
-            lines.append("  refused")
-            lines += [f"    {item}" for item in decision.refusals]
+            measured = "{date}, driver {driver}, CUDA {cuda}, torch {torch}, commit {commit}".format(**self.run)
+            lines += fitted("measured", measured)
         if self.table_digest:
-            lines.append(f"  table     {self.table_digest}")
+            lines += fitted("table", self.table_digest)
+        if chosen := decision.chosen:
+            lines.append("candidates (> is chosen)")
+            for choice in sorted([chosen, *decision.runners_up], key=lambda choice: choice.median_us):
+                is_chosen = choice is chosen
+                time = f"{'>' if is_chosen else ' '} {choice.median_us:9.2f} us"
+                margin = "" if is_chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
+                lines += fitted(f"{time} {margin:>8}", kernel_in_words(choice.config), width=24)
+        if decision.refusals:
+            lines.append("refused")
+            for item in decision.refusals:
+                lines += fitted(" ", str(item), width=2)
         return "\n".join(lines)
+
+
+COLUMNS = 80
+"""Of a terminal; what explain and info print fits it."""
+
+
+def fitted(label: str, text: str, width: int = 10) -> list[str]:
+    """Lines of at most COLUMNS with a label before the text, which continues below itself."""
+    indent = " " * (width if label else 0)
+    return textwrap.wrap(
+        text, COLUMNS, initial_indent=label.ljust(len(indent)), subsequent_indent=indent or "  ", break_on_hyphens=False
+    )
+
+
+def kernel_in_words(config: Config) -> str:
+    """A config as a person says it, such as "cutlass_sm90: tile 64x16x256, one-block cluster, 9
+    stages, operands swapped"; a kernel that is not of this build has its name only."""
+    record = manifest.packaged().kernels.get(config.kernel)
+    built = record.config if record else {}
+    words = [f"tile {'x'.join(map(str, built['tile']))}"] if "tile" in built else [config.kernel]
+    if cluster := built.get("cluster"):
+        size = "x".join(map(str, cluster[:2]))
+        words.append("one-block cluster" if size == "1x1" else f"cluster {size}")
+    # "splitk" kernels share k where splits say so.
+    if (schedule := built.get("schedule", "splitk")) != "splitk":
+        words.append("warp-specialized" if schedule == "warpspecialized" else schedule)
+    if stages := built.get("stages") or built.get("num_stages"):
+        words.append(f"{stages} stages")
+    if warps := built.get("num_warps"):
+        words.append(f"{warps} warps")
+    if built.get("swap_ab"):
+        words.append("operands swapped")
+    if built.get("accumulation") == "slow":
+        words.append("float32 accumulation")
+    if config.splits != 1:
+        words.append(f"k split {config.splits} ways")
+    if config.max_swizzle != 1:
+        words.append(f"swizzle {config.max_swizzle}")
+    if config.raster != "heuristic":
+        words.append(f"raster {config.raster.replace('_', ' ')}")
+    return f"{config.backend}: {', '.join(words)}"
 
 
 def explain(
@@ -132,9 +177,9 @@ def explain(
       batch: of matmul, products of this shape, each with its own b; others ignore it.
       layout: of matmul, that of a and of b, "n" for row-major and "t" for column-major; "nt" is
         a @ weight.t(), "nn" the gradient of its input, "tn" that of the weight; others ignore it.
-      device: the name or alias of a device in the tuning tables, such as "NVIDIA H200", which need
-        not be in this machine; "cpu"; "cuda" or "cuda:1"; a torch.device; None for the current GPU,
-        else the CPU.
+      device: the name or alias of a device in the tuning tables, or a part of one that only one
+        device has, such as "H200"; the device need not be in this machine. Or "cpu", "cuda",
+        "cuda:1" or a torch.device. None is the current GPU, or the CPU if there is none.
 
     Raises:
       TypeError: a size is no int, or the device is neither a str nor a torch.device.
@@ -194,15 +239,30 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         return CPU
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
-    tables = [source.table for source in sources.sources(op)]
-    for one in tables:
-        if (found := one.device_named(name)) is not None:
-            return Device(kind="cuda", fingerprint=found.fingerprint)
-    known = sorted({name for one in tables for device in one.devices for name in device.names})
+    known = [device for source in sources.sources(op) for device in source.table.devices]
+    found = devices_named(name, known)
+    if len(found) == 1:
+        return Device(kind="cuda", fingerprint=found[0].fingerprint)
+    rule = f"is not in the tuning table of {op}, which has"
+    if found:
+        rule = f"is part of the names of {len(found)} devices in the tuning tables of {op}:"
+    names = sorted({one for device in found or known for one in device.names})
     raise ValueError(
-        f"device={name!r} is not in the tuning table of {op}, which has "
-        f"{', '.join(known) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
+        f"device={name!r} {rule} {', '.join(names) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
     )
+
+
+def devices_named(name: str, known: Iterable[DeviceTable]) -> list[DeviceTable]:
+    """The devices with this name or alias, of which the first answers; else those with it as a part
+    of a name, one of each name."""
+    folded = normalized_name(name)
+    parts: dict[str, DeviceTable] = {}
+    for device in known:
+        if names_match(name, device.names):
+            return [device]
+        if folded and any(folded in normalized_name(one) for one in device.names):
+            parts.setdefault(device.fingerprint.name, device)
+    return list(parts.values())
 
 
 def _cuda_device(name: str) -> Device:
@@ -237,7 +297,3 @@ def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, A
         "is_modelled": choice.run == MODELLED_RUN,
         "margin": round(choice.median_us / chosen.median_us - 1, 6),
     }
-
-
-def _margin(choice: Choice, chosen: Choice) -> str:
-    return f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"

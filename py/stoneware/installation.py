@@ -12,6 +12,7 @@ from typing import Any
 
 from stoneware import __version__
 from stoneware.errors import DriverError, TableError
+from stoneware.explanation import fitted
 from stoneware.kernels import cutlass_kernels, manifest
 from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
@@ -54,19 +55,14 @@ class Info:
         return {**asdict(self), "devices": list(self.devices)}
 
     def __str__(self) -> str:
-        lines = [
-            f"stoneware  {self.stoneware}",
-            f"python     {self.python}",
-            f"torch      {self.torch}",
-            f"driver     {self.driver}",
-            *(f"gpu {ordinal}      {device}" for ordinal, device in enumerate(self.devices)),
-        ]
+        gpus = {f"gpu {ordinal}": device for ordinal, device in enumerate(self.devices)}
+        versions = {name: getattr(self, name) for name in ("stoneware", "python", "torch", "driver")}
+        lines = [line for name, value in {**versions, **gpus}.items() for line in fitted(name, value, 11)]
         for title, section in (("modules", self.modules), ("kernels", self.kernels), ("tables", self.tables)):
-            width = max(map(len, section), default=0)
+            width = max(map(len, section), default=0) + 4
             lines.append(title)
-            lines += [f"  {name:<{width}}  {value}" for name, value in section.items()]
-        lines += [f"store      {self.store}", f"tuning     {self.mode}"]
-        return "\n".join(lines)
+            lines += [line for name, value in section.items() for line in fitted(f"  {name}", str(value), width)]
+        return "\n".join([*lines, *fitted("store", self.store, 11), *fitted("tuning", self.mode, 11)])
 
 
 def info() -> Info:

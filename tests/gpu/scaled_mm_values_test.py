@@ -138,9 +138,13 @@ def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
     blocks, columns, rows = num_blocks(k), num_blocks(n), padded_num_blocks(k)
 
     def strides(a_m: int, a_k: int, b_k: int, b_n: int, is_padded: bool = False):
-        return dict(
-            scale_a_stride_m=a_m, ld_scale_a=a_k, ld_scale_b=b_k, scale_b_stride_n=b_n, is_scale_b_padded=is_padded
-        )
+        return {
+            "scale_a_stride_m": a_m,
+            "ld_scale_a": a_k,
+            "ld_scale_b": b_k,
+            "scale_b_stride_n": b_n,
+            "is_scale_b_padded": is_padded,
+        }
 
     return {
         "torch": strides(1, m, 1, rows, True),

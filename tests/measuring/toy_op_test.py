@@ -108,7 +108,7 @@ def test_explain_says_what_runs_on_a_cpu(capsys):
     assert str(found).startswith("toy_add m=5 n=7")
     arguments = ["explain", "toy_add", "-m", "5", "-n", "7", "-k", "1", "--device", "cpu"]
     assert main.run(arguments) == exit_codes.OK
-    assert "vendor:toy.add_300" in capsys.readouterr().out
+    assert "vendor: toy.add_300" in capsys.readouterr().out
     assert main.run([*arguments, "--scales", "row"]) == exit_codes.USAGE
     assert "for scaled_mm; toy_add has no kinds of scales" in capsys.readouterr().err
 
@@ -116,7 +116,7 @@ def test_explain_says_what_runs_on_a_cpu(capsys):
 def test_problems_are_its_layers_and_shapes():
     made = workloads.problems(ops=["toy_add"])
     assert [(one.m, one.n) for one in made] == [(4, 32), (16, 32)]
-    assert workloads.problems(ops=["toy_add"], shapes=["3x8x1"]) == [SPEC.problem(m=3, n=8)]
+    assert workloads.problems(ops=["toy_add"], shapes=["3x8x1"]) == [SPEC.make_problem(m=3, n=8)]
     for problem in made:
         assert workloads.problem_from_json(workloads.problem_to_json(problem)) == problem
     with pytest.raises(ValueError, match="of the form that toy_add takes: MxNxK"):
@@ -124,7 +124,7 @@ def test_problems_are_its_layers_and_shapes():
 
 
 def test_operands_are_compared_by_its_tolerance():
-    given = operands.make(SPEC.problem(m=4, n=32), "cpu")
+    given = operands.make(SPEC.make_problem(m=4, n=32), "cpu")
     SPEC.operation.make_plan(given.problem, ADDCMUL, CPU)(*given.arguments)
     expected = operands.reference(given)
     assert operands.compare(given.out, expected, given.problem).is_right
@@ -148,7 +148,7 @@ def test_it_is_measured_baked_looked_up_and_reported(tmp_path):
     found = sw.explain("toy_add", m=16, n=32, k=1, device=H200.name)
     assert (found.config, found.layer, found.source) == (ADDCMUL, "exact", table_sources.WHEEL)
     near = lookup.find(
-        SPEC.problem(m=12, n=32).key, H200, [table_sources.Source("wheel", table_file.packaged("toy_add"))]
+        SPEC.make_problem(m=12, n=32).key, H200, [table_sources.Source("wheel", table_file.packaged("toy_add"))]
     )
     assert (near.layer, near.choice.config) == ("nearest m", ADDCMUL)
     assert figures.row_label(problems[0].key) == "toy_layer  32 × 1"

@@ -12,7 +12,6 @@ from operands import poisoned, random_fp8, relative_error
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
 from stoneware.measuring.tolerance import tolerance
-from stoneware.ops.grouped_mm import api
 from stoneware.ops.grouped_mm.problem import Problem
 
 G, N, K = 4, 48, 64
@@ -185,7 +184,7 @@ def test_the_key_has_the_mean_rows_of_a_group():
 
 def test_a_miss_is_measured_at_the_whole_mean_and_without_views():
     problem = Problem(m=33, n=32, k=64, num_groups=8, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96)
-    measured = api.OPERATION.spec.filed_as(problem)
+    measured = problem.as_filed
     assert measured == Problem.dense(m=40, n=32, k=64, num_groups=8)
     assert measured.key == problem.key
 

@@ -282,7 +282,7 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     assert OPERATION.decide(batch, H200).layer == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
     strided = replace(batch, batch_stride_a=0, lda=4104)
-    assert OPERATION.spec.filed_as(batch) == OPERATION.spec.filed_as(strided) == batch
+    assert batch.as_filed == strided.as_filed == batch
     # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
     experts = {"n": 14336, "k": 4096, "batch": 8}
     for m, layer in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from operands import OUT_DTYPES, block_scaled_operands, poisoned, relative_error
 import stoneware as sw
 from stoneware.measuring.tolerance import tolerance
 from stoneware.ops import dispatch
+from stoneware.tuning.lookup import Refusal
 
 SHAPES = [(1, 16, 16), (17, 48, 32), (64, 2112, 512), (300, 256, 1008)]
 
@@ -109,7 +111,7 @@ def test_row_of_a_taller_matrix_may_have_any_row_stride():
     assert torch.equal(sw.scaled_mm(odd, x.b, x.scale_a, x.scale_b), sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b))
 
 
-def test_reference_is_announced_once_with_the_reasons(monkeypatch, caplog):
+def test_reference_on_a_cpu_is_announced_once_in_one_sentence(monkeypatch, caplog):
     monkeypatch.setattr(dispatch, "_said_reference", set())
     with caplog.at_level(logging.WARNING, logger="stoneware"):
         for m in (1029, 1031, 1033):
@@ -118,8 +120,19 @@ def test_reference_is_announced_once_with_the_reasons(monkeypatch, caplog):
         y = torch.randn(1029, 16).bfloat16()
         sw.matmul(y, y.t())
     (record,) = caplog.records
-    assert "reference backend" in record.getMessage()
-    assert "compute capability" in record.getMessage()
+    assert record.getMessage() == (
+        "scaled_mm runs on the CPU with the reference backend, which is slow and meant for checking results"
+    )
+
+
+def test_reference_on_a_gpu_is_announced_with_the_reasons(monkeypatch, caplog):
+    monkeypatch.setattr(dispatch, "_said_reference", set())
+    device = types.SimpleNamespace(kind="cuda")
+    decision = types.SimpleNamespace(refusals=[Refusal(what="vendor", reason="needs compute capability 8.9")])
+    for _ in range(2):
+        dispatch._say_reference("scaled_mm", device, decision)
+    (record,) = caplog.records
+    assert "no other backend can: vendor: needs compute capability 8.9" in record.getMessage()
 
 
 def test_vendor_function_takes_the_arguments_that_its_backend_passes():

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import itertools
 import json
 import os
@@ -51,9 +52,10 @@ from typing import Any
 import torch
 from absl import app, flags
 
-from stoneware.kernels import cutlass_kernels, manifest
+from stoneware.kernels import cutlass_kernels, manifest, registry
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS
+from stoneware.measuring import operands
 from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
@@ -119,36 +121,19 @@ def in_short(timings_us: Sequence[float]) -> dict[str, float]:
 def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     """Calls of the op whose plan does nothing: by the native module, if there is one, and
     without."""
-    api = importlib.import_module(f"stoneware.ops.{op}.api")
-    plans = api._PLANS
-    a = torch.zeros(16, 64, dtype=torch.bfloat16)
-    b = torch.zeros(32, 64, dtype=torch.bfloat16).t()
-    out = torch.empty(16, 32, dtype=torch.bfloat16)
-    if op == "scaled_mm":
-        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        scales = torch.ones(16, 1), torch.ones(1, 32)
+    spec = registry.spec(op)
+    api = importlib.import_module(f"{spec.package}.api")
+    function, plans = getattr(api, op), api._PLANS
+    sizes = {"m": 16, "n": 32, "k": 64, **({"num_groups": 2} if "num_groups" in spec.takes else {})}
+    tensors = dict(operands.make(spec.make_problem(**sizes), "cpu").tensors)
+    others = [inspect.signature(function).parameters[name].default for name, _ in spec.arguments]
+    arguments = [*(tensors[name] for name in spec.tensors), *others, None, None]
 
-        def run() -> None:
-            api.scaled_mm(a, b, *scales, out=out)
+    def run() -> None:
+        function(**tensors)
 
-        def run_in_python() -> None:
-            plans.run(a, b, *scales, None, out, torch.bfloat16, True, None, None)
-    elif op == "grouped_mm":
-        groups = torch.stack([b.t(), b.t()]).mT
-        offs = torch.tensor([8, 16], dtype=torch.int32)
-
-        def run() -> None:
-            api.grouped_mm(a, groups, offs, out=out)
-
-        def run_in_python() -> None:
-            plans.run(a, groups, offs, None, None, out, None, None, None)
-    else:
-
-        def run() -> None:
-            api.matmul(a, b, out=out)
-
-        def run_in_python() -> None:
-            plans.run(a, b, None, out, None, None, None)
+    def run_in_python() -> None:
+        plans.run(*arguments)
 
     run()
     plans.checked_plan = lambda *arguments: lambda *tensors: None
@@ -167,9 +152,9 @@ def warm_figures(op: str) -> Iterator[dict[str, Any]]:
 
 
 def measured_ops() -> list[str]:
-    """Those with a table that has measurements, but for grouped_mm: each number of groups is a family
-    of a few entries there, and none is modelled."""
-    return [op for op in OPS if op != "grouped_mm" and table_file.packaged(op).devices]
+    """Those with a table that has measurements, except ops with groups: each number of groups is a
+    family of a few entries there, and none is modelled."""
+    return [op for op in OPS if "num_groups" not in registry.spec(op).takes and table_file.packaged(op).devices]
 
 
 def measured_device(op: str) -> DeviceTable:
@@ -224,62 +209,66 @@ def gpu(op: str) -> Device:
 def problems_of(op: str, layer: str) -> tuple[list[Any], list[Any]]:
     """Problems that a layer answers, in an order by chance that is always the same, and a few of
     another family."""
-    api = importlib.import_module(f"stoneware.ops.{op}.api")
+    spec = registry.spec(op)
     keys = problem_keys(op)[layer]
-    options = {"scales": keys[0].scales} if op == "scaled_mm" else {}
+    options = {name: getattr(keys[0], name) for name in ("scales", "layout") if name in spec.takes}
     problems = [
-        api.Problem.dense(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype, **options)
+        spec.make_problem(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype, **options)
         for key in keys
     ]
-    other = {"out_dtype": "fp16"} if op == "scaled_mm" else {"a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}
-    return problems, [replace(problem, **other) for problem in problems[-NUM_OTHERS:]]
+    return problems, [_of_another_family(problem) for problem in problems[-NUM_OTHERS:]]
+
+
+def _of_another_family(problem: Any) -> Any:
+    """The same with bf16 and fp16 exchanged."""
+    exchanged = {"bf16": "fp16", "fp16": "bf16"}
+    dtypes = {name: getattr(problem, name) for name in ("a_dtype", "b_dtype", "out_dtype")}
+    return replace(problem, **{name: exchanged.get(dtype, dtype) for name, dtype in dtypes.items()})
 
 
 def decides(op: str, device: Device) -> Callable[[Any], Any]:
-    operation = importlib.import_module(f"stoneware.ops.{op}.api").OPERATION
+    operation = registry.spec(op).operation
     return lambda problem: operation.decide(problem, device, lists_refusals=False)
 
 
-def cold_figures(op: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
+def cold_figures(op: str, layer: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
     device = gpu(op)
     decide_for = decides(op, device)
-    for layer in problem_keys(op):
-        all_problems, others = problems_of(op, layer)
-        problems = itertools.cycle(all_problems)
+    all_problems, others = problems_of(op, layer)
+    problems = itertools.cycle(all_problems)
+    problem = all_problems[-1]
 
-        def decide() -> Any:
-            return decide_for(problem)
+    def decide() -> Any:
+        return decide_for(problem)
 
-        def take() -> None:
-            nonlocal problem
-            problem = next(problems)
+    def take() -> None:
+        nonlocal problem
+        problem = next(problems)
 
-        def load() -> None:
-            take()
-            table_file.packaged.cache_clear()
-            sources.forget_stores()
-            sources.sources(op, has_packages=False)
+    def load() -> None:
+        take()
+        table_file.packaged.cache_clear()
+        sources.forget_stores()
+        sources.sources(op, has_packages=False)
 
-        def load_and_ask_others() -> None:
-            load()
-            for other in others:
-                decide_for(other)
+    def load_and_ask_others() -> None:
+        load()
+        for other in others:
+            decide_for(other)
 
-        answers = set()
-        for problem in all_problems:
-            decision = decide()  # and packages are asked, once per process
-            answers.add(decision.layer)
-        if answers != {layer}:
-            raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
-        row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
-        yield {"what": "cold, first of all", "how": "objects", **row, **timed(decide, load, repeats=num_loads)}
-        yield {
-            "what": "cold, first of its family",
-            "how": "objects",
-            **row,
-            **timed(decide, load_and_ask_others, repeats=num_loads),
-        }
-        yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
+    # Packages are asked here, once per process.
+    answers = {decide_for(each).layer for each in all_problems}
+    if answers != {layer}:
+        raise RuntimeError(f"{op}: {layer!r} was answered by {sorted(answers)}")
+    row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
+    yield {"what": "cold, first of all", "how": "objects", **row, **timed(decide, load, repeats=num_loads)}
+    yield {
+        "what": "cold, first of its family",
+        "how": "objects",
+        **row,
+        **timed(decide, load_and_ask_others, repeats=num_loads),
+    }
+    yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
 
 
 def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
@@ -433,12 +422,14 @@ def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{name}-{op}")
         row = {"table": name, "family_entries": len(largest_block(op).sizes)}
         yield from load_figures(op, **row)
-        yield from cold_figures(op, _REPEATS.value, **row, store="absent")
+        for layer in problem_keys(op):
+            yield from cold_figures(op, layer, _REPEATS.value, **row, store="absent")
         if name == "installed":
             yield from process_figures(op, **row)
         samples = fill_store(op, STORE_PROBLEMS)
         yield from store_figures(op, samples, STORE_LOADS, **row)
-        yield from cold_figures(op, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
+        for layer in problem_keys(op):
+            yield from cold_figures(op, layer, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
         if name == "installed":
             samples = fill_store(op, measured_device(op).num_entries)
             yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
@@ -462,10 +453,7 @@ def figures() -> Iterator[dict[str, Any]]:
 
 
 def processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     return next(
         (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
         platform.processor(),
@@ -491,8 +479,7 @@ def main(argv: Sequence[str]) -> int:
             name += f", {row['num_store_samples']} samples in it"
         print(
             f"{row['median_us']:10.3f} us  +- {row['spread_us']:8.3f}  "
-            f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  "
-            f"{name}",
+            f"p10 {row['p10_us']:10.3f}  of {row['count']:3}  {name}",
             flush=True,
         )
     if _JSON_OUT.value:

@@ -29,7 +29,7 @@ from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
-    from stoneware.ops.spec import Problem
+    from stoneware.ops.product import Product
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
@@ -46,14 +46,14 @@ class ContextLostError(StonewareError, RuntimeError):
 
 
 def of_problem(operation: Operation, problem: Any, device: Device) -> list[Config]:
-    """The candidates of a problem, those of `racers` first."""
+    """The candidates of a problem, the always-timed ones first."""
     found = operation.candidates(problem, device)
-    always = racers(operation, problem, device, found)
+    always = always_timed(operation, problem, device, found)
     return [*always, *(config for config in found if config not in always)]
 
 
-def racers(operation: Operation, problem: Any, device: Device, found: Sequence[Config]) -> list[Config]:
-    """Those of `found` that are in every race: the default config and the vendor library's."""
+def always_timed(operation: Operation, problem: Any, device: Device, found: Sequence[Config]) -> list[Config]:
+    """The candidates in `found` that are always timed: the default config and the vendor library's."""
     rule = operation.preferred(problem.key, device.compute_capability, manifest.packaged())
     default = next((config for config in rule if config in found), None)
     always = [config for config in (default,) if config is not None]
@@ -67,7 +67,7 @@ def kernel_sha256(config: Config) -> str:
 
 
 def measure(
-    problem: Problem,
+    problem: Product,
     configs: Sequence[Config],
     device: Device,
     timer: DeviceTimer,
@@ -109,6 +109,9 @@ def measure(
     return list(race.samples.values())
 
 
+_NOT_TIMED = Timing(0.0, 0.0, 0)
+
+
 @dataclasses.dataclass
 class _Measured:
     """What became of one candidate."""
@@ -116,7 +119,7 @@ class _Measured:
     status: str
     error: float
     detail: str = ""
-    timing: Timing = Timing(0.0, 0.0, 0)
+    timing: Timing = _NOT_TIMED
 
 
 class _Race:
@@ -124,7 +127,7 @@ class _Race:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Product,
         device: Device,
         timer: DeviceTimer,
         settings: Settings,

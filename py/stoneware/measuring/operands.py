@@ -17,7 +17,7 @@ from stoneware.kernels import registry
 from stoneware.measuring import tolerance
 
 if TYPE_CHECKING:
-    from stoneware.ops.spec import Problem
+    from stoneware.ops.product import Product
 
 Device = torch.device | str
 
@@ -35,7 +35,7 @@ class Operands:
       out_base: the memory around out: guard rows and columns that must stay NaN.
     """
 
-    problem: Problem
+    problem: Product
     tensors: Mapping[str, torch.Tensor | None]
     out_base: torch.Tensor
 

@@ -32,7 +32,7 @@ from stoneware.tuning.samples import Run, Sample
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
-    from stoneware.ops.spec import Problem
+    from stoneware.ops.product import Product
     from stoneware.tuning.store import Store
 
 _MOST_LOSSES = 2
@@ -115,7 +115,7 @@ class Summary:
 
 
 def tune(
-    problems: Sequence[Problem],
+    problems: Sequence[Product],
     store: Store,
     ordinal: int,
     settings: Settings,
@@ -154,7 +154,9 @@ def tune(
         reporter=reporter,
         command=command,
         candidates_of=lambda problem: candidates.of_problem(workloads.operation(problem.key.op), problem, device),
-        always_of=lambda problem, found: candidates.racers(workloads.operation(problem.key.op), problem, device, found),
+        always_of=lambda problem, found: candidates.always_timed(
+            workloads.operation(problem.key.op), problem, device, found
+        ),
         end_run=lambda: machine.end_run(run, ordinal),
     )
     return session.measure(problems, ranks)
@@ -188,7 +190,7 @@ class Session:
         self._num_given_up = 0
         self._summary = Summary(run=self.run.id)
 
-    def measure(self, problems: Sequence[Problem], ranks: Ranks) -> Summary:
+    def measure(self, problems: Sequence[Product], ranks: Ranks) -> Summary:
         """Measures those of the problems that belong to this rank."""
         begin, summary = time.monotonic(), self._summary
         own = list(problems)[ranks.rank :: ranks.world_size]
@@ -226,7 +228,7 @@ class Session:
                 known.setdefault(sample.key, {})[sample.config, sample.kernel_sha256] = sample
         return known
 
-    def _task(self, problem: Problem, known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]]) -> _Task | None:
+    def _task(self, problem: Product, known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]]) -> _Task | None:
         """What is left to measure of a problem; None if nothing is."""
         configs = self.candidates_of(problem)
         of_problem = known.get(problem.key, {})
@@ -313,7 +315,7 @@ class Session:
                 "and start again to go on"
             )
 
-    def _not_measured(self, problem: Problem, reason: str) -> str:
+    def _not_measured(self, problem: Product, reason: str) -> str:
         self._summary.failures.append((str(problem), reason))
         self.reporter.note(f"{problem} cannot be measured: {reason}")
         return f"cannot be measured: {reason}"
@@ -361,7 +363,7 @@ class _Task:
       known: medians of configs with one; None for one that is not right.
     """
 
-    problem: Problem
+    problem: Product
     always: list[Config]
     missing: list[Config]
     known: dict[Config, float | None]
@@ -371,7 +373,7 @@ def _median(sample: Sample) -> float | None:
     return sample.median_us if sample.status == "ok" else None
 
 
-def tune_on_miss(operation: Operation, problem: Problem, device: Device) -> None:
+def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
     For a program that runs under `sw.tuning("on_miss")`: short, without a process of its own, and
@@ -402,7 +404,7 @@ def tune_on_miss(operation: Operation, problem: Problem, device: Device) -> None
                 DeviceTimer(device.ordinal),
                 ON_MISS,
                 run.id,
-                always=candidates.racers(operation, problem, device, operation.candidates(problem, device)),
+                always=candidates.always_timed(operation, problem, device, operation.candidates(problem, device)),
                 make_plan=operation.make_plan,
                 emit=lambda samples: tuning.keep(run, samples),
             )

@@ -13,7 +13,8 @@ from stoneware.kernels.registry import OPS
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
-    from stoneware.ops.spec import OpSpec, Problem
+    from stoneware.ops.product import Product
+    from stoneware.ops.spec import OpSpec
 
 SCALE_KINDS = ("row", "tensor")
 
@@ -33,7 +34,7 @@ def problems(
     out_dtypes: Sequence[str] = ("bf16",),
     layouts: Sequence[str] = ("nt",),
     dtypes: Sequence[str] = ("e4m3", "bf16"),
-) -> list[Problem]:
+) -> list[Product]:
     """Every combination, in a fixed order and none twice.
 
     Args:
@@ -119,18 +120,18 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def cost(problem: Problem) -> float:
+def cost(problem: Product) -> float:
     """A problem's time in arbitrary units, for the time left: a fixed part, and the arithmetic."""
     return 1.0 + registry.spec(problem.key.op).num_operations(problem.key) / 2e12
 
 
-def problem_to_json(problem: Problem) -> dict[str, Any]:
+def problem_to_json(problem: Product) -> dict[str, Any]:
     """For `json.dumps`; `problem_from_json` gives the same problem back."""
     op = problem.key.op
     return {"op": op, "spec": OPS[op], **dataclasses.asdict(problem)}
 
 
-def problem_from_json(data: Mapping[str, Any]) -> Problem:
+def problem_from_json(data: Mapping[str, Any]) -> Product:
     """The problem, in any process: its op is known here from now on."""
     fields = dict(data)
     op, module = fields.pop("op"), fields.pop("spec")

@@ -115,7 +115,7 @@ class Operation:
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
             from stoneware.measuring import session
 
-            session.tune_on_miss(self, self.spec.filed_as(problem), device)
+            session.tune_on_miss(self, problem.as_filed, device)
             decision = self.decide(problem, device, backend=backend, config=config)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.spec.name, device, decision)
@@ -272,8 +272,11 @@ def _say_reference(op: str, device: Device, decision: Decision) -> None:
     if device.kind in _said_reference:
         return
     _said_reference.add(device.kind)
+    if device.kind == "cpu":
+        _LOG.warning("%s runs on the CPU with the reference backend, which is slow and meant for checking results", op)
+        return
     _LOG.warning(
-        "%s runs on %s with the reference backend, plain torch and slow, because no other can: %s",
+        "%s runs on %s with the reference backend, which is slow, because no other backend can: %s",
         op,
         device,
         "; ".join(map(str, decision.refusals)),

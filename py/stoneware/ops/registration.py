@@ -1,11 +1,11 @@
-"""The ops as operators of torch's, for what traces calls: torch.compile, torch.export, modes.
+"""Registers the ops as torch operators, for torch.compile, torch.export and dispatch modes.
 
-An eager call does not come by here: a function in `api.py` calls its operator only while Dynamo
-traces it, and its plan cache only under a torch dispatch mode or for a subclass of torch.Tensor
-that wants to see operators. The operator itself, when a compiled graph runs, is the eager call.
+Eager calls do not use the operators. A function in `api.py` calls its operator while Dynamo traces
+it; the plan cache calls it under a torch dispatch mode or for a subclass of torch.Tensor that
+intercepts operators. When a compiled graph runs, the operator makes the eager call.
 
-An operator that writes to `out` is one of its own, named NAME_out: torch.compile can make a call
-without side effects of one that returns nothing, but not of one that returns its argument.
+The variant that writes to `out` is a separate operator, NAME_out, which returns nothing: torch.compile
+can functionalize that, but not an operator that returns its argument.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The spec of an op: one value from which everything that is not the op's own arithmetic is made.
 
-The operator of torch's (registration.py), the plan cache (call.py), the look-up (dispatch.py),
-`explain`, `tune` and its measuring process, the report and the checks on a GPU all take an OpSpec.
-An op is a folder with
+The torch operator (registration.py), the plan cache (plan_cache.py), the look-up (dispatch.py),
+`explain`, `tune` and its measuring process, the report and the GPU checks all read an OpSpec. An op
+is a folder with
 
     spec.py       SPEC, an OpSpec; its Problem. Free of torch: the build and `explain` import it
     api.py        the function that users call, its OPERATION with the backends, its plans
@@ -17,13 +17,14 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.measuring.tolerance import on_gpu
+from stoneware.ops.product import Product
 from stoneware.runtime.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -36,26 +37,11 @@ FLAGS = {
     "batch": "batch",
     "layout": "choice of a layout",
 }
-"""What a problem may be described by beside m, n, k, dtype and out_dtype, in words."""
+"""What describes a problem in addition to m, n, k, dtype and out_dtype -> its name in messages."""
 
 
 SHAPE_FORM = "MxNxK, such as 16x4096x14336"
 """Of `--shapes` for one product."""
-
-
-class Problem(Protocol):
-    """One call as plain values: a frozen dataclass that validates its fields. Its text names the op
-    and every value that a choice depends on."""
-
-    m: int
-    n: int
-    k: int
-    a_dtype: str
-    out_dtype: str
-
-    @property
-    def key(self) -> Key:
-        """The key under which the table files the problem."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +86,19 @@ class OpSpec:
     """An op.
 
     Attributes:
-      name: of the op, of its function and of torch's operator.
+      name: of the op, its function and its torch operator.
       package: has `api` and `operands`.
       inputs: the tensors in the order of the operator; `out` follows them.
       arguments: (name, type in torch's schema) of the other arguments; `backend` and `config`
         follow them.
       plan_order: the tensors in the order in which a plan takes them.
       must_be_aligned: whether tensors that are not aligned are refused.
-      problem: the class of its problems.
+      problem: the class of its problems; their text names the op and every value that a choice
+        depends on.
       make_problem: (m, n, k, dtype, out_dtype, and what `takes` names) -> Problem; dtypes that are
         left out are the op's defaults.
       takes: the names of FLAGS that `make_problem` takes.
       needs: those of them without a default -> what to pass.
-      filed_as: the problem that is measured where this one is missed: that of its key, where
-        several problems have one.
       tolerance: the largest relative error of a problem's result.
       preferred: the heuristic: configs by key, compute capability and manifest, best first.
       preferred_reason: that heuristic as a sentence.
@@ -135,11 +120,10 @@ class OpSpec:
     arguments: tuple[tuple[str, str], ...]
     plan_order: tuple[str, ...]
     must_be_aligned: bool = True
-    problem: type[Any]
-    make_problem: Callable[..., Problem]
+    problem: type[Product]
+    make_problem: Callable[..., Any]
     takes: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
-    filed_as: Callable[[Any], Any] = lambda problem: problem
     tolerance: Callable[[Any], float] = product_tolerance
     preferred: Callable[[Key, tuple[int, int], Manifest], list[Config]]
     preferred_reason: str

@@ -182,22 +182,3 @@ def with_dense_arguments(plan: Plan, positions: Collection[int]) -> Plan:
         plan(*dense)
 
     return run
-
-
-def with_device_check(plan: Plan, names: Sequence[str]) -> Plan:
-    """Makes a plan for the CPU check its tensors' device and layout at each call.
-
-    The key of a plan has Tensor.get_device(), the fastest to read: the number of a GPU, but -1 for
-    every other kind of device. Of the layouts without strides only mkldnn, which is for CPUs, gives
-    a key like that of a dense tensor.
-    """
-
-    def run(*tensors: torch.Tensor | None) -> None:
-        named = tuple(zip(names, tensors))
-        check_one_device(named)
-        for name, tensor in named:
-            if tensor is not None:
-                _check_memory(name, tensor)
-        plan(*tensors)
-
-    return run

@@ -1,4 +1,4 @@
-"""Device memory that a launch needs beside its tensors, kept for each device and stream."""
+"""Scratch memory of launches, cached for each device and stream."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Backend, reference
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
+from stoneware.ops.plan_cache import OpPlans
 from toy_op.spec import ADD, ADDCMUL, SPEC, Problem
 
 
@@ -43,9 +43,8 @@ class _Plans(OpPlans, spec=SPEC):
         OPERATION.check_argument(backend, config)
         tensor_checks.check_rank("a", a, 2, "pass a matrix")
         device = tensor_checks.check_one_device(tensors)
-        problem = Problem(m=a.shape[0], n=a.shape[1])
-        plan = OPERATION.plan(problem, device, backend=backend, config=config)
-        return tensor_checks.with_device_check(plan, SPEC.plan_order)
+        problem = Problem.dense(m=a.shape[0], n=a.shape[1])
+        return OPERATION.plan(problem, device, backend=backend, config=config)
 
     def result(self, a, *others):
         return tuple(a.shape), a.dtype

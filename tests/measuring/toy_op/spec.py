@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import ClassVar
 
 from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
+from stoneware.ops.product import Product
 from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
+from stoneware.runtime.fast_dataclass import dataclass
 
 ADD = Config(backend="vendor", kernel="toy.add_300")
 ADDCMUL = Config(backend="vendor", kernel="toy.addcmul_200")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    m: int
-    n: int
+class Problem(Product):
+    op: ClassVar[str] = "toy_add"
+    layout: ClassVar[str] = "nn"
+
     k: int = 1
     a_dtype: str = "fp32"
+    b_dtype: str = "fp32"
     out_dtype: str = "fp32"
+    lda: int = 0
+    ldb: int = 0
 
-    @property
-    def ldd(self) -> int:
-        return self.n
-
-    @property
-    def key(self) -> Key:
-        return Key(
-            op="toy_add",
-            a_dtype="fp32",
-            b_dtype="fp32",
-            out_dtype="fp32",
-            scales="none",
-            layout="nn",
-            n=self.n,
-            k=self.k,
-            m=self.m,
-        )
+    @classmethod
+    def dense(cls, *, m: int, n: int, k: int = 1) -> Problem:
+        return cls(m=m, n=n, k=k, ldd=n)
 
     def __str__(self) -> str:
         return f"toy_add m={self.m} n={self.n}"
@@ -45,7 +36,7 @@ class Problem:
 
 def _problems(sizes: Sequence[int]) -> Iterator[Problem]:
     m, n, k = sizes
-    yield Problem(m=m, n=n, k=k)
+    yield Problem.dense(m=m, n=n, k=k)
 
 
 SPEC = OpSpec(
@@ -56,7 +47,7 @@ SPEC = OpSpec(
     plan_order=("a", "b", "out"),
     must_be_aligned=False,
     problem=Problem,
-    make_problem=Problem,
+    make_problem=Problem.dense,
     tolerance=lambda problem: 1e-6,
     preferred=lambda key, compute_capability, manifest: [ADD],
     preferred_reason="no measurement applies; the first",

@@ -9,12 +9,12 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import cutlass_sm90, reference, vendor
 from stoneware.ops.grouped_mm.checks import checked_plan
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.ops.grouped_mm.spec import SPEC
+from stoneware.ops.plan_cache import OpPlans
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 
@@ -35,22 +35,22 @@ def grouped_mm(
     backend: str | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Multiplies each group of rows of a by its own matrix, as the experts of a mixture are.
+    """Multiplies each group of rows of a by its own matrix, as in a mixture of experts.
 
         out[m] = scale_a[m] * scale_b[g] * (a[m] @ b[g])  for offs[g - 1] <= m < offs[g]
 
     The arguments mean what they mean to torch._grouped_mm and torch._scaled_grouped_mm of a 2-D and
-    a 3-D tensor. Offsets are read on the device: the call waits for nothing, and a CUDA graph of it
-    serves any offsets. Groups may be empty, and begin and end at any row. Sliced views are computed
-    in place.
+    a 3-D tensor. The kernel reads the offsets on the device: the call does not synchronize, and one
+    CUDA graph serves any offsets. Groups may be empty, and may begin and end at any row. Sliced views
+    are used without a copy.
 
     Args:
-      a: [m, k] float8_e4m3fn or bfloat16, row-major, the rows of one group after those of the other;
-        rows of whole units of 16 bytes, a.stride(0) too.
+      a: [m, k] float8_e4m3fn or bfloat16, row-major, with the groups one after another; a row and
+        a.stride(0) are multiples of 16 bytes.
       b: [groups, k, n] of the same dtype, each group column-major (row-major weights [groups, n, k]
-        as weights.mT); n in whole units of 16 bytes of it, strides too.
-      offs: [groups] int32, the row after each group's last; never decreasing, at most m. That is
-        not checked where it would wait for the device; what lies outside of it is cut off.
+        as weights.mT); n elements and the strides are multiples of 16 bytes.
+      offs: [groups] int32, the row after each group's last; never decreasing, at most m. On a
+        GPU this is not checked, which would synchronize; values beyond m are clipped.
       scale_a: [m] float32, for fp8; else None.
       scale_b: [groups, n] float32, for fp8; else None.
       out_dtype: torch.bfloat16 or, for fp8, torch.float16; None for torch.bfloat16.
@@ -67,7 +67,7 @@ def grouped_mm(
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
       ForwardOnlyError: a gradient would be needed.
-      UnsupportedError: nothing that was asked for can run the problem here.
+      UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.

@@ -9,8 +9,9 @@ the build and `explain` can use it.
 
 from __future__ import annotations
 
-from stoneware.kernels.key import Key
-from stoneware.ops.size_checks import MAX_SIZE, check_sizes
+from typing import ClassVar
+
+from stoneware.ops.product import MAX_SIZE, Product, check_int
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "grouped_mm"
@@ -28,7 +29,7 @@ cuTensorMapEncodeTiled), and torch's grouped products too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Product):
     """One grouped matmul; the fields are validated and every message has rule, value, remedy.
 
     Attributes:
@@ -45,26 +46,19 @@ class Problem:
       ValueError: a field breaks its rule.
     """
 
-    m: int
-    n: int
-    k: int
+    op: ClassVar[str] = OP
+
     num_groups: int
     a_dtype: str = "e4m3"
     b_dtype: str = "e4m3"
     out_dtype: str = "bf16"
-    lda: int
-    ldb: int
-    ldd: int
     group_stride_b: int
 
     def __post_init__(self) -> None:
-        check_sizes(self)
+        super().__post_init__()
         for name in ("num_groups", "group_stride_b"):
-            if type(getattr(self, name)) is not int:
-                raise TypeError(f"{name}={getattr(self, name)!r} must be an int; pass int({name})")
-        for name in ("m", "num_groups"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; nothing is computed for none")
+            check_int(name, getattr(self, name))
+        self.check_positive(("m", "num_groups"))
         if self.num_groups > MAX_SIZE:
             raise ValueError(f"num_groups={self.num_groups} must be at most {MAX_SIZE}; split them")
         if self.a_dtype not in IN_DTYPES or self.b_dtype != self.a_dtype:
@@ -134,20 +128,12 @@ class Problem:
         )
 
     @property
-    def key(self) -> Key:
-        """The key under which the table files the problem; its m is the rows per group."""
-        return Key(
-            op=OP,
-            a_dtype=self.a_dtype,
-            b_dtype=self.b_dtype,
-            out_dtype=self.out_dtype,
-            scales=self.scales,
-            layout="nt",
-            n=self.n,
-            k=self.k,
-            m=self.rows_per_group,
-            num_groups=self.num_groups,
-        )
+    def filed_m(self) -> int:
+        return self.rows_per_group
+
+    @property
+    def filed_groups(self) -> int:
+        return self.num_groups
 
     def __str__(self) -> str:
         return (

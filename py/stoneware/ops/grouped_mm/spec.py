@@ -70,7 +70,6 @@ SPEC = OpSpec(
     make_problem=Problem.dense,
     takes=("num_groups",),
     needs={"num_groups": "pass --num-groups 8, with -m the rows of all groups together"},
-    filed_as=lambda problem: problem.as_filed,
     preferred=preferred,
     preferred_reason=(
         "no measurement applies; of our CUTLASS kernels the one with the smallest tile that still "

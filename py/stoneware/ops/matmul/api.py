@@ -9,13 +9,13 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.matmul.checks import checked_plan
 from stoneware.ops.matmul.layouts import result_shape
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
+from stoneware.ops.plan_cache import OpPlans
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
@@ -36,12 +36,11 @@ def matmul(
 ) -> torch.Tensor:
     """Multiplies bf16 or fp16 matrices: a @ b + bias, summed in float32.
 
-    Leading dimensions are a batch and are broadcast as by torch.matmul; a vector a is a row, a
-    vector b a column, and the result has no dimension for it. Row-major and column-major operands,
-    their sliced views and operands that a batch shares are computed in place, and leading
-    dimensions of a become rows of one product if b has none; an operand whose matrices are neither
-    row-major nor column-major, or whose leading dimensions no single stride goes through, is copied
-    first.
+    Shapes follow torch.matmul: leading dimensions are a batch and broadcast; a 1-D a is a row and a
+    1-D b a column, and the result drops that dimension. Row-major and column-major operands, their
+    sliced views and operands shared by a batch are used without a copy. If b has no batch, the
+    leading dimensions of a become rows of one product. An operand is copied first if its matrices
+    are neither row-major nor column-major, or if its leading dimensions have no single stride.
 
     Args:
       a: [..., m, k] or [k], bfloat16 or float16.
@@ -62,7 +61,7 @@ def matmul(
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride or device breaks a rule.
       ForwardOnlyError: a gradient would be needed.
-      UnsupportedError: nothing that was asked for can run the problem here.
+      UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.

@@ -73,8 +73,6 @@ def checked_plan(
     )
     if copies.keys() & {"a of the batch", "b of the batch", "out"}:
         plan = _with_dense_batches(plan, copies, shape)
-    if device.kind == "cpu":
-        return tensor_checks.with_device_check(plan, SPEC.plan_order)
     return plan
 
 

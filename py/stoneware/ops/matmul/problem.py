@@ -8,11 +8,10 @@ use it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
-from stoneware.kernels.key import Key
-from stoneware.ops.size_checks import MAX_SIZE, check_int, check_sizes
+from stoneware.ops.product import MAX_SIZE, Product, check_int
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "matmul"
@@ -40,7 +39,7 @@ def _check_layout(layout: object) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Product):
     """One matmul, or a batch of one shape; the fields are validated and every message has rule,
     value, remedy.
 
@@ -63,17 +62,13 @@ class Problem:
       ValueError: a field breaks its rule.
     """
 
-    m: int
-    n: int
-    k: int
+    op: ClassVar[str] = OP
+
     a_dtype: str = "bf16"
     b_dtype: str = "bf16"
     out_dtype: str = "bf16"
     layout: str = "nt"
     has_bias: bool = False
-    lda: int
-    ldb: int
-    ldd: int
     is_aligned: bool = True
     batch: int = 1
     batch_stride_a: int = 0
@@ -81,12 +76,8 @@ class Problem:
     batch_stride_d: int = 0
 
     def __post_init__(self) -> None:
-        check_sizes(self)
-        for name in ("m", "n", "k"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least 1; nothing is computed for an empty matrix"
-                )
+        super().__post_init__()
+        self.check_positive("mnk")
         self._check_batch()
         for name in ("a_dtype", "b_dtype", "out_dtype"):
             allowed = (*DTYPES, WIDE_DTYPE) if name == "out_dtype" else DTYPES
@@ -191,28 +182,12 @@ class Problem:
             batch=self.batch,
         )
 
-    @functools.cached_property
-    def key(self) -> Key:
-        """The key under which the table files the problem.
-
-        A batch that shares b is one product of all its rows wherever the strides of a and d allow
-        (checks.py), and is looked up as that. Any other batch is filed by its products: what one
-        product was measured to take says little of many, which fill the grid sooner and which the
-        vendor library computes with other kernels. Of 128 products of m = 1, n = 512, k = 128 what
-        is the fastest for one took 17.6 us on an H200, torch.bmm 6.5.
-        """
-        return Key(
-            op=OP,
-            a_dtype=self.a_dtype,
-            b_dtype=self.b_dtype,
-            out_dtype=self.out_dtype,
-            scales="none",
-            layout=self.layout,
-            n=self.n,
-            k=self.k,
-            m=self.m,
-            num_groups=self.batch if self.batch > 1 else 0,
-        )
+    @property
+    def filed_groups(self) -> int:
+        """The products of a batch. A batch that shares b is one product of all its rows wherever the
+        strides of a and d allow (layouts.py). What one product was measured to take says little of
+        many, which fill the grid sooner and which the vendor library computes with other kernels."""
+        return self.batch if self.batch > 1 else 0
 
     def __str__(self) -> str:
         return (

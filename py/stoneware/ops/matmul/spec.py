@@ -45,7 +45,6 @@ SPEC = OpSpec(
     problem=Problem,
     make_problem=Problem.dense,
     takes=("has_bias", "batch", "layout"),
-    filed_as=lambda problem: problem.as_filed,
     preferred=preferred,
     preferred_reason=("no measurement applies; the vendor library, which has kernels for every arch and size"),
     forms={3: SHAPE_FORM, 4: "BxMxNxK, a batch of B products, such as 128x16x512x128"},

@@ -9,8 +9,8 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.call import OpPlans
 from stoneware.ops.dispatch import Operation
+from stoneware.ops.plan_cache import OpPlans
 from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.checks import checked_plan
 from stoneware.ops.scaled_mm.problem import Problem
@@ -38,11 +38,11 @@ def scaled_mm(
 ) -> torch.Tensor:
     """Multiplies two fp8 matrices with scales: scale_a * scale_b * (a @ b) + bias.
 
-    The arguments mean what they mean to torch._scaled_mm; the kind of a scale is told from its
-    shape. Sliced views are computed in place, without copies.
+    The arguments are those of torch._scaled_mm; the shape of a scale says which kind it is. Sliced
+    views are used without a copy.
 
-    Block scales are one scale per 1 x 128 elements of a and one per 128 x 128 of b, as DeepSeek-V3
-    has them; k is then a multiple of 128, n any multiple of 16.
+    Block scales have one scale per 1 x 128 elements of a and one per 128 x 128 of b, as in
+    DeepSeek-V3; k must then be a multiple of 128.
 
     Args:
       a: [m, k] float8_e4m3fn or float8_e5m2, row-major; m >= 0, k a multiple of 16, a.stride(0)
@@ -51,7 +51,7 @@ def scaled_mm(
         of 16, b.stride(1) too.
       scale_a: float32; one element, [m, 1] with one per row of a, or [m, k / 128]. Of any strides.
       scale_b: float32; one element, [1, n] with one per column of b, or [k / 128, ceil(n / 128)],
-        also with its rows padded to a multiple of 4, as torch wants it. Of any strides.
+        or with its rows padded to a multiple of 4 as torch requires. Of any strides.
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16, torch.float16 or torch.float32.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
@@ -59,8 +59,8 @@ def scaled_mm(
         undefined.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
-      use_fast_accum: whether the tensor core alone may keep the sums, in some 14 bits; False, for
-        training, adds each 128 of k in full float32. Block scales always do.
+      use_fast_accum: True sums in the tensor core, with about 14 bits of mantissa. False, for
+        training, adds the sum of each 128 elements of k in float32, as block scales always do.
 
     Returns:
       out.
@@ -69,7 +69,7 @@ def scaled_mm(
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
       ForwardOnlyError: a gradient would be needed.
-      UnsupportedError: nothing that was asked for can run the problem here.
+      UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
       DriverError: the CUDA driver refuses.

@@ -13,10 +13,9 @@ dimensions and strides count elements. Free of torch, so that the build and `exp
 
 from __future__ import annotations
 
-import functools
+from typing import ClassVar
 
-from stoneware.kernels.key import Key
-from stoneware.ops.size_checks import check_sizes
+from stoneware.ops.product import Product
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "scaled_mm"
@@ -67,7 +66,7 @@ def padded_num_blocks(k: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class Problem(Product):
     """One scaled matmul; the fields are validated and every message has rule, value, remedy.
 
     Attributes:
@@ -92,18 +91,14 @@ class Problem:
       ValueError: a field breaks its rule.
     """
 
-    m: int
-    n: int
-    k: int
+    op: ClassVar[str] = OP
+
     a_dtype: str = "e4m3"
     b_dtype: str = "e4m3"
     out_dtype: str = "bf16"
     scale_a: str = "row"
     scale_b: str = "row"
     has_bias: bool = False
-    lda: int
-    ldb: int
-    ldd: int
     use_fast_accum: bool = True
     scale_a_stride_m: int = 0
     ld_scale_a: int = 0
@@ -112,20 +107,12 @@ class Problem:
     is_scale_b_padded: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(self)
-        if self.m < 1:
-            raise ValueError(f"m={self.m} must be at least 1; nothing is computed for no rows")
+        super().__post_init__()
+        self.check_positive("m")
         check_multiple("n", self.n, K_MULTIPLE, "pad b (and bias) with columns of zeros")
         check_multiple("k", self.k, K_MULTIPLE, "pad a and b along k with zeros")
-        for name, known in (
-            ("a_dtype", IN_DTYPES),
-            ("b_dtype", IN_DTYPES),
-            ("out_dtype", OUT_DTYPES),
-            ("scale_a", SCALE_A_KINDS),
-            ("scale_b", SCALE_B_KINDS),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+        self.check_known({"a_dtype": IN_DTYPES, "b_dtype": IN_DTYPES, "out_dtype": OUT_DTYPES})
+        self.check_known({"scale_a": SCALE_A_KINDS, "scale_b": SCALE_B_KINDS})
         if (self.scale_a == "block_1x128") != (self.scale_b == "block_128x128"):
             raise ValueError(
                 f"scale_a={self.scale_a!r} and scale_b={self.scale_b!r} must both be block scales "
@@ -173,14 +160,14 @@ class Problem:
         layout = {}
         if kind_a == "block":
             scale_a, scale_b = "block_1x128", kind_b or "block_128x128"
-            layout = dict(
-                scale_a_stride_m=1,
-                ld_scale_a=m,
-                ld_scale_b=1,
-                is_scale_b_padded=True,
+            layout = {
+                "scale_a_stride_m": 1,
+                "ld_scale_a": m,
+                "ld_scale_b": 1,
+                "is_scale_b_padded": True,
                 # What is no int is refused with its name by the checks of sizes.
-                scale_b_stride_n=padded_num_blocks(k) if type(k) is int else 0,
-            )
+                "scale_b_stride_n": padded_num_blocks(k) if type(k) is int else 0,
+            }
         return cls(
             m=m,
             n=n,
@@ -210,22 +197,6 @@ class Problem:
     def accumulation(self) -> str:
         """ "slow" or "fast"; the latter with block scales, which leave no choice."""
         return "fast" if self.use_fast_accum or self.scales == "block" else "slow"
-
-    @functools.cached_property
-    def key(self) -> Key:
-        """The key under which the table files the problem."""
-        return Key(
-            op=OP,
-            a_dtype=self.a_dtype,
-            b_dtype=self.b_dtype,
-            out_dtype=self.out_dtype,
-            scales=self.scales,
-            layout="nt",
-            n=self.n,
-            k=self.k,
-            m=self.m,
-            accumulation=self.accumulation,
-        )
 
     def __str__(self) -> str:
         return (

@@ -1,0 +1,133 @@
+"""What explain prints: kernels in words, the chosen one marked, at most 80 columns, devices by name."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+import stoneware as sw
+from stoneware import explanation
+from stoneware.kernels import manifest
+from stoneware.kernels.config import Config
+from stoneware.kernels.manifest import KernelRecord, Manifest
+from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.tuning.lookup import Decision, Grade, Layer, Refusal
+from stoneware.tuning.table_entry import Choice
+
+H200 = DeviceFingerprint(
+    name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560, memory_clock_khz=3201000
+)
+LONG_ID = "scaled_mm_block_sm90_e4m3_e4m3_bf16_64x16x256_1x1x1_splitk1x9_swap"
+BUILT = {
+    LONG_ID: {"tile": [64, 16, 256], "cluster": [1, 1, 1], "schedule": "splitk", "stages": 5, "swap_ab": True},
+    "slow": {"tile": [128, 128, 64], "cluster": [2, 1, 1], "schedule": "pingpong", "accumulation": "slow"},
+    "triton": {"tile": [16, 64, 128], "num_stages": 4, "num_warps": 8},
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    records = {
+        name: KernelRecord(
+            id=name, op="scaled_mm", backend="cutlass_sm90", arch="sm_90a", config=built, sha256="", size_bytes=1
+        )
+        for name, built in BUILT.items()
+    }
+    monkeypatch.setattr(manifest, "packaged", lambda: Manifest(records))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "knobs", "words"),
+    [
+        (LONG_ID, {}, "tile 64x16x256, one-block cluster, 5 stages, operands swapped"),
+        (LONG_ID, {"splits": 4}, "tile 64x16x256, one-block cluster, 5 stages, operands swapped, k split 4 ways"),
+        (
+            "slow",
+            {"max_swizzle": 8, "raster": "along_m"},
+            "tile 128x128x64, cluster 2x1, pingpong, float32 accumulation, swizzle 8, raster along m",
+        ),
+        ("triton", {}, "tile 16x64x128, 4 stages, 8 warps"),
+        ("torch._scaled_mm", {}, "torch._scaled_mm"),
+    ],
+)
+def test_kernel_is_told_in_words(kernel, knobs, words):
+    config = Config(backend="cutlass_sm90", kernel=kernel, **knobs)
+    assert explanation.kernel_in_words(config) == f"cutlass_sm90: {words}"
+
+
+def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
+    def choice(kernel, median_us):
+        return Choice(
+            config=Config(backend="cutlass_sm90", kernel=kernel),
+            median_us=median_us,
+            spread_us=0.1,
+            run="run-1",
+            is_drifted=False,
+        )
+
+    chosen = choice(LONG_ID, 10.0)
+    text = str(
+        explanation.Explanation(
+            op="scaled_mm",
+            problem=Problem.dense(m=16, n=4096, k=14336, scales="block", has_bias=True),
+            device=Device(kind="cuda", fingerprint=H200),
+            decision=Decision(
+                config=chosen.config,
+                layer=Layer.EXACT,
+                source="wheel",
+                grade=Grade.EXACT,
+                reason="first in canonical order, within 3% of the fastest, " * 3,
+                chosen=chosen,
+                runners_up=(choice("slow", 9.9), choice("triton", 123456.0)),
+                refusals=(Refusal(what=f"cutlass_sm90:{LONG_ID}", layer=Layer.EXACT, reason="it is too long"),),
+            ),
+            table_digest="0" * 64,
+            run={
+                "date": "2026-11-23T05:55:41+00:00",
+                "driver": "580.1",
+                "cuda": "13.0",
+                "torch": "2.11",
+                "commit": "a",
+            },
+        )
+    )
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= explanation.COLUMNS
+    assert LONG_ID in text
+    times = [line for line in lines if " us " in line]
+    assert [line.split()[0] for line in times] == ["9.90", ">", "123456.00"]
+    assert "-1.0 %" in times[0] and "+1234460.0 %" in times[2]
+
+
+def test_info_fits_a_terminal():
+    assert max(map(len, str(sw.info()).splitlines())) <= explanation.COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("H200", ["NVIDIA H200"]),  # a whole name, though also a part of another
+        ("nvidia h200 nvl", ["NVIDIA H200 NVL"]),
+        ("nvl", ["NVIDIA H200 NVL"]),
+        ("h100", ["NVIDIA H100 80GB HBM3"]),
+        ("h", ["NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3"]),
+        ("B200", []),
+        ("", []),
+    ],
+)
+def test_device_is_found_by_a_part_of_its_name(name, found):
+    names = ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA H100 80GB HBM3", "NVIDIA H200")
+    known = [types.SimpleNamespace(names=[one], fingerprint=types.SimpleNamespace(name=one)) for one in names]
+    assert [one.fingerprint.name for one in explanation.devices_named(name, known)] == found
+
+
+def test_part_of_several_names_is_refused_with_all_of_them(monkeypatch):
+    known = [
+        types.SimpleNamespace(names=[one], fingerprint=types.SimpleNamespace(name=one)) for one in ("GPU 80", "GPU 40")
+    ]
+    source = types.SimpleNamespace(table=types.SimpleNamespace(devices=known))
+    monkeypatch.setattr(explanation.sources, "sources", lambda op: [source])
+    with pytest.raises(ValueError, match="device='gpu' is part of the names of 2 devices .* GPU 40, GPU 80; pass one"):
+        sw.explain("matmul", m=1, n=16, k=16, device="gpu")
