@@ -8,26 +8,14 @@ import operator
 from collections.abc import Sequence
 
 from stoneware.kernels.key import AnyKey, Key
-from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tuning.sources import Source
-from stoneware.tuning.table import Block, DeviceTable, size_log
+from stoneware.tuning.sources import Place
+from stoneware.tuning.table import size_log
 
 _NEAR_WEIGHTS = 4
 """How many (n, k) correct a model."""
 
 NEAREST_WEIGHTS = 2
 """So many of these with an m below and one above, the others with the nearer one."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A family's entries in one source on one device."""
-
-    source: Source
-    position: int
-    device: DeviceTable
-    block: Block
-    distance: float
 
 
 def around(
