@@ -225,6 +225,7 @@ _NEAREST = operator.itemgetter(0, 1, 2)
 def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the fastest first; nothing where
     too little was measured for that."""
+    from stoneware.kernels.tile_rule import ELEMENT_BYTES
     from stoneware.tuning import nearest, time_model
 
     # Two other devices would be two scales of time.
@@ -241,7 +242,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
     fitted_by = modelled.block.fitted_by
     n, k, m = key.sizes
     near = []
-    for rank, (apart, weight) in enumerate(nearest.near_weights(n, k, places)):
+    for rank, (apart, weight) in enumerate(nearest.near_weights(n, k, ELEMENT_BYTES[key.a_dtype], places)):
         for place, around in nearest.around(places, weight, m, rank < nearest.NEAREST_WEIGHTS):
             block = place.block
             has_these = place is modelled or (fitted_by and block.fitted_by == fitted_by)
