@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from typing import ClassVar
 
 import pytest
 
@@ -76,3 +77,24 @@ def test_fields_are_frozen_and_arguments_are_checked():
         Ours(name="")
     with pytest.raises(ValueError, match="frozen=False"):
         dataclass(frozen=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Ours):
+    """Fields of its own after those of its base; a base's default is replaced."""
+
+    kind: ClassVar[str] = "derived"
+    colour: str
+    sizes: tuple[int, ...] = (7,)
+
+
+def test_a_derived_class_has_the_fields_of_both():
+    derived = Derived(name="a", colour="red")
+    assert repr(derived) == "Derived(name='a', sizes=(7,), notes=[], colour='red')"
+    assert [field.name for field in dataclasses.fields(Derived)] == ["name", "sizes", "notes", "colour"]
+    assert [field.name for field in dataclasses.fields(Ours)] == ["name", "sizes", "notes"]
+    assert dataclasses.replace(derived, name="b") == Derived(name="b", colour="red")
+    assert dataclasses.asdict(derived) == {"name": "a", "sizes": (7,), "notes": [], "colour": "red"}
+    assert derived.kind == "derived"
+    with pytest.raises(ValueError, match="must not be empty"):
+        Derived(name="", colour="red")

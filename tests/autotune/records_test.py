@@ -68,7 +68,14 @@ def test_sample_files_have_the_same_bytes_in_whatever_order_samples_come(tmp_pat
 
 
 def _good_line() -> dict:
-    return small.sample(small.VENDOR, 1.0).to_json()
+    return json.loads(sample_format.samples_text([small.sample(small.VENDOR, 1.0)]))
+
+
+def _with(position: int, value: object) -> str:
+    """The line with another value in the candidate's list: its config, digest, median, ..."""
+    line = _good_line()
+    line["samples"][0][position] = value
+    return json.dumps(line)
 
 
 def _with_key(**changes) -> str:
@@ -81,20 +88,22 @@ def _with_key(**changes) -> str:
     [
         ("{", "Expecting property name"),
         ("", "Expecting value"),
-        ("[]", "JSON object is expected"),
+        ("[]", "must be a JSON object"),
         ("[" * 200_000, "recursion"),
-        ('"NaN"', "JSON object is expected"),
-        (json.dumps({**_good_line(), "colour": "red"}), "unknown fields ['colour']"),
-        (json.dumps({key: value for key, value in _good_line().items() if key != "key"}), "['key']"),
+        ('"NaN"', "must be a JSON object"),
+        (json.dumps({**_good_line(), "colour": "red"}), "of key, run and samples"),
+        (json.dumps({key: value for key, value in _good_line().items() if key != "key"}), "of key, run and samples"),
+        (json.dumps({**_good_line(), "samples": []}), "samples=[]"),
+        (json.dumps({**_good_line(), "samples": [[]]}), "must be lists of a config"),
+        (json.dumps({**_good_line(), "run": 7}), "run=7"),
         (json.dumps({**_good_line(), "key": 7}), "key=7"),
         (_with_key(colour="red"), "unknown fields ['colour']"),
         (_with_key(m=0), "m=0"),
         (_with_key(m="16"), "m='16'"),
-        (json.dumps({**_good_line(), "median_us": float("nan")}), "median_us=nan"),
-        (json.dumps({**_good_line(), "median_us": -1}), "median_us=-1"),
-        (json.dumps({**_good_line(), "status": "fine"}), "status='fine'"),
-        (json.dumps({**_good_line(), "kernel_sha256": "abc"}), "kernel_sha256='abc'"),
-        (json.dumps({**_good_line(), "config": None}), "config=None"),
+        (_with(2, float("nan")), "median_us=nan"),
+        (_with(2, -1), "median_us=-1"),
+        (_with(1, "abc"), "kernel_sha256='abc'"),
+        (_with(0, None), "config=None"),
     ],
 )
 def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):

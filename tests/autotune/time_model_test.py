@@ -19,7 +19,7 @@ from stoneware.report import measures, regret
 from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table
-from stoneware.tuning.sources import Source
+from stoneware.tuning.sources import Place, Source
 from stoneware.tuning.table import Block
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import Corrections, TimeModel, corrections_of, estimates
@@ -363,7 +363,7 @@ def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked, 
     )
     found = find(own, baked, m=m, n=n, k=k)
     assert (found.choice.config, found.source) == (other, "source 0")
-    assert (found.layer, found.num_modelled_from) == ("nearest m", 6)
+    assert (found.layer, found.num_modelled_from) == ("nearest m", 12)
     assert find(own, m=m, n=n, k=k).modelled_from is None, "no models at all"
 
 
@@ -406,18 +406,27 @@ def test_store_with_more_weights_than_the_wheel_has_models_of_its_own(tmp_path):
 
 def test_of_two_sources_with_the_same_problem_the_first_counts(baked):
     once, twice = (find(*tables, m=24, n=5120, k=5120) for tables in ([baked], [baked, baked]))
-    assert twice.num_modelled_from == once.num_modelled_from == 6
+    assert twice.num_modelled_from == once.num_modelled_from == 12
     assert twice.entry == once.entry
     assert (twice.source, once.source) == ("source 0", "source 0")
 
 
-def test_weights_past_the_nearest_two_answer_with_the_nearer_m(baked):
+def test_weights_past_the_nearest_four_answer_with_the_nearer_m(baked):
     found = find(baked, m=17, n=5120, k=5120)
-    assert found.num_modelled_from == 6, "16 and 32, 16 and 32, 16, 16"
-    assert find(baked, m=16, n=5120, k=5120).num_modelled_from == 4
+    assert found.num_modelled_from == 12, "16 and 32 of the nearest four, 16 of the next four"
+    assert find(baked, m=16, n=5120, k=5120).num_modelled_from == 8
     assert nearest.m_around((16, 32), 22, takes_both=False) == [16]
     assert nearest.m_around((16, 32), 23, takes_both=False) == [32]
     assert nearest.m_around((16, 32), 40, takes_both=False) == (32,)
+
+
+def test_weights_whose_rows_are_aligned_alike_are_nearer(tmp_path):
+    weights = [(4096, k) for k in (4000, 4016, 4112, 4128)]
+    found = find(small.bake_samples(tmp_path, samples((*WEIGHTS, *weights))), m=16, n=4096, k=4080)
+    assert found.modelled_from.k == 4112, "an odd multiple of 16 bytes, as 4016 and 4080 are, and 4096 is not"
+    places = [Place(None, 0, None, Block(small.key().family, {(*weight, 16): () for weight in weights}), 0.0)]
+    assert [k for _, (_, k) in nearest.near_weights(4096, 4224, 1, places)][0] == 4128
+    assert [k for _, (_, k) in nearest.near_weights(4096, 4200, 2, places)][0] == 4112
 
 
 def test_config_that_is_fast_nowhere_near_is_not_estimated():
@@ -441,7 +450,7 @@ def test_two_other_devices_are_not_mixed(baked, tmp_path):
     h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
     other = small.bake_samples(tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)
     alone = find(baked, m=24, n=5120, k=5120, device=small.H100)
-    assert alone.grade == "other device" and alone.num_modelled_from == 6
+    assert alone.grade == "other device" and alone.num_modelled_from == 12
     for tables in ((baked, other), (other, baked)):
         found = find(*tables, m=24, n=5120, k=5120, device=small.H100)
         assert found.device.fingerprint == small.H200
@@ -463,7 +472,7 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     explanation = sw.explain("scaled_mm", m=48, n=5120, k=7168, device="H200")
     assert (explanation.layer, explanation.grade) == ("nearest shape", "nearest shape")
     reason = explanation.decision.reason
-    assert " us modelled for NVIDIA H200; from 6 measured problems, the nearest m=" in reason
+    assert " us modelled for NVIDIA H200; from 12 measured problems, the nearest m=" in reason
     number = 1 + len(explanation.decision.runners_up)
     assert number > 1 and reason.endswith(f"; the fastest of {number} as modelled")
     assert explanation.run is None, "no run measured it"

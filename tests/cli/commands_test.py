@@ -116,7 +116,7 @@ def test_merge_says_what_it_left_out_and_ends_with_1(h200, tmp_path, capsys):
         file.write("{garbage\n")
     code, out, err = stoneware(capsys, "merge", h200, "--out", tmp_path / "all")
     assert code == exit_codes.FOUND
-    assert "4 samples" in out and f"{h200}/scaled_mm.jsonl:5" in err
+    assert "4 samples" in out and f"{h200}/scaled_mm.jsonl:3" in err
 
 
 def test_merge_of_nothing_is_a_mistake(tmp_path, capsys):
@@ -148,7 +148,7 @@ def test_diff_of_what_cannot_be_read_is_never_0(h200, capsys):
     code, document = as_json(capsys, "diff", h200, h200)
     assert (code, document["num_common"], document["changed"]) == (exit_codes.FOUND, 2, [])
     [skipped] = document["skipped"]
-    assert f"{h200}/scaled_mm.jsonl:5" in skipped
+    assert f"{h200}/scaled_mm.jsonl:3" in skipped
     code, _, err = stoneware(capsys, "diff", h200, h200)
     assert code == exit_codes.FOUND and skipped in err
 
@@ -433,7 +433,7 @@ def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):
     cut.write_text(small.manifest_text()[:-9])
     code, out, _ = stoneware(capsys, "verify", h200, bad, cut)
     assert code == exit_codes.FOUND
-    assert f"{h200}/scaled_mm.jsonl:5" in out and f"{bad}: expected content" in out
+    assert f"{h200}/scaled_mm.jsonl:3" in out and f"{bad}: expected content" in out
     assert f"{cut}: not a kernel manifest" in out and "a table is named *.table" in out
 
 

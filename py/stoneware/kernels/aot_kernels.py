@@ -19,11 +19,12 @@ from stoneware.kernels import manifest, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord
+from stoneware.kernels.registry import TRITON_AOT
 from stoneware.runtime import native, package_files, regular_file
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.runtime.fast_dataclass import dataclass
 
-BACKEND = "triton_aot"
+BACKEND = TRITON_AOT
 
 FIRST_EXACT_MAJOR = 9
 """From this major on Triton compiles for the arch-specific target (sm_90a, sm_100a, sm_120a), and

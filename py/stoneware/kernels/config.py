@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from stoneware.kernels.key import check_value, is_kernel, unchecked, value_order
-from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
@@ -81,7 +80,7 @@ class Config:
 
     def to_json(self) -> dict[str, str | int]:
         """Returns every field, for `json.dumps`; `from_json` gives the same config back."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: getattr(self, name) for name in field_names(Config)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
@@ -97,7 +96,7 @@ class Config:
         return cls(**data)
 
 
-_FIELDS = {field.name for field in fields(Config)}
+_FIELDS = set(field_names(Config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +165,7 @@ class KernelConfig:
         return cls(**{**data, "kwargs": tuple(data["kwargs"].items())})
 
 
-_KERNEL_FIELDS = {field.name for field in fields(KernelConfig)}
+_KERNEL_FIELDS = set(field_names(KernelConfig))
 
 AnyConfig = Config | KernelConfig
 

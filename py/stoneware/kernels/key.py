@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
-from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 SCALES = ("row", "tensor", "none", "block")
 ACCUMULATIONS = ("fast", "slow")
@@ -170,7 +170,7 @@ class KernelKey:
 
 AnyKey = Key | KernelKey
 
-_FIELDS, _KERNEL_FIELDS = ({field.name for field in fields(cls)} for cls in (Key, KernelKey))
+_FIELDS, _KERNEL_FIELDS = set(field_names(Key)), set(field_names(KernelKey))
 
 
 def is_kernel(op: str) -> bool:

@@ -24,6 +24,7 @@ CALL_MODULE = "stoneware.ops._call"
 VENDOR = "vendor"
 REFERENCE = "reference"
 
+TRITON_AOT = "triton_aot"
 BACKENDS_WITHOUT_KERNELS = (VENDOR, REFERENCE)
 """Backends whose kernels are torch's, and so are not in the manifest."""
 

@@ -23,7 +23,6 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.tile_rule import ELEMENT_BYTES
-from stoneware.measuring.tolerance import on_gpu
 from stoneware.ops.product import Product
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -78,6 +77,8 @@ def product_bytes(key: Key) -> int:
 
 def product_tolerance(problem: Any) -> float:
     """The largest relative error of a product, in the Frobenius norm."""
+    from stoneware.measuring.tolerance import on_gpu
+
     return on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoneware.kernels import aot_kernels
 from stoneware.kernels.config import Config
+from stoneware.kernels.registry import TRITON_AOT
 from stoneware.ops.backend import Backend, Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
@@ -31,12 +31,14 @@ class TritonAot(Backend):
       flags: further int32 parameters of the kernel, by problem.
     """
 
-    name = aot_kernels.BACKEND
+    name = TRITON_AOT
 
     def __init__(self, spec: OpSpec, flags: Callable[[Any], Sequence[int]] = lambda problem: ()) -> None:
         self._order, self._flags = spec.plan_order, flags
 
     def supports(self, problem: Any, device: Device) -> str | None:
+        from stoneware.kernels import aot_kernels  # the first call of another backend needs none
+
         reason = aot_kernels.why_unusable(problem.key, device)
         if reason is not None:
             return reason
@@ -53,12 +55,16 @@ class TritonAot(Backend):
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
         """One config per kernel that fits, the one whose tile suits m first."""
+        from stoneware.kernels import aot_kernels
+
         return aot_kernels.configs(problem.key, device)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         from torch._C import _cuda_getCurrentRawStream as current_stream
 
         numbers = (problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd, *self._flags(problem))
+        from stoneware.kernels import aot_kernels
+
         kernel = aot_kernels.load(config.kernel, len(self._order) + len(numbers) + 1)
         launch, ordinal = kernel.launch, device.ordinal
         grid_x = kernel.grid_x(problem.m, problem.n)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from stoneware.runtime.canonical import check_name
-from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 DRIVER_MODULE = "stoneware.runtime._driver"
 
@@ -93,7 +93,7 @@ class DeviceFingerprint:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DeviceFingerprint:
         """Makes the fingerprint from `to_json` or from `_driver.device_attributes` (a superset)."""
-        names = [field.name for field in fields(cls)]
+        names = field_names(cls)
         missing = [name for name in names if name not in data and name != "power_limit_w"]
         if missing:
             raise ValueError(f"a device fingerprint lacks {missing}; found {sorted(data)}")

@@ -183,9 +183,10 @@ def _check(op: str, device: _DeviceSamples, manifest: Manifest | None, kernels: 
                 f"{place}: kernel {sample.config.kernel!r} of {sample.config.backend} is not in "
                 "the kernel manifest; delete the samples of a removed kernel, or build the kernel"
             )
-        earlier = seen.setdefault((*sample.sort_key, sample.kernel_sha256), place)
-        if earlier != place:
-            raise TableError(f"{place}: the same measurement as {earlier}; delete one of them")
+        mark = (*sample.sort_key, sample.kernel_sha256)
+        if mark in seen:
+            raise TableError(f"{place}: the same measurement as {seen[mark]}; delete one of them")
+        seen[mark] = place
 
 
 def _check_runs(devices: Sequence[_DeviceSamples]) -> None:

@@ -183,8 +183,8 @@ def _problems_of_file(file: Path) -> list[str]:
     if not bad and regular_file.read(file) != text.encode("ascii"):
         problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
     problems += [
-        f"{file}: a sample is there {count} times: {line:.200}"
-        for line, count in Counter(text.splitlines()).items()
+        f"{file}: a sample is there {count} times: {text:.200}"
+        for text, count in Counter(canonical_json(sample.to_json()) for sample in samples).items()
         if count > 1
     ]
     return problems

@@ -36,12 +36,9 @@ from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, Key, unchecked
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tuning import nearest
-from stoneware.tuning.nearest import Place
-from stoneware.tuning.sources import OVERLAY, Source
+from stoneware.tuning.sources import OVERLAY, Place, Source
 from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
-from stoneware.tuning.time_model import estimates
 
 
 class _Ranked(enum.StrEnum):
@@ -197,6 +194,8 @@ def _answers(key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel
                 less.append(one)
     yield from sorted(less, key=lambda one: one.grade.rank)
 
+    from stoneware.tuning import nearest  # an exact entry needs no more
+
     if isinstance(key, Key):
         yield from _modelled(key, places, is_other_device)
     has_m = bool(sizes) and (isinstance(key, Key) or key.has_m)
@@ -224,6 +223,9 @@ _NEAREST = operator.itemgetter(0, 1, 2)
 def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the fastest first; nothing where
     too little was measured for that."""
+    from stoneware.kernels.tile_rule import ELEMENT_BYTES
+    from stoneware.tuning import nearest, time_model
+
     # Two other devices would be two scales of time.
     least = min(place.distance for place in places)
     places = [place for place in places if not is_other_device or place.distance == least]
@@ -238,7 +240,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
     fitted_by = modelled.block.fitted_by
     n, k, m = key.sizes
     near = []
-    for rank, (apart, weight) in enumerate(nearest.near_weights(n, k, places)):
+    for rank, (apart, weight) in enumerate(nearest.near_weights(n, k, ELEMENT_BYTES[key.a_dtype], places)):
         for place, around in nearest.around(places, weight, m, rank < nearest.NEAREST_WEIGHTS):
             block = place.block
             has_these = place is modelled or (fitted_by and block.fitted_by == fitted_by)
@@ -247,7 +249,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
                 near.append((distance, place.position, (*weight, near_m), place, said))
     near.sort(key=_NEAREST)
-    found = estimates(m, n, k, [(one[0], one[-1]) for one in near])
+    found = time_model.estimates(m, n, k, [(one[0], one[-1]) for one in near])
     choices = tuple(
         [
             unchecked(

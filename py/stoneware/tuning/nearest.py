@@ -8,26 +8,14 @@ import operator
 from collections.abc import Sequence
 
 from stoneware.kernels.key import AnyKey, Key
-from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tuning.sources import Source
-from stoneware.tuning.table import Block, DeviceTable, size_log
+from stoneware.tuning.sources import Place
+from stoneware.tuning.table import size_log
 
-_NEAR_WEIGHTS = 4
+_NEAR_WEIGHTS = 8
 """How many (n, k) correct a model."""
 
-NEAREST_WEIGHTS = 2
+NEAREST_WEIGHTS = 4
 """So many of these with an m below and one above, the others with the nearer one."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A family's entries in one source on one device."""
-
-    source: Source
-    position: int
-    device: DeviceTable
-    block: Block
-    distance: float
 
 
 def around(
@@ -44,14 +32,39 @@ def around(
     return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m, takes_both)]
 
 
-def near_weights(n: int, k: int, places: Sequence[Place]) -> list[tuple[float, tuple[int, ...]]]:
-    """The nearest n and k that were measured, each with its distance, nearest first."""
+_APART_BY_ALIGNMENT = 0.3
+"""How far two k are apart of which one begins rows of an operand at addresses half as aligned."""
+
+_LINE_BYTES = 128
+
+
+def _alignment(row_bytes: int) -> int:
+    """The logarithm of the power of two, up to a cache line, that divides the bytes of a row."""
+    return min(row_bytes & -row_bytes, _LINE_BYTES).bit_length()
+
+
+def near_weights(n: int, k: int, element_bytes: int, places: Sequence[Place]) -> list[tuple[float, tuple[int, ...]]]:
+    """The nearest n and k that were measured, each with its distance, nearest first.
+
+    Rows that do not begin at a cache line cost a kernel up to half of its speed, whatever their
+    length, so problems whose rows are aligned alike are nearer.
+
+    Args:
+      n, k: of the problem.
+      element_bytes: of an element of a.
+      places: where was measured.
+    """
     weights = places[0].block.first_sizes
     if len(places) > 1:
         weights = list(dict.fromkeys(itertools.chain.from_iterable(place.block.first_sizes for place in places)))
     # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
     # ratio, without libm.
     aparts = [n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for near_n, near_k in weights]
+    aligned = _alignment(k * element_bytes)
+    aparts = [
+        apart + _APART_BY_ALIGNMENT * (_alignment(near_k * element_bytes) - aligned) ** 2
+        for apart, (_, near_k) in zip(aparts, weights)
+    ]
     # Numbers are sorted in a third of the time of tuples.
     most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
     near = [(apart, weight) for apart, weight in zip(aparts, weights) if apart <= most]

@@ -2,7 +2,7 @@
 
 A device's folder (such as `nvidia_h200/`) holds
 
-    <op>.jsonl    one sample a line, sorted, canonical JSON
+    <op>.jsonl    a problem and a run a line, with a list for each candidate; sorted, canonical JSON
     runs.json     the runs that took them: versions, clocks, commit, command
     device.json   the device's fingerprint and the names people give it
 
@@ -35,7 +35,20 @@ PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 """What a value that breaks a rule raises; OverflowError for an int that no float can hold."""
 
 MAX_LINE_BYTES = 4 << 20
-"""The longest sample: one line of a file."""
+"""The longest line of a file."""
+
+_IN_A_LIST = (
+    "kernel_sha256",
+    "median_us",
+    "spread_us",
+    "count",
+    "error",
+    "sm_clock_mhz_before",
+    "sm_clock_mhz_after",
+    "status",
+    "detail",
+)
+"""What follows a candidate's config in its list; the last two stand there only if it is not ok."""
 
 REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
 
@@ -236,6 +249,9 @@ def newest(
     return {at: sample for at, (_, sample) in ordered}
 
 
+_DEFAULTS = {field.name: field.default for field in fields(Config)}
+
+
 def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
     """Reads a .jsonl file: (line number, sample) in the order of the file.
 
@@ -259,17 +275,28 @@ def read_samples_leniently(path: str | os.PathLike[str]) -> tuple[list[Sample], 
 
 
 def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
-    """Writes samples sorted, one a line; the same samples give the same bytes."""
+    """Writes samples, sorted; the same samples give the same bytes."""
     regular_file.write(path, samples_text(samples).encode("ascii"))
 
 
 def samples_text(samples: Iterable[Sample]) -> str:
     """What `write_samples` writes."""
-    texts = [(canonical_json(sample.to_json()), sample.sort_key) for sample in samples]
-    # By text first, for samples that differ in nothing they are sorted by.
-    texts.sort(key=lambda item: item[0])
-    texts.sort(key=lambda item: item[1])
-    return "".join(text + "\n" for text, _ in texts)
+    lines: dict[tuple[str, AnyKey, str], list[tuple[AnyConfig, list[Any]]]] = {}
+    for sample in samples:
+        config = sample.config.to_json()
+        if isinstance(sample.config, Config):
+            config = {name: value for name, value in config.items() if value != _DEFAULTS.get(name)}
+        values = [getattr(sample, name) for name in _IN_A_LIST]
+        listed = [config, *(values[:-2] if sample.status == "ok" and not sample.detail else values)]
+        lines.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, listed))
+    texts = []
+    for (_, key, run), listed in sorted(lines.items()):
+        # By text first, for samples that differ in nothing they are sorted by.
+        listed.sort(key=lambda item: canonical_json(item[1]))
+        listed.sort(key=lambda item: item[0])
+        line = {"key": key.to_json(), "run": run, "samples": [values for _, values in listed]}
+        texts.append(canonical_json(line) + "\n")
+    return "".join(texts)
 
 
 def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
@@ -346,10 +373,30 @@ def _read_lines(path: str | os.PathLike[str]) -> tuple[list[tuple[int, Sample]],
         try:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
-            located.append((line_number, Sample.from_json(parse_json(line.decode("utf-8")))))
+            for sample in _samples_of(parse_json(line.decode("utf-8"))):
+                try:
+                    located.append((line_number, Sample.from_json(sample)))
+                except PARSE_ERRORS as error:
+                    problems.append(f"{path}:{line_number}: not a sample: {_reason(error)}")
         except PARSE_ERRORS as error:
             problems.append(f"{path}:{line_number}: not a sample: {_reason(error)}")
     return located, problems
+
+
+def _samples_of(line: Any) -> list[dict[str, Any]]:
+    """The samples of a line, each with the key and the run that they share."""
+    if not isinstance(line, Mapping) or set(line) != {"key", "run", "samples"} or type(line["samples"]) is not list:
+        raise TypeError("a line must be a JSON object of key, run and samples, a list")
+    if not line["samples"]:
+        raise ValueError("samples=[] must not be empty")
+    found = []
+    for listed in line["samples"]:
+        if type(listed) is not list or len(listed) not in (len(_IN_A_LIST) - 1, len(_IN_A_LIST) + 1):
+            raise TypeError(f"samples={listed!r:.60} must be lists of a config, {', '.join(_IN_A_LIST)}")
+        config, *values = listed
+        found.append({"key": line["key"], "run": line["run"], "config": config, "status": "ok"})
+        found[-1].update(zip(_IN_A_LIST, values))
+    return found
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:

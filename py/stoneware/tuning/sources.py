@@ -38,7 +38,7 @@ from stoneware.runtime import environment, package_files, regular_file
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import policy, table_file
-from stoneware.tuning.table import Table
+from stoneware.tuning.table import Block, DeviceTable, Table
 
 if TYPE_CHECKING:  # what only samples need costs an import a third of its time
     from stoneware.tuning.samples import DeviceRecord, Run, Sample
@@ -56,6 +56,17 @@ class Source:
 
     name: str
     table: Table
+
+
+@dataclass(frozen=True)
+class Place:
+    """A family's entries in one source on one device."""
+
+    source: Source
+    position: int
+    device: DeviceTable
+    block: Block
+    distance: float
 
 
 def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:

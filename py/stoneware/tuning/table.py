@@ -10,13 +10,15 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.runtime.device import DeviceFingerprint, names_match
 from stoneware.tuning.table_entry import Choice, Entry
-from stoneware.tuning.time_model import Candidate, Corrections, TimeModel, corrections_of
+
+if TYPE_CHECKING:
+    from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
 
 __all__ = ["RUN_FIELDS", "Block", "Choice", "DeviceTable", "Entry", "Table", "size_log"]
 
@@ -125,6 +127,8 @@ class Block:
           last_sizes: that of each entry.
           models: of another block, which come before `self.models`.
         """
+        from stoneware.tuning.time_model import corrections_of
+
         made = self._made
         if made is None or made[0] is not models:
             made = self._made = models, {}, {}

@@ -50,7 +50,6 @@ from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning.table import Block, Table
 from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
-from stoneware.tuning.time_model import TimeModel
 
 SCHEMA = 6
 SUFFIX = ".table"
@@ -169,6 +168,8 @@ class _Writer:
         corrections: list[bytes] = []
         if block.has_models:
             said = [block.corrections(one[:-1], one[-1:])[0] for one in sizes]
+            from stoneware.tuning.time_model import TimeModel
+
             no_model = TimeModel(*[0] * len(TimeModel._fields))
             columns += [
                 _column("I", _ends([one.corrections for one in said])),

@@ -12,7 +12,7 @@ import json
 import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig, config_from_json
@@ -20,7 +20,9 @@ from stoneware.kernels.key import AnyKey, Key, key_from_json, unchecked
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Sizes
 from stoneware.tuning.table_entry import Choice, Entry
-from stoneware.tuning.time_model import NUM_TIMES, Candidate, Corrections, TimeModel
+
+if TYPE_CHECKING:
+    from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
 
 MODEL = struct.Struct("<11I6d")
 CORRECTION = struct.Struct("<IBdd")
@@ -275,6 +277,8 @@ class _StoredBlock(Block):
     @_checked
     def candidate(self, position: int) -> Candidate:
         """A config of a block with models, and its model."""
+        from stoneware.tuning.time_model import NUM_TIMES, TimeModel
+
         config = self.content.config(self._configs[position])
         # Not TimeModel._make, which takes twice as long.
         model = tuple.__new__(TimeModel, MODEL.unpack_from(self.content.body, self._models_at + MODEL.size * position))
@@ -293,6 +297,8 @@ class _StoredBlock(Block):
     ) -> list[Corrections]:
         if models is not None or not self._has_models:
             return super().corrections(first, last_sizes, models)
+        from stoneware.tuning.time_model import Corrections
+
         body, columns, out_dtypes = self.content.body, self._corrections_at, self.content.out_dtypes
         of_group, start = self.last_sizes(first), self._groups[first][0]
         num_configs = len(self._configs)
@@ -322,7 +328,7 @@ def _ascends(values: Sequence[Any]) -> bool:
     return all(map(operator.lt, values, values[1:]))
 
 
-class _Candidates(dict[int, Candidate]):
+class _Candidates(dict[int, "Candidate"]):
     """Position of a config -> it and its model, made once: the same objects each time."""
 
     def __init__(self, block: _StoredBlock) -> None:
