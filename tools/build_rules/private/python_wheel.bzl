@@ -81,16 +81,17 @@ def _python_wheel_impl(ctx):
     args.add_all(_pairs(ctx, "entry_points"), before_each = "--entry_point")
     args.add("--license", ctx.file.license)
     args.add("--readme", ctx.file.readme)
-    args.add("--wheel", wheel)
-    args.add("--site", site.path)
-    ctx.actions.run(
-        executable = ctx.executable._write_wheel,
-        arguments = [args],
-        inputs = [listing, ctx.file.license, ctx.file.readme] + contents.values(),
-        outputs = [wheel, site],
-        mnemonic = "PythonWheel",
-        progress_message = "Packing " + wheel.basename,
-    )
+
+    # Two actions: a test that imports the unpacked files waits for no archive.
+    for flag, output, verb in [("--wheel", wheel, "Packing"), ("--site", site, "Laying out")]:
+        ctx.actions.run(
+            executable = ctx.executable._write_wheel,
+            arguments = [args, flag, output.path],
+            inputs = [listing, ctx.file.license, ctx.file.readme] + contents.values(),
+            outputs = [output],
+            mnemonic = "PythonWheel",
+            progress_message = "{} {}".format(verb, output.basename),
+        )
     return [
         DefaultInfo(files = depset([wheel])),
         OutputGroupInfo(site = depset([site])),
@@ -98,7 +99,7 @@ def _python_wheel_impl(ctx):
 
 python_wheel = rule(
     implementation = _python_wheel_impl,
-    doc = """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked.
+    doc = """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked, without RECORD.
 
 Example:
     python_wheel(
