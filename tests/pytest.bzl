@@ -1,6 +1,15 @@
 """pytest_test: test files under pytest, as a `bazel test` target."""
 
-def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags = [], **kwargs):
+def pytest_test(
+        name,
+        srcs,
+        support = [],
+        deps = [],
+        data = [],
+        env = {},
+        tags = [],
+        all_kernels = False,
+        **kwargs):
     """Runs pytest on `srcs` against the unpacked wheel; a run without any test fails.
 
     Args:
@@ -11,6 +20,7 @@ def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags =
       data: further files; the current folder is the root of this repository's runfiles.
       env: environment, with $(rootpath ...) expansion.
       tags: as everywhere; "gpu" marks tests that skip themselves without a GPU.
+      all_kernels: whether the tests need the kernels that //:kernel_set may leave out.
       **kwargs: as for py_test.
     """
     main = Label("//tests:pytest_main.py")
@@ -23,7 +33,7 @@ def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags =
         env = env,
         tags = tags,
         deps = deps + [
-            Label("//:installed"),
+            Label("//:installed_all" if all_kernels else "//:installed"),
             Label("//third_party/pypi:pytest"),
         ],
         **kwargs

@@ -193,6 +193,17 @@ def check_ids(configs):
                 .format(config.id))
         seen[config.id] = True
 
+def _names_of(configs):
+    """The names of the families of these configs."""
+    return {config.family.name: True for config in configs}.keys()
+
+def _check_subset(library, names, known):
+    """Fails if a library is to have a family that there is not."""
+    for name in names:
+        if name not in known:
+            fail("cutlass_kernels: a subset must name families of `configs`, but {} names {}; choose from {}"
+                .format(library, repr(name), ", ".join(known)))
+
 def cutlass_kernels(
         name,
         backend,
@@ -202,6 +213,7 @@ def cutlass_kernels(
         namespace,
         deps,
         copts = [],
+        subsets = {},
         visibility = None):
     """A cubin for each config, a host object for each family, and the library `name` of them all.
 
@@ -246,7 +258,9 @@ def cutlass_kernels(
       namespace: of the list of entries.
       deps: libraries of the host side; one of them offers entry_header.
       copts: further flags for the host side.
-      visibility: of `name`.
+      subsets: further libraries, by name, each of some families alone. They share the cubins and the
+        host objects of `name`. A family is in one as a whole, since it has one host object.
+      visibility: of the libraries.
     """
     families = {}
     check_ids(configs)
@@ -256,13 +270,19 @@ def cutlass_kernels(
         _cubin(config, backend)
     for key, of_family in families.items():
         _host(key, of_family, deps, copts)
-    _embedded_kernels(
-        name = name,
-        entry_header = entry_header,
-        entry_type = entry_type,
-        hosts = {":" + key: of_family[0].arch for key, of_family in families.items()},
-        kernels = [":" + config.id + "_cubin" for config in configs],
-        namespace = namespace,
-        visibility = visibility,
-        deps = deps,
-    )
+    for library, names in ({name: _names_of(configs)} | subsets).items():
+        _check_subset(library, names, _names_of(configs))
+        _embedded_kernels(
+            name = library,
+            entry_header = entry_header,
+            entry_type = entry_type,
+            hosts = {
+                ":" + key: of_family[0].arch
+                for key, of_family in families.items()
+                if of_family[0].family.name in names
+            },
+            kernels = [":" + config.id + "_cubin" for config in configs if config.family.name in names],
+            namespace = namespace,
+            visibility = visibility,
+            deps = deps,
+        )
