@@ -96,30 +96,32 @@ _one_config = rule(
     attrs = {"changes": attr.string(), "function": attr.string()},
 )
 
-def config_failure_test(name, function, says, **changes):
-    """A valid config with `changes` is refused in the words of `says`.
+def config_failure_tests(cases):
+    """A valid config with changes is refused, in the right words, with its function and tile.
 
     Args:
-      name: the test.
-      function: the name of the function that makes it, which the error names.
-      says: parts of the message: rule, value, remedy.
-      **changes: arguments of that function that differ from a valid config.
+      cases: function -> test -> (arguments that differ from a valid config, parts of the message).
     """
-    _one_config(
-        name = name + "_config",
-        changes = json.encode(changes),
-        function = function,
-        tags = ["manual"],
-    )
-    analysis_failure_test(
-        name = name,
-        says = [function + ": "] + says,
-        target_under_test = ":{}_config".format(name),
-    )
+    for function, (_, valid) in _CONFIGS.items():
+        for case, (changes, says) in cases[function].items():
+            name = "{}_{}_test".format(function, case)
+            _one_config(
+                name = name + "_config",
+                changes = json.encode(changes),
+                function = function,
+                tags = ["manual"],
+            )
+            tile = (valid | changes)["tile"]
+            analysis_failure_test(
+                name = name,
+                says = ["{}(tile = {}): ".format(function, tile)] + says,
+                target_under_test = ":{}_config".format(name),
+            )
 
 def _one_config_twice_impl(_ctx):
     function, valid = _CONFIGS["matmul_config"]
-    check_ids([function(**valid)] * 2)
+    other = function(**(valid | {"layout": "nn"}))
+    check_ids([function(**valid), other, function(**valid)])
     return []
 
 one_config_twice = rule(

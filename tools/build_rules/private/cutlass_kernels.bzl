@@ -185,13 +185,17 @@ def _host(name, configs, deps, copts):
     )
 
 def check_ids(configs):
-    """Fails if two configs have one id."""
-    seen = {}
+    """Fails if two configs have one id; it tells which of their family they are."""
+    places = {}
+    num_of_family = {}
     for config in configs:
-        if config.id in seen:
-            fail("cutlass_kernels: each config must have an id of its own, but {} is given twice; remove one of them"
-                .format(config.id))
-        seen[config.id] = True
+        family = config.family.name
+        place = num_of_family.get(family, 0) + 1
+        num_of_family[family] = place
+        if config.id in places:
+            fail("cutlass_kernels: each config must have an id of its own, but configs {} and {} of {} are both {}; remove one of them"
+                .format(places[config.id], place, family, config.id))
+        places[config.id] = place
 
 def _names_of(configs):
     """The names of the families of these configs."""
