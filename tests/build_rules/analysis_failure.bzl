@@ -5,7 +5,7 @@ load("//cc/gemm:matmul_sm90.bzl", "matmul_config")
 load("//cc/gemm:persistent_mm_sm90.bzl", "persistent_mm_config")
 load("//cc/gemm:scaled_mm_block_sm90.bzl", "scaled_mm_block_config")
 load("//cc/gemm:scaled_mm_sm90.bzl", "scaled_mm_config")
-load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids")
+load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids", "check_subset")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _allow_failures = analysis_test_transition(
@@ -127,6 +127,15 @@ def _one_config_twice_impl(_ctx):
 one_config_twice = rule(
     implementation = _one_config_twice_impl,
     doc = "What cutlass_kernels checks, where a test can see it fail.",
+)
+
+def _subset_of_unknown_family_impl(_ctx):
+    check_subset("small_kernels", ["grouped_mm_sm90", "splitk_sm90"], ["grouped_mm_sm90", "matmul_sm90"])
+    return []
+
+subset_of_unknown_family = rule(
+    implementation = _subset_of_unknown_family_impl,
+    doc = "What cutlass_kernels checks of a subset, where a test can see it fail.",
 )
 
 def _config_test_impl(ctx):

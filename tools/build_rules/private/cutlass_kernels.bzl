@@ -102,6 +102,8 @@ def _embedded_kernels_impl(ctx):
         compilation_outputs = outputs,
         linking_contexts = [dep.linking_context for dep in deps],
         name = ctx.label.name,
+        # Host objects need its cubins, and it the hosts' entries: GNU ld would not read it a second time.
+        alwayslink = True,
         disallow_dynamic_library = True,
     )
     return [
@@ -201,7 +203,7 @@ def _names_of(configs):
     """The names of the families of these configs."""
     return {config.family.name: True for config in configs}.keys()
 
-def _check_subset(library, names, known):
+def check_subset(library, names, known):
     """Fails if a library is to have a family that there is not."""
     for name in names:
         if name not in known:
@@ -275,7 +277,7 @@ def cutlass_kernels(
     for key, of_family in families.items():
         _host(key, of_family, deps, copts)
     for library, names in ({name: _names_of(configs)} | subsets).items():
-        _check_subset(library, names, _names_of(configs))
+        check_subset(library, names, _names_of(configs))
         _embedded_kernels(
             name = library,
             entry_header = entry_header,
