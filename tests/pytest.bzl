@@ -9,6 +9,7 @@ def pytest_test(
         env = {},
         tags = [],
         all_kernels = False,
+        size = "small",
         **kwargs):
     """Runs pytest on `srcs` against the unpacked wheel; a run without any test fails.
 
@@ -21,11 +22,13 @@ def pytest_test(
       env: environment, with $(rootpath ...) expansion.
       tags: as everywhere; "gpu" marks tests that skip themselves without a GPU.
       all_kernels: whether the tests need the kernels that //:kernel_set may leave out.
+      size: as everywhere.
       **kwargs: as for py_test.
     """
     main = Label("//tests:pytest_main.py")
     native.py_test(
         name = name,
+        size = size,
         srcs = srcs + support + [main],
         main = main,
         args = ["$(rootpath {})".format(src) for src in srcs],

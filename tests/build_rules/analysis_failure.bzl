@@ -26,25 +26,36 @@ def _analysis_failure_test_impl(ctx):
         message = "{}: the error says\n{}\nbut not: {}".format(target.label, message, missing),
     )]
 
-analysis_failure_test = rule(
+_analysis_failure_test = rule(
     implementation = _analysis_failure_test_impl,
-    doc = """Passes when analysing `target_under_test` fails and the error has all words of `says`.
-
-The target needs the tag "manual": `bazel build //...` must not build it.
-
-Example:
-    analysis_failure_test(
-        name = "unknown_arch_test",
-        says = ["sm_99"],
-        target_under_test = ":unknown_arch",
-    )
-""",
     attrs = {
-        "says": attr.string_list(mandatory = True, doc = "parts of the message"),
+        "says": attr.string_list(mandatory = True),
         "target_under_test": attr.label(mandatory = True, cfg = _allow_failures),
     },
     analysis_test = True,
 )
+
+def analysis_failure_test(name, says, target_under_test):
+    """Passes when analysing a target fails and the error has all words of `says`.
+
+    Example:
+        analysis_failure_test(
+            name = "unknown_arch_test",
+            says = ["sm_99"],
+            target_under_test = ":unknown_arch",
+        )
+
+    Args:
+      name: the test.
+      says: parts of the message.
+      target_under_test: it needs the tag "manual": `bazel build //...` must not build it.
+    """
+    _analysis_failure_test(
+        name = name,
+        size = "small",
+        says = says,
+        target_under_test = target_under_test,
+    )
 
 # Function -> itself, and arguments that it takes.
 _CONFIGS = {
