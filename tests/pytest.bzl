@@ -1,6 +1,16 @@
 """pytest_test: test files under pytest, as a `bazel test` target."""
 
-def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags = [], **kwargs):
+def pytest_test(
+        name,
+        srcs,
+        support = [],
+        deps = [],
+        data = [],
+        env = {},
+        tags = [],
+        all_kernels = False,
+        size = "small",
+        **kwargs):
     """Runs pytest on `srcs` against the unpacked wheel; a run without any test fails.
 
     Args:
@@ -11,11 +21,14 @@ def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags =
       data: further files; the current folder is the root of this repository's runfiles.
       env: environment, with $(rootpath ...) expansion.
       tags: as everywhere; "gpu" marks tests that skip themselves without a GPU.
+      all_kernels: whether the tests need the kernels that //:kernel_set may leave out.
+      size: as everywhere.
       **kwargs: as for py_test.
     """
     main = Label("//tests:pytest_main.py")
     native.py_test(
         name = name,
+        size = size,
         srcs = srcs + support + [main],
         main = main,
         args = ["$(rootpath {})".format(src) for src in srcs],
@@ -23,7 +36,7 @@ def pytest_test(name, srcs, support = [], deps = [], data = [], env = {}, tags =
         env = env,
         tags = tags,
         deps = deps + [
-            Label("//:installed"),
+            Label("//:installed_all" if all_kernels else "//:installed"),
             Label("//third_party/pypi:pytest"),
         ],
         **kwargs

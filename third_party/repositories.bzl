@@ -130,10 +130,15 @@ def stoneware_repositories():
         keep_wheels = True,
     )
 
-def stoneware_toolchains():
-    """Registers zig for C and C++, CUDA and the host's Python; call it after stoneware_repositories()."""
+def stoneware_toolchains(cc = True):
+    """Registers zig for C and C++, CUDA and the host's Python; call it after stoneware_repositories().
+
+    Args:
+      cc: False leaves C and C++ to the toolchain that the workspace has.
+    """
+    if cc:
+        native.register_toolchains(str(Label("//third_party/zig:cc_toolchain")))
     native.register_toolchains(
-        str(Label("//third_party/zig:cc_toolchain")),
         str(Label("//tools/build_rules/private:cuda_toolchain")),
         "@stoneware_python//:toolchain",
     )

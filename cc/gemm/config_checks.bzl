@@ -1,26 +1,26 @@
-"""Checks of a kernel's config: each argument by itself, then rules between them.
+"""A function that makes one kernel's config, from fields and rules.
 
-A check is a function of a value that returns None, or what is wrong with it as (rule, found, remedy),
-where the rule goes on from the argument's name.
+A field has a check, a function of a value that returns None, or what is wrong with it as (rule, found,
+remedy), where the rule goes on from the field's name. A rule is between fields: (whether it holds, rule,
+found, remedy).
 """
 
-# Schedule of CUTLASS's builders -> warp groups that share the accumulators of one tile (CUTLASS's
-# kernel of that name: gemm/kernel/sm90_gemm_tma_warpspecialized*.hpp). A warp group has 128 threads.
-WARP_GROUPS_PER_TILE = {
-    "cooperative": 2,
-    "pingpong": 1,
-    "warpspecialized": 1,
-}
+_REQUIRED = struct(is_required = True)
 
-# fp32 accumulators a thread may hold and leave room, in the 232 registers that CUTLASS gives a
-# multiplying thread, for the rest of the loop and the epilogue. 128x256 pingpong (256) spills.
-MAX_ACCUMULATORS_PER_THREAD = 192
+def field(check, doc, default = _REQUIRED):
+    """An argument of a config function.
 
-def refuse(function, rule, found, remedy):
-    """Fails: rule, value, remedy, after the function that was called."""
-    fail("{}: {}, but {}; {}".format(function, rule, found, remedy))
+    Args:
+      check: of its value.
+      doc: what it is.
+      default: its value where none, or None, is given; a function takes it from the fields before.
 
-def one_of(values):
+    Returns:
+      A struct for config_function().
+    """
+    return struct(check = check, doc = doc, default = default)
+
+def one_of(*values):
     """A check: one of `values`."""
 
     def check(value):
@@ -46,7 +46,7 @@ def positive(value):
         return None
     return ("must be a positive integer", "it is {}".format(repr(value)), "write one")
 
-def positives(words):
+def positives(*words):
     """A check: as many positive integers as `words`."""
 
     def check(value):
@@ -61,76 +61,50 @@ def positives(words):
 
     return check
 
-def check_config(function, schema, values):
-    """Fails where a value breaks the check of its name.
+def config_function(name, fields, rules, kernel):
+    """The function `name`, which describes one kernel: the value of each field in, kernel_config() out.
+
+    It fails at the first value or rule that is wrong, naming itself and the tile.
 
     Args:
-      function: the function that the error names.
-      schema: dict of name to check.
-      values: dict of the same names to values.
-    """
-    for name, check in schema.items():
-        wrong = check(values[name])
-        if wrong:
-            rule, found, remedy = wrong
-            refuse(function, "{} {}".format(name, rule), found, remedy)
-
-def check_rules(function, rules):
-    """Fails at the first rule that does not hold.
-
-    Args:
-      function: the function that the error names.
-      rules: list of (whether it holds, rule, what was found, remedy).
-    """
-    for holds, rule, found, remedy in rules:
-        if not holds:
-            refuse(function, rule, found, remedy)
-
-def builder_rules(tile, cluster, schedule, max_accumulators):
-    """Rules that every kernel of CUTLASS's builders has to keep.
-
-    Args:
-      tile: (m, n, k).
-      cluster: (m, n, k).
-      schedule: of WARP_GROUPS_PER_TILE.
-      max_accumulators: that a thread may hold without spills.
+      name: as its callers know it.
+      fields: dict of name to field(), in the order of their checks.
+      rules: a function of a struct of the values; it returns a list of rules.
+      kernel: a function of the same struct; it returns what kernel_config() does.
 
     Returns:
-      A list for check_rules().
+      The function; it takes keyword arguments alone.
     """
-    rows = 64 * WARP_GROUPS_PER_TILE[schedule]
-    accumulators = tile[0] * tile[1] // (2 * rows)
-    return [
-        (
-            tile[0] % rows == 0 and tile[0] <= 256,
-            "tile m must be a multiple of {} up to 256 with schedule {}: wgmma has 64 rows a warp group"
-                .format(rows, repr(schedule)),
-            "it is {}".format(tile[0]),
-            "change the tile or the schedule",
-        ),
-        (
-            tile[1] % 16 == 0 and tile[1] <= 256,
-            "tile n must be a multiple of 16 up to 256, wgmma's widest",
-            "it is {}".format(tile[1]),
-            "change the tile",
-        ),
-        (
-            cluster[2] == 1 and cluster[0] in [1, 2, 4] and cluster[1] in [1, 2, 4],
-            "cluster must be (m, n, 1) with m and n of 1, 2 or 4",
-            "it is {}".format(repr(cluster)),
-            "change the cluster",
-        ),
-        (
-            cluster[0] * cluster[1] <= 8,
-            "a cluster must have at most 8 blocks, the portable size",
-            "it is {}".format(repr(cluster)),
-            "make it smaller",
-        ),
-        (
-            accumulators <= max_accumulators,
-            "a thread must hold at most {} accumulators (tile m * tile n / threads), or it spills"
-                .format(max_accumulators),
-            "it is {}".format(accumulators),
-            "shrink the tile, or use schedule \"cooperative\"",
-        ),
-    ]
+
+    def describe(**given):
+        values = _values(name, fields, given)
+        for holds, rule, found, remedy in rules(values):
+            if not holds:
+                _refuse(name, given, rule, found, remedy)
+        return kernel(values)
+
+    return describe
+
+def _refuse(name, given, rule, found, remedy):
+    where = "tile = {}".format(given["tile"]) if "tile" in given else ""
+    fail("{}({}): {}, but {}; {}".format(name, where, rule, found, remedy))
+
+def _values(name, fields, given):
+    """A struct of each field's value, given or by default."""
+    for argument in given:
+        if argument not in fields:
+            known = ", ".join(fields)
+            _refuse(name, given, "arguments must be among " + known, "one is " + argument, "correct it")
+    values = {}
+    for argument, one in fields.items():
+        value = given.get(argument)
+        if value == None:
+            value = one.default(struct(**values)) if type(one.default) == "function" else one.default
+        if value == _REQUIRED:
+            _refuse(name, given, argument + " must be given", "it is missing", "it is " + one.doc)
+        wrong = one.check(value)
+        if wrong:
+            rule, found, remedy = wrong
+            _refuse(name, given, "{} {}".format(argument, rule), found, remedy)
+        values[argument] = value
+    return struct(**values)

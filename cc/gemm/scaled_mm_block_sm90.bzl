@@ -1,38 +1,29 @@
-"""scaled_mm_block_config: a kernel of scaled_mm_block_sm90.cuh."""
+"""scaled_mm_block_config: a kernel of scaled_mm_block_sm90.cuh, with scales 1x128 of a and 128x128 of b.
 
-load(
-    ":config_checks.bzl",
-    "builder_rules",
-    "check_config",
-    "check_rules",
-    "flag",
-    "one_of",
-    "positives",
-)
-load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
+    scaled_mm_block_config(
+        a = "e4m3",
+        b = "e4m3",
+        out = "bf16",
+        tile = (128, 128, 128),
+        cluster = (1, 2, 1),
+        schedule = "cooperative",
+    )
+"""
 
-_FAMILY = kernel_family(
-    name = "scaled_mm_block_sm90",
-    template = "ScaledMmBlock",
-    device_hdrs = ["config.h", "cutlass_kernel_sm90.cuh", "scaled_mm_block_sm90.cuh"],
-    host_hdrs = [
-        "config.h",
-        "cutlass_host_sm90.h",
-        "cutlass_kernel_sm90.cuh",
-        "make_kernel_entry.h",
-        "scaled_mm_block_sm90.cuh",
-        "scaled_mm_block_sm90_host.h",
-    ],
-)
+load(":config_checks.bzl", "config_function", "field", "one_of")
+load(":tile_rules.bzl", "BUILDER_FIELDS", "builder_family", "builder_kernel", "builder_rules")
 
-_SCHEMA = {
-    "a": one_of(["e4m3", "e5m2"]),
-    "b": one_of(["e4m3", "e5m2"]),
-    "cluster": positives(["m", "n", "k"]),
-    "out": one_of(["bf16", "fp16", "fp32"]),
-    "schedule": one_of(["cooperative", "pingpong"]),
-    "swap_ab": flag,
-    "tile": positives(["m", "n", "k"]),
+_FAMILY = builder_family(name = "scaled_mm_block_sm90", template = "ScaledMmBlock")
+
+_FIELDS = {
+    "a": field(one_of("e4m3", "e5m2"), "the dtype of the left operand"),
+    "b": field(one_of("e4m3", "e5m2"), "the dtype of the right operand"),
+    "out": field(one_of("bf16", "fp16", "fp32"), "the dtype of the result"),
+} | BUILDER_FIELDS | {
+    "schedule": field(
+        one_of("cooperative", "pingpong"),
+        "\"pingpong\" (two warp groups take turns, a tile each) or \"cooperative\" (they share a tile)",
+    ),
 }
 
 # Elements of k, and columns of b, that share a block scale.
@@ -42,82 +33,33 @@ _SCALE_BLOCK = 128
 # block of k, and the sum of the blocks. 256x128 cooperative (128) spills.
 _MAX_ACCUMULATORS_PER_THREAD = 96
 
-def scaled_mm_block_config(a, b, out, tile, cluster, schedule, swap_ab = False):
-    """Describes one scaled_mm kernel with scales 1x128 of a and 128x128 of b for sm_90a.
-
-    Example:
-
-        scaled_mm_block_config(
-            a = "e4m3",
-            b = "e4m3",
-            out = "bf16",
-            tile = (128, 128, 128),
-            cluster = (1, 2, 1),
-            schedule = "cooperative",
-        )
-
-    Args:
-      a: dtype of the left operand, "e4m3" or "e5m2".
-      b: dtype of the right operand, likewise.
-      out: dtype of the result, "bf16", "fp16" or "fp32".
-      tile: (m, n, 128) elements of the tile a block computes at a time. With swap_ab it is the tile
-        of the swapped problem: its m runs along the user's n.
-      cluster: (m, n, 1) blocks that share loads.
-      schedule: "pingpong" (two warp groups take turns, a tile each) or "cooperative" (two warp
-        groups share a tile).
-      swap_ab: compute the transposed product, for a small m.
-
-    Returns:
-      A struct as kernel_config() gives it.
-    """
-    values = dict(
-        a = a,
-        b = b,
-        cluster = cluster,
-        out = out,
-        schedule = schedule,
-        swap_ab = swap_ab,
-        tile = tile,
-    )
-    check_config("scaled_mm_block_config", _SCHEMA, values)
-    tile_along_n = tile[0] if swap_ab else tile[1]
-    rules = [
+def _rules(config):
+    tile_along_n = config.tile[0] if config.swap_ab else config.tile[1]
+    return builder_rules(config, _MAX_ACCUMULATORS_PER_THREAD) + [
         (
-            tile[2] == _SCALE_BLOCK,
+            config.tile[2] == _SCALE_BLOCK,
             "tile k must be {}, the elements of k that share a scale".format(_SCALE_BLOCK),
-            "it is {}".format(tile[2]),
+            "it is {}".format(config.tile[2]),
             "change the tile",
         ),
         (
             tile_along_n % _SCALE_BLOCK == 0 or _SCALE_BLOCK % tile_along_n == 0,
-            "the tile must have whole blocks of {} along the user's n, or divide one"
-                .format(_SCALE_BLOCK),
+            "the tile must have whole blocks of {} along the caller's n, or divide one".format(_SCALE_BLOCK),
             "it has {}".format(tile_along_n),
             "change the tile",
         ),
     ]
-    check_rules(
-        "scaled_mm_block_config",
-        builder_rules(tile, cluster, schedule, _MAX_ACCUMULATORS_PER_THREAD) + rules,
-    )
-    return kernel_config(
-        family = _FAMILY,
-        id = join(
-            "scaled_mm_block_sm90",
-            a,
-            b,
-            out,
-            tile,
-            cluster,
-            schedule,
-            "swap" if swap_ab else "",
-        ),
+
+def _kernel(config):
+    return builder_kernel(
+        _FAMILY,
+        config,
+        words = [config.a, config.b, config.out],
         op = "scaled_mm",
-        a = a,
-        b = b,
-        out = out,
-        tile = tile,
-        swap_ab = swap_ab,
-        constants = {"kClusterM": cluster[0], "kClusterN": cluster[1], "kSchedule": schedule},
-        json_fields = {"cluster": cluster, "scales": "block", "schedule": schedule},
+        a = config.a,
+        b = config.b,
+        out = config.out,
+        json_fields = {"scales": "block"},
     )
+
+scaled_mm_block_config = config_function("scaled_mm_block_config", _FIELDS, _rules, _kernel)

@@ -32,6 +32,7 @@ class Info:
       driver: version of the CUDA driver as "13.0", or why there is none.
       devices: each GPU in words.
       modules: native module -> "found", or why not.
+      kernel_set: how many kernels this installation has, of how many.
       kernels: "op backend arch" -> how many kernels.
       tables: op -> digest, with the number of entries by device; and, as "op (source)", those of
         the user's store and of installed packages.
@@ -45,6 +46,7 @@ class Info:
     driver: str
     devices: tuple[str, ...]
     modules: dict[str, str]
+    kernel_set: str
     kernels: dict[str, int | str]
     tables: dict[str, str]
     store: str
@@ -57,6 +59,7 @@ class Info:
     def __str__(self) -> str:
         gpus = {f"gpu {ordinal}": device for ordinal, device in enumerate(self.devices)}
         versions = {name: getattr(self, name) for name in ("stoneware", "python", "torch", "driver")}
+        versions["kernel set"] = self.kernel_set
         lines = [line for name, value in {**versions, **gpus}.items() for line in fitted(name, value, 11)]
         for title, section in (("modules", self.modules), ("kernels", self.kernels), ("tables", self.tables)):
             width = max(map(len, section), default=0) + 4
@@ -76,6 +79,7 @@ def info() -> Info:
         driver=driver,
         devices=devices,
         modules={name: native.why_missing(name) or "found" for name in NATIVE_MODULES},
+        kernel_set=_kernel_set(),
         kernels=_kernels(),
         tables=_tables(),
         store=_store(),
@@ -106,6 +110,17 @@ def _driver() -> tuple[str, tuple[str, ...]]:
         return str(error), ()
     except Exception as error:
         return f"{DRIVER_MODULE} is not usable: {type(error).__name__}: {error}", ()
+
+
+def _kernel_set() -> str:
+    try:
+        found = manifest.packaged()
+    except Exception as error:
+        return _failure(error)
+    built = len(found.kernels)
+    if not found.left_out:
+        return f"all ({built} kernels)"
+    return f"small ({built} of {built + len(found.left_out)} kernels)"
 
 
 def _kernels() -> dict[str, int | str]:

@@ -14,7 +14,7 @@ import pytest
 import small_package as small
 
 from stoneware.errors import TableError
-from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.manifest import Manifest, content_digest, read_manifest
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import table_file
 from stoneware.tuning.bake import bake
@@ -206,6 +206,23 @@ def test_incomplete_folder_and_unknown_file_are_refused(tmp_path):
         bake("scaled_mm", files[:2], small.manifest())
     with pytest.raises(ValueError, match="notes.txt: a sample file is"):
         bake("scaled_mm", [tmp_path / "notes.txt"], small.manifest())
+
+
+def test_samples_of_a_kernel_that_the_manifest_lists_as_left_out_are_absent(tmp_path):
+    samples = [small.sample(BIG, 1.0), small.sample(TINY, 2.0)]
+    files = small.write_device(tmp_path / "both", samples)
+    built = {id: kernel for id, kernel in small.manifest().kernels.items() if id != BIG.kernel}
+    expected = bake("scaled_mm", small.write_device(tmp_path / "one", samples[1:]), Manifest(built))
+    assert bake("scaled_mm", files, Manifest(built, frozenset({BIG.kernel}))) == expected
+    with pytest.raises(TableError, match="not in the kernel manifest"):
+        bake("scaled_mm", files, Manifest(built))
+
+
+def test_manifest_file_may_list_kernels_as_left_out(tmp_path):
+    document = {"schema": 1, "kernels": [], "left_out": ["add"]}
+    path = tmp_path / "kernel_manifest.json"
+    path.write_text(json.dumps({**document, "digest": content_digest(document)}))
+    assert read_manifest(path).left_out == {"add"}
 
 
 def test_device_without_kernels_in_this_build_is_left_out(tmp_path, caplog):

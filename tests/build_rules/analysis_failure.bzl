@@ -5,7 +5,7 @@ load("//cc/gemm:matmul_sm90.bzl", "matmul_config")
 load("//cc/gemm:persistent_mm_sm90.bzl", "persistent_mm_config")
 load("//cc/gemm:scaled_mm_block_sm90.bzl", "scaled_mm_block_config")
 load("//cc/gemm:scaled_mm_sm90.bzl", "scaled_mm_config")
-load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids")
+load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids", "check_subset")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _allow_failures = analysis_test_transition(
@@ -26,25 +26,36 @@ def _analysis_failure_test_impl(ctx):
         message = "{}: the error says\n{}\nbut not: {}".format(target.label, message, missing),
     )]
 
-analysis_failure_test = rule(
+_analysis_failure_test = rule(
     implementation = _analysis_failure_test_impl,
-    doc = """Passes when analysing `target_under_test` fails and the error has all words of `says`.
-
-The target needs the tag "manual": `bazel build //...` must not build it.
-
-Example:
-    analysis_failure_test(
-        name = "unknown_arch_test",
-        says = ["sm_99"],
-        target_under_test = ":unknown_arch",
-    )
-""",
     attrs = {
-        "says": attr.string_list(mandatory = True, doc = "parts of the message"),
+        "says": attr.string_list(mandatory = True),
         "target_under_test": attr.label(mandatory = True, cfg = _allow_failures),
     },
     analysis_test = True,
 )
+
+def analysis_failure_test(name, says, target_under_test):
+    """Passes when analysing a target fails and the error has all words of `says`.
+
+    Example:
+        analysis_failure_test(
+            name = "unknown_arch_test",
+            says = ["sm_99"],
+            target_under_test = ":unknown_arch",
+        )
+
+    Args:
+      name: the test.
+      says: parts of the message.
+      target_under_test: it needs the tag "manual": `bazel build //...` must not build it.
+    """
+    _analysis_failure_test(
+        name = name,
+        size = "small",
+        says = says,
+        target_under_test = target_under_test,
+    )
 
 # Function -> itself, and arguments that it takes.
 _CONFIGS = {
@@ -96,35 +107,46 @@ _one_config = rule(
     attrs = {"changes": attr.string(), "function": attr.string()},
 )
 
-def config_failure_test(name, function, says, **changes):
-    """A valid config with `changes` is refused in the words of `says`.
+def config_failure_tests(cases):
+    """A valid config with changes is refused, in the right words, with its function and tile.
 
     Args:
-      name: the test.
-      function: the name of the function that makes it, which the error names.
-      says: parts of the message: rule, value, remedy.
-      **changes: arguments of that function that differ from a valid config.
+      cases: function -> test -> (arguments that differ from a valid config, parts of the message).
     """
-    _one_config(
-        name = name + "_config",
-        changes = json.encode(changes),
-        function = function,
-        tags = ["manual"],
-    )
-    analysis_failure_test(
-        name = name,
-        says = [function + ": "] + says,
-        target_under_test = ":{}_config".format(name),
-    )
+    for function, (_, valid) in _CONFIGS.items():
+        for case, (changes, says) in cases[function].items():
+            name = "{}_{}_test".format(function, case)
+            _one_config(
+                name = name + "_config",
+                changes = json.encode(changes),
+                function = function,
+                tags = ["manual"],
+            )
+            tile = (valid | changes)["tile"]
+            analysis_failure_test(
+                name = name,
+                says = ["{}(tile = {}): ".format(function, tile)] + says,
+                target_under_test = ":{}_config".format(name),
+            )
 
 def _one_config_twice_impl(_ctx):
     function, valid = _CONFIGS["matmul_config"]
-    check_ids([function(**valid)] * 2)
+    other = function(**(valid | {"layout": "nn"}))
+    check_ids([function(**valid), other, function(**valid)])
     return []
 
 one_config_twice = rule(
     implementation = _one_config_twice_impl,
     doc = "What cutlass_kernels checks, where a test can see it fail.",
+)
+
+def _subset_of_unknown_family_impl(_ctx):
+    check_subset("small_kernels", ["grouped_mm_sm90", "splitk_sm90"], ["grouped_mm_sm90", "matmul_sm90"])
+    return []
+
+subset_of_unknown_family = rule(
+    implementation = _subset_of_unknown_family_impl,
+    doc = "What cutlass_kernels checks of a subset, where a test can see it fail.",
 )
 
 def _config_test_impl(_ctx):

@@ -6,7 +6,6 @@ A shell script stands in for nvcc. STONEWARE_TEST_NVCC_WRAPPER names the wrapper
 from __future__ import annotations
 
 import os
-import pathlib
 import subprocess
 
 import pytest
@@ -24,7 +23,8 @@ ptxas info    : Used 168 registers, used 1 barriers
 @pytest.fixture
 def compile_with(tmp_path):
     """Runs the wrapper on an nvcc that prints `report` and exits with `status`."""
-    wrapper = pathlib.Path(os.environ["STONEWARE_TEST_NVCC_WRAPPER"]).resolve()
+    # Not resolved: its own runfiles are found through those of this test.
+    wrapper = os.path.abspath(os.environ["STONEWARE_TEST_NVCC_WRAPPER"])
     scratch = tmp_path / "scratch"
     scratch.mkdir()
 
@@ -40,7 +40,7 @@ def compile_with(tmp_path):
         )
         nvcc.chmod(0o755)
         return subprocess.run(
-            [str(wrapper), str(nvcc), *arguments],
+            [wrapper, str(nvcc), *arguments],
             capture_output=True,
             text=True,
             check=False,

@@ -49,3 +49,21 @@ OWN_KERNELS = [
         ("store_2", "2.5F"),
     ]
 ]
+
+def _links_in_any_order_test_impl(ctx):
+    inputs = ctx.attr.kernels[CcInfo].linking_context.linker_inputs.to_list()
+    own = [one for one in inputs if one.owner == ctx.attr.kernels.label]
+    is_whole = [library.alwayslink for one in own for library in one.libraries]
+    return [AnalysisTestResultInfo(
+        success = bool(is_whole) and all(is_whole),
+        message = "{} must be linked as a whole: GNU ld reads an archive once, and its cubins are ".format(
+            ctx.attr.kernels.label,
+        ) + "needed by host objects that it needs itself",
+    )]
+
+links_in_any_order_test = rule(
+    implementation = _links_in_any_order_test_impl,
+    doc = "A library of cutlass_kernels links by a linker that reads each archive once.",
+    attrs = {"kernels": attr.label(mandatory = True, providers = [CcInfo])},
+    analysis_test = True,
+)

@@ -85,9 +85,9 @@ def write(tmp_path):
     """Runs the program on a list of kernels; returns the manifest's text."""
     program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_MANIFEST"])
 
-    def run(kernels: list[dict]) -> str:
+    def run(kernels: list[dict], *flags: str) -> str:
         (tmp_path / "kernels.json").write_text(json.dumps(kernels))
-        subprocess.run([program, "--kernels=kernels.json", "--out=manifest.json"], check=True, cwd=tmp_path)
+        subprocess.run([program, "--kernels=kernels.json", "--out=manifest.json", *flags], check=True, cwd=tmp_path)
         return (tmp_path / "manifest.json").read_text()
 
     (tmp_path / "b.cubin").write_bytes(elf({".text.b": b"b"}))
@@ -130,6 +130,11 @@ def test_manifest_is_canonical_json(write):
 
 def test_manifest_of_no_kernels_is_a_manifest(write):
     assert without_digest(write([])) == {"schema": 1, "kernels": []}
+
+
+def test_manifest_lists_the_kernels_that_are_left_out(write):
+    text = write([], "--left_out=b", "--left_out=a")
+    assert without_digest(text) == {"schema": 1, "kernels": [], "left_out": ["a", "b"]}
 
 
 def test_launch_description_has_its_digest_and_only_a_kernel_that_has_one(write, tmp_path):

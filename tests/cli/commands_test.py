@@ -589,7 +589,9 @@ def test_explain_of_an_unknown_kernel_says_how_to_measure_it(package, capsys):
 def test_info_has_the_documented_keys(package, capsys):
     code, document = as_json(capsys, "info")
     assert code == exit_codes.OK
-    assert {"stoneware", "python", "torch", "driver", "devices", "modules", "kernels", "tables"} <= set(document)
+    assert {"stoneware", "python", "torch", "driver", "devices", "modules", "kernel_set", "kernels", "tables"} <= set(
+        document
+    )
 
 
 def test_the_installed_wheel_is_sound(capsys):

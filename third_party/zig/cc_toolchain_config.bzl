@@ -3,12 +3,13 @@
 load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "ACTION_NAMES")
 load(
     "@bazel_tools//tools/cpp:cc_toolchain_config_lib.bzl",
+    "action_config",
     "env_entry",
     "env_set",
     "feature",
     "flag_group",
     "flag_set",
-    "tool_path",
+    "tool",
 )
 
 GLIBC = "2.28"
@@ -25,6 +26,58 @@ _LINK_SHARED = [
     ACTION_NAMES.cpp_link_dynamic_library,
     ACTION_NAMES.cpp_link_nodeps_dynamic_library,
 ]
+
+# Bazel's own features of each kind of action, as its action configs for tools by path have them.
+_COMPILE_FEATURES = [
+    "legacy_compile_flags",
+    "user_compile_flags",
+    "sysroot",
+    "unfiltered_compile_flags",
+    "compiler_input_flags",
+    "compiler_output_flags",
+]
+_LINK_FEATURES = [
+    "strip_debug_symbols",
+    "linkstamps",
+    "output_execpath_flags",
+    "runtime_library_search_directories",
+    "library_search_directories",
+    "libraries_to_link",
+    "user_link_flags",
+    "legacy_link_flags",
+    "linker_param_file",
+    "fission_support",
+    "sysroot",
+]
+_SHARED_FEATURES = ["build_interface_libraries", "dynamic_library_linker_tool", "shared_flag"]
+
+_ZIG = {"_zig": attr.label(default = Label("@stoneware_zig//:tree"), allow_single_file = True)}
+
+def _tools_impl(ctx):
+    program = ctx.outputs.program
+    cache = program.path + ".cache"  # It goes with the sandbox.
+    ctx.actions.run(
+        executable = ctx.file._zig.path + "/zig",
+        arguments = ["cc", "-target", "x86_64-linux-gnu." + GLIBC] +
+                    ["-std=c11", "-O2", "-g0", "-s", ctx.file.src.path, "-o", program.path],
+        inputs = [ctx.file._zig, ctx.file.src],
+        outputs = [program],
+        env = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache},
+        mnemonic = "ZigTool",
+        progress_message = "Compiling %{output}",
+    )
+    for alias in ctx.outputs.aliases:
+        ctx.actions.symlink(output = alias, target_file = program, is_executable = True)
+
+zig_tools = rule(
+    implementation = _tools_impl,
+    doc = "The tools of the C++ toolchain: one program under several names.",
+    attrs = {
+        "aliases": attr.output_list(doc = "further names of the program"),
+        "program": attr.output(mandatory = True),
+        "src": attr.label(mandatory = True, allow_single_file = [".c"]),
+    } | _ZIG,
+)
 
 def _runtime_cache_impl(ctx):
     out = ctx.actions.declare_directory(ctx.label.name)
@@ -49,8 +102,7 @@ zig_runtime_cache = rule(
             executable = True,
             cfg = "exec",
         ),
-        "_zig": attr.label(default = Label("@stoneware_zig//:tree"), allow_single_file = True),
-    },
+    } | _ZIG,
 )
 
 def _config_impl(ctx):
@@ -100,15 +152,18 @@ def _config_impl(ctx):
         abi_version = "clang",
         abi_libc_version = GLIBC,
         features = features,
-        tool_paths = [
-            tool_path(name = "gcc", path = "clang++"),
-            tool_path(name = "cpp", path = "clang++"),
-            tool_path(name = "ld", path = "clang++"),
-            tool_path(name = "ar", path = "ar"),
-            tool_path(name = "strip", path = "objcopy"),
-            tool_path(name = "objcopy", path = "objcopy"),
-            tool_path(name = "nm", path = "objcopy"),
-            tool_path(name = "objdump", path = "objcopy"),
+        action_configs = [
+            action_config(name, enabled = True, tools = [tool(tool = file)], implies = implies, flag_sets = flag_sets)
+            for file, names, implies, flag_sets in [
+                (ctx.file._clang, _COMPILE, _COMPILE_FEATURES, []),
+                (ctx.file._clang, _LINK_EXECUTABLE, _LINK_FEATURES + ["force_pic_flags"], []),
+                (ctx.file._clang, _LINK_SHARED, _SHARED_FEATURES + _LINK_FEATURES, []),
+                (ctx.file._ar, [ACTION_NAMES.cpp_link_static_library], ["archiver_flags", "linker_param_file"], []),
+                (ctx.file._objcopy, [ACTION_NAMES.strip], [], [flag_set(flag_groups = [
+                    flag_group(flags = ["-S", "-p", "-o", "%{output_file}", "%{input_file}"]),
+                ])]),
+            ]
+            for name in names
         ],
     )
 
@@ -116,6 +171,13 @@ zig_cc_toolchain_config = rule(
     implementation = _config_impl,
     attrs = {
         "runtime_cache": attr.label(mandatory = True, allow_single_file = True, cfg = "exec"),
+    } | {
+        name: attr.label(default = Label(default), allow_single_file = True, cfg = "exec")
+        for name, default in {
+            "_ar": "//third_party/zig:ar",
+            "_clang": "//third_party/zig:clang++",
+            "_objcopy": "//third_party/zig:objcopy",
+        }.items()
     },
     provides = [CcToolchainConfigInfo],
 )

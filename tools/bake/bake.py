@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import app, flags
 
 from stoneware.errors import TableError
 from stoneware.kernels.manifest import read_manifest
@@ -41,7 +41,6 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 1
-    logging.info("%s: %d bytes from %d files", _OUT.value, len(table), len(argv) - 1)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Stoneware's public build rules; everything under private/ may change without notice.
 
     cuda_archs       the build setting //:cuda_archs
+    kernel_set       the build setting //:kernel_set
     cuda_cubin       one CUDA kernel for one architecture
     cuda_library     host code with CUDA types, as a C++ library
     cutlass_kernels  CUTLASS kernels, from configs to a library with its cubins inside
@@ -22,6 +23,7 @@ load("//tools/build_rules/private:cuda_library.bzl", _cuda_library = "cuda_libra
 load("//tools/build_rules/private:cutlass_kernels.bzl", _cutlass_kernels = "cutlass_kernels")
 load("//tools/build_rules/private:kernel_group.bzl", _kernel_group = "kernel_group")
 load("//tools/build_rules/private:kernel_manifest.bzl", _kernel_manifest = "kernel_manifest")
+load("//tools/build_rules/private:kernel_set.bzl", _kernel_set = "kernel_set")
 load("//tools/build_rules/private:nanobind_module.bzl", _nanobind_module = "nanobind_module")
 load("//tools/build_rules/private:python_wheel.bzl", _python_wheel = "python_wheel")
 load("//tools/build_rules/private:triton_aot.bzl", _triton_aot = "triton_aot")
@@ -34,6 +36,7 @@ cuda_library = _cuda_library
 cutlass_kernels = _cutlass_kernels
 kernel_group = _kernel_group
 kernel_manifest = _kernel_manifest
+kernel_set = _kernel_set
 nanobind_module = _nanobind_module
 python_wheel = _python_wheel
 triton_aot = _triton_aot

@@ -17,6 +17,7 @@ from absl import app, flags
 
 import stoneware as sw
 from stoneware.explanation import Explanation
+from stoneware.kernels import manifest
 from stoneware.measuring import operands, tolerance
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.ops.scaled_mm import vendor
@@ -113,6 +114,16 @@ def run_here(problems: Sequence[Problem], device: Device | None) -> int:
     return num_wrong
 
 
+def name_left_out() -> None:
+    """Prints what it means for the tables that this build leaves kernels out, if it does."""
+    left_out = manifest.packaged().left_out
+    if left_out:
+        print(
+            f"\nThis build has the small kernel set. `//:wheel` has {len(left_out)} more kernels, and may "
+            "choose one of them."
+        )
+
+
 def describe_elsewhere(problems: Sequence[Problem]) -> None:
     """Prints which kernels ELSEWHERE would run, and the times in the table of the wheel."""
     explanations = [explain(problem, ELSEWHERE) for problem in problems]
@@ -137,8 +148,9 @@ def main(argv: Sequence[str]) -> int:
     print(f"\nOn this machine: {device or 'a CPU, no GPU is here'}")
     num_wrong = run_here(problems, device)
     if device is None:
-        print(f"\nOn an {ELSEWHERE}: nothing runs, the tuning table in the wheel answers")
+        print(f"\nOn an {ELSEWHERE}: nothing runs, the tuning table of this build answers")
         describe_elsewhere(problems)
+    name_left_out()
     print(f"\nerror: relative, against float64; right is below {tolerance.MAX_ERROR:g}")
     if num_wrong:
         print(f"WRONG: {num_wrong} of {len(problems)} results; please report this with the table.")

@@ -67,9 +67,10 @@ def _compute_capability(arch: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The kernels of a build, by id."""
+    """The kernels of a build, by id, and the ids of those that this build leaves out."""
 
     kernels: Mapping[str, KernelRecord]
+    left_out: frozenset[str] = frozenset()
 
     def select(self, *, op: str, backend: str) -> list[KernelRecord]:
         """The kernels of one op and backend, sorted by id."""
@@ -123,12 +124,13 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         records = [KernelRecord(**kernel) for kernel in data["kernels"]]
         for record in records:
             _ = record.compute_capability  # raises for an arch that is none
+        left_out = frozenset(map(str, data.get("left_out", ())))
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error
     kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
     if len(kernels) != len(records):
         raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
-    return Manifest(kernels)
+    return Manifest(kernels, left_out)
 
 
 @functools.cache

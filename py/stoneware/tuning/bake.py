@@ -4,7 +4,8 @@ Pure: the same files give the same bytes on any machine, in any locale, in any o
 needed. Which samples count is `entries.py`, which candidate is chosen `choose.py`.
 
 A sample of a kernel that is not known is refused, with its file and line: of an op of ours one that
-the manifest lacks, of a decorated kernel one of a kernel that is not named to the bake.
+the manifest lacks, of a decorated kernel one of a kernel that is not named to the bake. A sample of a
+kernel that the manifest lists as left out of the build is skipped.
 """
 
 from __future__ import annotations
@@ -122,10 +123,11 @@ def _read_devices(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> li
 
 
 def _without_backends_left_out(op: str, device: _DeviceSamples, manifest: Manifest | None) -> _DeviceSamples | None:
-    """The samples without those of backends that this build leaves out for the device's arch.
+    """The samples without those of kernels that this build leaves out.
 
-    A build for fewer archs (`--//:cuda_archs=sm_90`, say, without the CUTLASS kernels of sm_90a) has
-    no kernel of some backend; None if it has none at all for the device.
+    The manifest lists what a small kernel set leaves out. A build for fewer archs
+    (`--//:cuda_archs=sm_90`, say, without the CUTLASS kernels of sm_90a) has no kernel of some
+    backend; None if it has none at all for the device.
     """
     if is_kernel(op):
         return device
@@ -150,7 +152,8 @@ def _without_backends_left_out(op: str, device: _DeviceSamples, manifest: Manife
         located=[
             (place, sample)
             for place, sample in device.located
-            if is_kernel(sample.op) or sample.config.backend not in left_out
+            if is_kernel(sample.op)
+            or (sample.config.backend not in left_out and sample.config.kernel not in manifest.left_out)
         ],
     )
 

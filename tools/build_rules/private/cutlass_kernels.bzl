@@ -102,6 +102,8 @@ def _embedded_kernels_impl(ctx):
         compilation_outputs = outputs,
         linking_contexts = [dep.linking_context for dep in deps],
         name = ctx.label.name,
+        # Host objects need its cubins, and it the hosts' entries: GNU ld would not read it a second time.
+        alwayslink = True,
         disallow_dynamic_library = True,
     )
     return [
@@ -185,17 +187,32 @@ def _host(name, configs, deps, copts):
     )
 
 def check_ids(configs):
-    """Fails if two configs have one id.
+    """Fails if two configs have one id; it tells which of their family they are.
 
     Args:
       configs: as of cutlass_kernels.
     """
-    seen = {}
+    places = {}
+    num_of_family = {}
     for config in configs:
-        if config.id in seen:
-            fail("cutlass_kernels: each config must have an id of its own, but {} is given twice; remove one of them"
-                .format(config.id))
-        seen[config.id] = True
+        family = config.family.name
+        place = num_of_family.get(family, 0) + 1
+        num_of_family[family] = place
+        if config.id in places:
+            fail("cutlass_kernels: each config must have an id of its own, but configs {} and {} of {} are both {}; remove one of them"
+                .format(places[config.id], place, family, config.id))
+        places[config.id] = place
+
+def _names_of(configs):
+    """The names of the families of these configs."""
+    return {config.family.name: True for config in configs}.keys()
+
+def check_subset(library, names, known):
+    """Fails if a library is to have a family that there is not."""
+    for name in names:
+        if name not in known:
+            fail("cutlass_kernels: a subset must name families of `configs`, but {} names {}; choose from {}"
+                .format(library, repr(name), ", ".join(known)))
 
 def cutlass_kernels(
         name,
@@ -206,6 +223,7 @@ def cutlass_kernels(
         namespace,
         deps,
         copts = [],
+        subsets = {},
         visibility = None):
     """A cubin for each config, a host object for each family, and the library `name` of them all.
 
@@ -250,7 +268,9 @@ def cutlass_kernels(
       namespace: of the list of entries.
       deps: libraries of the host side; one of them offers entry_header.
       copts: further flags for the host side.
-      visibility: of `name`.
+      subsets: further libraries, by name, each of some families alone. They share the cubins and the
+        host objects of `name`. A family is in one as a whole, since it has one host object.
+      visibility: of the libraries.
     """
     families = {}
     check_ids(configs)
@@ -260,13 +280,19 @@ def cutlass_kernels(
         _cubin(config, backend)
     for key, of_family in families.items():
         _host(key, of_family, deps, copts)
-    _embedded_kernels(
-        name = name,
-        entry_header = entry_header,
-        entry_type = entry_type,
-        hosts = {":" + key: of_family[0].arch for key, of_family in families.items()},
-        kernels = [":" + config.id + "_cubin" for config in configs],
-        namespace = namespace,
-        visibility = visibility,
-        deps = deps,
-    )
+    for library, names in ({name: _names_of(configs)} | subsets).items():
+        check_subset(library, names, _names_of(configs))
+        _embedded_kernels(
+            name = library,
+            entry_header = entry_header,
+            entry_type = entry_type,
+            hosts = {
+                ":" + key: of_family[0].arch
+                for key, of_family in families.items()
+                if of_family[0].family.name in names
+            },
+            kernels = [":" + config.id + "_cubin" for config in configs if config.family.name in names],
+            namespace = namespace,
+            visibility = visibility,
+            deps = deps,
+        )

@@ -14,6 +14,7 @@ def _kernel_manifest_impl(ctx):
                 kernel.cubin.short_path,
             ))
         seen[kernel.id] = kernel.cubin
+    known = depset(transitive = [target[KernelInfo].kernels for target in ctx.attr.known]).to_list()
     listing = ctx.actions.declare_file(ctx.label.name + ".kernels.json")
     ctx.actions.write(listing, json.encode([
         {
@@ -30,7 +31,11 @@ def _kernel_manifest_impl(ctx):
     out = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.run(
         executable = ctx.executable._write_manifest,
-        arguments = ["--kernels=" + listing.path, "--out=" + out.path],
+        arguments = ["--kernels=" + listing.path, "--out=" + out.path] + [
+            "--left_out=" + kernel.id
+            for kernel in known
+            if kernel.id not in seen
+        ],
         inputs = [listing] + [kernel.cubin for kernel in kernels] + descriptions,
         outputs = [out],
         mnemonic = "KernelManifest",
@@ -56,6 +61,11 @@ Example:
 """,
     attrs = {
         "kernels": attr.label_list(mandatory = True, providers = [KernelInfo]),
+        "known": attr.label_list(
+            providers = [KernelInfo],
+            doc = "Every kernel that there is. Those that are not among `kernels` are not built, " +
+                  "but listed as left out, so that tuning_table skips their samples.",
+        ),
         "_write_manifest": attr.label(
             default = Label("//tools/build_rules/private:write_manifest"),
             executable = True,

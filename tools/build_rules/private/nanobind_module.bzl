@@ -17,7 +17,7 @@ _COPTS = [
 
 def _stub(ctx):
     """The module's stub, which nanobind makes of what the module says of itself once it is imported."""
-    module_name = ctx.label.name
+    module_name = ctx.attr.module_name
 
     # Python finds a module by its file's name alone.
     module = ctx.actions.declare_file("{}_stub/{}.so".format(ctx.label.name, module_name))
@@ -37,7 +37,7 @@ def _python_extension_impl(ctx):
     return [
         DefaultInfo(files = depset([ctx.file.host, ctx.file.abi3])),
         PythonExtensionInfo(
-            module_name = ctx.label.name,
+            module_name = ctx.attr.module_name,
             host = ctx.file.host,
             abi3 = ctx.file.abi3,
             stub = _stub(ctx),
@@ -49,6 +49,7 @@ _python_extension = rule(
     attrs = {
         "abi3": attr.label(mandatory = True, allow_single_file = [".so"]),
         "host": attr.label(mandatory = True, allow_single_file = [".so"]),
+        "module_name": attr.string(mandatory = True),
         "_stubgen": attr.label(
             default = Label("@stoneware_nanobind//:stubgen"),
             executable = True,
@@ -57,7 +58,7 @@ _python_extension = rule(
     },
 )
 
-def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
+def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None, testonly = None):
     """A nanobind extension module that exports nothing but its PyInit function.
 
     libc++ and nanobind are linked in; at run time it needs glibc alone.
@@ -70,13 +71,16 @@ def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
         )
 
     Args:
-      name: the module's name, as in NB_MODULE(name, m).
+      name: the target.
       srcs: its sources.
       deps: cc_library, cuda_library or cutlass_kernels targets.
+      module_name: the module's name, as in NB_MODULE(module_name, m); by default `name`.
       visibility: of `name`.
       testonly: as everywhere.
     """
     exports = Label("//tools/build_rules/private:python_extension.lds")
+    module_name = module_name or name
+    defines = ["NB_DOMAIN=stoneware" + module_name, "NB_COMPACT_ASSERTIONS"]
     for abi in ("host", "abi3"):
         headers = Label("@stoneware_python_headers_{}//:headers".format(abi))
         native.cc_library(
@@ -85,7 +89,7 @@ def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
             copts = _COPTS + ["-fno-strict-aliasing"],
             linkstatic = True,
             # Each module keeps nanobind's state to itself: exceptions must not cross two libc++.
-            local_defines = ["NB_DOMAIN=stoneware" + name, "NB_COMPACT_ASSERTIONS"],
+            local_defines = defines,
             testonly = testonly,
             deps = [Label("@stoneware_nanobind//:internal_headers"), headers],
         )
@@ -96,7 +100,7 @@ def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
             copts = _COPTS,
             linkopts = ["-Wl,--gc-sections", "-Wl,--version-script=$(location {})".format(exports)],
             linkshared = True,
-            local_defines = ["NB_DOMAIN=stoneware" + name, "NB_COMPACT_ASSERTIONS"],
+            local_defines = defines,
             testonly = testonly,
             deps = deps + [
                 ":{}_nanobind_{}".format(name, abi),
@@ -108,6 +112,7 @@ def nanobind_module(name, srcs, deps = [], visibility = None, testonly = None):
         name = name,
         abi3 = ":abi3/{}.so".format(name),
         host = ":host/{}.so".format(name),
+        module_name = module_name,
         testonly = testonly,
         visibility = visibility,
     )

@@ -89,16 +89,17 @@ def _python_wheel_impl(ctx):
     args.add("--license_expression", ctx.attr.license_expression)
     args.add_all(licenses.keys(), before_each = "--license_file")
     args.add("--readme", ctx.file.readme)
-    args.add("--wheel", wheel)
-    args.add("--site", site.path)
-    ctx.actions.run(
-        executable = ctx.executable._write_wheel,
-        arguments = [args],
-        inputs = [listing, ctx.file.readme] + contents.values(),
-        outputs = [wheel, site],
-        mnemonic = "PythonWheel",
-        progress_message = "Packing " + wheel.basename,
-    )
+
+    # Two actions: a test that imports the unpacked files waits for no archive.
+    for flag, output, verb in [("--wheel", wheel, "Packing"), ("--site", site, "Laying out")]:
+        ctx.actions.run(
+            executable = ctx.executable._write_wheel,
+            arguments = [args, flag, output.path],
+            inputs = [listing, ctx.file.readme] + contents.values(),
+            outputs = [output],
+            mnemonic = "PythonWheel",
+            progress_message = "{} {}".format(verb, output.basename),
+        )
     return [
         DefaultInfo(files = depset([wheel])),
         OutputGroupInfo(site = depset([site])),
@@ -106,7 +107,7 @@ def _python_wheel_impl(ctx):
 
 python_wheel = rule(
     implementation = _python_wheel_impl,
-    doc = """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked.
+    doc = """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked, without RECORD.
 
 Example:
     python_wheel(

@@ -3,6 +3,7 @@
 The manifest's "digest" is the sha256 of its content with an empty digest, as JSON on one line with
 sorted keys, ASCII only and no spaces; stoneware/kernels/manifest.py checks it by the same formula.
 Of each cubin "sha256" is that of its bytes, and "code_sha256" that of what the GPU executes of it.
+"left_out" has the ids of kernels that exist but are not in this build; without any there is no such list.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ _KERNELS = flags.DEFINE_string(
     "of a kernel that has one.",
     required=True,
 )
+_LEFT_OUT = flags.DEFINE_multi_string("left_out", [], "Id of a kernel that this build leaves out.")
 _OUT = flags.DEFINE_string("out", None, "The manifest to write.", required=True)
 
 
@@ -34,6 +36,8 @@ def main(argv: list[str]) -> None:
         if description is not None:
             kernel["description_sha256"] = hashlib.sha256(pathlib.Path(description).read_bytes()).hexdigest()
     manifest = {"schema": 1, "digest": "", "kernels": sorted(kernels, key=lambda kernel: kernel["id"])}
+    if _LEFT_OUT.value:
+        manifest["left_out"] = sorted(_LEFT_OUT.value)
     content = json.dumps(manifest, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     manifest["digest"] = hashlib.sha256(content.encode("ascii")).hexdigest()
     text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"

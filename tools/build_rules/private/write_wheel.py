@@ -1,7 +1,8 @@
-"""Writes a wheel and its unpacked copy; the program of the rule python_wheel.
+"""Writes a wheel, or the folder that it would unpack to; the program of the rule python_wheel.
 
-Entries are sorted and carry fixed times and modes; the package `wheel` writes the archive and RECORD,
-and auditwheel tells whether its modules keep what a manylinux tag promises.
+The folder has no RECORD. In the wheel entries are sorted and carry fixed times and modes; the package
+`wheel` writes the archive and RECORD, and auditwheel tells whether its modules keep what a manylinux tag
+promises.
 """
 
 import email.message
@@ -34,8 +35,8 @@ _ENTRY_POINT = flags.DEFINE_multi_string(
 _LICENSE_EXPRESSION = flags.DEFINE_string("license_expression", None, "SPDX expression.", required=True)
 _LICENSE_FILE = flags.DEFINE_multi_string("license_file", [], "Path in .dist-info/licenses, among the contents.")
 _README = flags.DEFINE_string("readme", None, "The long description, Markdown.", required=True)
-_WHEEL = flags.DEFINE_string("wheel", None, "The wheel to write.", required=True)
-_SITE = flags.DEFINE_string("site", None, "The folder for the unpacked copy.", required=True)
+_WHEEL = flags.DEFINE_string("wheel", None, "The wheel to write.")
+_SITE = flags.DEFINE_string("site", None, "The folder to fill.")
 
 # The earliest time that the zip format can say, and the same in seconds since 1970.
 _TIME = (1980, 1, 1, 0, 0, 0)
@@ -182,33 +183,42 @@ def _needs(info: WheelAbIInfo) -> str:
     return ", ".join([*sorted(libraries), *versions])
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def write_site(contents: dict[str, bytes], folder: pathlib.Path) -> None:
+    for path, data in contents.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+def write_wheel(contents: dict[str, bytes], file: str) -> None:
     os.environ["SOURCE_DATE_EPOCH"] = _EPOCH  # For RECORD, which the package writes by itself.
     logging.getLogger("wheel").setLevel(logging.WARNING)  # It would name every file,
     logging.getLogger("auditwheel").setLevel(logging.ERROR)  # and this one every cubin.
-    listing = json.loads(pathlib.Path(_CONTENTS.value).read_text(encoding="utf-8"))
-    contents = {path: pathlib.Path(file).read_bytes() for path, file in listing.items()}
-    info = f"{_DISTRIBUTION.value}-{_VERSION.value}.dist-info"
-    try:
-        contents[f"{info}/METADATA"] = metadata()
-        if _ENTRY_POINT.value:
-            contents[f"{info}/entry_points.txt"] = entry_points(_ENTRY_POINT.value)
-    except WheelError as error:
-        sys.exit(f"write_wheel: {error}")
-    contents[f"{info}/WHEEL"] = wheel_metadata()
-    with wheelfile.WheelFile(_WHEEL.value, "w", compression=zipfile.ZIP_DEFLATED) as archive:
+    with wheelfile.WheelFile(file, "w", compression=zipfile.ZIP_DEFLATED) as archive:
         for path, data in sorted(contents.items()):
             entry = zipfile.ZipInfo(path, date_time=_TIME)
             entry.external_attr = _REGULAR_FILE_0644
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
+    check_platform(pathlib.Path(file), _TAG.value)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    listing = json.loads(pathlib.Path(_CONTENTS.value).read_text(encoding="utf-8"))
+    contents = {path: pathlib.Path(file).read_bytes() for path, file in listing.items()}
+    info = f"{_DISTRIBUTION.value}-{_VERSION.value}.dist-info"
+    contents[f"{info}/WHEEL"] = wheel_metadata()
     try:
-        check_platform(pathlib.Path(_WHEEL.value), _TAG.value)
+        contents[f"{info}/METADATA"] = metadata()
+        if _ENTRY_POINT.value:
+            contents[f"{info}/entry_points.txt"] = entry_points(_ENTRY_POINT.value)
+        if _SITE.value:
+            write_site(contents, pathlib.Path(_SITE.value))
+        if _WHEEL.value:
+            write_wheel(contents, _WHEEL.value)
     except WheelError as error:
         sys.exit(f"write_wheel: {error}")
-    with zipfile.ZipFile(_WHEEL.value) as archive:
-        archive.extractall(_SITE.value)
 
 
 if __name__ == "__main__":
