@@ -443,7 +443,7 @@ def test_pruning_that_leaves_nothing_is_tritons_error(gpu):
     from triton.runtime.errors import AutotunerError
 
     kernel = decorate(prune_configs_by={"early_config_prune": lambda *_, **__: []})
-    with pytest.raises(AutotunerError, match="must leave at least one"):
+    with pytest.raises(AutotunerError, match="should return at least one config"):
         call(kernel)
 
 
