@@ -95,10 +95,7 @@ def tune(
     device: Annotated[
         int | None,
         typer.Option(
-            metavar="INTEGER",
-            help="Number of the GPU. Default: 0, or under torchrun the local rank.",
-            min=0,
-            show_default=False,
+            help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0, show_default=False
         ),
     ] = None,
     store: Annotated[
@@ -222,7 +219,7 @@ def _typed(context: typer.Context) -> str:
         elif name in _PATHS:
             words.append(f"{flag} {name.upper()}")
         else:
-            words += [f"{flag} {item}" for item in (value if isinstance(value, tuple) else [value])]
+            words += [f"{flag} {item}" for item in (value if isinstance(value, (tuple, list)) else [value])]
     return " ".join(words)
 
 
