@@ -1,17 +1,22 @@
-"""The fixture `package`: a small installed package and an empty folder for the user's store."""
+"""What tests of commands share: how one is run, a small installed package, samples, an own store."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import small_samples as small
+from small_samples import VENDOR, ours, sample
 
+from stoneware.cli import main
 from stoneware.kernels import manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime import native, package_files
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.bake import bake
+
+SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 
 
 def forget() -> None:
@@ -51,3 +56,23 @@ def package(tmp_path, monkeypatch) -> Path:
     yield root
     monkeypatch.undo()
     forget()
+
+
+def stoneware(capsys, *arguments) -> tuple[int, str, str]:
+    code = main.run([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def as_json(capsys, *arguments) -> tuple[int, dict]:
+    code, out, _ = stoneware(capsys, *arguments, "--json")
+    document = json.loads(out)
+    assert (document["command"], document["exit_code"]) == (arguments[0], code)
+    return code, document
+
+
+@pytest.fixture
+def h200(tmp_path):
+    return small.write_folder(
+        tmp_path / "h200", [sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0), sample(SMALL, 20.0, m=64)]
+    )

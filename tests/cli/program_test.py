@@ -57,6 +57,17 @@ def test_each_commands_help_has_an_example_and_the_json_keys(command, capsys, mo
     assert "Exit codes:" in shown and "With --json:" in shown
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns_and_nothing_is_cut(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main.run([command, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    codes = lines[lines.index(next(line for line in lines if "Exit codes:" in line)) + 1 :]
+    # A code's line that is too long goes on at the left margin.
+    assert all(line.startswith("  ") for line in codes[: next(i for i, line in enumerate(codes) if not line.strip())])
+
+
 def test_help_of_a_pipe_has_no_colours():
     assert "\x1b" not in stoneware("explain", "--help").stdout
 

@@ -6,9 +6,16 @@ import fake_gpu
 import pytest
 import triton
 import triton.language as tl
+from fake_gpu import Tensor
 
+from stoneware.kernels.config import KernelConfig
+from stoneware.kernels.key import KernelKey
 from stoneware.triton_autotune import cache, tuner
-from stoneware.tuning.samples import Run
+from stoneware.triton_autotune.decorator import autotune
+from stoneware.triton_autotune.identity import identity_of
+from stoneware.tuning import policy as tuning
+from stoneware.tuning import store
+from stoneware.tuning.samples import Run, Sample
 
 FACTOR = tl.constexpr(3)
 
@@ -70,3 +77,46 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     runs = iter(range(60))
     monkeypatch.setattr(tuner, "new_run", lambda ordinal: run_of(next(runs)))
     return found
+
+
+OP = "decorated_kernels:scale"
+FAST_32 = {16: 2.0, 32: 1.0, 64: 3.0}
+
+
+def decorate(fn=scale, configs=CONFIGS, key=("n",), **options):
+    return autotune(configs=list(configs), key=list(key), **options)(fn)
+
+
+def call(kernel, n=33, **kwargs):
+    kernel[(1,)](Tensor(), Tensor(), n, 5, **kwargs)
+    return kernel.best_config.kwargs["BLOCK"]
+
+
+def explained(kernel, n=33):
+    return kernel.explain(Tensor(), Tensor(), n, 5)
+
+
+def sample(block, median_us, n=33, run=0, spread_us=0.0, sha256=None, status="ok"):
+    is_ok = status == "ok"
+    return Sample(
+        key=KernelKey(op=OP, names=("n",), values=(n,), dtypes=(("x_ptr", "float32"), ("y_ptr", "float32"))),
+        config=KernelConfig(kwargs=(("BLOCK", block),)),
+        median_us=median_us if is_ok else 0,
+        spread_us=spread_us,
+        count=int(is_ok),
+        status=status,
+        run=run_of(run).id,
+        kernel_sha256=identity_of(scale).sha256 if sha256 is None else sha256,
+    )
+
+
+def keep(*samples):
+    for item in samples:
+        number = int(item.run.removeprefix("run-"))
+        store.user_store().add(run_of(number), [item])
+    tuning.forget_plans()
+
+
+def stored():
+    found = store.user_store().samples(OP)
+    return {(dict(item.config.kwargs)["BLOCK"], item.status) for _, item in found}

@@ -7,62 +7,27 @@ import sys
 
 import pytest
 import triton
-from decorated_kernels import CONFIGS, bench_by, gpu, run_of, scale  # noqa: F401  (a fixture)
+from decorated_kernels import (  # noqa: F401  (a fixture)
+    CONFIGS,
+    FAST_32,
+    OP,
+    bench_by,
+    call,
+    decorate,
+    explained,
+    gpu,
+    keep,
+    run_of,
+    sample,
+    stored,
+)
 from fake_gpu import FINGERPRINT, Tensor
 from triton.runtime.errors import OutOfResources
 
 import stoneware as sw
 from stoneware.errors import TuningMissError
-from stoneware.kernels.config import KernelConfig
-from stoneware.kernels.key import KernelKey
-from stoneware.triton_autotune import tuner
-from stoneware.triton_autotune.decorator import autotune
-from stoneware.triton_autotune.identity import identity_of
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources, store
-from stoneware.tuning.samples import Sample
-
-OP = "decorated_kernels:scale"
-FAST_32 = {16: 2.0, 32: 1.0, 64: 3.0}
-
-
-def decorate(fn=scale, configs=CONFIGS, key=("n",), **options):
-    return autotune(configs=list(configs), key=list(key), **options)(fn)
-
-
-def call(kernel, n=33, **kwargs):
-    kernel[(1,)](Tensor(), Tensor(), n, 5, **kwargs)
-    return kernel.best_config.kwargs["BLOCK"]
-
-
-def explained(kernel, n=33):
-    return kernel.explain(Tensor(), Tensor(), n, 5)
-
-
-def sample(block, median_us, n=33, run=0, spread_us=0.0, sha256=None, status="ok"):
-    is_ok = status == "ok"
-    return Sample(
-        key=KernelKey(op=OP, names=("n",), values=(n,), dtypes=(("x_ptr", "float32"), ("y_ptr", "float32"))),
-        config=KernelConfig(kwargs=(("BLOCK", block),)),
-        median_us=median_us if is_ok else 0,
-        spread_us=spread_us,
-        count=int(is_ok),
-        status=status,
-        run=run_of(run).id,
-        kernel_sha256=identity_of(scale).sha256 if sha256 is None else sha256,
-    )
-
-
-def keep(*samples):
-    for item in samples:
-        number = int(item.run.removeprefix("run-"))
-        store.user_store().add(run_of(number), [item])
-    tuning.forget_plans()
-
-
-def stored():
-    found = store.user_store().samples(OP)
-    return {(dict(item.config.kwargs)["BLOCK"], item.status) for _, item in found}
 
 
 def test_off_measures_nothing_and_runs_the_first_with_one_line_of_advice(gpu, caplog):
@@ -171,60 +136,6 @@ def test_error_on_miss_says_what_to_do_and_lets_exact_keys_run(gpu):
         assert call(decorate()) == 32
         with pytest.raises(TuningMissError, match="n=34.*nearest.*on_miss"):
             call(decorate(), 34)
-
-
-def test_tritons_hooks_do_not_switch_persistence_off(gpu):
-    """triton.autotune(cache_results=True) keeps nothing if a config has a pre_hook."""
-    configs = [triton.Config(config.kwargs, pre_hook=lambda args: None) for config in CONFIGS]
-    benched, hooks = [], {"pre_hook": lambda args, reset_only=False: None, "post_hook": lambda args, exception: None}
-    for _ in range(2):
-        with sw.tuning("on_miss"):
-            bench = bench_by(FAST_32, benched)
-            assert call(decorate(configs=configs, do_bench=bench, **hooks)) == 32
-    assert benched == [16, 32, 64]
-
-
-def test_hooks_run_as_in_triton(gpu):
-    log = []
-
-    def bench(candidate, quantiles):
-        log.append(f"bench {candidate.arguments['BLOCK']}")
-        candidate()
-        return [1.0, 1.0, 1.0]
-
-    kernel = decorate(
-        configs=[triton.Config({"BLOCK": block}, pre_hook=lambda args: log.append("config")) for block in (16, 32)],
-        do_bench=bench,
-        pre_hook=lambda args, reset_only=False: log.append(f"pre {reset_only}"),
-        post_hook=lambda args, exception: log.append(f"post {exception}"),
-    )
-    with sw.tuning("on_miss"):
-        call(kernel)
-        assert log == [
-            "bench 16",
-            "config",
-            "pre False",
-            "post None",
-            "bench 32",
-            "config",
-            "pre False",
-            "post None",
-            "pre True",
-            "config",
-        ]
-        log.clear()
-        call(kernel)
-    assert log == ["config"]
-
-
-def test_tensors_are_zeroed_and_restored_around_each_measured_launch(gpu):
-    x, y = Tensor(), Tensor()
-    kernel = decorate(configs=CONFIGS[:2], do_bench=bench_by(FAST_32), reset_to_zero=["y_ptr"], restore_value=["x_ptr"])
-    with sw.tuning("on_miss"):
-        for _ in range(2):
-            kernel[(1,)](x, y, 33, 5)
-    assert x.log == ["cloned", "restored"] * 2
-    assert y.log == ["zeroed"] * 3  # the last for the launch that counts
 
 
 def test_a_config_that_fails_is_kept_as_failed_and_not_tried_again(gpu):
@@ -416,55 +327,6 @@ def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
     assert stored() == {(64, "ok")}
 
 
-def test_a_single_config_is_never_measured(gpu):
-    benched = []
-    with sw.tuning("on_miss"):
-        call(decorate(configs=CONFIGS[:1], do_bench=bench_by(FAST_32, benched)))
-    assert benched == []
-
-
-def test_pruning_gets_what_triton_gives_it_and_bounds_the_choice(gpu):
-    seen = []
-
-    def prune(configs, named, **kwargs):
-        seen.append((dict(named), kwargs))
-        return [config for config in configs if config.kwargs["BLOCK"] > 16]
-
-    keep(sample(16, 1.0), sample(64, 2.0), sample(32, 3.0))
-    kernel = decorate(prune_configs_by={"early_config_prune": prune})
-    x, y = Tensor(), Tensor()
-    kernel[(9,)](x, y, 33, stride=5)
-    assert kernel.best_config.kwargs["BLOCK"] == 64
-    kwargs = {"stride": 5, "grid": (9,), "warmup": False}
-    assert seen == [({"x_ptr": x, "y_ptr": y, "n": 33}, kwargs)]
-
-
-def test_pruning_that_leaves_nothing_is_tritons_error(gpu):
-    from triton.runtime.errors import AutotunerError
-
-    kernel = decorate(prune_configs_by={"early_config_prune": lambda *_, **__: []})
-    with pytest.raises(AutotunerError, match="must leave at least one"):
-        call(kernel)
-
-
-@pytest.mark.parametrize("top_k, benched", [(1, [64]), (2, [64, 32]), (0.4, [64]), (1.0, [16, 32, 64])])
-def test_a_perf_model_picks_what_is_measured(gpu, top_k, benched):
-    found = []
-    with sw.tuning("on_miss"):
-        call(
-            decorate(
-                do_bench=bench_by(FAST_32, found),
-                prune_configs_by={"perf_model": lambda BLOCK, n, **_: n / BLOCK, "top_k": top_k},
-            )
-        )
-    assert found == (benched if len(benched) > 1 else [])
-
-
-def test_a_top_k_that_is_no_fraction_is_refused():
-    with pytest.raises(TypeError, match="top_k=1.5 must be"):
-        decorate(prune_configs_by={"top_k": 1.5})
-
-
 def test_more_than_300_configs_are_searched(gpu):
     pytest.importorskip("optuna")
     benched = []
@@ -481,43 +343,6 @@ def test_more_than_300_configs_are_searched(gpu):
     with sw.tuning("on_miss"):
         call(decorate(configs=configs, do_bench=bench))
     assert 50 < len(benched) < 356
-
-
-@pytest.mark.parametrize("options", [{"warmup": 3, "rep": 7}, {"use_cuda_graph": True, "rep": 9}])
-def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
-    from triton import testing
-
-    seen = []
-
-    def bench(name):
-        return lambda call, **kwargs: (seen.append((name, kwargs)), [1.0, 1.0, 1.0])[1]
-
-    monkeypatch.setattr(testing, "do_bench", bench("do_bench"))
-    monkeypatch.setattr(testing, "do_bench_cudagraph", bench("do_bench_cudagraph"))
-    with pytest.warns(DeprecationWarning):
-        kernel = decorate(**options)
-    with sw.tuning("on_miss"):
-        call(kernel)
-    names = {"rep": 9} if "use_cuda_graph" in options else {"warmup": 3, "rep": 7}
-    wanted = "do_bench_cudagraph" if "use_cuda_graph" in options else "do_bench"
-    assert seen == [(wanted, {**names, "quantiles": tuner.QUANTILES})] * 3
-
-
-def test_configs_that_differ_in_their_hook_alone_are_both_measured(gpu):
-    benched = []
-
-    def one(args): ...
-
-    configs = [triton.Config({"BLOCK": 16}, pre_hook=hook) for hook in (None, one)]
-
-    def bench(candidate, quantiles):
-        benched.append(candidate.config.pre_hook)
-        return 2.0 - len(benched) / 2
-
-    with sw.tuning("on_miss"):
-        kernel = decorate(configs=configs, do_bench=bench)
-        call(kernel)
-    assert benched == [None, one] and kernel.best_config is configs[1]
 
 
 def test_explain_measures_and_launches_nothing(gpu):

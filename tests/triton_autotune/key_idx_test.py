@@ -6,7 +6,7 @@ import inspect
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoneware.triton_autotune.call import KernelSignature, checked_names
@@ -54,6 +54,7 @@ def calls(draw):
     return inspect.Signature(parameters), key, args, kwargs
 
 
+@settings(deadline=None)
 @given(calls())
 def test_a_key_is_what_bind_and_apply_defaults_give(call):
     signature, key, args, kwargs = call
@@ -79,6 +80,7 @@ def test_a_key_is_what_bind_and_apply_defaults_give(call):
     assert set(layout.options) == set(kwargs) - set(signature.parameters)
 
 
+@settings(deadline=None)
 @given(calls())
 def test_key_idx_are_positions_in_the_signature(call):
     signature, key, _, _ = call

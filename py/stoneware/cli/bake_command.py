@@ -38,7 +38,7 @@ def bake(
         str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.", show_default=False)
     ] = None,
     kernels: Annotated[
-        str | None, typer.Option(help="The decorated kernels that there are, separated by commas.", show_default=False)
+        str | None, typer.Option(help="All decorated kernels that exist, separated by commas.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> int:

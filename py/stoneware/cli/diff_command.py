@@ -24,7 +24,7 @@ HELP = help.text(
         "stoneware diff old/scaled_mm.table new/scaled_mm.table",
         "stoneware diff samples/nvidia_h200 store.sqlite3 --json",
     ],
-    found="they differ, or something of them could not be read",
+    found="A and B differ, or part of one could not be read",
     json_keys="num_common, fraction, changed, only_a, only_b, each [{device, key, config_a, "
     "config_b, median_us_a, median_us_b}], skipped (what could not be read)",
 )

@@ -7,10 +7,10 @@ from stoneware.errors import StonewareError, TableError
 OK, FOUND, USAGE, ENVIRONMENT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 70, 130, 141
 
 MEANINGS: dict[int, str] = {
-    OK: "done, and nothing to report",
+    OK: "done, nothing to report",
     FOUND: "found a difference, a damaged entry, or a wrong candidate",
     USAGE: "an argument or an input file breaks a rule",
-    ENVIRONMENT: "this machine cannot do it: no GPU, no torch, no plotly, disk full, stdout closed",
+    ENVIRONMENT: "no GPU, torch or plotly here; or disk full, or stdout closed",
     INTERNAL: "a defect of stoneware; the traceback is shown",
     INTERRUPTED: "interrupted; what was measured is kept",
     PIPE_CLOSED: "the output pipe was closed",

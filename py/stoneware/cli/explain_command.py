@@ -36,35 +36,39 @@ def explain(
     ] = None,
     m: Annotated[
         int | None,
-        typer.Option("-m", help="Rows of a; of grouped_mm those of all groups together.", show_default=False),
+        typer.Option("-m", help="Rows of a; for grouped_mm the rows of all groups together.", show_default=False),
     ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Columns of b.", show_default=False)] = None,
     k: Annotated[int | None, typer.Option("-k", help="Inner size.", show_default=False)] = None,
     num_groups: Annotated[
-        int | None, typer.Option(help="Of grouped_mm: how many matrices b.", show_default=False)
+        int | None, typer.Option(help="For grouped_mm: number of b matrices.", show_default=False)
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(help="Of matmul: how many products of this shape, each with a b of its own.", show_default=False),
+        typer.Option(
+            help="For matmul: number of products of this shape, with a different b per product.", show_default=False
+        ),
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(help="Of matmul, of a and b: nt (default, a @ weight.t()), nn, tn or tt.", show_default=False),
+        typer.Option(
+            help="For matmul: layout of a and b: nt (a @ weight.t()), nn, tn or tt. Default: nt.", show_default=False
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Of a and b. Of scaled_mm e4m3; of matmul bf16 or fp16; of grouped_mm e4m3 or bf16.",
+            help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm.",
             show_default=False,
         ),
     ] = None,
     out_dtype: Annotated[
-        str | None, typer.Option(help="Of the result: bf16, fp16 or fp32.", show_default=False)
+        str | None, typer.Option(help="Dtype of the result: bf16, fp16 or fp32.", show_default=False)
     ] = None,
     scales: Annotated[
         str | None,
         typer.Option(
-            help="Of scaled_mm: row, tensor or block, or those of a and b as tensor/row. Default: row.",
+            help="For scaled_mm: row, tensor or block, or one each for a and b, such as tensor/row. Default: row.",
             show_default=False,
         ),
     ] = None,

@@ -8,7 +8,7 @@ from stoneware.cli.output import Output
 
 HELP = help.text(
     "Show versions, GPUs, native modules, kernels, tables and the tuning store.\n\n"
-    "A part that is missing or damaged is shown with the reason, and is no failure.",
+    "A missing or damaged part is shown with the reason; the exit code is still 0.",
     examples=["stoneware info", "stoneware info --json"],
     json_keys="what `stoneware.info().as_dict()` has",
 )

@@ -11,8 +11,8 @@ from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
 
 HELP = help.text(
-    "Merge sample folders and stores into sample folders, a device a folder.\n\n"
-    "A union: the files are the same to the byte in whatever order and however often you merge. "
+    "Merge sample folders and stores into one sample folder per device.\n\n"
+    "The result is a union: its bytes depend neither on the order nor on the number of merges. "
     "SOURCES are folders of a device, folders of such folders, and stores (.sqlite3). Damaged "
     "entries are skipped and reported. Only a source that is also --out is changed.",
     examples=[
@@ -30,7 +30,7 @@ def merge(
         str, typer.Option(help="Folder to write to: new, empty, or one of the sources.", show_default=False)
     ],
     keep: Annotated[
-        str, typer.Option(help="all, or newest: of each problem, candidate and kernel the newest sample.")
+        str, typer.Option(help="all, or newest: only the newest sample of each problem, candidate and kernel.")
     ] = "all",
     json: Json = False,
 ) -> int:

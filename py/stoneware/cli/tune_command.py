@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 HELP = help.text(
     "Measure every candidate at every problem on this machine's GPU.\n\n"
-    "Right values come first: a candidate is compared with float64 before it is timed. Each sample "
-    "is stored as it is taken, so a run that was interrupted or killed goes on where it stopped, "
-    "and what has a sample of the same kernel on the same hardware is not measured again. Under "
-    "torchrun the problems are shared among the ranks, one GPU each; rank 0 prints the progress "
-    "and, when all are done, writes --out.",
+    "Each candidate is checked against float64 before it is timed. Samples are stored as they are "
+    "taken: an interrupted run continues where it stopped, and nothing is measured twice for the "
+    "same kernel on the same hardware. Under torchrun the ranks share the problems, one GPU each; "
+    "rank 0 prints the progress and writes --out at the end.",
     examples=[
         "stoneware tune",
         "stoneware tune --weights llama3_8b_qkv,llama3_8b_o --m-values 1,16,64",
@@ -53,45 +52,51 @@ _PATHS = ("store", "out")
 def tune(
     context: typer.Context,
     ops: Annotated[
-        str | None, typer.Option(help="Ops, as scaled_mm,matmul,grouped_mm. Default: all.", show_default=False)
+        str | None,
+        typer.Option(help="Ops: scaled_mm, matmul, grouped_mm, separated by commas. Default: all.", show_default=False),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Layers by name, as llama3_8b_qkv,llama3_8b_o. Default: all, or none with --shapes.",
+            help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes.",
             show_default=False,
         ),
     ] = None,
     m_values: Annotated[
         str | None,
         typer.Option(
-            help="Rows of a for --weights, as 1,16,64; of grouped_mm the mean of a group.", show_default=False
+            help="Rows of a for --weights, such as 1,16,64; for grouped_mm the mean rows of a group.",
+            show_default=False,
         ),
     ] = None,
     shapes: Annotated[
         str | None,
         typer.Option(
-            help="Further shapes as MxNxK, as 16x4096x14336; of matmul also BxMxNxK, a batch of B "
-            "products; of grouped_mm GxMxNxK, G groups of M rows on average. Four sizes are taken by "
-            "both unless --ops names one.",
+            help="More shapes as MxNxK, such as 16x4096x14336. For matmul also BxMxNxK, a batch of B "
+            "products; for grouped_mm GxMxNxK, G groups of M rows on average. Four sizes apply to both "
+            "unless --ops names one.",
             show_default=False,
         ),
     ] = None,
-    scales: Annotated[str, typer.Option(help="Kinds of scales, for scaled_mm.")] = "row,tensor",
-    out_dtypes: Annotated[str, typer.Option(help="Output dtypes, bf16 or fp16; for matmul all dtypes.")] = "bf16",
+    scales: Annotated[str, typer.Option(help="Scale layouts, for scaled_mm.")] = "row,tensor",
+    out_dtypes: Annotated[
+        str, typer.Option(help="Output dtypes: bf16, fp16. For matmul also the dtypes of a and b.")
+    ] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
     dtypes: Annotated[str, typer.Option(help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
     seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,
-    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again what has a sample.")] = False,
-    commit: Annotated[str, typer.Option(help="Commit that the kernels are from, for the record.")] = "unknown",
+    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again even if a sample exists.")] = False,
+    commit: Annotated[str, typer.Option(help="Commit of the kernels, kept with the run.")] = "unknown",
     alias: Annotated[
         list[str] | None,
-        typer.Option(help="A further name of this device, for --out; may be repeated.", show_default=False),
+        typer.Option(help="Another name of this device, for --out; may be repeated.", show_default=False),
     ] = None,
     device: Annotated[
         int | None,
-        typer.Option(help="Number of the GPU. Default: 0, under torchrun the local rank.", min=0, show_default=False),
+        typer.Option(
+            help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0, show_default=False
+        ),
     ] = None,
     store: Annotated[
         str | None, typer.Option(help="Store to write to. Default: the user's.", show_default=False)
@@ -99,8 +104,8 @@ def tune(
     out: Annotated[
         str | None,
         typer.Option(
-            help="Folder of sample folders, a device each: what lies there counts as measured, and "
-            "afterwards the store is merged into it, the newest of each sample.",
+            help="Folder with one sample folder per device. Its samples count as measured; at the end "
+            "the store's newest samples are merged into it.",
             show_default=False,
         ),
     ] = None,
@@ -214,7 +219,7 @@ def _typed(context: typer.Context) -> str:
         elif name in _PATHS:
             words.append(f"{flag} {name.upper()}")
         else:
-            words += [f"{flag} {item}" for item in (value if isinstance(value, tuple) else [value])]
+            words += [f"{flag} {item}" for item in (value if isinstance(value, (tuple, list)) else [value])]
     return " ".join(words)
 
 

@@ -72,9 +72,8 @@ class Pruning:
             if not left:
                 from triton.runtime.errors import AutotunerError
 
-                raise AutotunerError(
-                    f"early_config_prune must leave at least one config, and left none of "
-                    f"{len(configs)}; have it keep the default"
+                raise AutotunerError(  # in Triton's words
+                    "No valid autotuner configs after pruning. `early_config_prune` should return at least one config."
                 )
         if self.perf_model:
             most = self.top_k if type(self.top_k) is int else int(len(left) * self.top_k)

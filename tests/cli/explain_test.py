@@ -1,0 +1,191 @@
+"""explain: ops and decorated kernels, and the mistakes that it names."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import small_samples as small
+from conftest import as_json, forget, stoneware
+from small_samples import GROUPED, GROUPED_VENDOR, KERNEL_OP, grouped_sample, kernel_sample, run
+
+from stoneware.cli import exit_codes
+from stoneware.tuning.store import Store
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
+        (
+            ["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "foo"],
+            "scales='foo' must be one of tensor, row, block, or two as tensor/row",
+        ),
+        (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "row/foo"], "scales='row/foo' must"),
+        ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
+        ([KERNEL_OP, "M=1", "--bias"], "--bias must be left out"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2], "--num-groups must be left out"),
+        (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--batch", 2], "--batch must be left out"),
+        (
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--layout", "nn"],
+            "--layout must be left out: for matmul",
+        ),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "xy"], "layout='xy' must be one of nt"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", "n"], "layout='n' must be one of nt"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--layout", ""], "layout='' must be one of nt"),
+        (["matmul", "-m", 1, "-n", 16, "-k", 16, "--batch", 0], "batch=0 must be at least 1"),
+        (["matmul", "-m", 0, "-n", 16, "-k", 16, "--batch", 4], "m=0 must be at least 1"),
+        (["grouped_mm", "-m", 1, "-n", 16, "-k", 16], "--num-groups must be given for grouped_mm"),
+        (
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--bias"],
+            "--bias must be left out: for scaled_mm and matmul; grouped_mm has no bias",
+        ),
+        (
+            ["grouped_mm", "-m", 1, "-n", 16, "-k", 16, "--num-groups", 2, "--scales", "row"],
+            "--scales must be left out",
+        ),
+    ],
+)
+def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, said):
+    code, _, err = stoneware(capsys, "explain", *arguments)
+    assert code == exit_codes.USAGE and said in err
+
+
+def test_explain_prints_the_layer_and_the_source(package, capsys):
+    arguments = ("explain", "scaled_mm", "-m", "16", "-n", "4096", "-k", "4096")
+    code, document = as_json(capsys, *arguments, "--device", "H200")
+    assert code == exit_codes.OK
+    assert {
+        "op",
+        "problem",
+        "device",
+        "config",
+        "layer",
+        "grade",
+        "reason",
+        "chosen",
+        "runners_up",
+        "refusals",
+        "table_digest",
+        "run",
+    } <= set(document)
+    code, out, _ = stoneware(capsys, *arguments, "--device", "H200")
+    assert "layer" in out and "config" in out
+
+
+@pytest.fixture
+def grouped_table(package, tmp_path, capsys):
+    """Installs a table of groups, in which the vendor library is chosen: it needs no module."""
+    folder = small.write_folder(
+        tmp_path / "grouped",
+        [
+            grouped_sample(GROUPED_VENDOR, 9.0),
+            grouped_sample(GROUPED, 12.0),
+            grouped_sample(GROUPED_VENDOR, 20.0, m=64),
+            grouped_sample(GROUPED, 20.1, m=64),
+            grouped_sample(GROUPED_VENDOR, 99.0, num_groups=32),
+        ],
+    )
+    table = package / "tables" / "grouped_mm.table"
+    assert stoneware(capsys, "bake", "--op", "grouped_mm", "--out", table, folder)[0] == exit_codes.OK
+    forget()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "m, num_groups, layer, median_us",
+    [(128, 8, "exact", 9.0), (121, 8, "exact", 9.0), (129, 8, "nearest m", 20.0), (512, 32, "exact", 99.0)],
+)
+def test_explain_finds_a_grouped_measurement_by_groups_and_mean_rows(
+    grouped_table, capsys, m, num_groups, layer, median_us
+):
+    code, document = as_json(
+        capsys,
+        "explain",
+        "grouped_mm",
+        "-m",
+        m,
+        "-n",
+        4096,
+        "-k",
+        14336,
+        "--num-groups",
+        num_groups,
+        "--dtype",
+        "bf16",
+        "--device",
+        "H200",
+    )
+    assert (code, document["layer"], document["grade"]) == (exit_codes.OK, layer, layer)
+    assert document["chosen"]["median_us"] == median_us
+    assert document["problem"]["num_groups"] == num_groups
+
+
+def test_explain_prints_the_groups_and_the_runners_up(grouped_table, capsys):
+    _, out, _ = stoneware(
+        capsys,
+        "explain",
+        "grouped_mm",
+        "-m",
+        128,
+        "-n",
+        4096,
+        "-k",
+        14336,
+        "--num-groups",
+        8,
+        "--dtype",
+        "bf16",
+        "--device",
+        "H200",
+    )
+    assert "grouped_mm m=128 n=4096 k=14336 groups=8 bf16*bf16->bf16" in out
+    assert "12.00 us" in out and "tile 128x32x64" in out
+
+
+def test_explain_of_an_unknown_device_names_the_known(package, capsys):
+    code, _, err = stoneware(capsys, "explain", "scaled_mm", "-m", "16", "-n", "4096", "-k", "4096", "--device", "Z1")
+    assert code == exit_codes.USAGE and "device='Z1'" in err and "H200" in err
+
+
+@pytest.fixture
+def kernel_store(own_store, package):
+    Store(own_store / "samples.sqlite3").add(
+        run(), [kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8), kernel_sample(128, 20.0, 8)]
+    )
+
+
+def test_explain_of_a_decorated_kernel_imports_nothing_of_the_users(kernel_store, capsys):
+    code, document = as_json(capsys, "explain", KERNEL_OP, "COLS=1024", "M=64")
+    assert code == exit_codes.OK
+    [answer] = document["answers"]
+    assert set(answer) == {"key", "device", "source", "layer", "grade", "rule", "answered_by", "chosen", "runners_up"}
+    assert (answer["layer"], answer["source"]) == ("exact", "user's store")
+    assert answer["chosen"]["config"]["num_warps"] == 4
+    assert [item["median_us"] for item in answer["runners_up"]] == [12.0]
+    assert "mypackage" not in sys.modules
+
+
+def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys):
+    code, out, _ = stoneware(capsys, "explain", KERNEL_OP, "M=512", "COLS=1024")
+    assert code == exit_codes.OK
+    assert "nearest m, from the user's store" in out and "num_warps=8" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["M=64"], "must give each key argument of mypackage.kernels:softmax once: COLS, M"),
+        (["M"], "'M' must be KEY=VALUE"),
+        (["COLS=1024", "M=64", "--device", "L40"], "--device='L40' must be a device that was measured"),
+        (["COLS=wide", "M=64"], "must be of a kind that was measured"),
+    ],
+)
+def test_explain_of_a_decorated_kernel_names_mistakes(kernel_store, capsys, arguments, said):
+    code, _, err = stoneware(capsys, "explain", KERNEL_OP, *arguments)
+    assert code == exit_codes.USAGE and said in err
+
+
+def test_explain_of_an_unknown_kernel_says_how_to_measure_it(package, capsys):
+    code, _, err = stoneware(capsys, "explain", "mypackage:none", "M=1")
+    assert code == exit_codes.USAGE and 'under stoneware.tuning("on_miss")' in err
