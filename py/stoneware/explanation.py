@@ -99,7 +99,8 @@ class Explanation:
                 is_chosen = choice is chosen
                 time = f"{'>' if is_chosen else ' '} {choice.median_us:9.2f} us"
                 margin = "" if is_chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
-                lines += fitted(f"{time} {margin:>8}", kernel_in_words(choice.config), width=24)
+                words = kernel_in_words(choice.config)  # type: ignore[arg-type]  # an op's are Configs
+                lines += fitted(f"{time} {margin:>8}", words, width=24)
         if decision.refusals:
             lines.append("refused")
             for item in decision.refusals:

@@ -36,7 +36,7 @@ def reference(tensors: Operands) -> torch.Tensor:
     """See `measuring.operands.reference`."""
     result = torch.empty(tensors.out.shape, dtype=torch.float32, device=tensors.a.device)
     scale_b = tensors.scale_b
-    if tensors.problem.scales == "block":  # type: ignore[attr-defined]
+    if tensors.problem.scales == "block":
         scale_b = scale_b[: num_blocks(tensors.problem.k)]  # without torch's padding
     operands.multiply(result, tensors.a, tensors.b, tensors.scale_a, scale_b, tensors.bias, block=BLOCK)
     return result
