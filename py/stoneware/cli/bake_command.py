@@ -32,8 +32,8 @@ def bake(
         typer.Option(
             help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.", show_default=False
         ),
-    ] = ...,
-    out: Annotated[str, typer.Option(help="The table to write.", show_default=False)] = ...,
+    ] = ...,  # type: ignore[assignment]  # required
+    out: Annotated[str, typer.Option(help="The table to write.", show_default=False)] = ...,  # type: ignore[assignment]
     manifest: Annotated[
         str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.", show_default=False)
     ] = None,
@@ -49,6 +49,7 @@ def bake(
     from stoneware.tuning import table_file
 
     output = Output("bake", json)
+    found: manifest_format.Manifest | None
     if manifest is not None:
         found = manifest_format.read_manifest(manifest, remedy="build it with the kernel_manifest rule")
     else:

@@ -133,7 +133,7 @@ def _argument(text: str) -> tuple[str, Value]:
 
 def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerprint]:
     if name is not None and (match := re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)):
-        return [cuda_device(int(match[1] or 0)).fingerprint]
+        return [cuda_device(int(match[1] or 0)).fingerprint]  # type: ignore[list-item]  # only a CPU has none
     known = [entries for source in sources for entries in source.table.devices]
     device_of = by_hardware(entries.fingerprint for entries in known)
     found = list(

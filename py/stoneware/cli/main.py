@@ -52,7 +52,7 @@ def _program(
 def main() -> None:
     """Runs the command of sys.argv and ends the process with its exit code."""
     handler = logging.StreamHandler()
-    handler.format = lambda record: "\n".join(map(printable, record.getMessage().split("\n")))
+    handler.format = lambda record: "\n".join(map(printable, record.getMessage().split("\n")))  # type: ignore[method-assign]
     logging.getLogger("stoneware").addHandler(handler)
     sys.exit(run(sys.argv[1:]))
 

@@ -156,7 +156,7 @@ def _warnings() -> Iterator[list[str]]:
     """Collects what stoneware.tuning warns of meanwhile, instead of showing it."""
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     log = logging.getLogger("stoneware.tuning")
     propagates = log.propagate
     log.addHandler(handler)

@@ -66,6 +66,7 @@ def version_of(distribution: str) -> str:
 def fingerprint(ordinal: int) -> DeviceFingerprint:
     """The GPU's fingerprint with its power limit; raises as `cuda_device`."""
     known = cuda_device(ordinal).fingerprint
+    assert known is not None  # only a CPU has none
     return dataclasses.replace(known, power_limit_w=power_limit_w(ordinal))
 
 

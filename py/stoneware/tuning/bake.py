@@ -64,9 +64,8 @@ def bake(
     _check_op(op, manifest)
     kernels = frozenset(kernels)
     devices = []
-    for device in _read_devices(op, sample_files):
-        device = _without_backends_left_out(op, device, manifest)
-        if device is not None:
+    for read in _read_devices(op, sample_files):
+        if (device := _without_backends_left_out(op, read, manifest)) is not None:
             _check(op, device, manifest, kernels)
             devices.append(device)
     _check_runs(devices)

@@ -233,9 +233,10 @@ class Table:
                     is_other = not other.fingerprint.same_hardware(device)
                     distance = device.distance(other.fingerprint)
                     groups[is_other].append((distance, other.fingerprint.name, idx))
-            near = self._near[device] = tuple(
+            same, others = (
                 tuple((distance, self.devices[idx]) for distance, _, idx in sorted(group)) for group in groups
             )
+            near = self._near[device] = same, others
         return near
 
     def device_named(self, name: str) -> DeviceTable | None:

@@ -138,7 +138,7 @@ def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
         waves, steps, work, unfilled, num_bytes, _ = model.counts(m, n, k)
         counts = 1, waves, waves * steps, work, work * unfilled, num_bytes
         table.append([count / us for count in counts])
-    columns = list(zip(*table))
+    columns: list[Sequence[float]] = list(zip(*table))
     # Columns of one length, or rounding would decide.
     scales = [math.sqrt(math.fsum(map(mul, column, column))) or 1.0 for column in columns]
     columns = [[value / scale for value in column] for column, scale in zip(columns, scales)]

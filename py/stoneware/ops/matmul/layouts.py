@@ -153,6 +153,7 @@ class Arrangement:
 
     def problem(self, **fields: object) -> Problem:
         a_layout, b_layout = self.left.layout("nt"), self.right.layout("tn")
+        assert a_layout is not None and b_layout is not None  # `arrangement` copies what has none
         return Problem(
             m=self.left.num_rows,
             n=self.right.num_columns,
@@ -179,7 +180,7 @@ def arrangement(
     """
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     copies: dict[str, str] = {}
-    places = {
+    places: dict[str, tuple[Sequence[int], Sequence[int]]] = {
         "a": (tuple(a.shape), a.stride()),
         "b": (tuple(b.shape), b.stride()),
         "out": (shape, _dense_strides(shape) if out is None else out.stride()),
@@ -206,6 +207,7 @@ def arrangement(
                 copies[name], places[name] = "n", _dense(shape)
                 continue
             layout = matrices[name].layout("nt" if name == "a" else "tn")
+            assert layout is not None  # copied above if it had none
             copies[f"{name} of the batch"] = layout
             places[name] = _dense((*batch, *places[name][0][-2:]), layout)
 
@@ -234,16 +236,17 @@ def _folded(left: Matrices, right: Matrices, d: Matrices, has_bias: bool) -> tup
     """A batch that shares an operand as fewer and larger products, as far as strides allow: its
     rows are m of one product if b is shared, its columns n if a is, unless each product adds the
     same bias to them."""
+    folded: tuple[Matrices | None, Matrices | None, Matrices | None]
     while left.sizes:
         if right.is_shared:
             folded = left.with_rows_folded, right.without_shared, d.with_rows_folded
             if _is_product(*folded):
-                left, right, d = folded
+                left, right, d = folded  # type: ignore[assignment]
                 continue
         if left.is_shared and not has_bias:
             folded = left.without_shared, right.with_columns_folded, d.with_columns_folded
             if _is_product(*folded):
-                left, right, d = folded
+                left, right, d = folded  # type: ignore[assignment]
                 continue
         break
     return left, right, d

@@ -17,8 +17,10 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     """See `measuring.operands.make`; of a batch the tensors are [batch, m, k] and so on."""
     m, n, k = problem.m, problem.n, problem.k
     dtype, out_dtype = TORCH_DTYPES[problem.a_dtype], TORCH_DTYPES[problem.out_dtype]
+    batch: tuple[int, ...] = ()
+    stride_a: tuple[int, ...] = ()
+    stride_b: tuple[int, ...] = ()
     if problem.batch == 1:
-        batch, stride_a, stride_b = (), (), ()
         out_base, out = operands.poisoned_output(problem, out_dtype, device, guarded)
     else:
         if guarded:
