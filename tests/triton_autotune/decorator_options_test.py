@@ -6,16 +6,7 @@ import sys
 
 import pytest
 import triton
-from decorated_kernels import (  # noqa: F401  (a fixture)
-    CONFIGS,
-    FAST_32,
-    bench_by,
-    call,
-    decorate,
-    gpu,
-    keep,
-    sample,
-)
+from decorated_kernels import CONFIGS, FAST_32, bench_by, call, decorate, gpu, keep, sample  # noqa: F401  (a fixture)
 from fake_gpu import Tensor
 
 import stoneware as sw
