@@ -43,3 +43,15 @@ def test_a_formatter_finds_and_mends(tmp_path, name, file, before, after):
     except style.ToolMissing as error:
         pytest.skip(str(error))
     assert (tmp_path / file).read_text() == after
+
+
+def test_a_program_that_is_missing_says_why(tmp_path, monkeypatch):
+    """As the stand-in of //third_party/buildifier where there is no npm; the tests above are then skipped."""
+    program = tmp_path / "buildifier"
+    program.write_text("#!/bin/sh\necho install Node.js >&2\nexit 69\n")
+    program.chmod(0o755)
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(style, "_program", lambda name: program)
+    tool = style.FORMATTERS["starlark"]
+    with pytest.raises(style.ToolMissing, match="install Node.js"):
+        style.run(tool, tool.check, tmp_path)
