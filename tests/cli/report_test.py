@@ -3,7 +3,9 @@ holds both."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
+import itertools
 import json
 import re
 import sys
@@ -225,6 +227,25 @@ def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
     assert [item["device"]["name"] for item in json.loads(out)["devices"]] == ["NVIDIA X1"]
     code, _, err = report(capsys, "--json", "--device", "A100", folder, other)
     assert code == exit_codes.USAGE and "one of H200, NVIDIA H200, NVIDIA X1, x1" in err
+
+
+def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unknown(tmp_path):
+    """An unknown limit may be either known one, and those two are different devices."""
+    folders = []
+    for limit_w, us in ((0, 3.0), (500, 2.0), (700, 1.0)):
+        device = dataclasses.replace(H200, power_limit_w=limit_w)
+        runs = [run(id=f"run-{limit_w}", device=device)]
+        samples = [sample(SMALL, us, run=f"run-{limit_w}")]
+        folders.append(write_folder(tmp_path / f"{limit_w}", samples, device=device, runs=runs))
+    for ordered in itertools.permutations(folders):
+        found = {
+            item.fingerprint.power_limit_w: [one.median_us for one in item.measurements]
+            for item in sources.load(ordered)
+        }
+        assert found == {0: [3.0], 500: [2.0], 700: [1.0]}
+    for ordered in itertools.permutations(folders[:2]):
+        [device] = sources.load(ordered)
+        assert device.fingerprint.power_limit_w == 500 and len(device.measurements) == 2
 
 
 def test_a_decorated_kernel_is_drawn_without_vendor_and_roofline(tmp_path, capsys):
