@@ -56,10 +56,15 @@ def test_every_problem_is_in_a_table_and_in_a_roofline(dom):
     assert count(r"m=\d+: \d", shown(dom)) == len(problems("vendor"))  # under the pointer of a cell
 
 
+def test_all_rooflines_have_the_same_axes(dom):
+    figures = re.findall(r"<svg .*?</svg>", dom, flags=re.DOTALL)
+    assert len({tuple(re.findall("<text.*?</text>", figure)) for figure in figures}) == 1
+
+
 def test_the_page_names_device_kernels_and_layers(dom):
     for text in (
         "NVIDIA H200 (sm_90, 132 SMs",
-        "vendor torch._scaled_mm",
+        "torch._scaled_mm",
         "128x128x128",
         "8192 × 28672<small>llama3_<wbr>70b_<wbr>down",
         "NVIDIA H200 data sheet",

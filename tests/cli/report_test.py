@@ -155,6 +155,20 @@ def test_ops_come_in_the_order_of_use_and_other_layouts_are_folded(tmp_path, cap
     assert "matmul bf16, layout nn</h2>" in folded and "block scales</h2>" not in folded
 
 
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        ({"op": "matmul", "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}, "matmul fp16"),
+        ({"op": "matmul", "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "bf16"}, "matmul fp16, bf16 result"),
+        ({"scales": "row", "out_dtype": "fp16"}, "scaled_mm fp8, row scales, fp16 result"),
+        ({"scales": "row", "a_dtype": "e5m2"}, "scaled_mm fp8 (e5m2) × fp8, row scales"),
+    ],
+)
+def test_titles_say_what_differs_from_the_usual(names, title):
+    scales = {"scales": "none"} if names.get("op") == "matmul" else {}
+    assert verdict.title(key(**scales, **names)) == title
+
+
 def test_a_cell_is_the_mean_of_its_band_and_names_kernels(folder, capsys, tmp_path):
     text = page(capsys, tmp_path / "x.html", folder)
     assert [shown for shown, _ in cells(text)] == ["1.60", "1.10", "1.00"]
@@ -204,7 +218,7 @@ def test_names_that_look_like_html_are_escaped(tmp_path, capsys):
 def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
     folder = write_folder(tmp_path / "h200", [sample(SMALL, 1.0), sample(SMALL, 100.0, m=64)])
     text = page(capsys, tmp_path / "x.html", folder)
-    assert "1 problems lie above the roof (circled): at 1, the operands and the result fit in the L2 cache" in text
+    assert "Problems above the roof (circled): 1 because the operands and the result fit in the L2 cache" in text
     assert len(re.findall(r'<circle class="m\d ours above"', text)) == 1
     [group] = measures.roofline(measures.problems([grouped_sample(GROUPED, 10.0, m=1)]))
     assert "some groups are empty" in figures.above_the_roof([group], measures.roofs(H200, [group]), H200.l2_bytes)

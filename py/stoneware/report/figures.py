@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, Key
@@ -53,21 +54,29 @@ def kernel_label(config: AnyConfig, family: AnyKey) -> str:
     if isinstance(family, Key):
         shared |= {family.a_dtype, family.b_dtype, family.out_dtype, family.layout}
     words = [word for word in config.kernel.split("_") if word not in shared]
-    if config.backend == "vendor" or not words:
-        words = [config.kernel]
+    if is_vendor(config) or not words:
+        return config.kernel
     return " ".join([config.backend, *(word for word in words if word not in config.backend)])
 
 
-def roofline(points: Sequence[RooflinePoint], roofs: Roofs, everything: Sequence[RooflinePoint]) -> str:
-    """Achieved operations per second against arithmetic intensity, under the roofs; SVG.
+class Axes(NamedTuple):
+    """The ends of a roofline's logarithmic axes, in operations per byte and in 10^12 operations per second."""
 
-    Args:
-      points, roofs: what is drawn.
-      everything: the points of all figures that are to have the same axes.
-    """
-    low, high = min(point.intensity for point in everything) / 2, max(point.intensity for point in everything) * 2
-    least = min(point.tflops for point in everything) / 2
-    most = 1.5 * max(roofs.tflops, *(point.tflops for point in everything))
+    low: float
+    high: float
+    least: float
+    most: float
+
+
+def axes(points: Sequence[RooflinePoint], highest_roof: float) -> Axes:
+    """Axes for all the points, so that figures of some of them can be compared."""
+    intensities, tflops = [point.intensity for point in points], [point.tflops for point in points]
+    return Axes(min(intensities) / 2, max(intensities) * 2, min(tflops) / 2, 1.5 * max(highest_roof, *tflops))
+
+
+def roofline(points: Sequence[RooflinePoint], roofs: Roofs, axes: Axes) -> str:
+    """Achieved operations per second against arithmetic intensity, under the roofs; SVG."""
+    low, high, least, most = axes
 
     def x(intensity: float) -> float:
         return round(_LEFT + (_RIGHT - _LEFT) * math.log(intensity / low) / math.log(high / low), 1)
@@ -103,7 +112,7 @@ def roofline(points: Sequence[RooflinePoint], roofs: Roofs, everything: Sequence
 
 
 def above_the_roof(points: Sequence[RooflinePoint], roofs: Roofs, l2_bytes: int) -> str:
-    """Why some problems are faster than the roofs allow, in words; empty if none is."""
+    """Why some problems are faster than the roofs allow, in words."""
 
     def reason(point: RooflinePoint) -> str:
         key = point.problem.key
@@ -119,11 +128,8 @@ def above_the_roof(points: Sequence[RooflinePoint], roofs: Roofs, l2_bytes: int)
     counts = Counter(reason(point) for point in points if point.tflops > roofs.at(point.intensity))
     if not counts:
         return "No problem lies above the roof."
-    return (
-        f"{sum(counts.values())} problems lie above the roof (circled): "
-        + "; ".join(f"at {count}, {why}" for why, count in counts.most_common())
-        + "."
-    )
+    reasons = "; ".join(f"{count} because {why}" for why, count in counts.most_common())
+    return f"Problems above the roof (circled): {reasons}."
 
 
 def _powers_of_10(low: float, high: float) -> list[float]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from stoneware import __version__
 from stoneware.kernels.key import AnyKey
 from stoneware.report import figures, measures, regret, style, verdict
-from stoneware.report.measures import Problem, RooflinePoint
+from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
-from stoneware.tuning.table_entry import Choice
 
 MOST_BAD = 100
 """Rows of the table of samples that are not "ok"."""
 
-_REGRET_NAMES = {"m": "other m of the same shape", "weight": "other shapes"}
+_REGRET_NAMES = {"m": "other m", "weight": "other shapes"}
 """What was left out -> who answers."""
 
 
@@ -30,19 +29,19 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
     """
     parts = [(device, f"d{idx}", verdict.sections(device.problems)) for idx, device in enumerate(devices)]
     layers = {layer for device in devices for problem in device.problems for layer in figures.layers(problem.key)}
-    options = "".join(f"<option>{_text(model)}</option>" for model in sorted(set(map(figures.model, layers))))
+    options = "".join(f"<option>{escape(model)}</option>" for model in sorted(set(map(figures.model, layers))))
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{_text(title)}</title><style>{style.STYLE}</style></head><body>",
+            f"<title>{escape(title)}</title><style>{style.STYLE}</style></head><body>",
             "<header><nav>",
-            *itertools.chain.from_iterable(_links(*part, is_alone=len(parts) == 1) for part in parts),
+            *itertools.chain.from_iterable(_links(*part) for part in parts),
             f'</nav><form><label>Model <select id="model"><option value="">all</option>{options}</select></label>',
             '<label>Shape <input id="shape" placeholder="4096 × 14336 or down"></label>',
             '<span id="said" class="soft"></span></form></header><main>',
-            f"<h1>{_text(title)}</h1>",
+            f"<h1>{escape(title)}</h1>",
             *itertools.chain.from_iterable(_device_html(*part) for part in parts),
             f'<p class="soft">Made by stoneware {__version__}.</p>',
             f"</main><script>{style.SCRIPT}</script></body></html>",
@@ -51,27 +50,24 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
     )
 
 
-def _links(device: DeviceMeasurements, anchor: str, found: Sequence[Section], is_alone: bool) -> list[str]:
-    links = [(anchor, "Verdict" if is_alone else device.fingerprint.name)]
+def _links(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+    links = [(anchor, f"Verdict: {device.fingerprint.name}")]
     links += [(f"{anchor}-{idx}", section.title) for idx, section in enumerate(found) if section.is_common]
     links += [(f"{anchor}-other", "Other")] if not all(section.is_common for section in found) else []
     links += [(f"{anchor}-runs", "Runs")]
-    return [f'<a href="#{target}">{_text(text)}</a>' for target, text in links]
+    return [f'<a href="#{target}">{escape(text)}</a>' for target, text in links]
 
 
 def _device_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
-    everything = measures.roofline(device.problems)
-    sections = [_section_html(device, section, f"{anchor}-{idx}", everything) for idx, section in enumerate(found)]
+    points = measures.roofline(device.problems)
+    highest = max((measures.roofs(device.fingerprint, [point]).tflops for point in points), default=0.0)
+    axes = figures.axes(points, highest) if points else None
+    sections = [_section_html(device, section, f"{anchor}-{idx}", axes) for idx, section in enumerate(found)]
     common = [text for section, text in zip(found, sections) if section.is_common]
     other = [text for section, text in zip(found, sections) if not section.is_common]
-    if common and other:
-        other = [
-            f'<details id="{anchor}-other"><summary><h2>Other layouts and dtypes</h2></summary>',
-            *other,
-            "</details>",
-        ]
-    elif other:
-        other[:0] = [f'<div id="{anchor}-other"></div>']
+    if other:
+        start = f'<details id="{anchor}-other"{"" if common else " open"}>'
+        other = [start, "<summary><h2>Other layouts and dtypes</h2></summary>", *other, "</details>"]
     return [*_verdict_html(device, anchor, found), *common, *other, *_runs_html(device, anchor, found)]
 
 
@@ -84,14 +80,14 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
         for line, (against, speedups) in enumerate(lines):
             if not speedups:
                 continue
-            name = f'<a href="#{anchor}-{idx}">{_text(section.title)}</a>' if line == 0 else ""
+            name = f'<a href="#{anchor}-{idx}">{escape(section.title)}</a>' if line == 0 else ""
             share = f"{section.share_ours:.0%}" if line == 0 else ""
             cells = "".join(_speedup_cell(mean, "") for mean in verdict.means(speedups).values())
             rows.append(
                 f"<tr><th>{name}<small>vs. {against}, {len(speedups)} problems</small></th>{cells}<td>{share}</td></tr>"
             )
     heads = "".join(f'<th class="n">{band}</th>' for band in bands)
-    parts = [f'<h2 id="{anchor}">{_text(device.fingerprint.name)}: the verdict</h2>', _sentence(found)]
+    parts = [f'<h2 id="{anchor}">{escape(device.fingerprint.name)}: the verdict</h2>', _sentence(found)]
     if rows:
         parts += [
             '<div class="scroll heat"><table><thead><tr><th>m<small>of grouped_mm: mean rows per group</small></th>'
@@ -126,10 +122,8 @@ def _sentence(found: Sequence[Section]) -> str:
     )
 
 
-def _section_html(
-    device: DeviceMeasurements, section: Section, anchor: str, everything: Sequence[RooflinePoint]
-) -> str:
-    parts = [f'<section class="op"><h2 id="{anchor}">{_text(section.title)}</h2>']
+def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axes: figures.Axes | None) -> str:
+    parts = [f'<section class="op"><h2 id="{anchor}">{escape(section.title)}</h2>']
     if speedups := section.speedups():
         values = list(speedups.values())
         parts.append(
@@ -142,15 +136,15 @@ def _section_html(
     else:
         parts.append(f"<p>{len(section.problems)} problems. Torch's kernel was not measured.</p>")
     points = measures.roofline(section.problems)
-    if points:
+    if axes and points:
         roofs = measures.roofs(device.fingerprint, points)
         names = zip(verdict.band_labels(verdict.COARSE_BANDS), range(4))
         legend = "".join(f'<span style="color:var(--m{idx})">● m {name}</span>' for name, idx in names)
         parts += [
             "<h3>Roofline</h3>",
-            f'<div class="legend">{legend}<span>filled: ours, hollow: torch\'s kernel</span></div>',
-            f'<div class="scroll">{figures.roofline(points, roofs, everything)}</div>',
-            f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({_text(roofs.source)}). "
+            f"<div class=\"legend\">{legend}<span>filled: Stoneware's kernel, hollow: torch's</span></div>",
+            f'<div class="scroll">{figures.roofline(points, roofs, axes)}</div>',
+            f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({escape(roofs.source)}). "
             f"{figures.above_the_roof(points, roofs, device.fingerprint.l2_bytes)}</p>",
         ]
     parts.append(_problems_html(section, is_open=not speedups))
@@ -168,10 +162,10 @@ def _heat_table(section: Section) -> str:
     others = [members for members in rows.values() if not figures.layers(members[0].key)]
     named.sort(key=lambda members: figures.layers(members[0].key))
     column = figures.m_title(section.problems[0].key)
+    sizes = "groups × n × k" if any(getattr(members[0].key, "num_groups", 0) for members in rows.values()) else "n × k"
     heads = "".join(f'<th class="n">{label}</th>' for label in labels)
-    lines = [
-        f'<div class="scroll heat"><table><thead><tr><th>n × k<small>{_text(column)} →</small></th>{heads}</tr></thead>'
-    ]
+    heads = f"<th>{sizes}<small>{escape(column)} →</small></th>{heads}"
+    lines = [f'<div class="scroll heat"><table><thead><tr>{heads}</tr></thead>']
     for group in (named, others):
         lines += ['<tbody class="group">', *map(_heat_row, group), "</tbody>"] if group else []
     return "\n".join([*lines, "</table></div>"])
@@ -188,47 +182,41 @@ def _heat_row(members: Sequence[Problem]) -> str:
         mean = measures.geometric_mean(problem.speedup for problem in timed)
         cells.append(_speedup_cell(mean, "\n".join(map(_hover, timed))))
     return (
-        f'<tr data-find="{_text(_find(key))}"><th>{figures.row_label(key)}'
-        f"<small>{_text(', '.join(figures.layers(key))).replace('_', '_<wbr>')}</small></th>{''.join(cells)}</tr>"
+        f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}'
+        f"<small>{escape(', '.join(figures.layers(key))).replace('_', '_<wbr>')}</small></th>{''.join(cells)}</tr>"
     )
 
 
 def _hover(problem: Problem) -> str:
     return (
-        f"m={problem.key.sizes[-1]}: {problem.speedup:.2f}, {_kernel(problem.chosen, problem)} "
+        f"m={problem.key.sizes[-1]}: {problem.speedup:.2f}, "
+        f"{figures.kernel_label(problem.chosen.config, problem.key.family)} "
         f"{problem.chosen.median_us:.1f} µs, torch {problem.vendor.median_us:.1f} µs"
     )
 
 
 def _problems_html(section: Section, is_open: bool) -> str:
-    heads = ["problem", "speed-up", "chosen kernel", "µs", "± µs", "torch µs", "any scales µs", "within the noise"]
-    lines = [
-        f"<details{' open' if is_open else ''}><summary>All {len(section.problems)} problems: times and kernels"
-        "</summary>",
-        "<p>Times are medians; ± is the interquartile range. The last column counts the other kernels whose time "
-        "differs from the chosen one's by no more than the noise.</p>",
-        '<div class="scroll"><table class="plain"><thead><tr>',
-        *(f"<th>{head}</th>" for head in heads),
-        "</tr></thead><tbody>",
-    ]
-    for problem in section.problems:
-        fastest = section.fastest.get(problem.key)
-        cells = [
+    heads = ["problem", "speed-up", "chosen kernel", "µs", "± µs", "torch µs", "within the noise"]
+    heads += ["torch's fastest µs"] if section.fastest else []
+    rows = [
+        [
             problem.key.shape,
             "" if problem.speedup is None else f"{problem.speedup:.2f}",
-            _kernel(problem.chosen, problem),
+            figures.kernel_label(problem.chosen.config, problem.key.family),
             f"{problem.chosen.median_us:.2f}",
             f"{problem.chosen.spread_us:.2f}",
             f"{problem.vendor.median_us:.2f}" if problem.vendor else "",
-            f"{fastest.median_us:.2f}" if fastest else "",
             str(len(problem.ties)),
+            *([f"{section.fastest[problem.key].median_us:.2f}"] if problem.key in section.fastest else []),
         ]
-        lines.append(
-            f'<tr data-find="{_text(_find(problem.key))}">'
-            + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-            + "</tr>"
-        )
-    return "\n".join([*lines, "</tbody></table></div></details>"])
+        for problem in section.problems
+    ]
+    return (
+        f"<details{' open' if is_open else ''}><summary>All {len(rows)} problems: times and kernels</summary>"
+        "<p>Times are medians; ± is the interquartile range. &ldquo;Within the noise&rdquo; counts the other "
+        "kernels whose time differs from the chosen one's by no more than the noise.</p>"
+        f"{_table(heads, rows, [_find(problem.key) for problem in section.problems])}</details>"
+    )
 
 
 def _regret_html(device: DeviceMeasurements, found: Sequence[Section]) -> list[str]:
@@ -242,14 +230,7 @@ def _regret_html(device: DeviceMeasurements, found: Sequence[Section]) -> list[s
             mean = f"{told['geomean']:.3f}"
             name = _REGRET_NAMES[left_out]
             rows.append([section.title, name, str(len(items)), best, mean, f"{worst.ratio:.2f} at {worst.key.shape}"])
-    heads = [
-        "op",
-        "estimated from",
-        "problems",
-        "the fastest is chosen at",
-        "regret, geometric mean",
-        "regret at worst",
-    ]
+    heads = ["op", "estimated from", "problems", "fastest chosen at", "regret, geometric mean", "regret at worst"]
     return [
         "<details><summary>Shapes that were not measured: what the estimate would lose</summary>",
         "<p>Each measured problem was left out in turn. The regret is the time of the kernel that would be "
@@ -280,8 +261,8 @@ def _runs_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]
     ]
     run_heads = ["run", "date", "driver", "CUDA", "torch", "Triton", "commit", "SM clock, MHz", "samples"]
     return [
-        f'<h2 id="{anchor}-runs">{_text(device.fingerprint.name)}: what was measured</h2>',
-        _table(None, facts),
+        f'<h2 id="{anchor}-runs">{escape(device.fingerprint.name)}: what was measured</h2>',
+        _table([], facts),
         *_regret_html(device, found),
         f"<details><summary>{len(runs)} runs</summary>{_table(run_heads, runs)}</details>",
         f"<details><summary>Samples that were wrong, failed or hung: {len(bad)}</summary>",
@@ -293,7 +274,7 @@ def _runs_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]
 def _speedup_cell(speedup: float | None, hover: str) -> str:
     if speedup is None:
         return '<td class="soft">–</td>'
-    hint = f' title="{_text(hover)}"' if hover else ""
+    hint = f' title="{escape(hover)}"' if hover else ""
     return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x</td>'
 
 
@@ -303,18 +284,13 @@ def _legend() -> str:
     return f'<div class="legend">{steps}<span>orange: torch is faster</span></div>'
 
 
-def _table(heads: Sequence[str] | None, rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table; without heads the first column is the head of its row."""
-    lines = ["<tr>" + "".join(f"<th>{_text(head)}</th>" for head in heads) + "</tr>"] if heads else []
-    for first, *others in rows:
-        tag = "td" if heads else "th"
-        cells = "".join(f"<td>{_text(cell)}</td>" for cell in others)
-        lines.append(f"<tr><{tag}>{_text(first)}</{tag}>{cells}</tr>")
-    return "\n".join(['<div class="scroll"><table class="plain">', *lines, "</table></div>"])
-
-
-def _kernel(choice: Choice, problem: Problem) -> str:
-    return figures.kernel_label(choice.config, problem.key.family)
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], finds: Iterable[str] = ()) -> str:
+    """An HTML table; `finds` has what the filter looks in, for each row."""
+    lines = ["<thead><tr>", *(f"<th>{escape(head)}</th>" for head in heads), "</tr></thead><tbody>"]
+    for row, find in itertools.zip_longest(rows, finds):
+        mark = f' data-find="{escape(find)}"' if find else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    return "\n".join(['<div class="scroll"><table class="plain">', *lines, "</tbody></table></div>"])
 
 
 def _find(key: AnyKey) -> str:
@@ -322,7 +298,3 @@ def _find(key: AnyKey) -> str:
     layers = figures.layers(key)
     sizes = "x".join(map(str, key.sizes[:-1]))
     return " ".join([*dict.fromkeys(map(figures.model, layers)), *layers, sizes])
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

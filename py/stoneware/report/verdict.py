@@ -103,7 +103,8 @@ def title(family: AnyKey, groups: bool = False) -> str:
     inputs = list(dict.fromkeys([family.a_dtype, family.b_dtype]))
     words = [f"{family.op} {' × '.join(_DTYPES.get(dtype, dtype) for dtype in inputs)}"]
     words += [f"{family.scales} scales"] if family.scales != "none" else []
-    words += [f"{family.out_dtype} result"] if family.out_dtype not in (*inputs, "bf16") else []
+    usual = family.a_dtype if family.scales == "none" else "bf16"
+    words += [f"{family.out_dtype} result"] if family.out_dtype != usual else []
     words += [f"layout {family.layout}"] if family.layout != "nt" else []
     words += ["batched"] if family.is_batch else []
     words += [f"{family.num_groups} groups"] if groups and family.num_groups else []
