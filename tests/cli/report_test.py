@@ -120,20 +120,28 @@ def test_the_verdict_is_the_geometric_mean_by_band_of_m(folder, capsys):
 
 def test_the_verdict_compares_with_torchs_fastest_of_any_scales(tmp_path, capsys):
     tensor = key(scales="tensor")
+    block_alone = key(scales="block", m=64)
     folder = write_folder(
         tmp_path / "h200",
-        [sample(SMALL, 10.0), sample(VENDOR, 16.0), sample(SMALL, 10.0, key=tensor), sample(VENDOR, 11.0, key=tensor)],
+        [
+            sample(SMALL, 10.0),
+            sample(VENDOR, 16.0),
+            sample(SMALL, 10.0, key=tensor),
+            sample(VENDOR, 11.0, key=tensor),
+            # Without tensor scales torch's fastest is not known.
+            sample(SMALL, 10.0, m=64),
+            sample(VENDOR, 16.0, m=64),
+            sample(VENDOR, 90.0, key=block_alone),
+        ],
     )
     _, out, _ = report(capsys, "--json", folder)
-    row, other = json.loads(out)["devices"][0]["verdict"]
+    row, other, block = json.loads(out)["devices"][0]["verdict"]
     assert [(item["title"], item["same_scales"]["geomeans"]["all"]) for item in (row, other)] == [
         ("scaled_mm fp8, row scales", 1.6),
         ("scaled_mm fp8, tensor scales", 1.1),
     ]
-    assert [item["any_scales"]["geomeans"]["all"] for item in (row, other)] == [1.1, 1.1]
-    assert "torch&#x27;s fastest, any scales" in html.unescape(page(capsys, tmp_path / "x.html", folder)).replace(
-        "'", "&#x27;"
-    )
+    assert [item["any_scales"]["geomeans"]["all"] for item in (row, other, block)] == [1.1, 1.1, None]
+    assert "torch's fastest, any scales, 1 problems" in page(capsys, tmp_path / "x.html", folder)
 
 
 def test_ops_come_in_the_order_of_use_and_other_layouts_are_folded(tmp_path, capsys):

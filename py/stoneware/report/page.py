@@ -99,7 +99,8 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
             "over the problems of the band: above 1 Stoneware is faster. All are shapes that were measured. There "
             "Stoneware chooses the fastest kernel, torch's own included, and torch's own if it is as fast. "
             "&ldquo;Any scales&rdquo; compares with torch's fastest kernel for the same sizes and dtypes, which "
-            "may need coarser scales than the op has.</p>",
+            "may need coarser scales than the op has; it counts problems at which torch was measured with tensor "
+            "scales too.</p>",
         ]
     return parts
 
@@ -115,7 +116,8 @@ def _sentence(found: Sequence[Section]) -> str:
     fastest = [value for section in common for value in section.speedups(any_scales=True).values()]
     told = f"{measures.geometric_mean(same):.2f} times as fast as torch's kernel with the same scales"
     if fastest:
-        told += f", {measures.geometric_mean(fastest):.2f} times as fast as torch's fastest kernel with any scales"
+        of = ", ".join(escape(section.title) for section in common if section.fastest)
+        told += f". Against torch's fastest kernel with any scales: {measures.geometric_mean(fastest):.2f} ({of})"
     return (
         f"<p><strong>{told}.</strong> A kernel of Stoneware is chosen at {ours:.0%} of {problems} problems, "
         "torch's own at the others.</p>"

@@ -41,7 +41,7 @@ class Section:
       is_common: whether layers of models call the op in this way.
       problems: in order of their keys.
       fastest: key -> torch's fastest kernel for the same sizes with any scales; only where torch was
-        measured with other scales too.
+        measured with other scales too, tensor scales among them, whose kernels do the least.
     """
 
     title: str
@@ -73,22 +73,22 @@ def sections(found: Iterable[Problem]) -> list[Section]:
     """The sections of a device's problems, in the order of use."""
     found = list(found)
     members: dict[tuple[Any, ...], list[Problem]] = {}
-    by_sizes: dict[tuple[Any, ...], list[Choice]] = {}
+    by_sizes: dict[tuple[Any, ...], dict[str, Choice]] = {}  # -> scales -> torch's kernel
     for problem in found:
         family = problem.key.family
         where = (_rank(family), title(family), family if not isinstance(family, Key) else None)
         members.setdefault(where, []).append(problem)
-        if problem.vendor is not None:
-            by_sizes.setdefault(_without_scales(problem.key), []).append(problem.vendor)
+        if isinstance(family, Key) and problem.vendor is not None:
+            by_sizes.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor
     return [
         Section(
             title=where[1],
             is_common=where[0] < len(_IN_ORDER_OF_USE),
             problems=problems,
             fastest={
-                problem.key: min(vendors, key=lambda choice: choice.median_us)
+                problem.key: min(vendors.values(), key=lambda choice: choice.median_us)
                 for problem in problems
-                if len(vendors := by_sizes.get(_without_scales(problem.key), ())) > 1
+                if len(vendors := by_sizes.get(_without_scales(problem.key), {})) > 1 and "tensor" in vendors
             },
         )
         for where, problems in sorted(members.items(), key=lambda item: item[0][:2])
