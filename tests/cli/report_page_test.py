@@ -14,6 +14,7 @@ import pytest
 
 from stoneware.cli import exit_codes, main
 from stoneware.kernels.key import Key
+from stoneware.tuning import samples as sample_format
 
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
 
@@ -37,12 +38,8 @@ def count(pattern: str, text: str) -> int:
 @functools.cache
 def problems(backend: str | None = None) -> set[Key]:
     """What was measured, or what a backend was measured at."""
-    samples = [json.loads(line) for file in COMMITTED.glob("*.jsonl") for line in file.read_text().splitlines()]
-    return {
-        Key(**sample["key"])
-        for sample in samples
-        if sample["status"] == "ok" and backend in (None, sample["config"]["backend"])
-    }
+    found = (item for file in COMMITTED.glob("*.jsonl") for _, item in sample_format.read_samples(file))
+    return {item.key for item in found if item.status == "ok" and backend in (None, item.config.backend)}
 
 
 def shown(dom: str) -> str:

@@ -33,8 +33,8 @@ from small_samples import (
 from stoneware.cli import exit_codes, main
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
-from stoneware.kernels.registry import OPS
 from stoneware.report import figures, measures, regret, sources, style, verdict
+from stoneware.tuning import samples as sample_format
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
@@ -253,15 +253,14 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
     assert len(text.encode()) < 4e6
     document = json.loads(report(capsys, "--json", COMMITTED)[1])
     vendor_us, times_us = {}, {}
-    for file in (COMMITTED / f"{op}.jsonl" for op in OPS):
-        for line in file.read_text().splitlines() if file.exists() else ():
-            raw = json.loads(line)
-            if raw["status"] != "ok":
+    for file in COMMITTED.glob("*.jsonl"):
+        for _, item in sample_format.read_samples(file):
+            if item.status != "ok":
                 continue
-            at = place(raw["key"], Key(**raw["key"]).sizes)
-            times_us.setdefault(at, {})[Config.from_json(raw["config"])] = raw["median_us"]
-            if raw["config"]["backend"] == "vendor":
-                vendor_us[at] = raw["median_us"]
+            at = place(item.key.to_json(), item.key.sizes)
+            times_us.setdefault(at, {})[item.config] = item.median_us
+            if item.config.backend == "vendor":
+                vendor_us[at] = item.median_us
     seen = 0
     for family in document["devices"][0]["families"]:
         for problem in family["problems"]:
