@@ -142,14 +142,6 @@ def test_tune_without_torch_says_what_to_install_with_code_3(tmp_path):
     assert 'pip install "torch' in done.stderr and "Traceback" not in done.stderr
 
 
-def test_report_without_plotly_says_what_to_install_with_code_3(tmp_path):
-    (tmp_path / "plotly.py").write_text("raise ModuleNotFoundError('No plotly', name='plotly')\n")
-    changed = environment()["PYTHONPATH"]
-    done = stoneware("report", "--out", "x.html", PYTHONPATH=f"{tmp_path}{os.pathsep}{changed}")
-    assert done.returncode == exit_codes.ENVIRONMENT
-    assert 'pip install "stoneware[report]"' in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("arguments", [["info"], ["info", "--json"], ["--help"]])
 def test_a_reader_that_goes_away_is_no_error(arguments):
     process = subprocess.Popen(
@@ -196,7 +188,7 @@ def test_starting_imports_nothing_heavy(arguments):
         "import sys\n"
         "from stoneware.cli import main\n"
         f"main.run({arguments!r})\n"
-        "heavy = {'torch', 'triton', 'sqlite3', 'numpy', 'plotly', 'pynvml', 'optuna'}\n"
+        "heavy = {'torch', 'triton', 'sqlite3', 'numpy', 'pynvml', 'optuna'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())

@@ -1,16 +1,18 @@
-"""`stoneware report`: its numbers are those of the samples, its figures are plotly's, and its page
-holds both."""
+"""`stoneware report`: its numbers are those of the samples, and its page shows them without a script."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import html
+import itertools
 import json
 import re
-import sys
 from pathlib import Path
 
-import plotly.graph_objects
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_samples import (
     GROUPED,
     GROUPED_VENDOR,
@@ -21,6 +23,7 @@ from small_samples import (
     bad_sample,
     grouped_sample,
     kernel_sample,
+    key,
     ours,
     run,
     sample,
@@ -30,8 +33,8 @@ from small_samples import (
 from stoneware.cli import exit_codes, main
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
-from stoneware.kernels.registry import OPS
-from stoneware.report import figures, measures, page, regret, sources
+from stoneware.report import figures, measures, regret, sources, style, verdict
+from stoneware.tuning import samples as sample_format
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 COMMITTED = Path("py/stoneware/tuning_data/nvidia_h200")
@@ -43,10 +46,17 @@ def report(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def embedded(text: str) -> dict:
-    """The page's data."""
-    [data] = re.findall(f'<script type="application/json" id="{page.DATA_ID}">(.*?)</script>', text)
-    return json.loads(data)
+def page(capsys, out: Path, *arguments: str) -> str:
+    assert report(capsys, "--out", out, *arguments)[0] == exit_codes.OK
+    return out.read_text(encoding="utf-8")
+
+
+def cells(text: str) -> list[tuple[str, str]]:
+    """The speed-ups of the tables by shape: what each cell shows, and what it says under the pointer."""
+    return [
+        (shown, html.unescape(hover))
+        for hover, shown in re.findall(r'<td class="s\d+" title="([^"]*)">([\d.]+)x</td>', text)
+    ]
 
 
 def place(names: dict, sizes: list[int]) -> tuple:
@@ -75,14 +85,13 @@ def folder(tmp_path) -> Path:
     )
 
 
-def test_json_has_the_documented_keys_and_needs_no_plotly(folder, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+def test_json_has_the_documented_keys(folder, capsys):
     code, out, err = report(capsys, "--json", folder)
     assert (code, err) == (exit_codes.OK, "")
     document = json.loads(out)
     assert set(document) == {"command", "exit_code", "out", "devices"} and document["out"] is None
     [device] = document["devices"]
-    assert set(device) == {"device", "aliases", "sources", "digests", "statuses", "runs", "families"}
+    assert set(device) == {"device", "aliases", "sources", "digests", "statuses", "runs", "verdict", "families"}
     assert device["statuses"] == {"ok": 7, "wrong": 0, "failed": 0, "hung": 1}
     [family] = device["families"]
     assert set(family) == {
@@ -101,42 +110,101 @@ def test_json_has_the_documented_keys_and_needs_no_plotly(folder, capsys, monkey
     assert [item["ratio"] for item in family["regret"]["m"]["regrets"]] == [1.4, 1.1, 1.0]
 
 
-def test_page_holds_the_same_numbers_as_json(folder, capsys, tmp_path):
-    out = tmp_path / "report.html"
-    code, said, _ = report(capsys, "--out", out, folder)
-    assert (code, said) == (exit_codes.OK, f"{out}: 3 problems on NVIDIA H200\n")
-    _, text, _ = report(capsys, "--json", folder)
-    assert embedded(out.read_text())["devices"] == json.loads(text)["devices"]
+def test_the_verdict_is_the_geometric_mean_by_band_of_m(folder, capsys):
+    _, out, _ = report(capsys, "--json", folder)
+    [section] = json.loads(out)["devices"][0]["verdict"]
+    geomeans = {"1–16": 1.6, "17–128": pytest.approx(1.1**0.5), "129–2048": None, "over 2048": None}
+    assert section["same_scales"] == {"count": 3, "geomeans": {**geomeans, "all": pytest.approx(1.76 ** (1 / 3))}}
+    assert section["any_scales"]["count"] == 0 and section["share_ours"] == pytest.approx(2 / 3)
 
 
-def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
+def test_the_verdict_compares_with_torchs_fastest_of_any_scales(tmp_path, capsys):
+    tensor = key(scales="tensor")
+    block_alone = key(scales="block", m=64)
     folder = write_folder(
         tmp_path / "h200",
         [
-            item
-            for num_groups in (8, 32)
-            for item in (
-                grouped_sample(GROUPED, 10.0, num_groups=num_groups),
-                grouped_sample(GROUPED_VENDOR, 15.0, num_groups=num_groups),
-            )
+            sample(SMALL, 10.0),
+            sample(VENDOR, 16.0),
+            sample(SMALL, 10.0, key=tensor),
+            sample(VENDOR, 11.0, key=tensor),
+            # Without tensor scales torch's fastest is not known.
+            sample(SMALL, 10.0, m=64),
+            sample(VENDOR, 16.0, m=64),
+            sample(VENDOR, 90.0, key=block_alone),
         ],
     )
-    out = tmp_path / "report.html"
-    assert report(capsys, "--out", out, folder)[0] == exit_codes.OK
-    [device] = embedded(out.read_text())["devices"]
-    assert [family["title"] for family in device["families"]] == [
-        f"grouped_mm bf16 × bf16 → bf16, layout nt, {groups} groups" for groups in (8, 32)
+    _, out, _ = report(capsys, "--json", folder)
+    row, other, block = json.loads(out)["devices"][0]["verdict"]
+    assert [(item["title"], item["same_scales"]["geomeans"]["all"]) for item in (row, other)] == [
+        ("scaled_mm fp8, row scales", 1.6),
+        ("scaled_mm fp8, tensor scales", 1.1),
     ]
-    [problem] = device["families"][0]["problems"]
+    assert [item["any_scales"]["geomeans"]["all"] for item in (row, other, block)] == [1.1, 1.1, None]
+    assert "torch's fastest, any scales, 1 problems" in page(capsys, tmp_path / "x.html", folder)
+
+
+def test_ops_come_in_the_order_of_use_and_other_layouts_are_folded(tmp_path, capsys):
+    keys = [
+        key(op="matmul", a_dtype="bf16", b_dtype="bf16", scales="none", layout="nn"),
+        key(scales="block"),
+        key(scales="row"),
+        key(op="matmul", a_dtype="bf16", b_dtype="bf16", scales="none"),
+    ]
+    folder = write_folder(tmp_path / "h200", [sample(VENDOR, 10.0, key=one) for one in keys])
+    text = page(capsys, tmp_path / "x.html", folder)
+    assert re.findall(r'<section class="op"><h2 id="d0-\d">([^<]*)</h2>', text) == [
+        "matmul bf16",
+        "scaled_mm fp8, row scales",
+        "scaled_mm fp8, block scales",
+        "matmul bf16, layout nn",
+    ]
+    folded = text[text.index("<summary><h2>Other layouts and dtypes</h2></summary>") :]
+    assert "matmul bf16, layout nn</h2>" in folded and "block scales</h2>" not in folded
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        ({"op": "matmul", "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "fp16"}, "matmul fp16"),
+        ({"op": "matmul", "a_dtype": "fp16", "b_dtype": "fp16", "out_dtype": "bf16"}, "matmul fp16, bf16 result"),
+        ({"scales": "row", "out_dtype": "fp16"}, "scaled_mm fp8, row scales, fp16 result"),
+        ({"scales": "row", "a_dtype": "e5m2"}, "scaled_mm fp8 (e5m2) × fp8, row scales"),
+    ],
+)
+def test_titles_say_what_differs_from_the_usual(names, title):
+    scales = {"scales": "none"} if names.get("op") == "matmul" else {}
+    assert verdict.title(key(**scales, **names)) == title
+
+
+def test_a_cell_is_the_mean_of_its_band_and_names_kernels(folder, capsys, tmp_path):
+    text = page(capsys, tmp_path / "x.html", folder)
+    assert [shown for shown, _ in cells(text)] == ["1.60", "1.10", "1.00"]
+    assert cells(text)[0][1].startswith("m=16: 1.60, cutlass_sm90 64x16x256")
+    assert cells(text)[0][1].endswith("10.0 µs, torch 16.0 µs")
+
+
+def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
+    samples = [
+        item
+        for num_groups in (8, 32)
+        for item in (
+            grouped_sample(GROUPED, 10.0, num_groups=num_groups),
+            grouped_sample(GROUPED_VENDOR, 15.0, num_groups=num_groups),
+        )
+    ]
+    folder = write_folder(tmp_path / "h200", samples)
+    _, out, _ = report(capsys, "--json", folder)
+    families = json.loads(out)["devices"][0]["families"]
+    assert [family["title"] for family in families] == ["grouped_mm bf16, 8 groups", "grouped_mm bf16, 32 groups"]
+    [problem] = families[0]["problems"]
     assert (problem["shape"], problem["speedup"]) == ("m=16 n=4096 k=14336 groups=8", 1.5)
-    drawn = embedded(out.read_text())["figures"].values()
-    rows = {
-        row for figure in drawn for trace in figure["data"] for row in trace.get("y", ()) if trace["type"] == "heatmap"
-    }
     # With 32 groups it is no layer of a model that is known.
-    assert rows == {"mixtral_8x7b_down  4096 × 14336", "4096 × 14336"}
-    for figure in drawn:
-        plotly.graph_objects.Figure(figure)
+    rows = re.findall(r'<tr data-find="([^"]*)"><th>([^<]*)<', page(capsys, tmp_path / "x.html", folder))
+    assert rows == [
+        ("mixtral_8x7b mixtral_8x7b_down 4096x14336", "8 × 4096 × 14336"),
+        ("4096x14336", "32 × 4096 × 14336"),
+    ]
 
 
 def test_page_names_what_hung_and_escapes_it(folder, capsys, tmp_path):
@@ -146,40 +214,53 @@ def test_page_names_what_hung_and_escapes_it(folder, capsys, tmp_path):
     assert "it was hung &lt;here&gt;" in text and "it was hung <here>" not in text
 
 
-def test_text_that_would_end_the_data_does_not(tmp_path, capsys):
-    folder = write_folder(tmp_path / "h200", [sample(SMALL, 10.0)], aliases=("</script><b>x",))
-    out = tmp_path / "report.html"
-    report(capsys, "--out", out, folder)
-    assert embedded(out.read_text())["devices"][0]["aliases"] == ["</script><b>x"]
-    assert html.escape("</script><b>x") in out.read_text()
+def test_names_that_look_like_html_are_escaped(tmp_path, capsys):
+    name = '</script><b onload="x">'
+    device = dataclasses.replace(H200, name=name)
+    folder = write_folder(tmp_path / "x", [sample(SMALL, 10.0)], device=device, runs=[run(device=device)])
+    text = page(capsys, tmp_path / "report.html", folder)
+    assert name not in text and text.count("</script>") == 1
+    assert html.escape(name) in text
 
 
-def test_every_figure_is_one_that_plotly_accepts(folder, capsys, tmp_path):
-    out = tmp_path / "report.html"
-    report(capsys, "--out", out, folder)
-    drawn = embedded(out.read_text())["figures"]
-    assert len(drawn) == 4
-    for figure in drawn.values():
-        plotly.graph_objects.Figure(figure)  # raises ValueError for an unknown property
+def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
+    folder = write_folder(tmp_path / "h200", [sample(SMALL, 1.0), sample(SMALL, 100.0, m=64)])
+    text = page(capsys, tmp_path / "x.html", folder)
+    assert "Problems above the roof (circled): 1 because the operands and the result fit in the L2 cache" in text
+    assert len(re.findall(r'<circle class="m\d ours above"', text)) == 1
+    [group] = measures.roofline(measures.problems([grouped_sample(GROUPED, 10.0, m=1)]))
+    assert "some groups are empty" in figures.above_the_roof([group], measures.roofs(H200, [group]), H200.l2_bytes)
+
+
+def test_colours_change_at_the_edges_and_the_middle_is_as_fast():
+    assert style.step(1.0) == len(style.LIGHT) // 2 == len(style.DARK) // 2
+    assert [style.step(speedup) for speedup in (0.1, 0.97, 1.03, 9.0)] == [0, 5, 7, len(style.DARK) - 1]
+
+
+@given(st.integers(1, 10**6))
+def test_every_m_has_one_band_and_coarse_bands_are_made_of_fine_ones(m):
+    of_m = key(m=m)
+    idx = verdict.band(of_m, verdict.BANDS)
+    assert (0, *verdict.BANDS)[idx] < m <= (*verdict.BANDS, m)[idx]
+    assert set(verdict.COARSE_BANDS) < set(verdict.BANDS)
 
 
 def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
     """The speed of every cell, computed here from the files alone, is what the page holds."""
     if not COMMITTED.exists():
         pytest.skip("runs in the root of the repository")
-    out = tmp_path / "report.html"
-    assert report(capsys, "--out", out, COMMITTED)[0] == exit_codes.OK
-    document = embedded(out.read_text())
+    text = page(capsys, tmp_path / "report.html", COMMITTED)
+    assert len(text.encode()) < 4e6
+    document = json.loads(report(capsys, "--json", COMMITTED)[1])
     vendor_us, times_us = {}, {}
-    for file in (COMMITTED / f"{op}.jsonl" for op in OPS):
-        for line in file.read_text().splitlines() if file.exists() else ():
-            raw = json.loads(line)
-            if raw["status"] != "ok":
+    for file in COMMITTED.glob("*.jsonl"):
+        for _, item in sample_format.read_samples(file):
+            if item.status != "ok":
                 continue
-            at = place(raw["key"], Key(**raw["key"]).sizes)
-            times_us.setdefault(at, {})[Config.from_json(raw["config"])] = raw["median_us"]
-            if raw["config"]["backend"] == "vendor":
-                vendor_us[at] = raw["median_us"]
+            at = place(item.key.to_json(), item.key.sizes)
+            times_us.setdefault(at, {})[item.config] = item.median_us
+            if item.config.backend == "vendor":
+                vendor_us[at] = item.median_us
     seen = 0
     for family in document["devices"][0]["families"]:
         for problem in family["problems"]:
@@ -201,13 +282,8 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
             assert item["best_us"] == min(times_us[at].values())
             assert item["chosen_us"] == times_us[at][Config.from_json(item["chosen"])]
     assert seen == len(times_us)
-    heat_maps = [
-        figure
-        for figure in document["figures"].values()
-        if figure["layout"]["title"]["text"].startswith("Speed against the vendor")
-    ]
-    cells = [text for figure in heat_maps for row in figure["data"][0]["text"] for text in row]
-    assert sorted(filter(None, cells)) == sorted(
+    told = collections.Counter(speedup for _, hover in cells(text) for speedup in re.findall(r"m=\d+: ([\d.]+)", hover))
+    assert told == collections.Counter(
         f"{problem['speedup']:.2f}"
         for family in document["devices"][0]["families"]
         for problem in family["problems"]
@@ -227,20 +303,33 @@ def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
     assert code == exit_codes.USAGE and "one of H200, NVIDIA H200, NVIDIA X1, x1" in err
 
 
+def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unknown(tmp_path):
+    """An unknown limit may be either known one, and those two are different devices."""
+    folders = []
+    for limit_w, us in ((0, 3.0), (500, 2.0), (700, 1.0)):
+        device = dataclasses.replace(H200, power_limit_w=limit_w)
+        runs = [run(id=f"run-{limit_w}", device=device)]
+        samples = [sample(SMALL, us, run=f"run-{limit_w}")]
+        folders.append(write_folder(tmp_path / f"{limit_w}", samples, device=device, runs=runs))
+    for ordered in itertools.permutations(folders):
+        found = {
+            item.fingerprint.power_limit_w: [one.median_us for one in item.measurements]
+            for item in sources.load(ordered)
+        }
+        assert found == {0: [3.0], 500: [2.0], 700: [1.0]}
+    for ordered in itertools.permutations(folders[:2]):
+        [device] = sources.load(ordered)
+        assert device.fingerprint.power_limit_w == 500 and len(device.measurements) == 2
+
+
 def test_a_decorated_kernel_is_drawn_without_vendor_and_roofline(tmp_path, capsys):
     folder = write_folder(
         tmp_path / "h200", [kernel_sample(64, 10.0, 4), kernel_sample(64, 12.0, 8), kernel_sample(128, 20.0, 8)]
     )
-    out = tmp_path / "report.html"
-    assert report(capsys, "--out", out, "--op", KERNEL_OP, folder)[0] == exit_codes.OK
-    document = embedded(out.read_text())
-    [family] = document["devices"][0]["families"]
-    assert family["speedup_geomean"] is None and family["roofs"] is None
-    assert len(document["figures"]) == 2
-    region_map = document["figures"]["figure-0"]
-    assert region_map["data"][0]["y"] == ["COLS=1024"]
-    assert region_map["data"][0]["x"] == ["64", "128"]
-    assert region_map["layout"]["xaxis"]["title"]["text"] == "M"
+    text = page(capsys, tmp_path / "x.html", "--op", KERNEL_OP, folder)
+    assert "2 problems. Torch's kernel was not measured." in html.unescape(text)
+    assert not cells(text) and "<svg" not in text
+    assert "<td>M=64 COLS=1024</td>" in text or "<td>COLS=1024 M=64</td>" in text
 
 
 def test_without_measurements_there_is_no_page(folder, tmp_path, capsys):
@@ -253,17 +342,6 @@ def test_without_measurements_there_is_no_page(folder, tmp_path, capsys):
 def test_a_page_that_cannot_be_written_is_named(folder, tmp_path, capsys):
     code, _, err = report(capsys, "--out", tmp_path / "missing" / "report.html", folder)
     assert code == exit_codes.USAGE and "missing/report.html: No such file or directory" in err
-
-
-def test_many_kernels_each_have_a_number_and_an_entry_in_the_legend():
-    samples = [sample(ours(f"64x{16 * idx}x256"), 10.0, m=idx) for idx in range(1, 25)]
-    device = sources.DeviceMeasurements(fingerprint=H200, measurements=samples)
-    [family] = {problem.key.family for problem in device.problems}
-    figure = figures.region_map(family, device.problems)
-    cells, *legend = figure["data"]
-    numbers = {text.split()[0] for row in cells["text"] for text in row if text}
-    assert len(legend) == len(numbers) == 24
-    assert {entry["name"].split()[0] for entry in legend} == numbers
 
 
 def test_regret_is_that_of_the_library(folder):

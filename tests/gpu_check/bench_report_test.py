@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree
 
+import matplotlib
 import pytest
 from bench_rows import report, row
+from matplotlib import pyplot
 
 from tools.bench import report as program
 
@@ -36,6 +38,24 @@ def test_a_map_says_each_ratio_and_leaves_out_what_has_no_figure(tmp_path):
     said = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert [text for text in said if text in ("1.25", "0.75", "9.00", "nan")] == ["1.25", "0.75", "9.00"]
     assert "down  64 × 32" in said and "16" in said
+
+
+def test_no_text_of_a_plot_is_cut():
+    layer, family = "deepseek_v3_expert_gate_up", "scaled_mm, fp8 with block scales 1x128 and 128x128"
+    calls = {"stoneware": {"median_us": 5.0, "spread_us": 1.0}, "torch_block": {"median_us": 20.0, "spread_us": 9.0}}
+    rows = [row(m, layer=layer, stoneware=10.0, torch_row=12.5, torch_tensor=11.0) for m in (1, 16)]
+    figures = [
+        program.speedup_map(rows, family),
+        program.roofline([{**one, "family": "long"} for one in rows], {"long": family}),
+        program.host_bars({"long": {"allocating": calls}}, {"long": family}),
+    ]
+    for figure in figures:
+        with matplotlib.rc_context(program._STYLE):
+            figure.draw_without_rendering()
+            drawn = figure.get_tightbbox()
+        width, height = figure.get_size_inches()
+        assert drawn.x0 >= 0 and drawn.x1 <= width and drawn.y0 >= 0 and drawn.y1 <= height
+        pyplot.close(figure)
 
 
 def test_a_run_without_any_figure_has_a_page_and_no_pictures(tmp_path):

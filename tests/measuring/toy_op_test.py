@@ -151,4 +151,4 @@ def test_it_is_measured_baked_looked_up_and_reported(tmp_path):
         SPEC.make_problem(m=12, n=32).key, H200, [table_sources.Source("wheel", table_file.packaged("toy_add"))]
     )
     assert (near.layer, near.choice.config) == ("nearest m", ADDCMUL)
-    assert figures.row_label(problems[0].key) == "toy_layer  32 × 1"
+    assert (figures.layers(problems[0].key), figures.row_label(problems[0].key)) == (["toy_layer"], "32 × 1")

@@ -19,9 +19,9 @@ from typing import Any
 import matplotlib
 from absl import app, flags
 from matplotlib import pyplot
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import ListedColormap
 
-from stoneware.report.figures import COLOURS, SLOWER_TO_FASTER
+from stoneware.report import style
 from tools.gpu_check import bench_summary
 from tools.gpu_check.bench_summary import OURS, Row
 
@@ -32,53 +32,87 @@ PEAK_TFLOPS = {"fp8": 1979.0, "bf16": 989.0}
 """Dense tensor core rates of an H200 SXM, from NVIDIA's H200 data sheet, halved where it counts
 sparsity. Large products stay below: the power limit lowers the clock."""
 
-MOST_LOG2 = 1.0
-"""Where the colours of a map of ratios end: an outlier would take them from the others."""
+PEAK_BYTES_PER_US = 4.8e6
+"""Memory bandwidth of an H200, from the same data sheet."""
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+"""Told apart with any colour vision (Okabe and Ito, "Color Universal Design", 2008)."""
+
+_PEERS = {
+    "torch_row": "torch's kernel with the same scales",
+    "torch_block": "torch's kernel with the same scales",
+    "torch_mm": "torch.mm",
+    "torch_grouped": "torch's grouped kernel",
+    bench_summary.FASTEST: "torch's faster kernel, of row and tensor scales",
+}
+"""What torch's calls are, as the titles of the maps name them."""
 
 _PX = 1 / 100  # inches of a pixel at matplotlib's 100 pixels an inch
+_WIDTH_PX = 860
 
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: small, and readable for programs
     "svg.hashsalt": "stoneware",
     "figure.dpi": 100,
     "font.family": "sans-serif",
-    "font.size": 9,
+    "font.size": 10,
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
 }
 
 
 def speedup_map(rows: Sequence[Row], title: str) -> pyplot.Figure | None:
-    """The fastest of torch's time over ours: a row a layer, a column an m; None without any."""
-    cells = {
-        (row["layer"], bench_summary.rows_each(row)): value
-        for row in rows
-        if (value := bench_summary.ratio(row)) is not None
+    """Torch's time over ours: a row a layer, a column an m; None without any.
+
+    One map against torch's kernel with the same scales and, where torch was timed with others too, one
+    against the fastest of all.
+    """
+    peers = list(dict.fromkeys(name for row in rows for name in row.get("device_us", {}) if name != OURS))
+    maps = {
+        peer: cells
+        for peer in [*peers[:1], *([bench_summary.FASTEST] if len(peers) > 1 else [])]
+        if (
+            cells := {
+                (row["layer"], bench_summary.rows_each(row)): value
+                for row in rows
+                if (value := bench_summary.ratio(row, peer)) is not None
+            }
+        )
     }
-    if not cells:
+    if not maps:
         return None
+    num_layers = sum(len({layer for layer, _ in cells}) for cells in maps.values())
+    figure, all_axes = pyplot.subplots(
+        len(maps),
+        figsize=(_WIDTH_PX * _PX, (118 * len(maps) + 26 * num_layers) * _PX),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axes, (peer, cells) in zip(all_axes.flat, maps.items()):
+        axes.set_title(f"{title}\nspeed-up over {_PEERS.get(peer, peer)}")
+        _draw_map(axes, rows, cells)
+    figure.supxlabel(
+        "torch's time / Stoneware's: above 1 (blue) Stoneware is faster, below 1 (orange) torch is", fontsize=9
+    )
+    return figure
+
+
+def _draw_map(axes: pyplot.Axes, rows: Sequence[Row], cells: Mapping[tuple[str, int], float]) -> None:
     layers = list(dict.fromkeys(layer for layer, _ in cells))
     sizes = {row["layer"]: (row["n"], row["k"], row["groups"]) for row in rows}
     columns = sorted({m for _, m in cells})
-    values = [[math.log2(cells[layer, m]) if (layer, m) in cells else math.nan for m in columns] for layer in layers]
-    figure, axes = pyplot.subplots(
-        figsize=((360 + 62 * len(columns)) * _PX, (110 + 24 * len(layers)) * _PX), layout="constrained"
-    )
-    colours = LinearSegmentedColormap.from_list("ratio", SLOWER_TO_FASTER)
-    axes.imshow(values, cmap=colours, vmin=-MOST_LOG2, vmax=MOST_LOG2, aspect="auto")
+    steps = [[style.step(cells[layer, m]) if (layer, m) in cells else math.nan for m in columns] for layer in layers]
+    axes.imshow(steps, cmap=ListedColormap(style.LIGHT), vmin=-0.5, vmax=len(style.LIGHT) - 0.5, aspect="auto")
     for y, layer in enumerate(layers):
         for x, m in enumerate(columns):
             if (layer, m) in cells:
-                value = cells[layer, m]
-                is_dark = abs(math.log2(value)) > 0.75 * MOST_LOG2
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white" if is_dark else "#222")
+                colour = "white" if style.is_strong(steps[y][x]) else "#1f2328"
+                axes.text(x, y, f"{cells[layer, m]:.2f}", ha="center", va="center", color=colour, fontsize=10)
     axes.set_xticks(range(len(columns)), [str(m) for m in columns])
     axes.set_yticks(range(len(layers)), [_layer_label(layer, *sizes[layer]) for layer in layers])
-    axes.set_xlabel("rows per expert" if any(row["groups"] for row in rows) else "m")
-    axes.set_title(f"{title}: the fastest of torch's time / ours; above 1 ours is faster")
+    axes.set_xlabel("mean rows per expert" if any(row["groups"] for row in rows) else "m")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    return figure
 
 
 def roofline(
@@ -88,8 +122,8 @@ def roofline(
     timed = [row for row in rows if bench_summary.ours_us(row) is not None]
     if not timed:
         return None
-    figure, axes = pyplot.subplots(figsize=(900 * _PX, 460 * _PX), layout="constrained")
-    bytes_per_us = bench_summary.BYTES_PER_US
+    figure, axes = pyplot.subplots(figsize=(_WIDTH_PX * _PX, 460 * _PX), layout="constrained")
+    bytes_per_us = PEAK_BYTES_PER_US
     lowest, highest = 0.5, 1e4
     for dtype, tflops in peaks.items():
         corner = tflops * 1e6 / bytes_per_us
@@ -101,13 +135,14 @@ def roofline(
             zorder=1,
         )
         axes.annotate(
-            f"{dtype}: {tflops:g} TFLOP/s",
+            f"{dtype} {tflops:,.0f}",
             (highest, tflops),
-            ha="right",
-            va="bottom",
-            xytext=(0, 2),
+            ha="left",
+            va="center",
+            xytext=(5, 0),
             textcoords="offset points",
             color="#555",
+            annotation_clip=False,
         )
     for colour, (family, members) in zip(COLOURS, bench_summary.by_family(timed).items()):
         flop = [2 * row["m"] * row["n"] * row["k"] for row in members]
@@ -126,7 +161,7 @@ def roofline(
         xlim=(lowest, highest),
         xlabel="operations per byte of operands and result",
         ylabel="TFLOP/s",
-        title=f"Ours under the roofs; memory {bytes_per_us / 1e6:g} TB/s",
+        title=f"Stoneware under the data sheet's roofs; memory {bytes_per_us / 1e6:g} TB/s",
     )
     axes.grid(which="major", color="#e5e5e5")
     axes.set_axisbelow(True)
@@ -146,7 +181,7 @@ def host_bars(
     ]
     if not bars:
         return None
-    figure, axes = pyplot.subplots(figsize=(900 * _PX, (90 + 19 * len(bars)) * _PX), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(_WIDTH_PX * _PX, (90 + 19 * len(bars)) * _PX), layout="constrained")
     medians = [timing["median_us"] for *_, timing in bars]
     axes.barh(
         range(len(bars)),
@@ -164,11 +199,11 @@ def host_bars(
             textcoords="offset points",
             va="center",
         )
-    axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
+    axes.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.1 * max(t["median_us"] + t["spread_us"] / 2 for *_, t in bars))
-    axes.set_xlabel("µs of the host per call; the GPU is not waited for")
-    axes.set_title("Host time per call")
+    axes.set_xlabel("µs; the GPU is not waited for")
+    axes.set_title("Host time per call\nStoneware blue, torch grey")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

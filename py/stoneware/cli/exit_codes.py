@@ -10,7 +10,7 @@ MEANINGS: dict[int, str] = {
     OK: "done, nothing to report",
     FOUND: "found a difference, a damaged entry, or a wrong candidate",
     USAGE: "an argument or an input file breaks a rule",
-    ENVIRONMENT: "no GPU, torch or plotly here; or disk full, or stdout closed",
+    ENVIRONMENT: "no GPU or torch here; or disk full, or stdout closed",
     INTERNAL: "a defect of stoneware; the traceback is shown",
     INTERRUPTED: "interrupted; what was measured is kept",
     PIPE_CLOSED: "the output pipe was closed",

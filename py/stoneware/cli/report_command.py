@@ -13,19 +13,19 @@ from stoneware.cli.output import Output
 
 HELP = help.text(
     "Draw what was measured as one HTML page that needs no network.\n\n"
-    "For each device and family of problems: speed against the vendor library by shape, roofline, "
-    "which kernel is chosen where, and regret: what the look-up loses at a shape that was not "
-    "measured. SOURCES are sample folders, stores (.sqlite3) and tables (.table); without any, "
-    "this installation's tables and the user's store are drawn. The page needs plotly: "
-    'pip install "stoneware[report]".',
+    "For each device: speed against torch's kernels by op and m, then a table of speed-ups by shape "
+    "for each op, a roofline, the chosen kernels, and regret: what the look-up loses at a shape that "
+    "was not measured. SOURCES are sample folders, stores (.sqlite3) and tables (.table); without "
+    "any, this installation's tables and the user's store are drawn.",
     examples=[
         "stoneware report --out report.html",
         "stoneware report --out h200.html --device H200 samples/nvidia_h200",
         "stoneware report --json samples/nvidia_h200 > numbers.json",
     ],
     json_keys="out (the page, or null if none was asked for), devices [{device, aliases, sources, "
-    "digests, statuses, runs, families [{family, title, num_problems, speedup_geomean, "
-    "speedup_least, problems, roofs, roofline, regret}]}]. --json needs no --out and no plotly",
+    "digests, statuses, runs, verdict [{title, num_problems, share_ours, same_scales, any_scales}], "
+    "families [{family, title, num_problems, speedup_geomean, speedup_least, problems, roofs, "
+    "roofline, regret}]}]. --json needs no --out",
 )
 
 
@@ -46,7 +46,6 @@ def report(
 ) -> int:
     if out is None and not json:
         raise ValueError("--out must name the page to write; pass --out=report.html, or --json")
-    plotly_js = _plotly_js() if out is not None else ""
     from stoneware.report import document, page
     from stoneware.report import sources as report_sources
 
@@ -54,21 +53,10 @@ def report(
     devices = report_sources.load(not_empty(sources or []), device=device, ops=op or [])
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
-        text = page.page(devices, title=f"Stoneware report: {names}", plotly_js=plotly_js)
+        text = page.page(devices, title=f"Stoneware report: {names}")
         # utf-8 with errors kept: a path in the sources may hold bytes that are no text.
         Path(out).write_text(text, encoding="utf-8", errors="backslashreplace")
         num_problems = sum(len(item.problems) for item in devices)
         output.text(f"{out}: {num_problems} problems on {names}")
     numbers = document.document(devices) if json else {}
     return output.document({"out": out, **numbers}, exit_codes.OK)
-
-
-def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"a page needs plotly, and {error.name} is not installed; "
-            'pip install "stoneware[report]", or take the numbers with --json'
-        ) from error
-    return get_plotlyjs()

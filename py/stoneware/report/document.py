@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from stoneware.kernels.key import AnyKey
-from stoneware.report import figures, measures, regret
+from stoneware.report import measures, regret, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.regret import Regret
 from stoneware.report.sources import DeviceMeasurements
 
 
 def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
-    """Every number of the page, as JSON values; what `stoneware report --json` prints too."""
+    """What `stoneware report --json` prints: every number of the page, as JSON values."""
     return {
         "devices": [
             {
@@ -24,6 +24,7 @@ def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
                 "digests": device.digests,
                 "statuses": device.statuses,
                 "runs": device.runs_in_use,
+                "verdict": verdict.document(verdict.sections(device.problems)),
                 "families": [
                     _family_document(device, family, members)
                     for family, members in measures.families(device.problems).items()
@@ -38,7 +39,7 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
     points = measures.roofline(members)
     return {
         "family": family.to_json(),
-        "title": figures.family_title(family),
+        "title": verdict.title(family, groups=True),
         "num_problems": len(members),
         "speedup_geomean": measures.geometric_mean(speedups(members)),
         "speedup_least": min(speedups(members), default=None),

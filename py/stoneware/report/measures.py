@@ -171,6 +171,10 @@ class Roofs:
         """The arithmetic intensity, in operations per byte, from which arithmetic is the limit."""
         return self.tflops * 1e3 / self.gbytes_per_s
 
+    def at(self, intensity: float) -> float:
+        """The roof at an arithmetic intensity, in 10^12 operations per second."""
+        return min(self.tflops, intensity * self.gbytes_per_s / 1e3)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RooflinePoint:
@@ -180,11 +184,13 @@ class RooflinePoint:
       problem: what was measured.
       intensity: floating-point operations per byte that must be moved.
       tflops: achieved by the chosen candidate, in 10^12 per second.
+      num_bytes: of the operands and the result, each once.
     """
 
     problem: Problem
     intensity: float
     tflops: float
+    num_bytes: int
 
 
 def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
@@ -192,21 +198,16 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
     return [
         RooflinePoint(
             problem=problem,
-            intensity=_num_operations(problem.key) / _least_bytes(problem.key),
-            tflops=_num_operations(problem.key) / problem.chosen.median_us / 1e6,
+            intensity=num_operations / num_bytes,
+            tflops=num_operations / problem.chosen.median_us / 1e6,
+            num_bytes=num_bytes,
         )
         for problem in found
         if isinstance(problem.key, Key)
         and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype} <= tile_rule.ELEMENT_BYTES.keys()
+        for op in [spec(problem.key.op)]
+        for num_operations, num_bytes in [(op.num_operations(problem.key), op.least_bytes(problem.key))]
     ]
-
-
-def _num_operations(key: Key) -> int:
-    return spec(key.op).num_operations(key)
-
-
-def _least_bytes(key: Key) -> int:
-    return spec(key.op).least_bytes(key)
 
 
 def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
@@ -229,7 +230,7 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
         )
     return Roofs(
         tflops=max(point.tflops for point in points),
-        gbytes_per_s=max(_least_bytes(point.problem.key) / point.problem.chosen.median_us / 1e3 for point in points),
+        gbytes_per_s=max(point.num_bytes / point.problem.chosen.median_us / 1e3 for point in points),
         source="no nominal rates of this device are known (report/nominal.py): the largest values that "
         "these samples reached",
         is_measured=True,

@@ -1,237 +1,302 @@
-"""The report as one HTML page that needs no network: plotly.js, data and figures are inside."""
+"""The report as one HTML page that needs no network and no script: a verdict, then a table for each op."""
 
 from __future__ import annotations
 
-import html
-import json
+import itertools
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from stoneware import __version__
 from stoneware.kernels.key import AnyKey
-from stoneware.report import figures, measures, regret
-from stoneware.report.document import document, regrets_of, speedups
+from stoneware.report import figures, measures, regret, style, verdict
 from stoneware.report.measures import Problem
-from stoneware.report.regret import Regret
 from stoneware.report.sources import DeviceMeasurements
-
-NUM_WORST = 8
-"""Rows of a table of the worst regrets."""
+from stoneware.report.verdict import Section
 
 MOST_BAD = 100
 """Rows of the table of samples that are not "ok"."""
 
-DATA_ID = "stoneware-report"
-"""The id of the script element whose JSON holds every number of the page."""
-
-REGRET_NAMES = {"m": "nearest m", "weight": "nearest shape"}
+_REGRET_NAMES = {"m": "other m", "weight": "other shapes"}
 """What was left out -> who answers."""
 
-_STYLE = """
-body { font: 14px/1.45 sans-serif; color: #222; background: #fff; margin: 32px 40px; }
-main { width: 1120px; }
-h1 { font-size: 24px; margin: 0 0 12px; } h2 { font-size: 19px; margin: 36px 0 4px; }
-h3 { font-size: 15px; margin: 20px 0 4px; }
-table { border-collapse: collapse; margin: 6px 0 14px; font-size: 13px; }
-th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #e2e2e2;
-  vertical-align: top; overflow-wrap: anywhere; }
-th { font-weight: 600; white-space: nowrap; } td.n, th.n { text-align: right; white-space: nowrap; }
-.figure { margin: 10px 0 18px; }
-nav a { margin-right: 18px; white-space: nowrap; }
-"""
 
-_DRAW = (
-    """
-const report = JSON.parse(document.getElementById("%s").textContent);
-for (const [id, figure] of Object.entries(report.figures))
-  Plotly.newPlot(id, figure.data, figure.layout, {
-    displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]});
-"""
-    % DATA_ID
-)
-# The buttons are listed, because plotly.js's own list has one that sends the figure to a server.
-
-
-def page(devices: Sequence[DeviceMeasurements], *, title: str, plotly_js: str) -> str:
+def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
     """The page as HTML.
 
     Args:
       devices: what was measured, at least one.
       title: of the page.
-      plotly_js: the library's source, as `plotly.offline.get_plotlyjs()` gives it.
     """
-    drawn: dict[str, figures.Figure] = {}
-    contents = [_device_html(device, drawn) for device in devices]
-    data = json.dumps({**document(devices), "figures": drawn}, allow_nan=False)
-    # "</script" and "<!--" mean something in a script element; JSON reads \u003c as the same.
-    escaped = data.replace("<", "\\u003c")
+    parts = [(device, f"d{idx}", verdict.sections(device.problems)) for idx, device in enumerate(devices)]
+    layers = {layer for device in devices for problem in device.problems for layer in figures.layers(problem.key)}
+    options = "".join(f"<option>{escape(model)}</option>" for model in sorted(set(map(figures.model, layers))))
     return "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
-            f"<title>{html.escape(title)}</title><style>{_STYLE}</style>",
-            f"<script>{plotly_js}</script>",
-            "</head><body><main>",
-            f"<h1>{html.escape(title)}</h1>",
-            f"<p>Made by stoneware {__version__}. Times are medians in µs, ± the interquartile range. "
-            "A kernel is chosen as the tuning table chooses: the fastest, ties within the noise to "
-            "the canonical config, never slower than the vendor library by more than the noise.</p>",
-            *contents,
-            "</main>",
-            f'<script type="application/json" id="{DATA_ID}">{escaped}</script>',
-            f"<script>{_DRAW}</script>",
-            "</body></html>",
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{style.STYLE}</style></head><body>",
+            "<header><nav>",
+            *itertools.chain.from_iterable(_links(*part) for part in parts),
+            f'</nav><form><label>Model <select id="model"><option value="">all</option>{options}</select></label>',
+            '<label>Shape <input id="shape" placeholder="4096 × 14336 or down"></label>',
+            '<span id="said" class="soft"></span></form></header><main>',
+            f"<h1>{escape(title)}</h1>",
+            *itertools.chain.from_iterable(_device_html(*part) for part in parts),
+            f'<p class="soft">Made by stoneware {__version__}.</p>',
+            f"</main><script>{style.SCRIPT}</script></body></html>",
             "",
         ]
     )
 
 
-def _device_html(device: DeviceMeasurements, drawn: dict[str, figures.Figure]) -> str:
-    by_family = measures.families(device.problems)
-    anchors = {family: f"family-{len(drawn)}-{idx}" for idx, family in enumerate(by_family)}
-    links = (
-        f'<a href="#{anchor}">{html.escape(figures.family_title(family))}</a>' for family, anchor in anchors.items()
-    )
-    return "\n".join(
-        [
-            _header(device),
-            "<nav>",
-            *links,
-            "</nav>",
-            *(_family_html(device, family, members, anchors[family], drawn) for family, members in by_family.items()),
+def _links(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+    links = [(anchor, f"Verdict: {device.fingerprint.name}")]
+    links += [(f"{anchor}-{idx}", section.title) for idx, section in enumerate(found) if section.is_common]
+    links += [(f"{anchor}-other", "Other")] if not all(section.is_common for section in found) else []
+    links += [(f"{anchor}-runs", "Runs")]
+    return [f'<a href="#{target}">{escape(text)}</a>' for target, text in links]
+
+
+def _device_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+    points = measures.roofline(device.problems)
+    highest = max((measures.roofs(device.fingerprint, [point]).tflops for point in points), default=0.0)
+    axes = figures.axes(points, highest) if points else None
+    sections = [_section_html(device, section, f"{anchor}-{idx}", axes) for idx, section in enumerate(found)]
+    common = [text for section, text in zip(found, sections) if section.is_common]
+    other = [text for section, text in zip(found, sections) if not section.is_common]
+    if other:
+        start = f'<details id="{anchor}-other"{"" if common else " open"}>'
+        other = [start, "<summary><h2>Other layouts and dtypes</h2></summary>", *other, "</details>"]
+    return [*_verdict_html(device, anchor, found), *common, *other, *_runs_html(device, anchor, found)]
+
+
+def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+    bands = [*verdict.band_labels(verdict.COARSE_BANDS), "all"]
+    rows = []
+    for idx, section in enumerate(found):
+        lines = [("torch, same scales" if section.fastest else "torch", section.speedups())]
+        lines += [("torch's fastest, any scales", section.speedups(any_scales=True))] if section.fastest else []
+        for line, (against, speedups) in enumerate(lines):
+            if not speedups:
+                continue
+            name = f'<a href="#{anchor}-{idx}">{escape(section.title)}</a>' if line == 0 else ""
+            share = f"{section.share_ours:.0%}" if line == 0 else ""
+            cells = "".join(_speedup_cell(mean, "") for mean in verdict.means(speedups).values())
+            rows.append(
+                f"<tr><th>{name}<small>vs. {against}, {len(speedups)} problems</small></th>{cells}<td>{share}</td></tr>"
+            )
+    heads = "".join(f'<th class="n">{band}</th>' for band in bands)
+    parts = [f'<h2 id="{anchor}">{escape(device.fingerprint.name)}: the verdict</h2>', _sentence(found)]
+    if rows:
+        parts += [
+            '<div class="scroll heat"><table><thead><tr><th>m<small>of grouped_mm: mean rows per group</small></th>'
+            f'{heads}<th class="n">ours chosen</th></tr></thead><tbody>',
+            *rows,
+            "</tbody></table></div>",
+            _legend(),
+            "<p>A cell is torch's time divided by the time of the kernel that Stoneware chooses, the geometric mean "
+            "over the problems of the band: above 1 Stoneware is faster. All are shapes that were measured. There "
+            "Stoneware chooses the fastest kernel, torch's own included, and torch's own if it is as fast. "
+            "&ldquo;Any scales&rdquo; compares with torch's fastest kernel for the same sizes and dtypes, which "
+            "may need coarser scales than the op has; it counts problems at which torch was measured with tensor "
+            "scales too.</p>",
         ]
+    return parts
+
+
+def _sentence(found: Sequence[Section]) -> str:
+    """The verdict in words, of all problems of common calls or, without any, of all."""
+    common = [section for section in found if section.is_common] or found
+    same = [value for section in common for value in section.speedups().values()]
+    if not same:
+        return "<p>Torch's kernels were not measured, so there is no speed-up to tell.</p>"
+    problems = sum(len(section.problems) for section in common)
+    ours = sum(section.share_ours * len(section.problems) for section in common) / problems
+    fastest = [value for section in common for value in section.speedups(any_scales=True).values()]
+    told = f"{measures.geometric_mean(same):.2f} times as fast as torch's kernel with the same scales"
+    if fastest:
+        of = ", ".join(escape(section.title) for section in common if section.fastest)
+        told += f". Against torch's fastest kernel with any scales: {measures.geometric_mean(fastest):.2f} ({of})"
+    return (
+        f"<p><strong>{told}.</strong> A kernel of Stoneware is chosen at {ours:.0%} of {problems} problems, "
+        "torch's own at the others.</p>"
     )
 
 
-def _header(device: DeviceMeasurements) -> str:
+def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axes: figures.Axes | None) -> str:
+    parts = [f'<section class="op"><h2 id="{anchor}">{escape(section.title)}</h2>']
+    if speedups := section.speedups():
+        values = list(speedups.values())
+        parts.append(
+            f"<p>{measures.geometric_mean(values):.2f} times as fast as torch with the same scales over {len(values)} "
+            f"problems, from {min(values):.2f} to {max(values):.2f}: more than 2% faster at "
+            f"{sum(value > 1.02 for value in values)}, more than 2% slower at {sum(value < 0.98 for value in values)}. "
+            f"Kernels of Stoneware are chosen at {section.share_ours:.0%}.</p>"
+        )
+        parts.append(_heat_table(section))
+    else:
+        parts.append(f"<p>{len(section.problems)} problems. Torch's kernel was not measured.</p>")
+    points = measures.roofline(section.problems)
+    if axes and points:
+        roofs = measures.roofs(device.fingerprint, points)
+        names = zip(verdict.band_labels(verdict.COARSE_BANDS), range(4))
+        legend = "".join(f'<span style="color:var(--m{idx})">● m {name}</span>' for name, idx in names)
+        parts += [
+            "<h3>Roofline</h3>",
+            f"<div class=\"legend\">{legend}<span>filled: Stoneware's kernel, hollow: torch's</span></div>",
+            f'<div class="scroll">{figures.roofline(points, roofs, axes)}</div>',
+            f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({escape(roofs.source)}). "
+            f"{figures.above_the_roof(points, roofs, device.fingerprint.l2_bytes)}</p>",
+        ]
+    parts.append(_problems_html(section, is_open=not speedups))
+    return "\n".join([*parts, "</section>"])
+
+
+def _heat_table(section: Section) -> str:
+    """Speed-ups by NK shape and band of m; shapes of known layers first."""
+    labels = verdict.band_labels(verdict.BANDS)
+    rows: dict[tuple[int, ...], list[Problem]] = {}
+    for problem in section.problems:
+        key = problem.key
+        rows.setdefault((getattr(key, "num_groups", 0), *key.sizes[:-1]), []).append(problem)
+    named = [members for members in rows.values() if figures.layers(members[0].key)]
+    others = [members for members in rows.values() if not figures.layers(members[0].key)]
+    named.sort(key=lambda members: figures.layers(members[0].key))
+    column = figures.m_title(section.problems[0].key)
+    sizes = "groups × n × k" if any(getattr(members[0].key, "num_groups", 0) for members in rows.values()) else "n × k"
+    heads = "".join(f'<th class="n">{label}</th>' for label in labels)
+    heads = f"<th>{sizes}<small>{escape(column)} →</small></th>{heads}"
+    lines = [f'<div class="scroll heat"><table><thead><tr>{heads}</tr></thead>']
+    for group in (named, others):
+        lines += ['<tbody class="group">', *map(_heat_row, group), "</tbody>"] if group else []
+    return "\n".join([*lines, "</table></div>"])
+
+
+def _heat_row(members: Sequence[Problem]) -> str:
+    key = members[0].key
+    bands: dict[int, list[Problem]] = {}
+    for problem in members:
+        bands.setdefault(verdict.band(problem.key, verdict.BANDS), []).append(problem)
+    cells = []
+    for idx in range(len(verdict.BANDS) + 1):
+        timed = [problem for problem in bands.get(idx, ()) if problem.speedup is not None]
+        mean = measures.geometric_mean(problem.speedup for problem in timed)
+        cells.append(_speedup_cell(mean, "\n".join(map(_hover, timed))))
+    return (
+        f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}'
+        f"<small>{escape(', '.join(figures.layers(key))).replace('_', '_<wbr>')}</small></th>{''.join(cells)}</tr>"
+    )
+
+
+def _hover(problem: Problem) -> str:
+    return (
+        f"m={problem.key.sizes[-1]}: {problem.speedup:.2f}, "
+        f"{figures.kernel_label(problem.chosen.config, problem.key.family)} "
+        f"{problem.chosen.median_us:.1f} µs, torch {problem.vendor.median_us:.1f} µs"
+    )
+
+
+def _problems_html(section: Section, is_open: bool) -> str:
+    heads = ["problem", "speed-up", "chosen kernel", "µs", "± µs", "torch µs", "within the noise"]
+    heads += ["torch's fastest µs"] if section.fastest else []
+    rows = [
+        [
+            problem.key.shape,
+            "" if problem.speedup is None else f"{problem.speedup:.2f}",
+            figures.kernel_label(problem.chosen.config, problem.key.family),
+            f"{problem.chosen.median_us:.2f}",
+            f"{problem.chosen.spread_us:.2f}",
+            f"{problem.vendor.median_us:.2f}" if problem.vendor else "",
+            str(len(problem.ties)),
+            *([f"{section.fastest[problem.key].median_us:.2f}"] if problem.key in section.fastest else []),
+        ]
+        for problem in section.problems
+    ]
+    return (
+        f"<details{' open' if is_open else ''}><summary>All {len(rows)} problems: times and kernels</summary>"
+        "<p>Times are medians; ± is the interquartile range. &ldquo;Within the noise&rdquo; counts the other "
+        "kernels whose time differs from the chosen one's by no more than the noise.</p>"
+        f"{_table(heads, rows, [_find(problem.key) for problem in section.problems])}</details>"
+    )
+
+
+def _regret_html(device: DeviceMeasurements, found: Sequence[Section]) -> list[str]:
+    rows = []
+    for section, (left_out, regrets) in itertools.product(found, device.regrets.items()):
+        families = {problem.key.family for problem in section.problems}
+        items = [item for item in regrets if item.key.family in families]
+        if items:
+            told = regret.summary(items)
+            best, worst = f"{told['num_best'] / len(items):.0%}", max(items, key=lambda item: item.ratio)
+            mean = f"{told['geomean']:.3f}"
+            name = _REGRET_NAMES[left_out]
+            rows.append([section.title, name, str(len(items)), best, mean, f"{worst.ratio:.2f} at {worst.key.shape}"])
+    heads = ["op", "estimated from", "problems", "fastest chosen at", "regret, geometric mean", "regret at worst"]
+    return [
+        "<details><summary>Shapes that were not measured: what the estimate would lose</summary>",
+        "<p>Each measured problem was left out in turn. The regret is the time of the kernel that would be "
+        "chosen without it, divided by the time of the fastest.</p>",
+        _table(heads, rows),
+        "</details>",
+    ]
+
+
+def _runs_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
     statuses = ", ".join(f"{count} {status}" for status, count in device.statuses.items())
-    facts = [
-        ("device", str(device.fingerprint)),
-        ("also known as", ", ".join(device.aliases) or "-"),
-        ("samples", f"{len(device.measurements)} ({statuses}) of {len(device.problems)} problems"),
-        ("from", ", ".join(device.origins)),
-        *((f"table of {op}", digest) for op, digest in device.digests.items()),
-    ]
-    runs = [
-        [
-            run["id"],
-            run["date"],
-            run["driver"],
-            run["cuda"],
-            run["torch"],
-            run["triton"],
-            run["commit"],
-            run.get("clocks", "-"),
-            str(run["num_samples"]),
-        ]
-        for run in device.runs_in_use
-    ]
+    fields = ("id", "date", "driver", "cuda", "torch", "triton", "commit", "clocks", "num_samples")
+    runs = [[str(run.get(field, "-")) for field in fields] for run in device.runs_in_use]
     bad = [
         [item.status, item.key.op, item.key.shape, str(item.config), item.run, getattr(item, "detail", "") or "-"]
         for item in device.measurements
         if item.status != "ok"
     ]
-    parts = [
-        f"<h2>{html.escape(device.fingerprint.name)}</h2>",
-        _table(None, facts),
-        "<h3>Runs</h3>",
-        _table(
-            ["run", "date", "driver", "CUDA", "torch", "Triton", "commit", "SM MHz", "samples"],
-            runs,
-            numbers=("samples",),
-        ),
-        "<h3>Samples that were wrong, failed or hung</h3>",
+    none = "Not known: tables keep only correct samples." if device.is_from_tables_alone else "None."
+    heads = ["status", "op", "problem", "candidate", "run", "what happened"]
+    more = f"<p>And {len(bad) - MOST_BAD} more.</p>" if len(bad) > MOST_BAD else ""
+    facts = [
+        ["device", str(device.fingerprint)],
+        ["also known as", ", ".join(device.aliases) or "-"],
+        ["samples", f"{len(device.measurements)} ({statuses}) of {len(device.problems)} problems"],
+        ["read from", ", ".join(device.origins)],
+        *([f"table of {op}", digest] for op, digest in device.digests.items()),
     ]
-    if bad:
-        heads = ["status", "op", "problem", "candidate", "run", "what happened"]
-        parts.append(_table(heads, bad[:MOST_BAD]))
-    elif device.is_from_tables_alone:
-        parts.append("<p>Not known: tables keep what was right only.</p>")
-    else:
-        parts.append("<p>None.</p>")
-    if len(bad) > MOST_BAD:
-        parts.append(f"<p>And {len(bad) - MOST_BAD} more.</p>")
-    return "\n".join(parts)
-
-
-def _family_html(
-    device: DeviceMeasurements,
-    family: AnyKey,
-    members: Sequence[Problem],
-    anchor: str,
-    drawn: dict[str, figures.Figure],
-) -> str:
-    text = f"{len(members)} problems; the vendor library was not measured."
-    if found := speedups(members):
-        ahead = sum(speedup > 1 for speedup in found)
-        text = (
-            f"{len(members)} problems on {html.escape(device.fingerprint.name)}. Against the "
-            f"vendor library: {measures.geometric_mean(found):.3f} times as fast in the geometric "
-            f"mean, {min(found):.3f} at least, {max(found):.3f} at most; faster at {ahead} of "
-            f"{len(found)}."
-        )
-    parts = [f'<h2 id="{anchor}">{html.escape(figures.family_title(family))}</h2>', f"<p>{text}</p>"]
-
-    def add(figure: figures.Figure | None) -> None:
-        if figure is not None:
-            name = f"figure-{len(drawn)}"
-            drawn[name] = figure
-            parts.append(f'<div class="figure" id="{name}"></div>')
-
-    add(figures.speedup_map(family, members))
-    add(figures.region_map(family, members))
-    points = measures.roofline(members)
-    if points:
-        roofs = measures.roofs(device.fingerprint, points)
-        add(figures.roofline(points, roofs))
-        parts.append(f"<p>Roofs: {html.escape(roofs.source)}.</p>")
-    regrets = {REGRET_NAMES[left_out]: items for left_out, items in regrets_of(device, family).items()}
-    if any(regrets.values()):
-        add(figures.regret_histogram(regrets))
-        parts += [_regret_html(name, items) for name, items in regrets.items()]
-    return "\n".join(parts)
-
-
-def _regret_html(name: str, regrets: Sequence[Regret]) -> str:
-    if not regrets:
-        return f"<h3>{name}</h3>\n<p>No problem has a neighbour to answer for it.</p>"
-    found = regret.summary(regrets)
-    worst = sorted(regrets, key=lambda item: -item.ratio)[:NUM_WORST]
-    rows = [
-        [
-            f"{item.ratio:.3f}",
-            item.key.shape,
-            item.answered_by.shape,
-            figures.kernel_label(item.chosen, item.key),
-            f"{item.chosen_us:.2f}",
-            figures.kernel_label(item.best, item.key),
-            f"{item.best_us:.2f}",
-        ]
-        for item in worst
-        if item.ratio > 1
+    run_heads = ["run", "date", "driver", "CUDA", "torch", "Triton", "commit", "SM clock, MHz", "samples"]
+    return [
+        f'<h2 id="{anchor}-runs">{escape(device.fingerprint.name)}: what was measured</h2>',
+        _table([], facts),
+        *_regret_html(device, found),
+        f"<details><summary>{len(runs)} runs</summary>{_table(run_heads, runs)}</details>",
+        f"<details><summary>Samples that were wrong, failed or hung: {len(bad)}</summary>",
+        (_table(heads, bad[:MOST_BAD]) if bad else f"<p>{none}</p>") + more,
+        "</details>",
     ]
-    heads = ["ratio", "problem", "answered by", "would run", "µs", "best", "µs"]
-    return "\n".join(
-        [
-            f"<h3>{name}</h3>",
-            "<p>{count} problems: {geomean:.4f} in the geometric mean, {worst:.3f} at worst; the best "
-            "was chosen at {num_best}.</p>".format(**found),
-            _table(heads, rows, numbers=("ratio", "µs")) if rows else "",
-        ]
-    )
 
 
-def _table(heads: Sequence[str] | None, rows: Iterable[Sequence[str]], numbers: Sequence[str] = ()) -> str:
-    """An HTML table; without heads the first column is the head of its row."""
-    marks = [' class="n"' if head in numbers else "" for head in heads or ("", "")]
+def _speedup_cell(speedup: float | None, hover: str) -> str:
+    if speedup is None:
+        return '<td class="soft">–</td>'
+    hint = f' title="{escape(hover)}"' if hover else ""
+    return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x</td>'
 
-    def line(first: str, others: str, cells: Sequence[str]) -> str:
-        tags = [first, *[others] * (len(cells) - 1)]
-        return (
-            "<tr>"
-            + "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for tag, mark, cell in zip(tags, marks, cells))
-            + "</tr>"
-        )
 
-    lines = [line("th", "th", heads)] if heads else []
-    lines += [line("td" if heads else "th", "td", row) for row in rows]
-    return "\n".join(["<table>", *lines, "</table>"])
+def _legend() -> str:
+    starts = [f"below {style.EDGES[0]:g}", *(f"{edge:g}" for edge in style.EDGES)]
+    steps = "".join(f'<span class="s{idx}">{text}</span>' for idx, text in enumerate(starts))
+    return f'<div class="legend">{steps}<span>orange: torch is faster</span></div>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], finds: Iterable[str] = ()) -> str:
+    """An HTML table; `finds` has what the filter looks in, for each row."""
+    lines = ["<thead><tr>", *(f"<th>{escape(head)}</th>" for head in heads), "</tr></thead><tbody>"]
+    for row, find in itertools.zip_longest(rows, finds):
+        mark = f' data-find="{escape(find)}"' if find else ""
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    return "\n".join(['<div class="scroll"><table class="plain">', *lines, "</tbody></table></div>"])
+
+
+def _find(key: AnyKey) -> str:
+    """What the page's filter looks in: models, layers and sizes."""
+    layers = figures.layers(key)
+    sizes = "x".join(map(str, key.sizes[:-1]))
+    return " ".join([*dict.fromkeys(map(figures.model, layers)), *layers, sizes])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from stoneware.kernels.registry import OPS
 from stoneware.report import measures, regret
 from stoneware.report.measures import Measurement, Problem
 from stoneware.report.regret import Regret
-from stoneware.runtime.device import DeviceFingerprint, names_match
+from stoneware.runtime.device import DeviceFingerprint, by_hardware, names_match
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import entries, merge, sources, table_file, time_fit
-from stoneware.tuning.samples import STATUSES, Sample
+from stoneware.tuning.samples import STATUSES
 from stoneware.tuning.table import RUN_FIELDS, Table
 from stoneware.tuning.table_entry import Choice
 
@@ -124,11 +124,8 @@ def load(
       ValueError: a path is of no known kind, or nothing is left.
       TableError: a file is damaged.
     """
-    devices: list[DeviceMeasurements] = []
-    if not paths:
-        _add_installed(devices, ops)
-    for path in map(Path, paths):
-        _add_path(devices, path)
+    parts = (part for path in paths for part in _of_path(Path(path))) if paths else _of_installation(ops)
+    devices = _joined([part for part in parts if part.measurements])
     for item in devices:
         item.manifest = manifest.installed()
         if ops:
@@ -147,22 +144,22 @@ def load(
     return chosen
 
 
-def _add_installed(devices: list[DeviceMeasurements], ops: Sequence[str]) -> None:
+def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
     # Tables of decorated kernels are found by name only.
     for op in (*OPS, *(op for op in ops if is_kernel(op))):
         for source in sources.sources(op):
             if source.name != sources.STORE:  # its samples say more than its table
-                _add_table(devices, source.table, source.name)
+                yield from _of_table(source.table, source.name)
     store = sources.existing_store()
     if store is not None:
-        _add_samples(devices, store.path)
+        yield from _of_samples(store.path)
 
 
-def _add_path(devices: list[DeviceMeasurements], path: Path) -> None:
+def _of_path(path: Path) -> Iterator[DeviceMeasurements]:
     if path.suffix == table_file.SUFFIX and path.is_file():
-        _add_table(devices, table_file.read(path, None), str(path))
+        yield from _of_table(table_file.read(path, None), str(path))
     elif path.exists():
-        _add_samples(devices, path)
+        yield from _of_samples(path)
     else:
         raise ValueError(
             f"{path} must be a sample folder, a store (.sqlite3) or a table ({table_file.SUFFIX}), and "
@@ -170,56 +167,52 @@ def _add_path(devices: list[DeviceMeasurements], path: Path) -> None:
         )
 
 
-def _add_samples(devices: list[DeviceMeasurements], path: Path) -> None:
+def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
     for record, runs, samples in merge.read_folder(path):
-        _add(
-            devices,
-            record.fingerprint,
-            record.aliases,
-            str(path),
-            samples,
-            {
+        yield DeviceMeasurements(
+            fingerprint=record.fingerprint,
+            aliases=tuple(record.aliases),
+            measurements=list(samples),
+            runs={
                 run.id: {
                     **{name: getattr(run, name) for name in RUN_FIELDS},
                     "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
                 }
                 for run in runs.values()
             },
+            origins=[str(path)],
         )
 
 
-def _add_table(devices: list[DeviceMeasurements], found: Table, origin: str) -> None:
-    """Adds the measured entries of a table; what it derived is left out."""
+def _of_table(found: Table, origin: str) -> Iterator[DeviceMeasurements]:
+    """The measured entries of a table; what it derived is left out."""
     runs = {run_id: {name: run.get(name, "unknown") for name in RUN_FIELDS} for run_id, run in found.runs.items()}
     for one in found.devices:
-        measurements = [
-            TableMeasurement(key=entry.key, **vars(choice))
-            for entry in one.entries()
-            if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
-            for choice in entry.choices
-        ]
-        _add(devices, one.fingerprint, one.aliases, origin, measurements, runs, {found.op: found.digest})
+        yield DeviceMeasurements(
+            fingerprint=one.fingerprint,
+            aliases=tuple(one.aliases),
+            measurements=[
+                TableMeasurement(key=entry.key, **vars(choice))
+                for entry in one.entries()
+                if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
+                for choice in entry.choices
+            ],
+            runs=runs,
+            origins=[origin],
+            digests={found.op: found.digest},
+        )
 
 
-def _add(
-    devices: list[DeviceMeasurements],
-    fingerprint: DeviceFingerprint,
-    aliases: Iterable[str],
-    origin: str,
-    measurements: Sequence[Sample | TableMeasurement],
-    runs: dict[str, dict[str, Any]],
-    digests: dict[str, str] | None = None,
-) -> None:
-    """Adds measurements to the device with this hardware, which is made if there is none yet."""
-    if not measurements:
-        return
-    device = next((one for one in devices if one.fingerprint.same_hardware(fingerprint)), None)
-    if device is None:
-        device = DeviceMeasurements(fingerprint=fingerprint)
-        devices.append(device)
-    device.aliases = tuple(sorted({*device.aliases, *aliases}))
-    if origin not in device.origins:
-        device.origins.append(origin)
-    device.measurements += measurements
-    device.runs.update(runs)
-    device.digests.update(digests or {})
+def _joined(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
+    """The parts of each device as one, by the identity that tables use (`by_hardware`)."""
+    device_of = by_hardware(part.fingerprint for part in parts)
+    devices: dict[DeviceFingerprint, DeviceMeasurements] = {}
+    for part in parts:
+        fingerprint = device_of[part.fingerprint]
+        device = devices.setdefault(fingerprint, DeviceMeasurements(fingerprint=fingerprint))
+        device.aliases = tuple(sorted({*device.aliases, *part.names} - {fingerprint.name}))
+        device.origins += [origin for origin in part.origins if origin not in device.origins]
+        device.measurements += part.measurements
+        device.runs.update(part.runs)
+        device.digests.update(part.digests)
+    return list(devices.values())

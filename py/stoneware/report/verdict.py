@@ -1,0 +1,163 @@
+"""The verdict: speed against torch by op and band of m, and how often our kernels are chosen."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoneware.kernels.key import AnyKey, Key
+from stoneware.report import measures
+from stoneware.report.measures import Problem
+from stoneware.tuning.choose import is_vendor
+from stoneware.tuning.table_entry import Choice
+
+BANDS = (1, 8, 16, 32, 64, 128, 512, 2048)
+"""The last m of each band of the tables; the band after them has no end."""
+
+COARSE_BANDS = (16, 128, 2048)
+"""The last m of each band of the verdict."""
+
+_DTYPES = {"e4m3": "fp8", "e5m2": "fp8 (e5m2)"}
+
+_IN_ORDER_OF_USE = (
+    ("matmul", "none"),
+    ("scaled_mm", "row"),
+    ("scaled_mm", "tensor"),
+    ("scaled_mm", "block"),
+    ("grouped_mm", "none"),
+    ("grouped_mm", "row"),
+)
+"""Ops and scales, as layers of models call them: bf16 or fp8 in, bf16 out, layout nt."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """The problems that share a table: those of a family, with any number of groups.
+
+    Attributes:
+      title: op, dtypes, scales and what else the problems share, in words.
+      is_common: whether layers of models call the op in this way.
+      problems: in order of their keys.
+      fastest: key -> torch's fastest kernel for the same sizes with any scales; only where torch was
+        measured with other scales too, tensor scales among them, whose kernels do the least.
+    """
+
+    title: str
+    is_common: bool
+    problems: Sequence[Problem]
+    fastest: Mapping[AnyKey, Choice]
+
+    @property
+    def share_ours(self) -> float:
+        """Share of the problems at which a kernel of ours is chosen, from 0 to 1."""
+        return sum(not is_vendor(problem.chosen.config) for problem in self.problems) / len(self.problems)
+
+    def speedups(self, any_scales: bool = False) -> dict[AnyKey, float]:
+        """Key -> torch's time over that of the chosen kernel, where torch was measured.
+
+        Args:
+          any_scales: against `fastest`, else against torch's kernel with the same scales.
+        """
+        if any_scales:
+            return {
+                problem.key: self.fastest[problem.key].median_us / problem.chosen.median_us
+                for problem in self.problems
+                if problem.key in self.fastest
+            }
+        return {problem.key: problem.speedup for problem in self.problems if problem.speedup is not None}
+
+
+def sections(found: Iterable[Problem]) -> list[Section]:
+    """The sections of a device's problems, in the order of use."""
+    found = list(found)
+    members: dict[tuple[Any, ...], list[Problem]] = {}
+    by_sizes: dict[tuple[Any, ...], dict[str, Choice]] = {}  # -> scales -> torch's kernel
+    for problem in found:
+        family = problem.key.family
+        where = (_rank(family), title(family), family if not isinstance(family, Key) else None)
+        members.setdefault(where, []).append(problem)
+        if isinstance(family, Key) and problem.vendor is not None:
+            by_sizes.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor
+    return [
+        Section(
+            title=where[1],
+            is_common=where[0] < len(_IN_ORDER_OF_USE),
+            problems=problems,
+            fastest={
+                problem.key: min(vendors.values(), key=lambda choice: choice.median_us)
+                for problem in problems
+                if len(vendors := by_sizes.get(_without_scales(problem.key), {})) > 1 and "tensor" in vendors
+            },
+        )
+        for where, problems in sorted(members.items(), key=lambda item: item[0][:2])
+    ]
+
+
+def title(family: AnyKey, groups: bool = False) -> str:
+    """What the problems of a section share, in words; with `groups` also their number of groups."""
+    if not isinstance(family, Key):
+        fixed = [f"{name}={value}" for name, value in zip(family.names, family.values) if type(value) is not int]
+        return ", ".join([family.op, *fixed, *(f"{name}: {dtype}" for name, dtype in family.dtypes)])
+    inputs = list(dict.fromkeys([family.a_dtype, family.b_dtype]))
+    words = [f"{family.op} {' × '.join(_DTYPES.get(dtype, dtype) for dtype in inputs)}"]
+    words += [f"{family.scales} scales"] if family.scales != "none" else []
+    usual = family.a_dtype if family.scales == "none" else "bf16"
+    words += [f"{family.out_dtype} result"] if family.out_dtype != usual else []
+    words += [f"layout {family.layout}"] if family.layout != "nt" else []
+    words += ["batched"] if family.is_batch else []
+    words += [f"{family.num_groups} groups"] if groups and family.num_groups else []
+    words += [f"{family.accumulation} accumulation"] if family.accumulation != "fast" else []
+    return ", ".join(words)
+
+
+def band_labels(ends: Sequence[int]) -> list[str]:
+    """The bands that end at each of `ends`, and the one after them."""
+    starts = [1, *(end + 1 for end in ends)]
+    inner = [str(end) if start == end else f"{start}–{end}" for start, end in zip(starts, ends)]
+    return [*inner, f"over {ends[-1]}"]
+
+
+def band(key: AnyKey, ends: Sequence[int]) -> int:
+    """The band of a problem's m, as an index into `band_labels`."""
+    return bisect.bisect_left(ends, key.sizes[-1]) if key.sizes else 0
+
+
+def means(speedups: Mapping[AnyKey, float]) -> dict[str, float | None]:
+    """The geometric mean in each coarse band of m, and of "all"; None of none."""
+    labels = band_labels(COARSE_BANDS)
+    found: dict[str, float | None] = {
+        label: measures.geometric_mean(value for key, value in speedups.items() if band(key, COARSE_BANDS) == idx)
+        for idx, label in enumerate(labels)
+    }
+    return {**found, "all": measures.geometric_mean(speedups.values())}
+
+
+def document(found: Sequence[Section]) -> list[dict[str, Any]]:
+    """The verdict as JSON values, an object a section."""
+    return [
+        {
+            "title": section.title,
+            "num_problems": len(section.problems),
+            "share_ours": section.share_ours,
+            "same_scales": {"count": len(same), "geomeans": means(same)},
+            "any_scales": {"count": len(fastest), "geomeans": means(fastest)},
+        }
+        for section in found
+        for same, fastest in [(section.speedups(), section.speedups(any_scales=True))]
+    ]
+
+
+def _rank(family: AnyKey) -> int:
+    common = _IN_ORDER_OF_USE
+    if not isinstance(family, Key) or (family.op, family.scales) not in common:
+        return len(common)
+    dtype = "bf16" if family.scales == "none" else "e4m3"
+    is_common = (family.a_dtype, family.b_dtype, family.out_dtype) == (dtype, dtype, "bf16")
+    is_common = is_common and family.layout == "nt" and not family.is_batch and family.accumulation == "fast"
+    return common.index((family.op, family.scales)) if is_common else len(common)
+
+
+def _without_scales(key: AnyKey) -> tuple[Any, ...]:
+    return tuple(value for name, value in vars(key).items() if name != "scales")
