@@ -12,14 +12,13 @@ import fake_gpu
 import pytest
 import torch
 import triton.language as tl
-from decorated_kernels import scale
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import KernelParam, create_function_from_signature
 
-from stoneware.triton_autotune.specialization import Kinds, specializer
+from stoneware.triton_autotune.specialization import Kinds, specialize
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 DTYPES = [
@@ -93,22 +92,10 @@ def kinds() -> Kinds:
     return found
 
 
-def test_a_specialization_is_tritons_by_name():
-    specialize = specializer(scale)
-    call = {"x_ptr": fake_gpu.Tensor(address=64), "y_ptr": fake_gpu.Tensor(address=4), "n": 32, "stride": 1}
-    found = specialize({**call, "BLOCK": 128})
-    assert found == {
-        "x_ptr": ("*fp32", "D"),
-        "y_ptr": ("*fp32", ""),
-        "n": ("i32", "D"),
-        "stride": ("constexpr", 1),
-        "BLOCK": ("constexpr", 128),
-        "EVEN": ("constexpr", False),
-    }
-    with pytest.raises(TypeError):
-        specialize(call)
-    with pytest.raises(OverflowError):
-        specialize({**call, "n": 2**64, "BLOCK": 128})
+@settings(max_examples=600, deadline=None)
+@given(PARAMETERS, PLAIN)
+def test_a_specialization_is_tritons(known, value):
+    assert specialize(known, value) == by_triton(known, value)
 
 
 @settings(max_examples=600, deadline=None)

@@ -99,7 +99,7 @@ def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tupl
 
     Args:
       kernel: triton.compiler.CompiledKernel.
-      specializations: of each parameter by name, as a `specializer` gives them.
+      specializations: of each parameter by name, as `specialize` gives them.
 
     Raises:
       NotLaunchable: only Triton can launch it.

@@ -16,7 +16,7 @@ from stoneware.triton_autotune.cache import LaunchDescription
 from stoneware.triton_autotune.call import Layout
 from stoneware.triton_autotune.identity import Identity
 from stoneware.triton_autotune.launch import NotLaunchable
-from stoneware.triton_autotune.specialization import INT32_MAX, Kinds, Specialization, specializer
+from stoneware.triton_autotune.specialization import INT32_MAX, Kinds, Specialization, specialize
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()
@@ -54,8 +54,7 @@ class FastPath:
       is_kept: whether compiled kernels may be read from disk and kept there.
 
     Attributes:
-      parameters: names of the kernel's parameters.
-      constants: names of those that are tl.constexpr.
+      constants: names of the parameters that are tl.constexpr.
     """
 
     def __init__(self, fn: Any, identity: Callable[[], Identity], *, is_kept: bool) -> None:
@@ -75,10 +74,8 @@ class FastPath:
             and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in fn.signature.parameters.values())
         )
         self._jit = fn if is_plain else None
-        parameters = fn.params if is_plain else ()
-        self.parameters = {item.name for item in parameters}
-        self.constants = [item.name for item in parameters if item.is_constexpr]
-        self._specialize: Callable[[Mapping[str, Any]], dict[str, Specialization]] | None = None
+        self.parameters = {item.name: item for item in fn.params} if is_plain else {}
+        self.constants = [name for name, item in self.parameters.items() if item.is_constexpr]
         self._knobs = triton.knobs
         self._compiled: dict[str, Compiled] = {}
         self._kinds: Kinds | None = None
@@ -132,12 +129,13 @@ class FastPath:
         import torch
         import triton
 
-        try:
-            if self._specialize is None:
-                self._specialize = specializer(self._jit)
-            specializations = self._specialize(arguments)
-        except (TypeError, OverflowError) as error:
-            raise NotLaunchable(f"an argument is Triton's to convert: {error}") from error
+        specializations: dict[str, Specialization] = {}
+        for name, parameter in self.parameters.items():
+            known = specialize(parameter, arguments[name]) if name in arguments else None
+            if known is None:
+                value = arguments.get(name, "missing")
+                raise NotLaunchable(f"{name}={value!r:.100} is Triton's to convert")
+            specializations[name] = known
         compiled_from = {
             "kernel": self.identity().sha256,
             "parameters": [[name, type_name, _text(known)] for name, (type_name, known) in specializations.items()],

@@ -5,19 +5,43 @@ its 16-byte alignment, a constant changes, and so on (python/src/specialize.cc a
 create_function_from_signature in triton/runtime/jit.py). Two things here follow it:
 
 `Kinds.of` makes a token of each argument, at every launch. Equal tokens mean that Triton's answer
-is equal; different tokens may mean the same to it. `specializer` gives Triton's answer itself, by
+is equal; different tokens may mean the same to it. `specialize` gives Triton's answer itself, by
 which compiled kernels are filed. What is not covered (a subclass of Tensor, a tuple, a descriptor,
-a CPU tensor) gets no token, and Triton runs that call. Tests compare tokens with Triton's answer.
+a CPU tensor) gets no token, and Triton runs that call. Tests compare both with Triton's own code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 UINT64_MAX = 2**64 - 1
+ALIGNMENT = 16
+"""What Triton specialises on: bytes of a pointer, and divisor of an int."""
+
+_DTYPES = {
+    "torch.bool": "u1",
+    "torch.uint8": "u8",
+    "torch.uint16": "u16",
+    "torch.uint32": "u32",
+    "torch.uint64": "u64",
+    "torch.int8": "i8",
+    "torch.int16": "i16",
+    "torch.int32": "i32",
+    "torch.int64": "i64",
+    "torch.float16": "fp16",
+    "torch.bfloat16": "bf16",
+    "torch.float32": "fp32",
+    "torch.float64": "fp64",
+    "torch.float8_e4m3fn": "fp8e4nv",
+    "torch.float8_e5m2": "fp8e5",
+    "torch.float8_e4m3fnuz": "fp8e4b8",
+    "torch.float8_e5m2fnuz": "fp8e5b16",
+}
+"""torch's dtypes in Triton's names (triton/_utils.py, type_canonicalisation_dict)."""
+
 # An int32 has the token True if it is divisible by 16, else False; 1 has its own, since 1 == True.
 _ONE = "1"
 
@@ -92,6 +116,42 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
     return None
 
 
+def specialize(parameter: Any, value: Any) -> Specialization | None:
+    """What Triton specialises on for an argument; None for a value that has no token above.
+
+    Args:
+      parameter: triton.runtime.jit.KernelParam.
+      value: what is passed for it.
+    """
+    if parameter.is_constexpr:
+        known = type(value) is int or _other_token(value, type(value), True) is not None
+        return ("constexpr", value) if known else None
+    annotated = parameter.annotation_type
+    if annotated and (annotated == "u1" or annotated[:2] in ("fp", "bf")):
+        return annotated, None
+    found = _specialize_value(parameter, value)
+    return (annotated, found[1]) if found and annotated else found
+
+
+def _specialize_value(parameter: Any, value: Any) -> Specialization | None:
+    kind = type(value)
+    if value is None:
+        return "constexpr", None
+    if kind is bool:
+        return "u1", None
+    if kind is float:
+        return "fp32", None
+    if kind is int:
+        if value == 1 and not parameter.do_not_specialize:
+            return "constexpr", 1
+        type_name = _int_type(value)
+        return type_name and (type_name, _divisibility(parameter, value))
+    if hasattr(value, "data_ptr") and str(value.dtype) in _DTYPES:
+        pointer = ("*k" if parameter.is_const else "*") + _DTYPES[str(value.dtype)]
+        return pointer, _divisibility(parameter, value.data_ptr())
+    return None
+
+
 def _int_type(value: int) -> str | None:
     if INT32_MIN <= value <= INT32_MAX:
         return "i32"
@@ -100,23 +160,8 @@ def _int_type(value: int) -> str | None:
     return "u64" if 0 < value <= UINT64_MAX else None
 
 
-def specializer(jit: Any) -> Callable[[Mapping[str, Any]], dict[str, Specialization]]:
-    """Triton's own function from the arguments of a kernel to what it specialises on.
-
-    Args:
-      jit: triton.JITFunction.
-
-    Returns:
-      A function of every parameter's value by name. It raises TypeError or OverflowError for a
-      missing value, and for one that Triton does not take.
-    """
-    from triton.backends.compiler import BaseBackend
-    from triton.runtime.jit import create_function_from_signature
-
-    bind = create_function_from_signature(jit.signature, jit.params, BaseBackend)
-
-    def specialize(arguments: Mapping[str, Any]) -> dict[str, Specialization]:
-        _, found, _ = bind(**arguments)
-        return {parameter.name: specialization for parameter, specialization in zip(jit.params, found)}
-
-    return specialize
+def _divisibility(parameter: Any, number: int) -> str | None:
+    if parameter.do_not_specialize:
+        return None
+    is_known = not parameter.do_not_specialize_on_alignment and number % ALIGNMENT == 0
+    return "D" if is_known else ""
