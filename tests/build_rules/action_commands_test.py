@@ -35,6 +35,7 @@ _COMPILERS = {
 _PROGRAMS = {
     "CudaCubin": _NVCC_WRAPPER,
     "KernelManifest": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_manifest",
+    "NanobindStub": r"bazel-out/[\w.-]+/bin/external/stoneware_nanobind/stubgen",
     # Offered for py_binary targets, not run: .bazelrc sets --nobuild_python_zip.
     "PythonZipper": r"external/bazel_tools/tools/zip/\S*zipper",
     "PythonWheel": r"bazel-out/[\w.-]+/bin/tools/build_rules/private/write_wheel",

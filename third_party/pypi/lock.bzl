@@ -89,9 +89,6 @@ WHEELS = {
     "nanobind": ("3.1.0", {
         "nanobind-3.1.0-py3-none-any.whl": "96984dbe8154ffb86e653b1b60aaeed6985c710c5e75ad0279eb87943c66292d",
     }),
-    "narwhals": ("2.29.0", {
-        "narwhals-2.29.0-py3-none-any.whl": "1c69b3dc30240f6e848c5a673cafc86affa44184ecce721e25b7194663ad10dc",
-    }),
     "networkx": ("3.6.1", {
         "networkx-3.6.1-py3-none-any.whl": "d47fbf302e7d9cbbb9e2555a0d267983d2aa476bac30e90dfbe5669bd57f3762",
     }),
@@ -130,9 +127,6 @@ WHEELS = {
     }),
     "pillow": ("13.0.0", {
         "pillow-13.0.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "a625df9a2a5597fa5e5266e01aefc82604bb85d291e3547981e863560d75da6c",
-    }),
-    "plotly": ("7.1.0", {
-        "plotly-7.1.0-py3-none-any.whl": "dbb7fa18afce40d0a8e80d1bf162eceb3faa0ce5a77fe741ad09a74cf78f53f3",
     }),
     "pluggy": ("1.7.0", {
         "pluggy-1.7.0-py3-none-any.whl": "7dd7b0d8832ba3cb632c306926ded123429211b83641b35dc5c41ad2d34f9bec",
