@@ -42,7 +42,10 @@ _PROGRAMS = {
     "TuningTable": r"bazel-out/[\w.-]+/bin/tools/bake/bake",
 }
 # A genrule runs in bash and calls one program that was built here.
-_GENRULE = r"source \S*genrule-setup\.sh; bazel-out/[\w.-]+/bin/tools/triton_aot/triton_aot .*"
+_GENRULE = (
+    r"source \S*genrule-setup\.sh; "
+    r"bazel-out/[\w.-]+/bin/(tools/triton_aot/triton_aot|third_party/nanobind/opening_comment) .*"
+)
 
 _SYSTEM_TOOL = re.compile(
     r"(?:.*/)?(?:(?:[\w.]+-)*(?:gcc|g\+\+|cc|c\+\+|cpp|clang|clang\+\+|ld|lld|gold|bfd|as|ar|nvcc"
