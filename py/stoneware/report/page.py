@@ -113,11 +113,20 @@ def _sentence(found: Sequence[Section]) -> str:
         return "<p>Torch's kernels were not measured, so there is no speed-up to tell.</p>"
     problems = sum(len(section.problems) for section in common)
     ours = sum(section.share_ours * len(section.problems) for section in common) / problems
-    fastest = [value for section in common for value in section.speedups(any_scales=True).values()]
-    told = f"{measures.geometric_mean(same):.2f} times as fast as torch's kernel with the same scales"
-    if fastest:
-        of = ", ".join(escape(section.title) for section in common if section.fastest)
-        told += f". Against torch's fastest kernel with any scales: {measures.geometric_mean(fastest):.2f} ({of})"
+    pairs = [
+        (section.speedups()[key], value)
+        for section in common
+        for key, value in section.speedups(any_scales=True).items()
+        if key in section.speedups()
+    ]
+    mean = f"{measures.geometric_mean(same):.2f}"
+    told = f"{mean} times as fast as torch's kernel with the same scales ({len(same)} problems)"
+    if pairs:
+        same, fastest = (measures.geometric_mean(values) for values in zip(*pairs))
+        told += (
+            f". At the {len(pairs)} of them where torch was measured with tensor scales too: {same:.2f} times with the "
+            f"same scales, {fastest:.2f} times with torch's fastest of any scales"
+        )
     return (
         f"<p><strong>{told}.</strong> A kernel of Stoneware is chosen at {ours:.0%} of {problems} problems, "
         "torch's own at the others.</p>"
