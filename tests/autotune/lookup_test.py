@@ -14,8 +14,10 @@ from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device
-from stoneware.tuning import table_file
+from stoneware.tuning import nearest, table_file
 from stoneware.tuning.bake import bake
+from stoneware.tuning.sources import Place
+from stoneware.tuning.table import Block
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 H200 = Device(kind="cuda", fingerprint=small.H200)
@@ -281,3 +283,12 @@ def test_info_reports_a_damaged_table_in_its_place(package):
     path.write_bytes(path.read_bytes().replace(b"10.0", b"11.0"))
     small.forget()
     assert "reinstall the stoneware wheel" in sw.info().tables["scaled_mm"]
+
+
+@pytest.mark.parametrize(("k", "element_bytes", "nearest_k"), [(4224, 1, 4128), (4200, 2, 4112)])
+def test_near_weights_are_those_whose_rows_are_aligned_alike(k, element_bytes, nearest_k):
+    """Of 4000, 4016, 4112 and 4128 elements, rows of 32 and 16 bytes more than a multiple of 64."""
+    entries = {(4096, near_k, 16): () for near_k in (4000, 4016, 4112, 4128)}
+    place = Place(None, 0, None, Block(small.key().family, entries), 0.0)
+    _, (_, near_k) = nearest.near_weights(4096, k, element_bytes, [place])[0]
+    assert near_k == nearest_k

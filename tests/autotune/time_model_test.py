@@ -19,7 +19,7 @@ from stoneware.report import measures, regret
 from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table
-from stoneware.tuning.sources import Place, Source
+from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Block
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import Corrections, TimeModel, corrections_of, estimates
@@ -424,11 +424,6 @@ def test_weights_whose_rows_are_aligned_alike_are_nearer(tmp_path):
     weights = [(4096, k) for k in (4000, 4016, 4112, 4128)]
     found = find(small.bake_samples(tmp_path, samples((*WEIGHTS, *weights))), m=16, n=4096, k=4080)
     assert found.modelled_from.k == 4112, "an odd multiple of 16 bytes, as 4016 and 4080 are, and 4096 is not"
-    places = [Place(None, 0, None, Block(small.key().family, {(*weight, 16): () for weight in weights}), 0.0)]
-    _, (_, near_k) = nearest.near_weights(4096, 4224, 1, places)[0]
-    assert near_k == 4128
-    _, (_, near_k) = nearest.near_weights(4096, 4200, 2, places)[0]
-    assert near_k == 4112
 
 
 def test_config_that_is_fast_nowhere_near_is_not_estimated():
