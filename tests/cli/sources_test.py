@@ -154,7 +154,7 @@ def test_diff_of_an_edited_kernel_takes_its_newest_source(tmp_path, capsys):
 
 
 def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_path, capsys):
-    """Nor where candidates tie, which the rule of thumb settles, in both orders of their names."""
+    """Nor where candidates tie, which the heuristic settles, in both orders of their names."""
     samples = small.write_folder(
         tmp_path / "samples",
         [

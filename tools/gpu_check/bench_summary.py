@@ -140,28 +140,8 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
       report: bench.json.
       plots: title -> file name beside the page, of pictures to show.
     """
-    facts, titles = report["machine"], report["families"]
-    lines = [
-        f"# Matmuls on {facts['gpu']}, beside torch's",
-        "",
-        f"{report['date']}, driver {facts['driver']}, torch {facts['torch']} with CUDA "
-        f"{facts['cuda_of_torch']}, Python {facts['python']}, SM clock {facts['sm_clock_mhz']} MHz "
-        f"before and {report['machine_after']['sm_clock_mhz']} MHz after, memory clock "
-        f"{facts['memory_clock_mhz']} MHz, power limit {facts['power_limit_w']} W, stoneware "
-        f"{facts['stoneware']}, commit {report['commit']}, wheel sha256 {report['wheel_sha256']}.",
-        "",
-        f"Command: `{report['command']}`, {report['seconds']:.0f} s.",
-        "",
-        "Times are medians in µs ± the interquartile range: on the device, with an L2 that "
-        f"holds {_L2_HOLDS[report['l2']]} of another buffer, ours and "
-        "torch's interleaved in one run. Each product was compared with float64 first, every "
-        "element, fresh random inputs over an output of NaN; one that is wrong has no figure. "
-        "Ratios are torch's time over ours, so above 1 ours is faster. The m of this summary is, for "
-        "grouped products, the mean number of rows per group.",
-        "",
-        "| family | against | m | geometric mean | least | at | shapes |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    titles = report["families"]
+    lines = _head(report)
     for item in speedups(report["rows"]):
         rng = "all" if item["most_m"] is None else f"up to {item['most_m']}"
         lines.append(
@@ -220,6 +200,32 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         lines += _family_lines(rows)
         lines += ["", "</details>"]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _head(report: Mapping[str, Any]) -> list[str]:
+    """What was measured where and how, down to the head of the first table."""
+    facts = report["machine"]
+    return [
+        f"# Matmuls on {facts['gpu']}, beside torch's",
+        "",
+        f"{report['date']}, driver {facts['driver']}, torch {facts['torch']} with CUDA "
+        f"{facts['cuda_of_torch']}, Python {facts['python']}, SM clock {facts['sm_clock_mhz']} MHz "
+        f"before and {report['machine_after']['sm_clock_mhz']} MHz after, memory clock "
+        f"{facts['memory_clock_mhz']} MHz, power limit {facts['power_limit_w']} W, stoneware "
+        f"{facts['stoneware']}, commit {report['commit']}, wheel sha256 {report['wheel_sha256']}.",
+        "",
+        f"Command: `{report['command']}`, {report['seconds']:.0f} s.",
+        "",
+        "Times are medians in µs ± the interquartile range: on the device, with an L2 that "
+        f"holds {_L2_HOLDS[report['l2']]} of another buffer, ours and "
+        "torch's interleaved in one run. Each product was compared with float64 first, every "
+        "element, fresh random inputs over an output of NaN; one that is wrong has no figure. "
+        "Ratios are torch's time over ours, so above 1 ours is faster. The m of this summary is, for "
+        "grouped products, the mean number of rows per group.",
+        "",
+        "| family | against | m | geometric mean | least | at | shapes |",
+        "|---|---|---|---|---|---|---|",
+    ]
 
 
 def _host_lines(report: Mapping[str, Any]) -> list[str]:

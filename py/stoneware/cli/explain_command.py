@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,22 @@ HELP = help.text(
     json_keys="of an op, what `stoneware.explain(...).as_dict()` has; of a kernel op, answers "
     "[{key, device, source, layer, grade, rule, answered_by, chosen, runners_up}]",
 )
+
+
+_Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm.",
+        show_default=False,
+    ),
+]
+_Scales = Annotated[
+    str | None,
+    typer.Option(
+        help="For scaled_mm: row, tensor or block, or one each for a and b, such as tensor/row. Default: row.",
+        show_default=False,
+    ),
+]
 
 
 def explain(
@@ -55,23 +72,11 @@ def explain(
             help="For matmul: layout of a and b: nt (a @ weight.t()), nn, tn or tt. Default: nt.", show_default=False
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm.",
-            show_default=False,
-        ),
-    ] = None,
+    dtype: _Dtype = None,
     out_dtype: Annotated[
         str | None, typer.Option(help="Dtype of the result: bf16, fp16 or fp32.", show_default=False)
     ] = None,
-    scales: Annotated[
-        str | None,
-        typer.Option(
-            help="For scaled_mm: row, tensor or block, or one each for a and b, such as tensor/row. Default: row.",
-            show_default=False,
-        ),
-    ] = None,
+    scales: _Scales = None,
     bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
     device: Annotated[
         str | None,
@@ -86,49 +91,37 @@ def explain(
 
     output = Output("explain", json)
     environment.tuning_mode()  # raises for a value that every call would refuse
+    sizes = {"m": m, "n": n, "k": k}
+    described = {"num_groups": num_groups, "batch": batch, "layout": layout, "scales": scales}
     if ":" in op:
-        _refuse(
-            "an op; a decorated kernel takes KEY=VALUE",
-            m=m,
-            n=n,
-            k=k,
-            num_groups=num_groups,
-            batch=batch,
-            layout=layout,
-            dtype=dtype,
-            out_dtype=out_dtype,
-            scales=scales,
-            bias=bias or None,
-        )
-        from stoneware.cli import kernel_explanation
-
-        answers = kernel_explanation.explain(op, key or [], device)
-        output.text("\n\n".join(map(str, answers)))
-        return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
+        also = {"dtype": dtype, "out_dtype": out_dtype, "bias": bias or None}
+        _refuse("an op; a decorated kernel takes KEY=VALUE", **sizes, **described, **also)
+        return _explain_kernel(output, op, key or [], device)
     if key:
         raise ValueError(
             f"{key[0]!r} must be left out: KEY=VALUE is for kernels given as package.module:"
             f"function; give the sizes of {op} as -m, -n and -k"
         )
-    sizes = {"m": m, "n": n, "k": k}
     missing = [f"-{name}" for name, size in sizes.items() if size is None]
     if missing:
         raise ValueError(f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336")
     from stoneware.explanation import explain as find
 
-    given = {"scales": scales, "has_bias": bias or None, "num_groups": num_groups, "batch": batch, "layout": layout}
+    given = {**described, "has_bias": bias or None}
     if op in OPS:
         _check_flags(op, given)
-    found = find(
-        op,
-        **sizes,
-        dtype=dtype,
-        out_dtype=out_dtype,
-        device=device,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    given = {name: value for name, value in given.items() if value is not None}
+    found = find(op, **sizes, dtype=dtype, out_dtype=out_dtype, device=device, **given)
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)
+
+
+def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | None) -> int:
+    from stoneware.cli import kernel_explanation
+
+    answers = kernel_explanation.explain(op, key, device)
+    output.text("\n\n".join(map(str, answers)))
+    return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
 
 
 def _check_flags(op: str, given: dict[str, Any]) -> None:

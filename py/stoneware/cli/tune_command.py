@@ -49,19 +49,39 @@ _PATHS = ("store", "out")
 """Flags whose values are folders of this machine, which the record of a run leaves out."""
 
 
+_Weights = Annotated[
+    str | None,
+    typer.Option(
+        help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes.",
+        show_default=False,
+    ),
+]
+_Shapes = Annotated[
+    str | None,
+    typer.Option(
+        help="More shapes as MxNxK, such as 16x4096x14336. For matmul also BxMxNxK, a batch of B "
+        "products; for grouped_mm GxMxNxK, G groups of M rows on average. Four sizes apply to both "
+        "unless --ops names one.",
+        show_default=False,
+    ),
+]
+_Out = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder with one sample folder per device. Its samples count as measured; at the end "
+        "the store's newest samples are merged into it.",
+        show_default=False,
+    ),
+]
+
+
 def tune(
     context: typer.Context,
     ops: Annotated[
         str | None,
         typer.Option(help="Ops: scaled_mm, matmul, grouped_mm, separated by commas. Default: all.", show_default=False),
     ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes.",
-            show_default=False,
-        ),
-    ] = None,
+    weights: _Weights = None,
     m_values: Annotated[
         str | None,
         typer.Option(
@@ -69,15 +89,7 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    shapes: Annotated[
-        str | None,
-        typer.Option(
-            help="More shapes as MxNxK, such as 16x4096x14336. For matmul also BxMxNxK, a batch of B "
-            "products; for grouped_mm GxMxNxK, G groups of M rows on average. Four sizes apply to both "
-            "unless --ops names one.",
-            show_default=False,
-        ),
-    ] = None,
+    shapes: _Shapes = None,
     scales: Annotated[str, typer.Option(help="Scale layouts, for scaled_mm.")] = "row,tensor",
     out_dtypes: Annotated[
         str, typer.Option(help="Output dtypes: bf16, fp16. For matmul also the dtypes of a and b.")
@@ -101,14 +113,7 @@ def tune(
     store: Annotated[
         str | None, typer.Option(help="Store to write to. Default: the user's.", show_default=False)
     ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with one sample folder per device. Its samples count as measured; at the end "
-            "the store's newest samples are merged into it.",
-            show_default=False,
-        ),
-    ] = None,
+    out: _Out = None,
     json: Json = False,
 ) -> int:
     if alias and out is None:
@@ -116,23 +121,19 @@ def tune(
     # Not --m: torchrun would take it for an abbreviation of its own flags.
     rows = integers("m-values", m_values)
     found_store = _store(store)
-    from stoneware.measuring import workloads
     from stoneware.measuring.settings import Settings
 
-    selection: dict[str, Any] = {
-        "weights": listed("weights", weights),
-        "m_values": rows,
-        "shapes": listed("shapes", shapes) or (),
-        "scales": listed("scales", scales),
-        "out_dtypes": listed("out-dtypes", out_dtypes),
-        "layouts": listed("layouts", layouts),
-        "dtypes": listed("dtypes", dtypes),
-    }
-    if ops is not None:
-        selection["ops"] = listed("ops", ops)
-    problems = workloads.problems(**selection)
-    if ops is not None:
-        _refuse_flags_of_other_ops(context, selection["ops"])
+    problems = _problems(
+        context,
+        weights=listed("weights", weights),
+        m_values=rows,
+        shapes=listed("shapes", shapes) or (),
+        scales=listed("scales", scales),
+        out_dtypes=listed("out-dtypes", out_dtypes),
+        layouts=listed("layouts", layouts),
+        dtypes=listed("dtypes", dtypes),
+        **({} if ops is None else {"ops": listed("ops", ops)}),
+    )
     settings = Settings(
         rounds=rounds,
         seconds_per_problem=seconds_per_problem,
@@ -143,6 +144,16 @@ def tune(
     if out is not None:
         _check_folder(out)
     return _measure(Output("tune", json), problems, settings, found_store, out, alias or (), device)
+
+
+def _problems(context: typer.Context, **selection: Any) -> Sequence[Any]:
+    """What is to be measured; flags that none of the named ops takes are refused."""
+    from stoneware.measuring import workloads
+
+    problems = workloads.problems(**selection)
+    if "ops" in selection:
+        _refuse_flags_of_other_ops(context, selection["ops"])
+    return problems
 
 
 def _measure(

@@ -122,10 +122,10 @@ def _sentence(found: Sequence[Section]) -> str:
     mean = f"{measures.geometric_mean(same):.2f}"
     told = f"{mean} times as fast as torch's kernel with the same scales ({len(same)} problems)"
     if pairs:
-        same, fastest = (measures.geometric_mean(values) for values in zip(*pairs))
+        there, fastest = (measures.geometric_mean(values) for values in zip(*pairs))
         told += (
-            f". At the {len(pairs)} of them where torch was measured with tensor scales too: {same:.2f} times with the "
-            f"same scales, {fastest:.2f} times with torch's fastest of any scales"
+            f". At the {len(pairs)} of them where torch was measured with tensor scales too: {there:.2f} times with "
+            f"the same scales, {fastest:.2f} times with torch's fastest of any scales"
         )
     return (
         f"<p><strong>{told}.</strong> A kernel of Stoneware is chosen at {ours:.0%} of {problems} problems, "

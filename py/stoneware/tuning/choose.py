@@ -4,7 +4,7 @@ The next tune of the same shapes gives other medians. What noise decides would b
 differently, from one table to the next and from one rank to another. So candidates that take no
 more than a band longer than the fastest tie with it (BAND, LONG_BAND), and of these the first in
 canonical order is chosen: the vendor library, which fits its kernel to each shape, also to those
-that were not timed; then the op's rule of thumb; then the configs' own order.
+that were not timed; then the op's heuristic; then the configs' own order.
 
 Whatever is chosen is therefore never slower than the default or the vendor library by more than
 the band.
@@ -44,7 +44,7 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
 
     Args:
       candidates: timed, at least one, each with another config; of any order.
-      preferred: configs by the rule of thumb, best first.
+      preferred: configs by the heuristic, best first.
 
     Returns:
       The chosen candidate and then the others from fast to slow; and why it was chosen, as a

@@ -104,7 +104,7 @@ def diff(
 
     Args:
       manifest: reads the kernels as they are now; asked where there are samples. None if they are
-        not known, and then no rule of thumb settles a tie.
+        not known, and then no heuristic settles a tie.
 
     Raises:
       TableError: a path is none of these, or a table or the manifest is damaged.

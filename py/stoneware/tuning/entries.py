@@ -32,11 +32,11 @@ from stoneware.tuning.table_entry import Choice, Entry
 OTHER_16_BIT = {"bf16": "fp16", "fp16": "bf16"}
 
 Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
-"""The rule of thumb: configs for a key, best first."""
+"""The heuristic: configs for a key, best first."""
 
 
 def rule_of_thumb(op: str, compute_capability: tuple[int, int], manifest: Manifest | None) -> Preferred:
-    """The rule of thumb of an op of ours on a device; none for any other, as a decorated kernel."""
+    """The heuristic of an op of ours on a device; none for any other, as a decorated kernel."""
     if op not in OPS or manifest is None:
         return lambda key: ()
     preferred = registry.spec(op).preferred
@@ -151,7 +151,7 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
     Args:
       samples: with the run that took each; in any order.
       manifest: the kernels as they are now; None for a decorated kernel.
-      preferred: the rule of thumb.
+      preferred: the heuristic.
 
     Returns:
       The entries, sorted by key; of several with one key, that of the newest source first.

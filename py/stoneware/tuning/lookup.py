@@ -4,7 +4,7 @@
     2. exact           an entry for this shape, of the sources in the order of sources.py
     3. nearest m       an entry for the same n and k at another m
     4. nearest shape   one at another n and k, in log space
-    5. heuristic       the op's rule of thumb
+    5. heuristic       the op's heuristic
     6. default         the first config that a backend offers
 
 In 3 and 4 a modelled entry answers where there are models (`time_model.py`): the candidates of the
@@ -358,7 +358,7 @@ def decide(
       argument: the caller's own config; if it is refused, nothing else is tried.
       found: the entries that may answer, as `answers` gives them; none where no table applies, as
         on a CPU.
-      heuristic: configs by the op's rule of thumb, best first, and `heuristic_reason`, that rule.
+      heuristic: configs by the op's heuristic, best first, and `heuristic_reason`, that rule in words.
       defaults: configs of every backend that supports the problem, the canonical one first.
       refusal: why a config cannot run here, or None.
       refused_backends: the backends that do not support the problem at all.
@@ -399,35 +399,29 @@ def decide(
         for choice in one.entry.choices:
             if accepts(choice.config, one.layer):
                 return _from_entry(one, choice, all_refusals())
-    for config in heuristic():
-        if accepts(config, Layer.HEURISTIC):
-            return Decision(
-                config=config,
-                layer=Layer.HEURISTIC,
-                grade=Grade.HEURISTIC,
-                reason=heuristic_reason,
-                refusals=all_refusals(),
-            )
-    for config in defaults():
-        if accepts(config, Layer.DEFAULT):
-            return Decision(
-                config=config,
-                layer=Layer.DEFAULT,
-                grade=Grade.DEFAULT,
-                reason="no measurement and no rule of thumb applies; the first that can run here",
-                refusals=all_refusals(),
-            )
+    first = "no measurement and no heuristic applies; the first that can run here"
+    for layer, grade, configs, reason in (
+        (Layer.HEURISTIC, Grade.HEURISTIC, heuristic, heuristic_reason),
+        (Layer.DEFAULT, Grade.DEFAULT, defaults, first),
+    ):
+        for config in configs():
+            if accepts(config, layer):
+                return Decision(config=config, layer=layer, grade=grade, reason=reason, refusals=all_refusals())
+    raise _nothing_runs(key, device, backend, all_refusals())
+
+
+def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Sequence[Refusal]) -> UnsupportedError:
     if backend is not None:
         reasons = dict.fromkeys(
-            item.reason for item in all_refusals() if item.what == backend or item.what.startswith(f"{backend}:")
+            item.reason for item in refusals if item.what == backend or item.what.startswith(f"{backend}:")
         )
-        raise UnsupportedError(
+        return UnsupportedError(
             f"backend={backend!r} cannot run {key.op} {key.shape} on {device}: "
             f"{'; '.join(reasons) or 'it has no config for it'}; leave backend out to let another "
             "one run"
         )
-    raise UnsupportedError(
-        f"no backend can run {key.op} {key.shape} on {device}:" + "".join(f"\n  {item}" for item in all_refusals())
+    return UnsupportedError(
+        f"no backend can run {key.op} {key.shape} on {device}:" + "".join(f"\n  {item}" for item in refusals)
     )
 
 
