@@ -16,7 +16,7 @@ import codecs
 import math
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -289,14 +289,23 @@ def samples_text(samples: Iterable[Sample]) -> str:
         values = [getattr(sample, name) for name in _IN_A_LIST]
         listed = [config, *(values[:-2] if sample.status == "ok" and not sample.detail else values)]
         lines.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, listed))
-    texts = []
+    texts: list[str] = []
     for (_, key, run), listed in sorted(lines.items()):
-        # By text first, for samples that differ in nothing they are sorted by.
-        listed.sort(key=lambda item: canonical_json(item[1]))
-        listed.sort(key=lambda item: item[0])
-        line = {"key": key.to_json(), "run": run, "samples": [values for _, values in listed]}
-        texts.append(canonical_json(line) + "\n")
+        # Then by text, for samples that differ in nothing they are sorted by.
+        candidates = sorted((config, canonical_json(values)) for config, values in listed)
+        texts += _lines(canonical_json({"key": key.to_json(), "run": run}), [text for _, text in candidates])
     return "".join(texts)
+
+
+def _lines(shared: str, texts: Iterable[str]) -> Iterator[str]:
+    """The lines of a problem and a run: one, or more where one would be too long to be read."""
+    start, line = shared[:-1] + ',"samples":[', ""
+    for text in texts:
+        if line and len(start) + len(line) + len(text) + len(",]}") > MAX_LINE_BYTES:
+            yield f"{start}{line}]}}\n"
+            line = ""
+        line += f",{text}" if line else text
+    yield f"{start}{line}]}}\n"
 
 
 def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
