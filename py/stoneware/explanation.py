@@ -294,7 +294,7 @@ def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, A
         "median_us": choice.median_us,
         "spread_us": choice.spread_us,
         "run": choice.run,
-        "is_drifted": choice.is_drifted,
+        "is_stale": choice.is_stale,
         "is_modelled": choice.run == MODELLED_RUN,
         "margin": round(choice.median_us / chosen.median_us - 1, 6),
     }

@@ -147,9 +147,9 @@ def test_measurement_of_the_output_itself_comes_before_the_others(tmp_path):
     assert entry.measured_out_dtype == "fp16"
 
 
-def test_rebuilt_kernel_is_marked_as_drifted(tmp_path):
+def test_rebuilt_kernel_is_marked_as_stale(tmp_path):
     baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0, kernel_sha256="0" * 64), small.sample(BIG, 20.0)])
-    assert [choice.is_drifted for choice in small.entry_at(baked, m=16).choices] == [True, False]
+    assert [choice.is_stale for choice in small.entry_at(baked, m=16).choices] == [True, False]
 
 
 def test_samples_stay_current_as_long_as_the_code_of_a_kernel_is_the_same():

@@ -44,7 +44,7 @@ def test_near_tie_with_the_vendor_is_the_vendor_whichever_was_faster():
         assert chosen.config == small.VENDOR
 
 
-def test_near_tie_without_the_vendor_is_the_first_by_the_rule_of_thumb():
+def test_near_tie_without_the_vendor_is_the_first_by_the_heuristic():
     for tiny_us, big_us in ((10.0, 10.02), (10.02, 10.0)):
         timed = [Timed(TINY, tiny_us), Timed(BIG, big_us), Timed(small.VENDOR, 11.0)]
         for preferred in ([TINY, BIG], [BIG, TINY]):

@@ -125,12 +125,12 @@ def test_h100_takes_entries_of_the_h200_with_a_lower_grade_only(package):
     assert "the nearest device that was measured" in decision.reason
 
 
-def test_device_of_another_capability_gets_the_rule_of_thumb(package):
+def test_device_of_another_capability_gets_the_heuristic(package):
     decision = decide(Device(kind="cuda", fingerprint=small.L40))
     assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
 
 
-def test_scales_without_measurement_get_the_rule_of_thumb(package):
+def test_scales_without_measurement_get_the_heuristic(package):
     # The package has row scales only.
     for m, config in ((1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR)):
         decision = decide(m=m, scale_a="tensor", scale_b="tensor")
@@ -148,12 +148,12 @@ def test_refused_choice_is_kept_and_the_next_one_runs(package):
     assert any("vendor:torch._scaled_mm (exact)" in str(item) for item in decision.refusals)
 
 
-def test_drifted_kernel_lowers_the_grade(tmp_path, monkeypatch):
+def test_stale_kernel_lowers_the_grade(tmp_path, monkeypatch):
     samples = [small.sample(TINY, 10.0, kernel_sha256="0" * 64)]
     files = small.write_device(tmp_path / "samples", samples)
     small.install(tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
     decision = decide()
-    assert (decision.layer, decision.grade) == ("exact", "drifted kernel")
+    assert (decision.layer, decision.grade) == ("exact", "stale kernel")
     assert "rebuilt with other bytes" in decision.reason
 
 

@@ -115,11 +115,11 @@ def test_nearest_m_and_nearest_shape_are_taken_over_all_sources(package, tmp_pat
     assert decide(m=16, n=4112).source == "wheel"
 
 
-def test_drifted_entry_of_the_store_yields_to_one_of_the_wheel(package):
+def test_stale_entry_of_the_store_yields_to_one_of_the_wheel(package):
     """After an upgrade the store has timings of the kernels before it."""
     store_samples(small.sample(BIG, 1.0, kernel_sha256="0" * 64), small.sample(BIG, 1.0, m=8, kernel_sha256="0" * 64))
     assert (decide().source, decide().grade) == ("wheel", "exact")
-    assert (decide(m=8).source, decide(m=8).grade) == ("user's store", "drifted kernel")
+    assert (decide(m=8).source, decide(m=8).grade) == ("user's store", "stale kernel")
 
 
 def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
@@ -131,10 +131,10 @@ def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
     assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("wheel", "exact")
 
 
-def test_overlay_stays_on_top_even_drifted(package, tmp_path):
+def test_overlay_stays_on_top_even_stale(package, tmp_path):
     overlay = baked(tmp_path, small.sample(BIG, 1.0, kernel_sha256="0" * 64))
     with sw.tuning("off", overlay=overlay):
-        assert (decide().source, decide().grade) == ("overlay", "drifted kernel")
+        assert (decide().source, decide().grade) == ("overlay", "stale kernel")
 
 
 def test_kernel_of_the_store_that_this_build_lacks_is_left_out(package):
@@ -299,9 +299,9 @@ def test_decorated_kernel_of_other_dtypes_is_another_family(kernel_sources):
     assert find(key, kernel_sources, "a" * 64) is None
 
 
-def test_decorated_kernel_with_another_source_is_drifted(kernel_sources):
+def test_decorated_kernel_with_another_source_is_stale(kernel_sources):
     found = find(kernel_sample(64, 1.0).key, kernel_sources, "c" * 64)
-    assert (found.choice.config, found.grade) == (kernel_config(64), "drifted kernel")
+    assert (found.choice.config, found.grade) == (kernel_config(64), "stale kernel")
 
 
 def test_decorated_kernel_without_sizes_is_found_exactly_or_not(tmp_path):
@@ -325,7 +325,7 @@ def test_negative_and_zero_sizes_of_a_decorated_kernel_are_compared_too(tmp_path
         assert find(sample(64, offset).key, sources).choice.config == kernel_config(block)
 
 
-def test_device_that_nobody_measured_gets_the_rule_of_thumb(package):
+def test_device_that_nobody_measured_gets_the_heuristic(package):
     device = Device(kind="cuda", fingerprint=small.L40)
     decision = decide(device=device)
     assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")

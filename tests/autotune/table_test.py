@@ -82,11 +82,11 @@ def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
 
     def chosen(sha256):
         choice = device.entry(key, sha256).choices[0]
-        return choice.config, choice.is_drifted
+        return choice.config, choice.is_stale
 
     assert chosen(NEW) == (kernel_config(128), False)
     assert chosen(OLD) == (kernel_config(64), False)
-    assert chosen("c" * 64) == (kernel_config(128), True), "the newest, and drifted"
+    assert chosen("c" * 64) == (kernel_config(128), True), "the newest, and stale"
     assert device.num_entries == 1
 
 
@@ -121,7 +121,7 @@ def test_sample_of_the_kernel_as_it_is_now_comes_before_a_newer_one_of_other_byt
         runs=runs,
     )
     [choice] = small.entry_at(baked, m=16).choices
-    assert (choice.run, choice.is_drifted) == ("old", False)
+    assert (choice.run, choice.is_stale) == ("old", False)
 
 
 def test_file_that_is_too_large_to_be_a_table_is_refused_unread(tmp_path):

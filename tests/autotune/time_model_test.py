@@ -229,7 +229,7 @@ def test_corrections_leave_out_what_was_slow():
         key=small.key(),
         rule="",
         choices=tuple(
-            Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_drifted=us > 14)
+            Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_stale=us > 14)
             for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
         ),
     )
@@ -454,11 +454,11 @@ def test_two_other_devices_are_not_mixed(baked, tmp_path):
         assert found.entry == alone.entry
 
 
-def test_drifted_measurement_lowers_the_grade_of_what_is_modelled_from_it(tmp_path):
+def test_stale_measurement_lowers_the_grade_of_what_is_modelled_from_it(tmp_path):
     taken = [replace(one, kernel_sha256="0" * 64) if one.config != small.VENDOR else one for one in samples()]
     found = find(small.bake_samples(tmp_path, taken), m=24, n=5120, k=5120)
     assert found.choice.config != small.VENDOR
-    assert (found.choice.is_drifted, found.grade) == (True, "drifted kernel")
+    assert (found.choice.is_stale, found.grade) == (True, "stale kernel")
 
 
 def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypatch):

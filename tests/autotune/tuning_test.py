@@ -133,7 +133,7 @@ def test_miss_is_an_error_with_rule_value_and_remedy(ran):
 
 
 @pytest.mark.parametrize("changes", [{"kernel_sha256": "0" * 64}, {"out_dtype": "fp16"}])
-def test_drifted_and_derived_entries_are_misses(ran, package, tmp_path, changes):
+def test_stale_and_derived_entries_are_misses(ran, package, tmp_path, changes):
     config = small.cutlass(small.BIG, changes.get("out_dtype", "bf16"))
     overlay = small.bake_samples(tmp_path / "o", [small.sample(config, 1.0, m=40, **changes)])
     with sw.tuning("error_on_miss", overlay=overlay), pytest.raises(TuningMissError):

@@ -65,9 +65,9 @@ def test_the_packages_table_answers_for_the_kernel_as_it_is(environment):
     assert len(found["exact"][3]) == 10, UPDATE
 
 
-def test_an_edited_kernel_gets_the_entry_with_the_grade_of_a_drifted_one(environment):
+def test_an_edited_kernel_gets_the_entry_with_the_grade_of_a_stale_one(environment):
     found = json.loads(run(environment, "-c", LOOK_UP))
-    assert found["edited"][:3] == ["package acme", "exact", "drifted kernel"]
+    assert found["edited"][:3] == ["package acme", "exact", "stale kernel"]
 
 
 def test_without_the_entry_point_there_is_no_answer(environment, tmp_path):

@@ -64,7 +64,7 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
             median_us=median_us,
             spread_us=0.1,
             run="run-1",
-            is_drifted=False,
+            is_stale=False,
         )
 
     chosen = choice(LONG_ID, 10.0)

@@ -105,11 +105,11 @@ def test_near_ties_go_to_the_config_that_stands_first(gpu):
         assert call(decorate(do_bench=bench_by({16: 1.001, 32: 1.0, 64: 2.0}))) == 16
 
 
-def test_timings_of_an_edited_kernel_have_drifted(gpu):
+def test_timings_of_an_edited_kernel_are_stale(gpu):
     keep(sample(32, 1.0, sha256="0" * 64))
     kernel, benched = decorate(do_bench=None), []
-    assert call(kernel) == 32 and explained(kernel).decision.grade == "drifted kernel"
-    with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="drifted kernel"):
+    assert call(kernel) == 32 and explained(kernel).decision.grade == "stale kernel"
+    with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="stale kernel"):
         call(decorate())
     with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by({16: 1, 32: 2, 64: 3}, benched))) == 16

@@ -38,7 +38,7 @@ class KernelAnswer:
                 "median_us": choice.median_us,
                 "spread_us": choice.spread_us,
                 "run": choice.run,
-                "is_drifted": choice.is_drifted,
+                "is_stale": choice.is_stale,
             }
             for choice in found.entry.choices
         ]

@@ -124,7 +124,7 @@ def problems(
                 median_us=item.median_us,
                 spread_us=item.spread_us,
                 run=item.run,
-                is_drifted=is_current is not None and not is_current(item),
+                is_stale=is_current is not None and not is_current(item),
                 kernel_sha256=item.kernel_sha256,
             )
             for item in newest[key].values()

@@ -68,13 +68,13 @@ class DeviceMeasurements:
         return measures.problems(
             self.measurements,
             self.dates,
-            lambda key: entries.rule_of_thumb(key.op, capability, self.manifest)(key),
+            lambda key: entries.heuristic(key.op, capability, self.manifest)(key),
             None if self.manifest is None else self._is_current,
         )
 
     def _is_current(self, item: Measurement) -> bool:
         if isinstance(item, TableMeasurement):
-            return not item.is_drifted
+            return not item.is_stale
         kernel = entries.kernel_of(item.config, self.manifest)
         return kernel is None or kernel.measured_sha256 == item.kernel_sha256
 

@@ -338,7 +338,7 @@ class Chooser:
             stale = {
                 choice.config
                 for choice in found.entry.choices
-                if choice.kernel_sha256 not in ("", sha256) or choice.is_drifted
+                if choice.kernel_sha256 not in ("", sha256) or choice.is_stale
             }
             known = {one.config: one for one in _of_entry(call, found) if one.config not in stale}
         # The overlay's timings come before the samples if they can be compared: if the default is

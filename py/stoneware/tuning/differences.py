@@ -225,7 +225,7 @@ def _entries(
     kernels = None if manifest is None else manifest()
     for (_, op), of_op in found.items():
         fingerprint = of_op[0][0].device
-        preferred = entries.rule_of_thumb(op, fingerprint.compute_capability, kernels)
+        preferred = entries.heuristic(op, fingerprint.compute_capability, kernels)
         for entry in entries.entries(of_op, kernels, preferred):
             yield fingerprint, entry
 

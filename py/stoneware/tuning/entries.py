@@ -35,7 +35,7 @@ Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
 """The heuristic: configs for a key, best first."""
 
 
-def rule_of_thumb(op: str, compute_capability: tuple[int, int], manifest: Manifest | None) -> Preferred:
+def heuristic(op: str, compute_capability: tuple[int, int], manifest: Manifest | None) -> Preferred:
     """The heuristic of an op of ours on a device; none for any other, as a decorated kernel."""
     if op not in OPS or manifest is None:
         return lambda key: ()
@@ -115,7 +115,7 @@ def _device_table(
     The models of `known` are taken for the families of which it has as many (n, k), so that a
     look-up finds the measurements of both told in them.
     """
-    preferred = rule_of_thumb(op, fingerprint.compute_capability, manifest)
+    preferred = heuristic(op, fingerprint.compute_capability, manifest)
     found = entries(samples, manifest, preferred)
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in found:
@@ -171,7 +171,7 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
                     median_us=sample.median_us,
                     spread_us=sample.spread_us,
                     run=sample.run,
-                    is_drifted=not _is_current(sample, manifest),
+                    is_stale=not _is_current(sample, manifest),
                     kernel_sha256=_source(sample),
                 )
             )

@@ -69,7 +69,7 @@ class Grade(_Ranked):
     OTHER_OUTPUT = "16-bit output"
     NEAREST_M = "nearest m"
     NEAREST_SHAPE = "nearest shape"
-    DRIFTED = "drifted kernel"
+    STALE = "stale kernel"
     OTHER_DEVICE = "other device"
     HEURISTIC = "heuristic"
     DEFAULT = "default"
@@ -116,8 +116,8 @@ class Found:
         """Of one of the candidates: the worst that applies."""
         if self.is_other_device:
             return Grade.OTHER_DEVICE
-        if choice.is_drifted:
-            return Grade.DRIFTED
+        if choice.is_stale:
+            return Grade.STALE
         if self.layer is not Layer.EXACT:
             return Grade(self.layer)
         is_own = self.entry.measured_out_dtype == getattr(self.key, "out_dtype", "")
@@ -137,7 +137,7 @@ def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kern
       device: where it runs.
       sources: as `sources.sources` gives them.
       kernel_sha256: digest of a decorated kernel's source as it is now; entries that were measured
-        with another are found too, with the grade "drifted kernel".
+        with another are found too, with the grade "stale kernel".
     """
     return next(answers(key, device, sources, kernel_sha256), None)
 
@@ -259,11 +259,11 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
                     "median_us": float(f"{us:.4g}"),
                     "spread_us": 0.0,
                     "run": MODELLED_RUN,
-                    "is_drifted": is_drifted,
+                    "is_stale": is_stale,
                     "kernel_sha256": "",
                 },
             )
-            for us, config, is_drifted in found[:_MOST_CHOICES]
+            for us, config, is_stale in found[:_MOST_CHOICES]
         ]
     )
     if not choices:
@@ -439,7 +439,7 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
     if entry.measured_out_dtype != found.key.out_dtype:
         notes.append(f"measured with {entry.measured_out_dtype} output, {found.key.out_dtype} asked")
-    if chosen.is_drifted:
+    if chosen.is_stale:
         notes.append("the kernel was rebuilt with other bytes since")
     if found.is_other_device:
         notes.append("the nearest device that was measured")

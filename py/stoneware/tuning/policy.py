@@ -1,6 +1,6 @@
 """What holds here and now: the mode of tuning, an overlay, samples in memory, and the epoch.
 
-A miss is a problem on a GPU whose config comes from anything but an undrifted measurement at that
+A miss is a problem on a GPU whose config comes from anything but an current measurement at that
 very shape, dtype and device, or from the caller.
 
 The state is a context variable: it holds for the code inside a `with sw.tuning(...)`, in that thread

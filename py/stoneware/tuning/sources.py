@@ -182,7 +182,7 @@ def table_of_store(store: Store, op: str) -> Table:
     """The entries of a store as a table, made anew when the store has changed.
 
     Samples of kernels that this build does not have are left out; of a kernel with other bytes now
-    they are drifted.
+    they are stale.
     """
     stamp, wheel = store.stamp(), table_file.packaged(op)
 

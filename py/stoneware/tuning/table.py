@@ -106,7 +106,7 @@ class Block:
         Args:
           sizes: where.
           kernel_sha256: of a decorated kernel as it is now: the entry that was measured with it is
-            preferred, and the choices of another one are drifted.
+            preferred, and the choices of another one are stale.
         """
         variants = self.variants(sizes)
         for entry in variants:
@@ -115,7 +115,7 @@ class Block:
         entry = variants[0]
         if not kernel_sha256:
             return entry
-        return replace(entry, choices=tuple(replace(choice, is_drifted=True) for choice in entry.choices))
+        return replace(entry, choices=tuple(replace(choice, is_stale=True) for choice in entry.choices))
 
     def corrections(
         self, first: Sizes, last_sizes: Sequence[int], models: Mapping[AnyConfig, TimeModel] | None = None

@@ -18,7 +18,7 @@ class Choice:
       config: the candidate.
       median_us, spread_us: median and interquartile range; the spread of a modelled time is 0.
       run: id of the run that measured it; MODELLED_RUN if none did.
-      is_drifted: whether the kernel has other bytes now than when it was measured.
+      is_stale: whether the kernel has other bytes now than when it was measured.
       kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
     """
 
@@ -26,7 +26,7 @@ class Choice:
     median_us: float
     spread_us: float
     run: str
-    is_drifted: bool = False
+    is_stale: bool = False
     kernel_sha256: str = ""
 
 

@@ -16,11 +16,11 @@ family of each device a block of little-endian columns:
              ends of these   u32, 0 and then how many there are up to the end of each entry's
              out dtypes      u8, what was measured at each entry, a position in the header
              models          of each config the fields of its TimeModel; slots is 0 where there is none
-             corrections     config, whether it is drifted, ratio, fullness
+             corrections     config, whether it is stale, ratio, fullness
     always
              texts           JSON, of each entry its variants, each [rule, choices, measured out
                              dtype, kernel digest] with choices [config, median_us, spread_us, run,
-                             is_drifted]
+                             is_stale]
 
 Runs and rules are positions in the header, configs among those of the family, so that the block of
 the other 16-bit output, which says the same of other kernels, is the same one.
@@ -177,9 +177,9 @@ class _Writer:
                 *(MODEL.pack(*block.models.get(config, no_model)) for config in configs),
             ]
             corrections = [
-                CORRECTION.pack(configs[one.candidates[at][0]], is_drifted, *factors)
+                CORRECTION.pack(configs[one.candidates[at][0]], is_stale, *factors)
                 for one in said
-                for at, is_drifted, *factors in one.corrections
+                for at, is_stale, *factors in one.corrections
             ]
         numbers = {"groups": len(groups), "entries": len(sizes), "corrections": len(corrections)}
         return b"".join([*columns, *corrections, "".join(texts).encode("ascii")]), numbers
@@ -193,7 +193,7 @@ class _Writer:
                     choice.median_us,
                     choice.spread_us,
                     self._runs[choice.run],
-                    int(choice.is_drifted),
+                    int(choice.is_stale),
                 ]
                 for choice in entry.choices
             ],

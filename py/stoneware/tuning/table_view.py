@@ -241,16 +241,16 @@ class _StoredBlock(Block):
         )
 
     def _choice(
-        self, sha256: str, position: int, median_us: float, spread_us: float, run: int, is_drifted: int
+        self, sha256: str, position: int, median_us: float, spread_us: float, run: int, is_stale: int
     ) -> Choice:
         is_right = (
             type(median_us) is float
             and 0 < median_us < _MOST
             and type(spread_us) is float
             and 0 <= spread_us < _MOST
-            and is_drifted in (0, 1)
+            and is_stale in (0, 1)
         )
-        _check(is_right, "a choice must have times in us, and is_drifted be 0 or 1")
+        _check(is_right, "a choice must have times in us, and is_stale be 0 or 1")
         return unchecked(
             Choice,
             {
@@ -258,7 +258,7 @@ class _StoredBlock(Block):
                 "median_us": median_us,
                 "spread_us": spread_us,
                 "run": _at(self.content.run_ids, run),
-                "is_drifted": bool(is_drifted),
+                "is_stale": bool(is_stale),
                 "kernel_sha256": sha256,
             },
         )

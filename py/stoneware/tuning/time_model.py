@@ -160,7 +160,7 @@ def corrections_of(
             # Few digits, since no measurement has more.
             ratio = float(f"{choice.median_us / modelled_us:.4g}")
             fullness = float(f"{fullness:.3g}")
-        corrections.append((config, int(choice.is_drifted), ratio, fullness))
+        corrections.append((config, int(choice.is_stale), ratio, fullness))
     return Corrections(entry.measured_out_dtype, candidates, corrections)
 
 
@@ -171,12 +171,12 @@ class Estimate(NamedTuple):
     Attributes:
       us: the time.
       config: of what.
-      is_drifted: whether a measurement was taken with other bytes of the kernel.
+      is_stale: whether a measurement was taken with other bytes of the kernel.
     """
 
     us: float
     config: AnyConfig
-    is_drifted: bool
+    is_stale: bool
 
 
 def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]) -> list[Estimate]:
@@ -193,7 +193,7 @@ def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]])
       then, than a comparison without it.
     """
     # By the object: each block names candidates in its own way. A list is config, modelled time,
-    # fullness, sums of ratios and of weights, is_drifted.
+    # fullness, sums of ratios and of weights, is_stale.
     by_source: dict[int, dict[Any, list[Any] | None]] = {}
     for _, (_, candidates, corrections) in near:
         found = by_source.setdefault(id(candidates), {})
@@ -207,7 +207,7 @@ def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]])
     for apart, (_, candidates, corrections) in near:
         nearest = apart + _NEAR
         of_position = by_source[id(candidates)].get
-        for position, is_drifted, ratio, fullness in corrections:
+        for position, is_stale, ratio, fullness in corrections:
             sums = of_position(position)
             if sums is not None:
                 off = fullness - sums[2]
@@ -215,7 +215,7 @@ def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]])
                 weight = 1 / (distance * distance)
                 sums[3] += weight * ratio
                 sums[4] += weight
-                if is_drifted:
+                if is_stale:
                     sums[5] = True
     of_config: dict[AnyConfig, list[Any]] = {}
     for found in by_source.values():
@@ -225,6 +225,6 @@ def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]])
                 same[4] += sums[4]
                 same[5] |= sums[5]
     return sorted(
-        Estimate(us * ratios / weights, config, is_drifted)
-        for config, us, _, ratios, weights, is_drifted in of_config.values()
+        Estimate(us * ratios / weights, config, is_stale)
+        for config, us, _, ratios, weights, is_stale in of_config.values()
     )
