@@ -79,12 +79,15 @@ struct ScaledMmTypes : CutlassTypes<Config> {
       cutlass::epilogue::fusion::Sm90RowBroadcast<0, TileShape, float, float,
                                                   cute::Stride<cute::_0, bool, std::int64_t>>;
 
-  // row_scale * (column_scale * accumulator) + bias
+  // scale_b * (scale_a * accumulator) + bias, in this order for every config and as in
+  // persistent_mm_store_sm90.cuh: a row's bits do not depend on which kernel computes it.
+  using ScaleOfA = cute::conditional_t<Config::kSwapAb, ColumnScale, RowScale>;
+  using ScaleOfB = cute::conditional_t<Config::kSwapAb, RowScale, ColumnScale>;
   using ScaledAccumulator =
-      cutlass::epilogue::fusion::Sm90EVT<Compute<cutlass::multiplies, float>, ColumnScale,
+      cutlass::epilogue::fusion::Sm90EVT<Compute<cutlass::multiplies, float>, ScaleOfA,
                                          cutlass::epilogue::fusion::Sm90AccFetch>;
   using ScaledAndBiased =
-      cutlass::epilogue::fusion::Sm90EVT<Compute<cutlass::homogeneous_multiply_add, Out>, RowScale,
+      cutlass::epilogue::fusion::Sm90EVT<Compute<cutlass::homogeneous_multiply_add, Out>, ScaleOfB,
                                          ScaledAccumulator, Bias>;
 
   using Epilogue = typename Base::template Epilogue<ScaledAndBiased>;

@@ -12,6 +12,15 @@ struct ScaledMmHost : CutlassHost<ScaledMmHost<Config>, Config, ScaledMmTypes<Co
   using Arguments = typename ScaledMmTypes<Config>::Cutlass::Arguments;
   static constexpr bool kSwapAb = Config::kSwapAb;
 
+  template <bool kFirst, class First, class Second>
+  static auto& Select(First& first, Second& second) {
+    if constexpr (kFirst) {
+      return first;
+    } else {
+      return second;
+    }
+  }
+
   static bool IsTensorOrRow(Scale scale) { return scale == Scale::kTensor || scale == Scale::kRow; }
 
   static bool Supports(const GemmProblem& problem) {
@@ -20,10 +29,12 @@ struct ScaledMmHost : CutlassHost<ScaledMmHost<Config>, Config, ScaledMmTypes<Co
 
   static void SetFamilyArguments(Arguments* arguments, const GemmProblem& problem,
                                  const GemmTensors& tensors) {
-    // The fusion's tree is row_scale * (column_scale * accumulator) + bias, its operands in order.
+    // The fusion's tree is scale_b * (scale_a * accumulator) + bias, its operands in order.
     auto& fusion = arguments->epilogue.thread;
-    auto& row_scale = fusion.op_0;
-    auto& column_scale = fusion.op_1.op_0;
+    auto& scale_a = fusion.op_1.op_0;
+    auto& scale_b = fusion.op_0;
+    auto& row_scale = Select<kSwapAb>(scale_b, scale_a);
+    auto& column_scale = Select<kSwapAb>(scale_a, scale_b);
     row_scale.ptr_col = kSwapAb ? tensors.scale_b : tensors.scale_a;
     cute::get<0>(row_scale.dCol) = (kSwapAb ? problem.scale_b : problem.scale_a) == Scale::kRow;
     column_scale.ptr_row = kSwapAb ? tensors.scale_a : tensors.scale_b;
