@@ -64,7 +64,8 @@ def with_splits(configs: Iterable[Config], m: int, n: int, k: int, num_sms: int)
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:
     """The splits that may be the fastest on a device of `num_sms` SMs; [1] if the kernel has none.
 
-    Fewer than the SMs are worth it only where more are not possible; more than fit them are not.
+    Fewer than the SMs are worth it only where more are not possible; more than fit them are not. One
+    is always among them: it is all that batch-invariant results may take.
     """
     if not is_split_k(kernel):
         return [1]
@@ -75,7 +76,9 @@ def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -
     worth = [
         splits
         for splits in runs
-        if (splits == 1 or tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms)
-        and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2)
+        if splits == 1
+        or (
+            tiles * splits <= _MAX_BLOCKS_PER_SM * num_sms and (splits == runs[-1] or tiles * splits * 2 > num_sms // 2)
+        )
     ]
-    return worth or runs[:1]
+    return worth
