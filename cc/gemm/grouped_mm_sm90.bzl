@@ -75,7 +75,7 @@ def _kernel(config):
         swap_ab = config.swap_ab,
         constants = {"kSchedule": schedule},
         uses_cute = False,
-        json_fields = {"layout": "nt", "schedule": schedule},
+        json_fields = {"layout": "nt", "schedule": schedule, "sum_chunk": 0},
     )
 
 grouped_mm_config = config_function("grouped_mm_config", _FIELDS, _rules, _kernel)

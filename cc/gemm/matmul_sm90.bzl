@@ -54,7 +54,7 @@ def _kernel(config):
         out = config.out,
         a_is_m_major = config.layout[0] == "t",
         b_is_n_major = config.layout[1] == "n",
-        json_fields = {"layout": config.layout},
+        json_fields = {"layout": config.layout, "sum_chunk": 0},
     )
 
 matmul_config = config_function("matmul_config", _FIELDS, _rules, _kernel)

@@ -216,6 +216,7 @@ def _kernel(config):
             "max_splits": config.max_splits,
             "schedule": schedule,
             "stages": config.stages,
+            "sum_chunk": 128 if config.block_scales else 0,
             "warp_groups": config.warp_groups,
         } | ({"scales": "block"} if config.block_scales else {}),
     )

@@ -59,7 +59,7 @@ def _kernel(config):
         a = config.a,
         b = config.b,
         out = config.out,
-        json_fields = {"scales": "block"},
+        json_fields = {"scales": "block", "sum_chunk": 128},
     )
 
 scaled_mm_block_config = config_function("scaled_mm_block_config", _FIELDS, _rules, _kernel)

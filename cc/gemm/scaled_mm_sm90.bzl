@@ -59,7 +59,10 @@ def _kernel(config):
         b = config.b,
         out = config.out,
         constants = {"kFastAccumulation": is_fast},
-        json_fields = {"accumulation": config.accumulation},
+        json_fields = {
+            "accumulation": config.accumulation,
+            "sum_chunk": 128 if config.accumulation == "slow" else 0,
+        },
     )
 
 scaled_mm_config = config_function("scaled_mm_config", _FIELDS, _rules, _kernel)

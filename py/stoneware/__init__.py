@@ -7,6 +7,7 @@
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
     print(sw.info())                                          # what this installation has
     with sw.tuning("on_miss"): ...                            # measure what was not measured yet
+    with sw.batch_invariant(): ...                            # a row's bits do not depend on the batch
 
     @sw.autotune(configs=[...], key=["M", "N", "K"])          # as triton.autotune, and remembered
     @triton.jit
@@ -28,14 +29,25 @@ if TYPE_CHECKING:
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
     from stoneware.triton_autotune.decorator import autotune
-    from stoneware.tuning.context import tuning
+    from stoneware.tuning.context import batch_invariant, tuning
 
-    __all__ = ["autotune", "distributed", "explain", "grouped_mm", "info", "matmul", "scaled_mm", "tuning"]
+    __all__ = [
+        "autotune",
+        "batch_invariant",
+        "distributed",
+        "explain",
+        "grouped_mm",
+        "info",
+        "matmul",
+        "scaled_mm",
+        "tuning",
+    ]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "autotune": "stoneware.triton_autotune.decorator",
+    "batch_invariant": "stoneware.tuning.context",
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
 }

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("stoneware")
 
+_INVARIANCE = "batch invariance"
+
 _OF_THE_WHEEL = ("stoneware", "kernels", *(f"table of {op}" for op in OPS))
 
 
@@ -32,7 +34,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
     """Checks that the ranks of a process group choose kernels alike; every rank must call it.
 
     It compares the version of Stoneware, its kernels and tables, the tables of other packages, the
-    user's store, the overlay and the mode of `sw.tuning`.
+    user's store, the overlay, the mode of `sw.tuning`, and whether `sw.batch_invariant` holds.
 
     If they differ only outside the wheel, every rank logs a warning, and from then on uses only the
     wheel's tables: overlay, user's store and other packages are ignored, "on_miss" measures nothing,
@@ -45,7 +47,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
       The digest of what all ranks now decide by: 64 hexadecimal digits.
 
     Raises:
-      TuningMismatchError: the wheels themselves differ; on every rank.
+      TuningMismatchError: the wheels themselves differ, or batch invariance; on every rank.
       ImportError: torch is not installed.
       RuntimeError: torch.distributed is not initialised.
       TableError: a table of this installation is damaged.
@@ -71,6 +73,12 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
             f"{', '.join(name for name in differing if name in _OF_THE_WHEEL)}:"
             f"{_by_rank(everyone, differing)}\ninstall one wheel on all of them"
         )
+    if _INVARIANCE in differing:
+        raise TuningMismatchError(
+            f"batch invariance must hold on every rank or on none:{_by_rank(everyone, [_INVARIANCE])}\ncall "
+            "assert_same_tuning inside sw.batch_invariant() on all of them, or give all of them the same "
+            "STONEWARE_BATCH_INVARIANT"
+        )
     tuning.use_wheel_only()
     _LOG.warning(
         "the ranks are tuned differently (%s), so each takes the tables of the wheel alone from "
@@ -79,7 +87,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
         ", ".join(differing),
         _by_rank(everyone, differing),
     )
-    return _digest({name: own[name] for name in _OF_THE_WHEEL})
+    return _digest({name: own[name] for name in (*_OF_THE_WHEEL, _INVARIANCE)})
 
 
 def description() -> dict[str, str]:
@@ -107,6 +115,7 @@ def description() -> dict[str, str]:
         ),
         "overlay": "none" if overlay is None else _digest_of({op: one.digest for op, one in overlay.overlay.items()}),
         "mode": tuning.current_mode(),
+        _INVARIANCE: "on" if tuning.is_batch_invariant() else "off",
     }
 
 

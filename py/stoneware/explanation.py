@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import explained
-from stoneware.kernels import manifest, registry
+from stoneware.kernels import manifest, registry, sum_order
 from stoneware.kernels.config import Config
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
-from stoneware.tuning import sources, table_file
+from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice
@@ -30,6 +30,8 @@ class Explanation:
       op, problem: what was asked.
       device: where.
       decision: config, layer, source, grade, reason, runners-up and refusals.
+      sum_order: in which order an element is added up, in words.
+      batch_invariant: whether `sw.batch_invariant` asks for one order.
       table_digest: of the wheel's table; empty on a CPU, which needs none.
       run: versions, date and commit of the run behind the chosen measurement, or None.
     """
@@ -38,6 +40,8 @@ class Explanation:
     problem: Any
     device: Device
     decision: Decision
+    sum_order: str
+    batch_invariant: bool
     table_digest: str
     run: dict[str, Any] | None
 
@@ -73,6 +77,8 @@ class Explanation:
             "chosen": _choice_as_dict(decision.chosen, decision.chosen),
             "runners_up": [_choice_as_dict(choice, decision.chosen) for choice in decision.runners_up],
             "refusals": [{"what": item.what, "layer": item.layer, "reason": item.reason} for item in decision.refusals],
+            "sum_order": self.sum_order,
+            "batch_invariant": self.batch_invariant,
             "table_digest": self.table_digest,
             "run": self.run,
         }
@@ -85,6 +91,7 @@ class Explanation:
             *fitted("device", str(self.device)),
             *fitted("config", kernel_in_words(decision.config)),
             *fitted("kernel", decision.config.kernel),
+            *fitted("sums", self.sum_order + (" (asked to be batch invariant)" if self.batch_invariant else "")),
             *fitted("layer", f"{layer} (grade: {decision.grade})"),
             *fitted("why", decision.reason),
         ]
@@ -217,6 +224,8 @@ def explain(
         problem=problem,
         device=where,
         decision=decision,
+        sum_order=sum_order.of(manifest.packaged().kernels.get(decision.config.kernel), decision.config.splits),
+        batch_invariant=policy.is_batch_invariant(),
         table_digest=packaged.digest if packaged else "",
         run=dict(decision.run) or None,
     )

@@ -38,6 +38,7 @@ class Info:
         the user's store and of installed packages.
       store: the file of the user's samples, how many it has, and what is wrong with it.
       mode: what STONEWARE_TUNING says, or why it says nothing.
+      batch_invariant: the same of STONEWARE_BATCH_INVARIANT.
     """
 
     stoneware: str
@@ -51,6 +52,7 @@ class Info:
     tables: dict[str, str]
     store: str
     mode: str
+    batch_invariant: str
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for `json.dumps`."""
@@ -65,7 +67,8 @@ class Info:
             width = max(map(len, section), default=0) + 4
             lines.append(title)
             lines += [line for name, value in section.items() for line in fitted(f"  {name}", str(value), width)]
-        return "\n".join([*lines, *fitted("store", self.store, 11), *fitted("tuning", self.mode, 11)])
+        last = {"store": self.store, "tuning": self.mode, "batch invariant": self.batch_invariant}
+        return "\n".join([*lines, *(line for name, value in last.items() for line in fitted(name, value, 17))])
 
 
 def info() -> Info:
@@ -83,7 +86,8 @@ def info() -> Info:
         kernels=_kernels(),
         tables=_tables(),
         store=_store(),
-        mode=_mode(),
+        mode=_from_environment(environment.tuning_mode),
+        batch_invariant=_from_environment(lambda: "on" if environment.batch_invariant() else "off"),
     )
 
 
@@ -177,8 +181,8 @@ def _store() -> str:
         return _failure(error)
 
 
-def _mode() -> str:
+def _from_environment(read: Callable[[], str]) -> str:
     try:
-        return environment.tuning_mode()
+        return read()
     except ValueError as error:
         return str(error)

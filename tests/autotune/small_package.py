@@ -77,6 +77,7 @@ def kernel_records() -> list[KernelRecord]:
                         "schedule": schedule,
                         "swap_ab": suffix.endswith("swap"),
                         "accumulation": "fast",
+                        "sum_chunk": 0,
                     },
                 )
             )
@@ -95,6 +96,7 @@ def kernel_records() -> list[KernelRecord]:
                     "schedule": "pingpong",
                     "swap_ab": False,
                     "scales": "block",
+                    "sum_chunk": 128,
                 },
             )
         )

@@ -10,6 +10,7 @@ commands
   bench    every family of matmuls beside torch's          -> bench.json, bench.md, bench.log
   sample   stoneware tune: every candidate at every shape   -> samples/, sample.log
   autotune sw.autotune beside triton.autotune              -> autotune.json, .md, .log
+  invariance  the bits of sw.batch_invariant, and what it costs -> batch_invariance.json, .log
   all      all of these; one that fails does not keep the next from running
   sanitize every kernel under compute-sanitizer            -> sanitize.json, sanitize.log
 
@@ -47,7 +48,7 @@ from typing import Any
 
 from tools.gpu_check import compute_sanitizer
 
-COMMANDS_OF_ALL = ("check", "bench", "sample", "autotune")
+COMMANDS_OF_ALL = ("check", "bench", "sample", "autotune", "invariance")
 COMMANDS = (*COMMANDS_OF_ALL, "sanitize")
 MIN_PYTHON = (3, 11)
 
@@ -159,17 +160,10 @@ class Runner:
         return exit_code or int(bool(summary["failures"]))
 
     def bench(self, extra: Sequence[str]) -> int:
-        return self._run(
-            "bench",
-            [
-                "-m",
-                "tools.gpu_check.bench",
-                f"--out={self._out_dir}",
-                f"--wheel_sha256={self.wheel_sha256}",
-                f"--command={_typed_command()}",
-                *extra,
-            ],
-        )
+        return self._measured("bench", extra)
+
+    def invariance(self, extra: Sequence[str]) -> int:
+        return self._measured("batch_invariance", extra)
 
     def sample(self, extra: Sequence[str]) -> int:
         return self._run(
@@ -188,6 +182,20 @@ class Runner:
         return self._run(
             "autotune",
             ["-m", "tools.gpu_check.autotune_bench", f"--out={self._out_dir}", f"--command={_typed_command()}", *extra],
+        )
+
+    def _measured(self, name: str, extra: Sequence[str]) -> int:
+        """Runs a measuring program that says in its report what it ran with."""
+        return self._run(
+            name,
+            [
+                "-m",
+                f"tools.gpu_check.{name}",
+                f"--out={self._out_dir}",
+                f"--wheel_sha256={self.wheel_sha256}",
+                f"--command={_typed_command()}",
+                *extra,
+            ],
         )
 
     def sanitize(self, extra: Sequence[str]) -> int:

@@ -52,6 +52,8 @@ class TorchBackend(Backend):
       config: the config.
       make_plan: problem -> plan.
       why_not: why it cannot run a problem on a device, or None.
+      may_have_our_bits: whether its kernels may give the very bits of ours at a problem
+        (`vendor_bits.py`).
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class TorchBackend(Backend):
         config: Config,
         make_plan: Callable[[Any], Plan],
         why_not: Callable[[Any, Device], str | None] = lambda problem, device: None,
+        may_have_our_bits: Callable[[Any], bool] = lambda problem: False,
     ) -> None:
         self.config, self.make_plan, self.why_not = config, make_plan, why_not
+        self.may_have_our_bits = may_have_our_bits
 
     @property
     def name(self) -> str:

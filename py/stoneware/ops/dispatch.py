@@ -5,16 +5,17 @@ Runs on a miss of an op's plan cache, and in `explain`.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
 
 from stoneware.errors import TuningMissError
-from stoneware.kernels import manifest, split_k, tile_rule
+from stoneware.kernels import manifest, split_k, sum_order, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import REFERENCE
+from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops.backend import Backend, Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
@@ -68,6 +69,8 @@ class Operation:
         backend: str | None = None,
         config: Config | None = None,
         lists_refusals: bool = True,
+        checks_vendor: bool = False,
+        any_order: bool = False,
     ) -> Decision:
         """Chooses the config; see `lookup.decide` for the order.
 
@@ -78,6 +81,9 @@ class Operation:
           config: take this config.
           lists_refusals: whether the decision lists every backend that cannot run the problem; else
             only what was in its way, which is less to ask.
+          checks_vendor: whether the vendor's kernel may be run now, to see whether its bits are those
+            of ours, where results must be batch invariant.
+          any_order: whether they need not be, whatever `sw.batch_invariant` says.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not one.
@@ -87,23 +93,42 @@ class Operation:
         self.check_argument(backend, config)
         key = problem.key
         has_kernels = device.kind == "cuda" and config is None
+        is_invariant = not any_order and tuning.is_batch_invariant()
+        if is_invariant and device.kind == "cpu":
+            _say_no_promise(self.spec.name)
+            is_invariant = False
         backends = _Backends(self, problem, device, backend)
+
+        def refusal(config: Config) -> str | None:
+            reason = backends.refusal(config)
+            if reason is None and is_invariant:
+                return self._why_not_invariant(config, problem, device, checks_vendor)
+            return reason
+
         return lookup.decide(
             key,
             device,
             argument=config,
-            found=lambda: _answers(key, device) if has_kernels else (),
+            found=lambda: _answers(key, device, is_invariant) if has_kernels else (),
             heuristic=lambda: (
                 self.preferred(key, device.compute_capability, manifest.packaged()) if has_kernels else ()
             ),
             heuristic_reason=self.spec.preferred_reason,
             defaults=backends.configs,
-            refusal=backends.refusal,
+            refusal=refusal,
             refused_backends=lambda: backends.refused(asks_all=lists_refusals),
             backend=backend,
         )
 
-    def plan(self, problem: Any, device: Device, *, backend: str | None = None, config: Config | None = None) -> Plan:
+    def plan(
+        self,
+        problem: Any,
+        device: Device,
+        *,
+        backend: str | None = None,
+        config: Config | None = None,
+        any_order: bool = False,
+    ) -> Plan:
         """Decides, and makes the plan, after tuning if `sw.tuning` says so and it is a miss.
 
         Arguments and errors as in `decide`, and
@@ -111,19 +136,29 @@ class Operation:
         Raises:
           TuningMissError: the mode is "error_on_miss" and the problem was not measured.
         """
-        decision = self.decide(problem, device, backend=backend, config=config, lists_refusals=False)
+        asked = {"backend": backend, "config": config, "any_order": any_order, "checks_vendor": True}
+        decision = self.decide(problem, device, **asked, lists_refusals=False)
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
             from stoneware.measuring import session
 
             session.tune_on_miss(self, problem.as_filed, device)
-            decision = self.decide(problem, device, backend=backend, config=config)
+            decision = self.decide(problem, device, **asked)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.spec.name, device, decision)
         return self.backends[decision.config.backend].plan(problem, decision.config, device)
 
     def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
         """The plan of one config, for tuners; raises UnsupportedError if it cannot run here."""
-        return self.plan(problem, device, config=config)
+        return self.plan(problem, device, config=config, any_order=True)
+
+    def _why_not_invariant(self, config: Config, problem: Any, device: Device, checks_vendor: bool) -> str | None:
+        """Why the results of a config that can run may depend on the batch, or None."""
+        if config.backend == VENDOR and self.backends[VENDOR].may_have_our_bits(problem):
+            from stoneware.ops import vendor_bits
+
+            return vendor_bits.why_not(self, config, problem, device, may_run=checks_vendor)
+        record = manifest.packaged().kernels.get(config.kernel)
+        return sum_order.why_not_invariant(record, config, problem.key)
 
     def check_argument(self, backend: str | None, config: Config | None) -> None:
         """Raises TypeError or ValueError unless both are what the call takes."""
@@ -211,17 +246,17 @@ class _Backends:
         )
 
 
-def _answers(key: Key, device: Device) -> Iterator[Found]:
+def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Found]:
     """Packages are asked only where this installation has no measurement of the very problem on
     this device: finding them takes 15 ms."""
     near = sources.sources(key.op, has_packages=False)
     fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)
-    found = lookup.answers(key, fingerprint, near)
+    found = lookup.answers(key, fingerprint, near, has_one_order=is_invariant)
     first = next(found, None)
     if first is None or not first.is_exact:
         everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
-            yield from lookup.answers(key, fingerprint, everywhere)
+            yield from lookup.answers(key, fingerprint, everywhere, has_one_order=is_invariant)
             return
     if first is not None:
         yield first
@@ -261,6 +296,11 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
 
 _said_capture: set[str] = set()
 """Ops already warned about: a problem was not measured during a capture."""
+
+
+@functools.cache
+def _say_no_promise(op: str) -> None:
+    _LOG.warning("%s runs on the CPU, where batch invariance is not promised: torch's own kernels run there", op)
 
 
 _said_reference: set[str] = set()

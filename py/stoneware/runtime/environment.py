@@ -4,6 +4,9 @@
                           $XDG_CACHE_HOME/stoneware/tuning, else ~/.cache/stoneware/tuning
     STONEWARE_TUNING      off (default), on_miss or error_on_miss: the mode outside of any
                           `with sw.tuning(...)`
+    STONEWARE_BATCH_INVARIANT
+                          0 (default) or 1: whether a row's bits may not depend on the batch,
+                          outside of any `with sw.batch_invariant()`
 
 They are read when they are needed, never at import. Plans that were made before a change in a
 running process stay; use `with sw.tuning(...)` to change the mode there.
@@ -51,3 +54,15 @@ def tuning_mode() -> str:
     if mode not in MODES:
         raise ValueError(f"STONEWARE_TUNING={mode!r} must be one of {', '.join(MODES)}; set it to one, or unset it")
     return mode
+
+
+def batch_invariant() -> bool:
+    """Whether STONEWARE_BATCH_INVARIANT asks for results whose bits do not depend on the batch.
+
+    Raises:
+      ValueError: it is neither 0 nor 1.
+    """
+    value = os.environ.get("STONEWARE_BATCH_INVARIANT") or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"STONEWARE_BATCH_INVARIANT={value!r} must be 0 or 1; set it to one, or unset it")
+    return value == "1"

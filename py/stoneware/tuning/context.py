@@ -3,6 +3,7 @@
 with sw.tuning("on_miss"): ...                        measure it now, and keep the samples
 with sw.tuning("error_on_miss"): ...                  raise TuningMissError
 with sw.tuning("off", overlay="measured/"): ...       these entries come before all others
+with sw.batch_invariant(): ...                        a row's bits do not depend on the batch
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def tuning(mode: str, *, overlay: Table | str | Path | None = None) -> Iterator[None]:
+def tuning(
+    mode: str, *, overlay: Table | str | Path | None = None, batch_invariant: bool | None = None
+) -> Iterator[None]:
     """Sets the mode, and optionally an overlay, for the code inside the `with`.
 
     Args:
@@ -30,13 +33,44 @@ def tuning(mode: str, *, overlay: Table | str | Path | None = None) -> Iterator[
       overlay: entries that come before the user's store and the wheel: a Table, a baked table's
         file, a store (.sqlite3), or a folder of samples. None keeps that of the `with` around this
         one.
+      batch_invariant: as `sw.batch_invariant` takes it; None keeps what holds around this one.
 
     Raises:
       ValueError: `mode` is unknown, or `overlay` is no such thing.
-      TypeError: `overlay` is of another type.
+      TypeError: `overlay` or `batch_invariant` is of another type.
       TableError: a file of the overlay is damaged.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}")
-    with policy.entered(mode, None if overlay is None else sources.overlay_tables(overlay)):
+    if batch_invariant is not None:
+        _check_is_bool("batch_invariant", batch_invariant)
+    with policy.entered(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant):
         yield
+
+
+@contextlib.contextmanager
+def batch_invariant(enabled: bool = True) -> Iterator[None]:
+    """Makes the bits of a row of a result independent of the rest of the batch, for the code inside
+    the `with`; also a decorator.
+
+    A row's bits are then the same at every m and at every place in the batch, eager, compiled and in
+    graphs, on every GPU of the capability: each element is one sum along k, whichever kernel runs.
+    docs/batch_invariance.md has what is promised, what is not, and what it costs. It holds for the
+    calls of this thread and task; STONEWARE_BATCH_INVARIANT=1 holds for the whole process.
+
+    Args:
+      enabled: False takes the promise back for the code inside.
+
+    Raises:
+      TypeError: `enabled` is no bool.
+
+    A call for which no kernel has this order raises UnsupportedError.
+    """
+    _check_is_bool("enabled", enabled)
+    with policy.entered(batch_invariant=enabled):
+        yield
+
+
+def _check_is_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be a bool, not {type(value).__name__}; pass True or False")

@@ -143,14 +143,25 @@ def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kern
 
 
 def answers(
-    key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = ""
+    key: AnyKey,
+    device: DeviceFingerprint,
+    sources: Sequence[Source],
+    kernel_sha256: str = "",
+    *,
+    has_one_order: bool = False,
 ) -> Iterator[Found]:
-    """Every layer's best entry, best layer first: of this device, then of others."""
+    """Every layer's best entry, best layer first: of this device, then of others.
+
+    Args:
+      key, device, sources, kernel_sha256: as of `find`.
+      has_one_order: whether configs that split k are of no use, so that modelled times are told of
+        the others alone.
+    """
     family = key.family
     for is_other_device in (False, True):
         places = list(_places(family, device, sources, is_other_device))
         if places:
-            yield from _answers(key, places, is_other_device, kernel_sha256)
+            yield from _answers(key, places, is_other_device, kernel_sha256, has_one_order)
 
 
 _MOST_CHOICES = 6
@@ -168,7 +179,9 @@ def _places(
                 break
 
 
-def _answers(key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel_sha256: str) -> Iterator[Found]:
+def _answers(
+    key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel_sha256: str, has_one_order: bool
+) -> Iterator[Found]:
     sizes = key.sizes
 
     def found(layer: Layer, place: Place, at: tuple[int, ...]) -> Found:
@@ -197,7 +210,7 @@ def _answers(key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):
-        yield from _modelled(key, places, is_other_device)
+        yield from _modelled(key, places, is_other_device, has_one_order)
     has_m = bool(sizes) and (isinstance(key, Key) or key.has_m)
     if has_m:
         others, m = sizes[:-1], sizes[-1]
@@ -220,7 +233,7 @@ _NEAREST = operator.itemgetter(0, 1, 2)
 """The distance of what is near, then its source, then its sizes."""
 
 
-def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Iterator[Found]:
+def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_order: bool) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the fastest first; nothing where
     too little was measured for that."""
     from stoneware.kernels.tile_rule import ELEMENT_BYTES
@@ -249,7 +262,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool) -> Itera
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
                 near.append((distance, place.position, (*weight, near_m), place, said))
     near.sort(key=_NEAREST)
-    found = time_model.estimates(m, n, k, [(one[0], one[-1]) for one in near])
+    found = time_model.estimates(m, n, k, [(one[0], one[-1]) for one in near], has_one_order)
     choices = tuple(
         [
             unchecked(

@@ -1,6 +1,6 @@
 """What holds here and now: the mode of tuning, an overlay, samples in memory, and the epoch.
 
-A miss is a problem on a GPU whose config comes from anything but an current measurement at that
+A miss is a problem on a GPU whose config comes from anything but a current measurement at that
 very shape, dtype and device, or from the caller.
 
 The state is a context variable: it holds for the code inside a `with sw.tuning(...)`, in that thread
@@ -39,10 +39,12 @@ class State:
     Attributes:
       mode: one of MODES.
       overlay: op -> its table, for the ops that the overlay has.
+      is_batch_invariant: whether a row's bits may not depend on the batch.
     """
 
     mode: str
     overlay: dict[str, Table] = field(default_factory=dict)
+    is_batch_invariant: bool = False
 
 
 _STATE: ContextVar[State | None] = ContextVar("stoneware_tuning", default=None)
@@ -53,7 +55,7 @@ part of the key of every plan cache."""
 _MOST_STATES = 16
 """Of several overlays: those that were used last keep their plans, and their tables in memory."""
 
-_states: OrderedDict[tuple[str, tuple[tuple[str, int], ...]], State] = OrderedDict()
+_states: OrderedDict[tuple[str, bool, tuple[tuple[str, int], ...]], State] = OrderedDict()
 _changing = threading.Lock()
 _epochs = itertools.count(1)
 
@@ -75,26 +77,33 @@ os.register_at_fork(after_in_child=_make_lock)
 
 
 @contextlib.contextmanager
-def entered(mode: str, tables: dict[str, Table] | None) -> Iterator[None]:
-    """Makes `mode` and an overlay hold inside the `with`; of None, the overlay around it."""
+def entered(
+    mode: str | None = None, tables: dict[str, Table] | None = None, batch_invariant: bool | None = None
+) -> Iterator[None]:
+    """Makes a mode, an overlay and batch invariance hold inside the `with`; what is None stays as it
+    is around it."""
+    around = _STATE.get()
     if tables is None:
-        around = _STATE.get()
         tables = dict(around.overlay) if around is not None else {}
-    token = _STATE.set(_interned(mode, tables))
+    if mode is None:
+        mode = environment.tuning_mode() if around is None else around.mode
+    if batch_invariant is None:
+        batch_invariant = is_batch_invariant()
+    token = _STATE.set(_interned(mode, tables, batch_invariant))
     try:
         yield
     finally:
         _STATE.reset(token)
 
 
-def _interned(mode: str, tables: dict[str, Table]) -> State:
+def _interned(mode: str, tables: dict[str, Table], batch_invariant: bool) -> State:
     """The one State of these values: plans made in an earlier `with` of the same kind are found.
 
     Plans are made anew once one of too many States is dropped, since they would hold its tables.
     """
-    place = mode, tuple((op, id(tables[op])) for op in sorted(tables))
+    place = mode, batch_invariant, tuple((op, id(tables[op])) for op in sorted(tables))
     with _changing:
-        found = _states.setdefault(place, State(mode, tables))
+        found = _states.setdefault(place, State(mode, tables, batch_invariant))
         _states.move_to_end(place)
         is_full = len(_states) > _MOST_STATES
         if is_full:
@@ -102,6 +111,13 @@ def _interned(mode: str, tables: dict[str, Table]) -> State:
     if is_full:
         forget_plans()
     return found
+
+
+def is_batch_invariant() -> bool:
+    """Whether a row's bits may not depend on the batch here: as the innermost `with` says, else
+    STONEWARE_BATCH_INVARIANT."""
+    found = _STATE.get()
+    return environment.batch_invariant() if found is None else found.is_batch_invariant
 
 
 def current_mode() -> str:

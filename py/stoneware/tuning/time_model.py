@@ -164,6 +164,12 @@ def corrections_of(
     return Corrections(entry.measured_out_dtype, candidates, corrections)
 
 
+def _without_splits(said: Corrections) -> Corrections:
+    candidates = said.candidates
+    kept = [one for one in said.corrections if getattr(candidates[one[0]][0], "splits", 1) == 1]
+    return said._replace(corrections=kept)
+
+
 class Estimate(NamedTuple):
     """A config's time at a problem, as near measurements tell: the modelled time, times the mean of
     their ratios, each with the weight 1 / distance^4. Sorts by the time.
@@ -179,7 +185,9 @@ class Estimate(NamedTuple):
     is_stale: bool
 
 
-def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]]) -> list[Estimate]:
+def estimates(
+    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], has_one_order: bool = False
+) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem and would be raced
     at this one, the fastest first.
 
@@ -187,6 +195,7 @@ def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]])
       m, n, k: the problem.
       near: of each measured problem how far its sizes are, squared, and what it says, its choice
         first; the nearest problem first.
+      has_one_order: whether configs that split k are left out.
 
     Returns:
       Nothing at all if what is chosen at the nearest problem has no model: better that answer,
@@ -195,6 +204,8 @@ def estimates(m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]])
     # By the object: each block names candidates in its own way. A list is config, modelled time,
     # fullness, sums of ratios and of weights, is_stale.
     by_source: dict[int, dict[Any, list[Any] | None]] = {}
+    if has_one_order:
+        near = [(apart, said) for apart, one in near if (said := _without_splits(one)).corrections]
     for _, (_, candidates, corrections) in near:
         found = by_source.setdefault(id(candidates), {})
         for position, _, _, _ in corrections[:_FASTEST]:

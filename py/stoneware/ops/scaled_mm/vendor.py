@@ -150,4 +150,5 @@ def _plan_block_scales(problem: Problem) -> Plan:
     return run
 
 
-BACKEND = TorchBackend(VENDOR, _plan, _why_not)
+# With row and tensor scales it multiplies them in another order than ours.
+BACKEND = TorchBackend(VENDOR, _plan, _why_not, may_have_our_bits=lambda problem: problem.scales == "block")

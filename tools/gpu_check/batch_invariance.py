@@ -1,0 +1,317 @@
+"""Proves `sw.batch_invariant` on this GPU, and measures what it costs.
+
+    python -m tools.gpu_check.batch_invariance --out DIR [--pairs 20000] [--seed 1] [--cost_seconds 60]
+
+Bits: draws products, and runs each with every config that may run in this mode, and with the one that
+is chosen, on all rows and on parts of them. A pair is one such run; every row must have the bits that
+it has in the first run. The operands make rounding visible (vendor_bits.py). `digest` is over all
+operands and results: two GPUs of a capability that draw alike give the same one.
+
+Cost: the config that is chosen in this mode beside the free choice and beside torch's own kernel,
+interleaved, with a cold L2, at the shapes of the benchmark and at others that no table has. Every
+result is compared with float64 first.
+
+Writes batch_invariance.json; the exit code is 1 if a row differed or a value was wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import pathlib
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from absl import app, flags, logging
+
+import stoneware as sw
+from stoneware.errors import UnsupportedError
+from stoneware.kernels import cutlass_kernels, registry
+from stoneware.kernels.config import Config
+from stoneware.measuring import machine, operands
+from stoneware.measuring.device_timer import DeviceTimer
+from stoneware.ops import vendor_bits
+from stoneware.runtime.device import Device, cuda_device
+from tools.gpu_check import bench_cases
+
+_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+_PAIRS = flags.DEFINE_integer("pairs", 20000, "Runs to compare, at least.")
+_SEED = flags.DEFINE_integer("seed", 1, "Of products, operands and shapes.")
+_COST_SECONDS = flags.DEFINE_float("cost_seconds", 90.0, "For timing; 0 leaves it out.")
+_COMMIT = flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
+_WHEEL_SHA256 = flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
+_COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
+
+ROWS = 640
+PARTS = ((0, 1), (17, 1), (3, 7), (37, 32), (5, 100), (256, 128), (77, 300), (0, ROWS))
+"""First row and number of rows of the runs."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "bf16 nt": {"op": "matmul", "dtype": "bf16"},
+    "bf16 nt bias": {"op": "matmul", "dtype": "bf16", "has_bias": True},
+    "fp16 nt": {"op": "matmul", "dtype": "fp16"},
+    "bf16 nn": {"op": "matmul", "dtype": "bf16", "layout": "nn"},
+    "fp8 row": {"op": "scaled_mm"},
+    "fp8 row bias": {"op": "scaled_mm", "has_bias": True},
+    "fp8 row fp16": {"op": "scaled_mm", "out_dtype": "fp16"},
+    "fp8 tensor": {"op": "scaled_mm", "scales": "tensor"},
+    "fp8 row slow": {"op": "scaled_mm", "use_fast_accum": False},
+    "fp8 block": {"op": "scaled_mm", "scales": "block"},
+    "bf16 grouped": {"op": "grouped_mm", "dtype": "bf16"},
+    "fp8 grouped": {"op": "grouped_mm"},
+}
+
+Call = Callable[[slice, Config | None], torch.Tensor]
+
+
+def _drawn_sizes(rng: random.Random, kind: str) -> tuple[int, int]:
+    unit = 128 if kind == "fp8 block" else 16
+    n = 16 * round(2 ** rng.uniform(4, 8.5))
+    return n, max(unit, unit * round(2 ** rng.uniform(8, 13.5) / unit))
+
+
+def _call(kind: str, n: int, k: int) -> tuple[Call, list[torch.Tensor]]:
+    """A call on rows of operands that are drawn here, and the operands."""
+    described = KINDS[kind]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(described.get("dtype", ""), torch.float8_e4m3fn)
+    out_dtype = torch.float16 if "fp16" in kind else torch.bfloat16
+    a, b = torch.randn(ROWS, k, device="cuda").to(dtype), torch.randn(n, k, device="cuda").to(dtype)
+    vendor_bits.cancel(a, b.t())
+    scale_a, scale_b = (torch.rand(size, device="cuda") + 0.5 for size in (ROWS, n))
+    bias = torch.randn(n, device="cuda").to(out_dtype) if described.get("has_bias") else None
+    drawn = [a, b, scale_a, scale_b] + ([bias] if bias is not None else [])
+
+    def poisoned(rows: slice) -> torch.Tensor:
+        return torch.full((rows.stop - rows.start, n), math.nan, device="cuda", dtype=out_dtype)
+
+    def matmul(rows: slice, config: Config | None) -> torch.Tensor:
+        weight = b.t().contiguous() if described.get("layout") == "nn" else b.t()
+        return sw.matmul(a[rows], weight, bias, out=poisoned(rows), config=config)
+
+    def scaled_mm(rows: slice, config: Config | None) -> torch.Tensor:
+        scales = scale_a[rows, None], scale_b[None]
+        if described.get("scales") == "tensor":
+            scales = scale_a[:1], scale_b[:1]
+        if described.get("scales") == "block":
+            blocks, columns = k // 128, -(-n // 128)
+            # As torch wants them: columns of scale_a, padded rows of scale_b.
+            drawn_a = (scale_a[:, None] * (1 + torch.arange(blocks, device="cuda") % 7)).t()[:, rows].contiguous()
+            drawn_b = torch.ones(columns, -(-blocks // 4) * 4, device="cuda") * scale_b[:columns, None]
+            scales = drawn_a.t(), drawn_b.t()
+        fast = described.get("use_fast_accum", True)
+        return sw.scaled_mm(
+            a[rows], b.t(), *scales, bias, out_dtype, out=poisoned(rows), config=config, use_fast_accum=fast
+        )
+
+    def grouped_mm(rows: slice, config: Config | None) -> torch.Tensor:
+        count = rows.stop - rows.start
+        # All groups have one matrix, so that a row is the same in whatever group it is.
+        ends = [count // 3, count // 3, count // 2, count]
+        offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        weights = b.expand(len(ends), n, k).contiguous().mT
+        scales = () if dtype == torch.bfloat16 else (scale_a[rows], scale_b.expand(len(ends), n).contiguous())
+        return sw.grouped_mm(a[rows], weights, offs, *scales, out=poisoned(rows), config=config)
+
+    return {"matmul": matmul, "scaled_mm": scaled_mm, "grouped_mm": grouped_mm}[described["op"]], drawn
+
+
+def _configs(op: str) -> list[Config]:
+    """Every config of ours that may have the order; a call refuses those of other dtypes."""
+    found = []
+    for record in cutlass_kernels.kernels(op):
+        assert record.config.get("sum_chunk") is not None, f"{record.id} states no order of its sums"
+        found.append(Config(backend=record.backend, kernel=record.id))
+        if op != "grouped_mm" and record.config["schedule"] in cutlass_kernels.TILE_SCHEDULED:
+            found.append(Config(backend=record.backend, kernel=record.id, max_swizzle=4))
+    return found
+
+
+def bits(pairs: int, seed: int) -> dict[str, Any]:
+    """Compares rows until there are so many pairs of each kind's share."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    digest = hashlib.sha256()
+    by_kind: dict[str, dict[str, int]] = {
+        kind: {"products": 0, "pairs": 0, "rows": 0, "rows_that_differ": 0, "configs": 0} for kind in KINDS
+    }
+    differing = []
+    while sum(found["pairs"] for found in by_kind.values()) < pairs:
+        for kind, found in by_kind.items():
+            n, k = _drawn_sizes(rng, kind)
+            call, drawn = _call(kind, n, k)
+            for tensor in drawn:
+                digest.update(tensor.view(torch.uint8).cpu().numpy().tobytes())
+            expected: torch.Tensor | None = None
+            found["products"] += 1
+            num_configs = 0
+            for config in [*_configs(KINDS[kind]["op"]), None]:
+                try:
+                    whole = _bits(call(slice(0, ROWS), config))
+                except UnsupportedError as error:
+                    if config is None:
+                        raise AssertionError(f"{kind} n={n} k={k} runs no kernel") from error
+                    continue
+                num_configs += 1
+                expected = whole if expected is None else expected
+                for begin, count in PARTS:
+                    part = whole if count == ROWS else _bits(call(slice(begin, begin + count), config))
+                    wrong = int((part != expected[begin : begin + count]).any(1).sum())
+                    found["pairs"] += 1
+                    found["rows"] += count
+                    found["rows_that_differ"] += wrong
+                    if wrong:
+                        differing.append(f"{kind} n={n} k={k} rows {begin}+{count} {config}: {wrong} rows")
+            assert expected is not None
+            digest.update(expected.cpu().numpy().tobytes())
+            found["configs"] = max(found["configs"], num_configs)
+    return {"by_kind": by_kind, "digest": digest.hexdigest(), "differing": differing[:100]}
+
+
+def _bits(out: torch.Tensor) -> torch.Tensor:
+    return out.view(torch.int16)
+
+
+LAYERS = {  # n, k of layers that no table has, apart and cut for tensor parallelism
+    "gemma2_9b": [(4096, 3584), (2048, 3584), (3584, 4096), (14336, 3584), (3584, 14336)],
+    "mistral_small": [(4096, 5120), (1024, 5120), (5120, 4096), (32768, 5120), (5120, 32768)],
+    "phi4": [(5120, 5120), (1280, 5120), (17920, 5120), (5120, 17920)],
+    "qwen3_32b_tp2": [(4096, 5120), (512, 5120), (5120, 4096), (12800, 5120), (5120, 12800)],
+}
+COST_ROWS = (1, 16, 64, 128, 300, 512, 1024, 2048, 4096)
+
+
+def _problems(rng: random.Random) -> Iterator[tuple[str, str, Any]]:
+    """(kind, group, problem), of the benchmark's shapes, of layers that no table has and random."""
+    for name, kind in (("matmul", "bf16 nt"), ("scaled_mm", "fp8 row"), ("scaled_mm_block", "fp8 block")):
+        spec = registry.spec(str(KINDS[kind]["op"]))
+        make = {key: value for key, value in KINDS[kind].items() if key not in ("op", "use_fast_accum")}
+        family = bench_cases.FAMILIES.get(name)
+        sizes = [("benchmark", w.m, w.n, w.k) for w in family.workloads("bench")] if family else []
+        sizes += [("layers", m, n, k) for layers in LAYERS.values() for n, k in layers for m in COST_ROWS]
+        for _ in range(120):
+            n, k = (128 * round(2 ** rng.uniform(3, 7.8)) for _ in range(2))
+            sizes.append(("random", round(2 ** rng.uniform(0, 13)), n, k))
+        for group, m, n, k in sizes:
+            # torch takes block scales of rows in fours.
+            m = -(-m // 4) * 4 if kind == "fp8 block" else m
+            yield kind, group, spec.make_problem(m=m, n=n, k=k, **make)
+
+
+def cost(seconds: float, seed: int, device: Device) -> dict[str, Any]:
+    """Times each problem's free and invariant choice and torch's kernel."""
+    timer, rows, wrong = DeviceTimer(0), [], []
+    problems = list(_problems(random.Random(seed)))
+    random.Random(seed).shuffle(problems)  # whatever is cut off at the end is of all groups
+    deadline = time.monotonic() + seconds
+    for kind, group, problem in problems:
+        if time.monotonic() > deadline:
+            break
+        operation = registry.spec(problem.op).operation
+        tensors = operands.make(problem, "cuda")
+        with sw.batch_invariant():
+            invariant = operation.plan(problem, device)
+            chosen = operation.decide(problem, device, checks_vendor=True).config
+        free = operation.decide(problem, device).config
+        calls = {"invariant": invariant, "free": operation.make_plan(problem, free, device)}
+        with contextlib.suppress(UnsupportedError):
+            calls["torch"] = operation.plan(problem, device, backend="vendor")
+        arguments = tensors.arguments
+        expected = operands.reference(tensors)
+        for name in ("free", "invariant"):
+            tensors.out.fill_(math.nan)
+            calls[name](*arguments)
+            comparison = operands.compare(tensors.out, expected, problem)
+            if not comparison.is_right:
+                wrong.append(f"{problem} {name}: {comparison}")
+        bound = {name: functools.partial(call, *arguments) for name, call in calls.items()}
+        for call in bound.values():
+            call()
+        timings = timer.time(bound, rounds=12, max_seconds=0.6)
+        rows.append(
+            {
+                "kind": kind,
+                "group": group,
+                **{name: getattr(problem, name) for name in ("m", "n", "k")},
+                "config": str(chosen),
+                "free": str(free),
+                "us": {name: round(timing.median_us, 3) for name, timing in timings.items()},
+            }
+        )
+    return {"of_problems": len(problems), "wrong": wrong, "rows": rows, "summary": summary(rows)}
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Geometric means by kind and group: the cost, torch's time over ours, and the cost by m."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in sorted({row["kind"] for row in rows}):
+        for group in ("benchmark", "layers", "random", "all"):
+            some = [row for row in rows if row["kind"] == kind and group in (row["group"], "all")]
+            if not some:
+                continue
+            by_m = defaultdict(list)
+            for row in some:
+                by_m[1 << (row["m"].bit_length() - 1)].append(row["us"]["invariant"] / row["us"]["free"])
+            found[f"{kind}, {group}"] = {
+                "problems": len(some),
+                "cost": _mean([row["us"]["invariant"] / row["us"]["free"] for row in some]),
+                "torch_over_ours": _mean(
+                    [row["us"]["torch"] / row["us"]["invariant"] for row in some if "torch" in row["us"]]
+                ),
+                "vendor": sum(row["config"].startswith("vendor") for row in some),
+                "cost_by_m": {m: _mean(ratios) for m, ratios in sorted(by_m.items())},
+            }
+    return found
+
+
+def _mean(ratios: list[float]) -> float | None:
+    return round(statistics.geometric_mean(ratios), 4) if ratios else None
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    torch.cuda.init()
+    device = cuda_device(0)
+    begin = time.monotonic()
+    with sw.batch_invariant():
+        compared = bits(_PAIRS.value, _SEED.value)
+    bits_seconds = time.monotonic() - begin
+    costs = cost(_COST_SECONDS.value, _SEED.value, device) if _COST_SECONDS.value else None
+    report = {
+        "command": _COMMAND.value or " ".join(sys.argv),
+        "commit": _COMMIT.value,
+        "wheel_sha256": _WHEEL_SHA256.value,
+        "machine": machine.describe(0),
+        "seed": _SEED.value,
+        "bits": compared,
+        "bits_seconds": round(bits_seconds, 1),
+        "cost": costs,
+    }
+    path = pathlib.Path(_OUT.value) / "batch_invariance.json"
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    total = {
+        name: sum(kind[name] for kind in compared["by_kind"].values()) for name in ("pairs", "rows", "rows_that_differ")
+    }
+    print(
+        f"bits: {total['pairs']} pairs, {total['rows']} rows, {total['rows_that_differ']} differ; {compared['digest']}"
+    )
+    for line in compared["differing"]:
+        logging.error("differs: %s", line)
+    for name, found in (costs["summary"] if costs else {}).items():
+        print(f"{name:22} {found}")
+    for line in costs["wrong"] if costs else ():
+        logging.error("wrong: %s", line)
+    if total["rows_that_differ"] or (costs and costs["wrong"]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    app.run(main)
