@@ -65,8 +65,8 @@ def attention(module, query, key, value, attention_mask, scaling=None, **kwargs)
     return out.transpose(1, 2).contiguous(), None
 
 
-transformers.AttentionInterface.register("causal_flash", attention)
-transformers.AttentionMaskInterface.register("causal_flash", lambda *args, **kwargs: None)
+transformers.AttentionInterface.register("causal_sdpa", attention)
+transformers.AttentionMaskInterface.register("causal_sdpa", lambda *args, **kwargs: None)
 
 
 class RmsNorm(torch.nn.Module):
@@ -89,7 +89,7 @@ def make_model(layers: int, linear: type[torch.nn.Module] | None) -> torch.nn.Mo
         num_attention_heads=32,
         num_key_value_heads=8,
         rope_theta=500000.0,
-        attn_implementation="causal_flash",
+        attn_implementation="causal_sdpa",
         use_cache=False,
     )
     with torch.device("cuda"), default_dtype(torch.bfloat16):

@@ -276,6 +276,14 @@ def _mean(ratios: list[float]) -> float | None:
     return round(statistics.geometric_mean(ratios), 4) if ratios else None
 
 
+def to_json(report: dict[str, Any]) -> str:
+    """The report as JSON text, each product of the cost on a line."""
+    rows = report["cost"]["rows"] if report["cost"] else []
+    text = json.dumps({**report, "cost": {**(report["cost"] or {}), "rows": []}}, indent=1, sort_keys=True)
+    lines = ",\n   ".join(json.dumps(row, sort_keys=True) for row in rows)
+    return text.replace('"rows": []', f'"rows": [\n   {lines}\n  ]' if rows else '"rows": []') + "\n"
+
+
 def main(argv: list[str]) -> None:
     del argv
     torch.cuda.init()
@@ -296,7 +304,7 @@ def main(argv: list[str]) -> None:
         "cost": costs,
     }
     path = pathlib.Path(_OUT.value) / "batch_invariance.json"
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path.write_text(to_json(report), encoding="utf-8")
     total = {
         name: sum(kind[name] for kind in compared["by_kind"].values()) for name in ("pairs", "rows", "rows_that_differ")
     }
