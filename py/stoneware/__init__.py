@@ -22,7 +22,7 @@ import importlib
 
 TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
-    from stoneware import distributed
+    from stoneware import distributed, errors
     from stoneware.explanation import explain
     from stoneware.installation import info
     from stoneware.ops.grouped_mm.api import grouped_mm
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         "autotune",
         "batch_invariant",
         "distributed",
+        "errors",
         "explain",
         "grouped_mm",
         "info",
@@ -51,7 +52,7 @@ _HOMES = {
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
 }
-_MODULES = ("distributed", "tuning")
+_MODULES = ("distributed", "errors", "tuning")
 """Names that are modules of the package; `tuning` is one that can be called."""
 
 

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS
+from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
 from stoneware.tuning import table_file
 
 _CUTLASS_MODULE = "stoneware/ops/_cutlass_sm90."
 _DRIVER_MODULE = "stoneware/runtime/_driver."
 _ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
 _ELF_MACHINE_OFFSET = 18
-_OPS = ("grouped_mm", "matmul", "scaled_mm")
 _SAMPLES = Path("py/stoneware/tuning_data/nvidia_h200")
 
 
@@ -54,7 +53,7 @@ def test_manifest_is_canonical_and_has_both_backends(wheel):
     ids = [kernel["id"] for kernel in wheel.manifest]
     assert ids == sorted(set(ids))
     assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
-    assert {kernel["op"] for kernel in wheel.manifest} == set(_OPS)
+    assert {kernel["op"] for kernel in wheel.manifest} == set(OPS)
     fields = {"id", "op", "backend", "arch", "config", "sha256", "code_sha256", "size_bytes"}
     assert all(
         set(k) == fields | ({"description_sha256"} if k["backend"] == "triton_aot" else set()) for k in wheel.manifest
@@ -109,7 +108,7 @@ def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
         assert description["symbol"].encode() in wheel.members[f"stoneware/cubins/{id}.cubin"]
 
 
-@pytest.mark.parametrize("op", _OPS)
+@pytest.mark.parametrize("op", OPS)
 def test_table_loads_has_what_was_measured_and_names_kernels_of_the_manifest(wheel, op):
     ids = {kernel["id"] for kernel in wheel.manifest if kernel["op"] == op}
     loaded = table_file.decode(wheel.members[f"stoneware/tables/{op}.table"], wheel.path, op)

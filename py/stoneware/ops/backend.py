@@ -36,6 +36,10 @@ class Backend:
         """Whether `configs` has this kernel, of a problem that is supported; None: look there."""
         return None
 
+    def may_have_our_bits(self, problem: Any) -> bool:
+        """Whether kernels that are not ours may give the very bits of ours (`vendor_bits.py`)."""
+        return False
+
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         """The plan of a config for a problem.
 
@@ -52,8 +56,7 @@ class TorchBackend(Backend):
       config: the config.
       make_plan: problem -> plan.
       why_not: why it cannot run a problem on a device, or None.
-      may_have_our_bits: whether its kernels may give the very bits of ours at a problem
-        (`vendor_bits.py`).
+      has_our_order: what `may_have_our_bits` answers.
     """
 
     def __init__(
@@ -61,10 +64,10 @@ class TorchBackend(Backend):
         config: Config,
         make_plan: Callable[[Any], Plan],
         why_not: Callable[[Any, Device], str | None] = lambda problem, device: None,
-        may_have_our_bits: Callable[[Any], bool] = lambda problem: False,
+        has_our_order: Callable[[Any], bool] = lambda problem: False,
     ) -> None:
         self.config, self.make_plan, self.why_not = config, make_plan, why_not
-        self.may_have_our_bits = may_have_our_bits
+        self.has_our_order = has_our_order
 
     @property
     def name(self) -> str:
@@ -75,6 +78,9 @@ class TorchBackend(Backend):
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
         return [self.config]
+
+    def may_have_our_bits(self, problem: Any) -> bool:
+        return self.has_our_order(problem)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         return self.make_plan(problem)

@@ -1,4 +1,6 @@
-"""Samples, the store, tables and the look-up; and, called, `sw.tuning`.
+"""sw.tuning(mode, *, overlay=None, batch_invariant=None): see help(stoneware.tuning.context.tuning).
+
+The package has samples, the store, tables and the look-up.
 
 `stoneware.tuning` is this package and `sw.tuning(...)` a call, so the module of the package is one
 that can be called: `import stoneware.tuning.table` binds it to the name, whichever comes first.

@@ -137,11 +137,11 @@ def _without_backends_left_out(op: str, device: _DeviceSamples, manifest: Manife
         for kernel in manifest.kernels.values()
         if kernel.op == op and kernel.compute_capability == capability
     }
-    if not built:
-        _LOG.warning("samples of %s are left out: this build has no kernel for its arch", name)
-        return None
     sampled = {sample.config.backend for _, sample in device.located if not is_kernel(sample.op)}
     left_out = sampled - built - set(BACKENDS_WITHOUT_KERNELS)
+    if left_out and not built:
+        _LOG.warning("samples of %s are left out: this build has no kernel of %s for its arch", name, op)
+        return None
     for backend in sorted(left_out):
         _LOG.warning(
             "samples of %s on %s are left out: this build has none of its kernels for that arch", backend, name

@@ -8,8 +8,7 @@ with sw.batch_invariant(): ...                        a row's bits do not depend
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +19,10 @@ if TYPE_CHECKING:
     from stoneware.tuning.table import Table
 
 
-@contextlib.contextmanager
 def tuning(
     mode: str, *, overlay: Table | str | Path | None = None, batch_invariant: bool | None = None
-) -> Iterator[None]:
-    """Sets the mode, and optionally an overlay, for the code inside the `with`.
+) -> AbstractContextManager[None]:
+    """Sets the mode, and optionally an overlay, for the code inside the `with`; also a decorator.
 
     Args:
       mode: "off" takes the nearest measurement or the heuristic; "on_miss" measures the problem
@@ -44,12 +42,10 @@ def tuning(
         raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}")
     if batch_invariant is not None:
         _check_is_bool("batch_invariant", batch_invariant)
-    with policy.entered(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant):
-        yield
+    return policy.entered(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
 
 
-@contextlib.contextmanager
-def batch_invariant(enabled: bool = True) -> Iterator[None]:
+def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
     """Makes the bits of a row of a result independent of the rest of the batch, for the code inside
     the `with`; also a decorator.
 
@@ -67,8 +63,7 @@ def batch_invariant(enabled: bool = True) -> Iterator[None]:
     A call for which no kernel has this order raises UnsupportedError.
     """
     _check_is_bool("enabled", enabled)
-    with policy.entered(batch_invariant=enabled):
-        yield
+    return policy.entered(batch_invariant=enabled)
 
 
 def _check_is_bool(name: str, value: object) -> None:

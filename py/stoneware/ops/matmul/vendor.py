@@ -41,4 +41,4 @@ def _plan(problem: Problem) -> Plan:
     return run
 
 
-BACKEND = TorchBackend(VENDOR, _plan, _why_not, may_have_our_bits=lambda problem: True)
+BACKEND = TorchBackend(VENDOR, _plan, _why_not, has_our_order=lambda problem: True)

@@ -151,4 +151,4 @@ def _plan_block_scales(problem: Problem) -> Plan:
 
 
 # With row and tensor scales it multiplies them in another order than ours.
-BACKEND = TorchBackend(VENDOR, _plan, _why_not, may_have_our_bits=lambda problem: problem.scales == "block")
+BACKEND = TorchBackend(VENDOR, _plan, _why_not, has_our_order=lambda problem: problem.scales == "block")
