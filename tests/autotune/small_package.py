@@ -4,7 +4,6 @@ them, in a folder that stands in for the installed one."""
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -125,7 +124,7 @@ def manifest_text(kernels: Iterable[Mapping[str, Any]] | None = None) -> str:
     if kernels is None:
         kernels = [vars(record) for record in kernel_records()]
     document = {"schema": 1, "kernels": list(kernels)}
-    return json.dumps({**document, "digest": manifest_module.content_digest(document)})
+    return manifest_module.text_of(document)
 
 
 def run(id: str = "run-1", device: DeviceFingerprint = H200, date: str = "2026-11-21") -> Run:

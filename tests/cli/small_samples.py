@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -211,4 +210,4 @@ def manifest_text() -> str:
         }
     )
     document = {"schema": 1, "kernels": kernels}
-    return json.dumps({**document, "digest": manifest_format.content_digest(document)})
+    return manifest_format.text_of(document)

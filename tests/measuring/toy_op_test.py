@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -43,9 +42,7 @@ def toy_op(monkeypatch, tmp_path):
     }
     document = {"schema": 1, "kernels": [kernel]}
     (tmp_path / "tables").mkdir()
-    (tmp_path / "kernel_manifest.json").write_text(
-        json.dumps({**document, "digest": manifest.content_digest(document)})
-    )
+    (tmp_path / "kernel_manifest.json").write_text(manifest.text_of(document))
     forget()
     yield
     forget()

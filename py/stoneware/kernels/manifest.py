@@ -1,7 +1,7 @@
 """The kernel manifest: which kernels the wheel carries, for which archs, with their digests.
 
-`digest` is the sha256 of the manifest with an empty digest (`content_digest`), so that a damaged or
-edited manifest is refused whole: it is what every kernel's own digest is compared with.
+`digest` is the sha256 of the file with an empty digest (`text_of`), so that a damaged or edited
+manifest is refused whole: it is what every kernel's own digest is compared with.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.runtime import package_files, regular_file
-from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.fast_dataclass import dataclass
 
 SCHEMA = 1
@@ -99,10 +98,14 @@ class Manifest:
         return selections
 
 
-def content_digest(document: Mapping[str, Any]) -> str:
-    """sha256 of a manifest's canonical JSON with an empty "digest"; the build's write_manifest.py
-    puts the same one in."""
-    return hashlib.sha256(canonical_json({**document, "digest": ""}).encode("ascii")).hexdigest()
+def text_of(document: Mapping[str, Any]) -> str:
+    """A manifest's file, with its digest; the build's write_manifest.py writes the same."""
+    text = json.dumps({**document, "digest": ""}, sort_keys=True, indent=1) + "\n"
+    return text.replace('"digest": ""', f'"digest": "{_digest(text.encode("ascii"))}"', 1)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
 
 
 def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REMEDY) -> Manifest:
@@ -113,10 +116,12 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         or names a kernel twice.
     """
     try:
-        data = json.loads(regular_file.read(path).decode("utf-8"))
+        text = regular_file.read(path)
+        data = json.loads(text.decode("utf-8"))
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
-        expected, found = data["digest"], content_digest(data)
+        expected = data["digest"]
+        found = _digest(text.replace(f'"digest": "{expected}"'.encode(), b'"digest": ""', 1))
         if found != expected:
             raise TableError(
                 f"{path}: expected content with the digest {expected}, found content with {found}; {remedy}"

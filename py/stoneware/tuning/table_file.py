@@ -223,7 +223,8 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
     Raises:
       TableError: naming `path`, what was expected, what was found, and the remedy.
     """
-    line, newline, body = data.partition(b"\n")
+    end = data.find(b"\n") % (len(data) + 1)  # without a newline the header is all
+    line, rest = data[:end], memoryview(data)[end:]
     try:
         header = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -236,8 +237,7 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
     # A damaged one may be any text, also such as no encoding takes.
     said = str(header.get("digest")).encode("ascii", "backslashreplace").decode("ascii")
     hashed = hashlib.sha256(line.replace(f'"digest":"{said}"'.encode(), b'"digest":""', 1))
-    hashed.update(newline)
-    hashed.update(body)
+    hashed.update(rest)
     if hashed.hexdigest() != said:
         raise _error(path, f"content with the digest {said}", f"content with {hashed.hexdigest()}", remedy)
 
@@ -252,7 +252,7 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
             raise ValueError("op must be a text")
         if op is not None and found != op:
             raise _error(path, f"the table of {op}", f"that of {found!r:.80}", remedy)
-        content = Content(header, body, damaged)
+        content = Content(header, rest[1:], damaged)
         devices = [device_table(device, content) for device in header["devices"]]
     except DAMAGES as error:
         raise damaged(error) from error

@@ -71,7 +71,7 @@ class Content:
       any of DAMAGES: a part of the header breaks a rule.
     """
 
-    def __init__(self, header: Mapping[str, Any], body: bytes, damaged: Callable[[Exception], TableError]) -> None:
+    def __init__(self, header: Mapping[str, Any], body: memoryview, damaged: Callable[[Exception], TableError]) -> None:
         self.op: str = header["op"]
         self.digest: str = header["digest"]
         self.body = body

@@ -1,7 +1,7 @@
 """Writes the kernel manifest from a listing of cubins; the program of the rule kernel_manifest.
 
-The manifest's "digest" is the sha256 of its content with an empty digest, as JSON on one line with
-sorted keys, ASCII only and no spaces; stoneware/kernels/manifest.py checks it by the same formula.
+The manifest's "digest" is the sha256 of the file with an empty digest; stoneware/kernels/manifest.py
+checks it by the same formula.
 Of each cubin "sha256" is that of its bytes, and "code_sha256" that of what the GPU executes of it.
 "left_out" has the ids of kernels that exist but are not in this build; without any there is no such list.
 """
@@ -38,9 +38,9 @@ def main(argv: list[str]) -> None:
     manifest = {"schema": 1, "digest": "", "kernels": sorted(kernels, key=lambda kernel: kernel["id"])}
     if _LEFT_OUT.value:
         manifest["left_out"] = sorted(_LEFT_OUT.value)
-    content = json.dumps(manifest, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    manifest["digest"] = hashlib.sha256(content.encode("ascii")).hexdigest()
     text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
+    digest = hashlib.sha256(text.encode("ascii")).hexdigest()
+    text = text.replace('"digest": ""', f'"digest": "{digest}"', 1)
     pathlib.Path(_OUT.value).write_text(text, encoding="utf-8")
 
 
