@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import stoneware
-from stoneware.measuring import candidates, machine, operands, session, workloads
+from stoneware.kernels import registry
+from stoneware.measuring import machine, operands, session, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.progress import LogReporter
 from stoneware.measuring.session import Ranks
@@ -62,9 +63,9 @@ def test_every_candidate_is_right_and_a_second_start_measures_nothing(device, tm
     assert (summary.num_measured, summary.failures) == (7, [])
     assert set(summary.statuses) == {"ok"}, statuses(store)
     for problem in problems:
-        operation = workloads.operation(problem.key.op)
+        operation = registry.spec(problem.key.op).operation
         measured = {s.config for _, s in store.samples() if s.key == problem.key}
-        assert measured == set(candidates.of_problem(operation, problem, device))
+        assert measured == set(operation.candidates(problem, device))
     again = session.tune(problems, store, 0, settings, LogReporter(), ranks=Ranks())
     assert (again.num_known, again.num_samples) == (7, 0)
 

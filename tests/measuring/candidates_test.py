@@ -88,16 +88,18 @@ def _manifest(monkeypatch):
 
 def measure(kernels, problem=PROBLEM, **options):
     stopwatch = Stopwatch(iter([1980]))
-    return candidates.measure(
-        problem,
-        [config(kernel) for kernel in kernels],
-        CPU,
-        DeviceTimer(0, stopwatch=stopwatch, now=stopwatch.now),
-        Settings(rounds=9),
-        "run-1",
+    samples = []
+    race = candidates.Race(
+        problem=problem,
+        device=CPU,
+        timer=DeviceTimer(0, stopwatch=stopwatch, now=stopwatch.now),
+        settings=Settings(rounds=9),
+        run_id="run-1",
         make_plan=make_plan,
-        **options,
+        **{"emit": samples.extend, **options},
     )
+    race.run([config(kernel) for kernel in kernels])
+    return samples
 
 
 @pytest.mark.parametrize(
@@ -273,12 +275,10 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
         def preferred(self, key, compute_capability, manifest):
             return [config("not there"), config("b"), config("a")]
 
-    assert candidates.of_problem(Operation(), PROBLEM, CPU) == [
-        config("b"),
-        config("torch.mm", "vendor"),
-        config("a"),
-        config("c"),
-    ]
+    assert candidates.of_problem(Operation(), PROBLEM, CPU) == (
+        [config("b"), config("torch.mm", "vendor")],
+        [config("a"), config("c")],
+    )
 
 
 @pytest.mark.parametrize("k", [16, 4096, 28672])

@@ -96,20 +96,20 @@ class Bench:
         settings: Settings | None = None,
         reporter: Reporter | None = None,
         has_default: bool = True,
+        store: Store | None = None,
     ) -> Session:
-        configs = [*((DEFAULT, VENDOR) if has_default else ()), *map(config, kernels)]
+        always = [DEFAULT, VENDOR] if has_default else []
         record = run_record(run, self.device)
         may_hang = any(kernel.startswith("hang") for kernel in kernels)
         settings = settings or (QUICK if may_hang else PATIENT)
         return Session(
-            store=self.store,
+            store=store or self.store,
             run=record,
             settings=settings,
             reporter=reporter or Reporter(),
             device=Device(kind="cuda", ordinal=0, fingerprint=self.device),
             command=[sys.executable, str(Path(__file__).with_name("fake_child.py")), str(self.log)],
-            candidates_of=lambda problem: configs,
-            always_of=lambda problem, found: [c for c in found if c in (DEFAULT, VENDOR)],
+            candidates_of=lambda problem: (always, list(map(config, kernels))),
             end_run=lambda: dataclasses.replace(record, sm_clock_mhz_after=1965),
             digest=lambda config: self.digest,
         )

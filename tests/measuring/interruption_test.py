@@ -14,22 +14,24 @@ from pathlib import Path
 import pytest
 from fake_session import Bench, problems
 
-from stoneware.measuring.progress import Reporter
 from stoneware.measuring.session import Ranks
+from stoneware.tuning.store import Store
 
 NUM_KILLS = 20
 KERNELS = ["ok_10.0", "wrong", "ok_11.0"]
 M_VALUES = range(1, 301)
 
 
-class Noting(Reporter):
-    """Writes a line for each sample once the session says that it is stored."""
+class Noting(Store):
+    """Writes a line for each sample once it is stored."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, noted: Path) -> None:
+        super().__init__(path)
+        self._noted = noted
 
-    def stored(self, samples) -> None:
-        with self._path.open("a", encoding="ascii") as file:
+    def add(self, run, samples) -> None:
+        super().add(run, samples)
+        with self._noted.open("a", encoding="ascii") as file:
             file.writelines(f"{s.key.m} {s.config.kernel}\n" for s in samples)
 
 
@@ -52,7 +54,8 @@ def in_a_process(bench: Bench, noted: Path, run: str) -> int:
     if pid:
         return pid
     try:
-        bench.session(KERNELS, run=run, reporter=Noting(noted)).measure(problems(*M_VALUES), Ranks())
+        store = Noting(bench.store.path, noted)
+        bench.session(KERNELS, run=run, store=store).measure(problems(*M_VALUES), Ranks())
     finally:
         os._exit(0)
 

@@ -11,7 +11,7 @@ from fake_session import H100, H200, QUICK, Bench, problems
 
 from stoneware.errors import StoreError
 from stoneware.measuring.child import WorkerError
-from stoneware.measuring.progress import LogReporter, Reporter
+from stoneware.measuring.progress import LogReporter
 from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.tuning.samples import Sample
@@ -201,28 +201,16 @@ def test_progress_is_said_in_lines_with_the_time_left(bench, caplog):
     assert "2 problems measured, 0 known, 0 not measurable; 8 samples (2 hung)" in caplog.text
 
 
-def test_what_is_reported_as_stored_is_in_the_store(bench):
-    class Checking(Reporter):
-        def stored(self, samples):
-            there = {(s.key, s.config) for _, s in bench.store.samples()}
-            assert {(s.key, s.config) for s in samples} <= there
-
-    bench.session(["wrong", "hang"], reporter=Checking()).measure(problems(1), ALONE)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rounds": 0}, "rounds=0 must be at least 1"),
-        ({"rounds": 1.5}, "rounds=1.5 must be an int, not float; pass one"),
         ({"seconds_per_problem": 0}, "seconds_per_problem=0 must be positive"),
         ({"hang_limit_s": float("inf")}, "hang_limit_s=inf must be positive and finite"),
-        ({"drop_ratio": 0.5}, "drop_ratio=0.5 must be at least 1; pass a finite number from 1 up"),
-        ({"remeasure": 1}, "remeasure=1 must be a bool, not int; pass one"),
-        ({"commit": 1}, "commit=1 must be a str, not int; pass one"),
+        ({"seconds_per_problem": float("nan")}, "seconds_per_problem=nan must be positive and finite"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(changes, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises(ValueError, match=message):
         Settings(**changes)
     assert Settings(**json.loads(json.dumps(dataclasses.asdict(QUICK)))) == QUICK

@@ -133,7 +133,7 @@ def test_it_is_measured_baked_looked_up_and_reported(tmp_path):
     problems = workloads.problems(ops=["toy_add"])
     bench = Bench(tmp_path)
     tuned = bench.session(has_default=False)
-    tuned.candidates_of = lambda problem: SPEC.operation.candidates(problem, tuned.device)
+    tuned.candidates_of = lambda problem: ([], SPEC.operation.candidates(problem, tuned.device))
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(problems, Ranks())
     assert summary.failures == [] and summary.statuses == {"ok": 4}

@@ -1,7 +1,7 @@
 """The process that measures, `python -m stoneware.measuring.child`, and its parent's view of it.
 
-They speak JSON lines. First the process reads {"device", "run", "settings"} and answers
-{"event": "ready"}; then for each {"problem", "configs", "always", "known"} it writes
+They exchange JSON lines. First the process reads {"device", "run", "settings"} and answers
+{"event": "ready"}; then for each {"problem", "configs"} it writes
 
     {"event": "at", "config": 3}            before each run of that candidate; null: of none
     {"event": "samples", "samples": [...]}  as soon as they are final
@@ -33,6 +33,7 @@ from stoneware.errors import StonewareError
 COMMAND = (sys.executable, "-P", "-m", "stoneware.measuring.child")
 """A fresh interpreter, not a fork: CUDA does not survive one. -P: its path is its parent's."""
 
+_START_LIMIT_S = 300.0
 _EVENTS = ("ready", "at", "samples", "done", "error")
 _LOST_CONTEXT_EXIT_CODE = 3
 _TAIL_BYTES = 2000
@@ -45,12 +46,16 @@ class WorkerError(StonewareError, RuntimeError):
     """The measuring process cannot be started."""
 
 
-class WorkerHung(Exception):
-    """It said nothing for longer than its limit."""
+class WorkerLost(Exception):
+    """The measuring process hung or ended by itself; the message says how, and its last output.
 
+    Attributes:
+      status: "hung" or "failed", for the sample of the candidate that ran.
+    """
 
-class WorkerDied(Exception):
-    """It ended without being told to; the message has exit code or signal, and what it said."""
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Worker:
@@ -59,14 +64,13 @@ class Worker:
     Args:
       command: the program.
       hello: its first line of input.
-      start_limit_s: how long it may take until it is ready.
 
     Raises:
-      WorkerError: it did not become ready; the message has what it said.
+      WorkerError: it did not become ready; the message has its output.
     """
 
-    def __init__(self, command: Sequence[str], hello: Mapping[str, Any], start_limit_s: float) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
+    def __init__(self, command: Sequence[str], hello: Mapping[str, Any]) -> None:
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - kill() closes it
         # A session of its own: Ctrl-C at the terminal reaches the parent alone, which ends it.
         self._process = subprocess.Popen(
             list(command),
@@ -76,49 +80,47 @@ class Worker:
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
+        assert self._process.stdin is not None and self._process.stdout is not None  # both are pipes
+        self._stdin = self._process.stdin
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=_read_lines, args=(self._process.stdout, self._lines), daemon=True).start()
         try:
             self.send(hello)
-            next(event for event in self.events(start_limit_s) if event["event"] == "ready")
+            next(event for event in self.events(_START_LIMIT_S) if event["event"] == "ready")
         except BaseException as error:
             self.kill()
-            if not isinstance(error, (WorkerHung, WorkerDied)):
+            if not isinstance(error, WorkerLost):
                 raise
             raise WorkerError(
-                f"the measuring process must start within {start_limit_s:g} s and did not: "
+                f"the measuring process must start within {_START_LIMIT_S:g} s and did not: "
                 f"{error}; start it by hand to see more: {' '.join(command[1:])}"
             ) from error
 
-    def send(self, task: Mapping[str, Any]) -> None:
-        """Gives it a line of input; raises WorkerDied if it has ended."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Gives it a line of input; raises WorkerLost if it has ended."""
         try:
-            self._process.stdin.write(json.dumps(task).encode("ascii") + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(message).encode("ascii") + b"\n")
+            self._stdin.flush()
         except BrokenPipeError as error:
-            raise WorkerDied(self._epitaph()) from error
+            raise self._ended() from error
 
     def events(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """What it says, until the caller has enough.
-
-        Raises:
-          WorkerHung: it said nothing for `limit_s`.
-          WorkerDied: it ended.
-        """
+        """Its events, until the caller has enough; raises WorkerLost after `limit_s` without one,
+        and if it has ended."""
         while True:
             try:
                 line = self._lines.get(timeout=limit_s)
             except queue.Empty:
-                raise WorkerHung(f"no progress for {limit_s:g} s") from None
+                raise WorkerLost("hung", f"no progress for {limit_s:g} s") from None
             if not line:
-                raise WorkerDied(self._epitaph())
+                raise self._ended()
             event = None
             with contextlib.suppress(ValueError, RecursionError):
                 event = json.loads(line)
             if isinstance(event, dict) and event.get("event") in _EVENTS:
                 yield event
             else:
-                _LOG.warning("the measuring process said something that is no event: %r", line[:200].strip())
+                _LOG.warning("the measuring process wrote something that is no event: %r", line[:200].strip())
 
     def kill(self) -> None:
         """Ends it and what it started, if it has not ended."""
@@ -133,20 +135,20 @@ class Worker:
                 self._process.pid,
             )
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._stdin.close()
         self._stderr.close()
 
-    def _epitaph(self) -> str:
+    def _ended(self) -> WorkerLost:
         code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _TAIL_BYTES))
         said = self._stderr.read().decode("utf-8", "replace").strip()
-        return f"the measuring process ended with {how}" + (f": {said}" if said else "")
+        return WorkerLost("failed", f"the measuring process ended with {how}" + (f": {said}" if said else ""))
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    """Moves lines into the queue, which unlike a pipe can be waited for with a limit; b"" ends."""
+    """Moves lines into the queue, whose `get` has a timeout, unlike a pipe's read; b"" is the end."""
     with stream:
         for line in stream:
             lines.put(line)
@@ -167,6 +169,7 @@ def main(make_plan: Any = None) -> int:
     # After the pipes are in place, since this takes seconds and may fail.
     import torch
 
+    from stoneware.kernels import registry
     from stoneware.kernels.config import Config
     from stoneware.measuring import candidates, workloads
     from stoneware.measuring.device_timer import DeviceTimer
@@ -183,19 +186,17 @@ def main(make_plan: Any = None) -> int:
         configs = [Config.from_json(data) for data in task["configs"]]
         positions = {config: idx for idx, config in enumerate(configs)}
         try:
-            candidates.measure(
-                workloads.problem_from_json(task["problem"]),
-                configs,
-                device,
-                timer,
-                settings,
-                hello["run"],
-                always=[configs[idx] for idx in task["always"]],
-                known={Config.from_json(data): us for data, us in task["known"]},
-                make_plan=make_plan,
-                announce=lambda config, positions=positions: say("at", config=positions.get(config)),
+            problem = workloads.problem_from_json(task["problem"])
+            candidates.Race(
+                problem=problem,
+                device=device,
+                timer=timer,
+                settings=settings,
+                run_id=hello["run"],
+                make_plan=make_plan or registry.spec(problem.key.op).operation.make_plan,
+                announce=lambda config, at=positions.get: say("at", config=at(config)),
                 emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
-            )
+            ).run(configs)
         except candidates.ContextLostError as error:
             print(error, file=sys.stderr, flush=True)
             # Not sys.exit: torch would try to clean up a context that is gone.
@@ -210,8 +211,8 @@ def main(make_plan: Any = None) -> int:
 
 
 def _end_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends: a hung GPU kernel would keep it from
-    seeing that its input has ended."""
+    """Has the kernel kill this process when its parent ends: while a GPU kernel hangs, the process
+    does not see the end of its input."""
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

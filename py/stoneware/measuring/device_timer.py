@@ -25,17 +25,21 @@ import dataclasses
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 SHORT_US = 100.0
 """Below this a call counts as short: event, launch and event cost more than 3 % of it."""
+
+DROP_RATIO = 1.5
 
 DROOP_RATIO = 0.97
 """Two of the steps of 15 MHz in which an H200 changes its clock are 1.5 % of 1980 MHz."""
 
 _PAIRS_IN_GRAPH = 8
 """Flushes and calls in one graph: the noise of a flush, some 0.5 us, is divided by sqrt(8)."""
+
+Name = TypeVar("Name", bound=Hashable)
 
 _FLUSH = object()
 """Stands for the flushes alone among the graphs of a round."""
@@ -80,7 +84,7 @@ class TimingFailed(Exception):
 @dataclasses.dataclass
 class _Round:
     clock_mhz: int
-    us: dict[Hashable, float]
+    us: dict[Any, float]
 
 
 class DeviceTimer:
@@ -103,14 +107,14 @@ class DeviceTimer:
 
     def time(
         self,
-        calls: Mapping[Hashable, Callable[[], object]],
+        calls: Mapping[Name, Callable[[], object]],
         *,
         rounds: int,
         max_seconds: float,
         rounds_before_drop: int = 0,
-        drop_ratio: float = 2.0,
+        drop_ratio: float = DROP_RATIO,
         short_us: float = SHORT_US,
-    ) -> dict[Hashable, Timing]:
+    ) -> dict[Name, Timing]:
         """Times every call once a round.
 
         Args:
@@ -150,12 +154,7 @@ class DeviceTimer:
         return _timings(by_event + rest)
 
     def _rounds(
-        self,
-        step: Callable[[Hashable, Any], float],
-        items: Mapping[Hashable, Any],
-        names: list[Hashable],
-        count: int,
-        deadline: float,
+        self, step: Callable[[Any, Any], float], items: Mapping[Any, Any], names: list[Any], count: int, deadline: float
     ) -> list[_Round]:
         """At least one round, until `count` have not drooped, but no more than twice as many."""
         taken: list[_Round] = []
@@ -170,11 +169,9 @@ class DeviceTimer:
                 break
         return taken
 
-    def _captured(
-        self, calls: Mapping[Hashable, Callable[[], object]], names: list[Hashable]
-    ) -> dict[Hashable, Any] | None:
+    def _captured(self, calls: Mapping[Any, Callable[[], object]], names: Sequence[Any]) -> dict[Any, Any] | None:
         """Graphs of the calls and of the flushes alone; None if one cannot be captured."""
-        graphs: dict[Hashable, Any] = {}
+        graphs: dict[Any, Any] = {}
         for name in [_FLUSH, *names]:
             call = None if name is _FLUSH else calls[name]
             graph = self._guarded(name, self.stopwatch.capture, call, _PAIRS_IN_GRAPH)
@@ -200,7 +197,7 @@ def _steady(rounds: list[_Round]) -> list[_Round]:
     return [taken for taken in rounds if not taken.clock_mhz or taken.clock_mhz >= least]
 
 
-def _timings(rounds: list[_Round]) -> dict[Hashable, Timing]:
+def _timings(rounds: list[_Round]) -> dict[Any, Timing]:
     steady = _steady(rounds)
     timings = {}
     for name in dict.fromkeys(name for taken in rounds for name in taken.us):

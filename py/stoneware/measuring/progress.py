@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-
-from stoneware.tuning.samples import Sample
 
 _LOG = logging.getLogger("stoneware.measuring")
 
@@ -22,9 +19,6 @@ class Reporter:
 
     def begin(self, problem: str) -> None:
         """A problem is about to be measured."""
-
-    def stored(self, samples: Sequence[Sample]) -> None:
-        """These samples are in the store, durably."""
 
     def end(self, problem: str, cost: float, outcome: str) -> None:
         """A problem is done."""

@@ -1,14 +1,14 @@
-"""Tuning: measures problems on this machine's GPU and puts each sample into a store as it is taken.
+"""Tuning: measures problems on this machine's GPU and stores each sample as it is taken.
 
-A kernel that hangs cannot be interrupted, and one that faults takes the CUDA context of its process
-along. So another process measures (child.py), and this one watches it: it knows which candidate
-runs, kills the process if that takes too long, writes down what happened to the candidate and goes
-on without it in a new process. The measuring process never writes the store.
+A kernel that hangs cannot be interrupted, and one that faults destroys the CUDA context of its
+process. A child process therefore measures (child.py), and this one watches it: it knows which
+candidate runs, kills the child if that takes too long, stores what happened to the candidate, and
+continues with the others in a new child. The child never writes the store.
 
-A session that is interrupted or killed keeps what it stored. The next one does not measure again
-what has a sample of the same kernel, by its digest, on the same hardware; a candidate that was
-wrong, failed or hung has one too. The default config and the vendor library's are timed wherever
-something is measured, so that there is always a comparison of one run.
+A session that is interrupted or killed keeps what it stored. The next one skips what has a sample
+of the same kernel, by its digest, on the same hardware, also if that was wrong, failed or hung. The
+default config and the vendor library's are timed wherever something is measured, so that each run
+has its own comparison.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoneware.kernels import registry
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey
-from stoneware.measuring import candidates, machine, search, workloads
-from stoneware.measuring.child import COMMAND, Worker, WorkerDied, WorkerError, WorkerHung
+from stoneware.measuring import candidates, machine, workloads
+from stoneware.measuring.child import COMMAND, Worker, WorkerError, WorkerLost
 from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.runtime.device import Device, cuda_device
@@ -39,7 +40,7 @@ _MOST_LOSSES = 2
 """How often a problem may lose its process with no candidate to blame, before it is given up."""
 
 _MOST_GIVEN_UP = 3
-"""How many problems in a row may be given up so: a GPU that does not come back fails them all."""
+"""How many problems in a row may be given up: on a GPU that does not come back, all of them fail."""
 
 _LOG = logging.getLogger("stoneware.measuring")
 
@@ -50,8 +51,8 @@ class Ranks:
 
     Attributes:
       rank: of this process, from 0.
-      world_size: how many there are.
-      local_rank: among those of this machine; the GPU to use.
+      world_size: number of processes.
+      local_rank: rank on this machine; the GPU to use.
     """
 
     rank: int = 0
@@ -63,14 +64,15 @@ class Ranks:
         """From torchrun's RANK, WORLD_SIZE and LOCAL_RANK; without them the only process.
 
         Raises:
-          ValueError: one is no number, or they do not fit together.
+          ValueError: one is not a number, or they do not fit together.
         """
-        found = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        for name in found:
-            found[name] = os.environ.get(name) or found[name]
-            if not found[name].isdecimal():
-                raise ValueError(f"{name}={found[name]!r} must be a number, as torchrun sets it; unset it")
-        ranks = cls(**{name.lower(): int(text) for name, text in found.items()})
+        found = {}
+        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
+            text = os.environ.get(name) or default
+            if not text.isdecimal():
+                raise ValueError(f"{name}={text!r} must be a number, as torchrun sets it; unset it")
+            found[name.lower()] = int(text)
+        ranks = cls(**found)
         if ranks.rank >= ranks.world_size:
             raise ValueError(
                 f"RANK={ranks.rank} must be below WORLD_SIZE={ranks.world_size}; start with torchrun, or unset both"
@@ -87,7 +89,7 @@ class Summary:
       num_problems: of this rank.
       num_known: problems that had all their samples.
       num_measured: problems that were measured.
-      statuses: how many samples were stored, by status.
+      statuses: number of samples stored, by status.
       failures: (problem, reason) of problems that could not be measured.
       seconds: how long it took.
     """
@@ -131,8 +133,8 @@ def tune(
       store: what it has is not measured again, unless settings.remeasure.
       ordinal: torch's number of the GPU.
       settings: how thoroughly.
-      reporter: is told how far it is.
-      ranks: of which this one measures its share of the problems.
+      reporter: gets the progress.
+      ranks: this one measures its share of the problems.
       command: the measuring process, for tests.
 
     Returns:
@@ -141,7 +143,7 @@ def tune(
     Raises:
       KeyboardInterrupt: on Ctrl-C, once the measuring process is ended and the run's end stored.
       StoreError: the store cannot be written; what it has is kept.
-      WorkerError: the measuring process does not start, or the GPU does not answer any more.
+      WorkerError: the measuring process does not start, or the GPU no longer answers.
       DriverError, UnsupportedError: there is no such GPU.
     """
     device = cuda_device(ordinal)
@@ -153,10 +155,7 @@ def tune(
         settings=settings,
         reporter=reporter,
         command=command,
-        candidates_of=lambda problem: candidates.of_problem(workloads.operation(problem.key.op), problem, device),
-        always_of=lambda problem, found: candidates.always_timed(
-            workloads.operation(problem.key.op), problem, device, found
-        ),
+        candidates_of=lambda problem: candidates.of_problem(registry.spec(problem.key.op).operation, problem, device),
         end_run=lambda: machine.end_run(run, ordinal),
     )
     return session.measure(problems, ranks)
@@ -164,12 +163,10 @@ def tune(
 
 @dataclasses.dataclass(kw_only=True)
 class Session:
-    """One run over problems; `tune` makes it for a GPU, tests for none.
+    """One run over problems; `tune` makes it for a GPU, tests make it without one.
 
     Attributes:
-      store, run, device, settings, reporter, command: as in `tune`.
-      candidates_of: configs of a problem.
-      always_of: those of them that always race, the default first.
+      candidates_of: the always-timed candidates of a problem, and the others.
       end_run: the run with its clocks at the end.
       digest: of a config's kernel.
     """
@@ -180,8 +177,7 @@ class Session:
     settings: Settings
     reporter: Reporter
     command: Sequence[str]
-    candidates_of: Callable[[Any], list[Config]]
-    always_of: Callable[[Any, Sequence[Config]], list[Config]]
+    candidates_of: Callable[[Any], tuple[Sequence[Config], Sequence[Config]]]
     end_run: Callable[[], Run]
     digest: Callable[[Config], str] = candidates.kernel_sha256
 
@@ -193,20 +189,19 @@ class Session:
     def measure(self, problems: Sequence[Product], ranks: Ranks) -> Summary:
         """Measures those of the problems that belong to this rank."""
         begin, summary = time.monotonic(), self._summary
-        own = list(problems)[ranks.rank :: ranks.world_size]
+        own = problems[ranks.rank :: ranks.world_size]
         known = self._known()
-        work = [task for problem in own if (task := self._task(problem, known)) is not None]
+        work = {problem: configs for problem in own if (configs := self._missing(problem, known))}
         summary.num_problems, summary.num_known = len(own), len(own) - len(work)
-        total_cost = sum(workloads.cost(task.problem) for task in work)
-        self.reporter.start(len(own), summary.num_known, total_cost, str(self.device))
-        outcome = "interrupted; what was stored is kept, and the next start goes on after it"
+        self.reporter.start(len(own), summary.num_known, sum(map(workloads.cost, work)), str(self.device))
+        outcome = "interrupted; what was stored is kept, and the next start continues after it"
         try:
             if work:
-                self.store.add(self.run, [])  # raises now where it could not take the samples
-            for task in work:
-                self.reporter.begin(str(task.problem))
-                said = self._measure(task)
-                self.reporter.end(str(task.problem), workloads.cost(task.problem), said)
+                self.store.add(self.run, [])  # raises before anything is measured
+            for problem, configs in work.items():
+                self.reporter.begin(str(problem))
+                said = self._measure(problem, configs)
+                self.reporter.end(str(problem), workloads.cost(problem), said)
             summary.seconds = time.monotonic() - begin
             outcome = str(summary)
         finally:
@@ -218,58 +213,37 @@ class Session:
                 self.reporter.finish(outcome)
         return summary
 
-    def _known(self) -> dict[AnyKey, dict[tuple[AnyConfig, str], Sample]]:
-        """Samples of this hardware by problem, then by candidate and digest."""
-        known: dict[AnyKey, dict[tuple[AnyConfig, str], Sample]] = {}
+    def _known(self) -> dict[tuple[AnyKey, AnyConfig, str], Sample]:
+        """The samples of this hardware by problem, candidate and digest."""
         if self.settings.remeasure:
-            return known
-        for run, sample in self.store.samples():
-            if run.device.same_hardware(self.run.device):
-                known.setdefault(sample.key, {})[sample.config, sample.kernel_sha256] = sample
-        return known
-
-    def _task(self, problem: Product, known: Mapping[AnyKey, Mapping[tuple[AnyConfig, str], Sample]]) -> _Task | None:
-        """What is left to measure of a problem; None if nothing is."""
-        configs = self.candidates_of(problem)
-        of_problem = known.get(problem.key, {})
-        found = {
-            config: _median(sample)
-            for config in configs
-            if (sample := of_problem.get((config, self.digest(config)))) is not None
+            return {}
+        return {
+            (sample.key, sample.config, sample.kernel_sha256): sample
+            for run, sample in self.store.samples()
+            if run.device.same_hardware(self.run.device)
         }
-        is_searched = len(configs) > search.EXHAUSTIVE_LIMIT
-        wanted = min(self.settings.most_trials, len(configs)) if is_searched else len(configs)
-        if not configs or len(found) >= wanted:
-            return None
-        right = {config: us for config, us in found.items() if us is not None}
-        # With the best of before, so that a new candidate meets what it has to beat.
-        racing = [*self.always_of(problem, configs), *sorted(right, key=right.get)[:1]]
-        always = [config for config in dict.fromkeys(racing) if config in right or config not in found]
-        missing = [config for config in configs if config not in found and config not in always]
-        return _Task(problem=problem, always=always, missing=missing, known=found)
 
-    def _measure(self, task: _Task) -> str:
+    def _missing(self, problem: Product, known: Mapping[tuple[AnyKey, AnyConfig, str], Sample]) -> list[Config]:
+        """What to measure of a problem: the candidates without a sample, and those they must beat."""
+        always, others = self.candidates_of(problem)
+        samples = {config: known.get((problem.key, config, self.digest(config))) for config in (*always, *others)}
+        missing = [config for config, sample in samples.items() if sample is None]
+        if not missing:
+            return []
+        right_us = {config: one.median_us for config, one in samples.items() if one is not None and one.status == "ok"}
+        racing = dict.fromkeys([*always, *sorted(right_us, key=right_us.__getitem__)[:1], *missing])
+        return [config for config in racing if config in right_us or samples[config] is None]
+
+    def _measure(self, problem: Product, configs: Sequence[Config]) -> str:
         """Measures one problem, in as many processes as it takes; returns the outcome."""
-        taken: dict[Config, Sample] = {}
+        taken: dict[AnyConfig, Sample] = {}
         num_losses = 0
-        while True:
-            always = [c for c in task.always if c not in taken or taken[c].status == "ok"]
-            missing = [config for config in task.missing if config not in taken]
-            if not missing and all(config in taken for config in always):
-                return self._outcome(taken)
-            configs, at, num_before = [*always, *missing], None, len(taken)
+        while left := [config for config in configs if config not in taken]:
+            at, num_before = None, len(taken)
             try:
                 worker = self._start()
                 worker.send(
-                    {
-                        "problem": workloads.problem_to_json(task.problem),
-                        "configs": [config.to_json() for config in configs],
-                        "always": list(range(len(always))),
-                        "known": [
-                            [config.to_json(), us]
-                            for config, us in {**task.known, **{c: _median(taken[c]) for c in taken}}.items()
-                        ],
-                    }
+                    {"problem": workloads.problem_to_json(problem), "configs": [config.to_json() for config in left]}
                 )
                 for event in worker.events(self.settings.hang_limit_s):
                     if event["event"] == "at":
@@ -277,34 +251,33 @@ class Session:
                     elif event["event"] == "samples":
                         self._store(map(Sample.from_json, event["samples"]), taken)
                     elif event["event"] == "error":
-                        return self._not_measured(task.problem, event["detail"])
+                        return self._not_measured(problem, event["detail"])
                     elif event["event"] == "done":
                         return self._outcome(taken)
-            except (WorkerHung, WorkerDied) as error:
+            except WorkerLost as error:
                 self._end_worker()
-                self.reporter.note(f"{task.problem}: {error}")
-                if at is not None and configs[at] not in taken:
-                    status = "hung" if isinstance(error, WorkerHung) else "failed"
-                    self._store(
-                        [
-                            Sample(
-                                key=task.problem.key,
-                                config=configs[at],
-                                median_us=0.0,
-                                spread_us=0.0,
-                                count=0,
-                                status=status,
-                                kernel_sha256=self.digest(configs[at]),
-                                run=self.run.id,
-                                detail=str(error)[: candidates.LONGEST_DETAIL],
-                            )
-                        ],
-                        taken,
-                    )
+                self.reporter.note(f"{problem}: {error}")
+                if at is not None:
+                    self._store([self._lost(problem, left[at], error)], taken)
                 num_losses += len(taken) == num_before
                 if num_losses == _MOST_LOSSES:
                     self._give_up(str(error))
-                    return self._not_measured(task.problem, str(error))
+                    return self._not_measured(problem, str(error))
+        return self._outcome(taken)
+
+    def _lost(self, problem: Product, config: Config, error: WorkerLost) -> Sample:
+        """The sample of a candidate that took its process along."""
+        return Sample(
+            key=problem.key,
+            config=config,
+            median_us=0.0,
+            spread_us=0.0,
+            count=0,
+            status=error.status,
+            kernel_sha256=self.digest(config),
+            run=self.run.id,
+            detail=str(error)[: candidates.LONGEST_DETAIL],
+        )
 
     def _give_up(self, reason: str) -> None:
         self._num_given_up += 1
@@ -312,7 +285,7 @@ class Session:
             raise WorkerError(
                 f"{_MOST_GIVEN_UP} problems in a row could not be measured, though no candidate of "
                 f"theirs ran, so the GPU or its driver is at fault: {reason}; check nvidia-smi, "
-                "and start again to go on"
+                "then start again to continue"
             )
 
     def _not_measured(self, problem: Product, reason: str) -> str:
@@ -323,7 +296,7 @@ class Session:
     def _start(self) -> Worker:
         if self._worker is None:
             hello = {"device": self.device.ordinal, "run": self.run.id, "settings": dataclasses.asdict(self.settings)}
-            self._worker = Worker(self.command, hello, self.settings.start_limit_s)
+            self._worker = Worker(self.command, hello)
         return self._worker
 
     def _end_worker(self) -> None:
@@ -331,16 +304,15 @@ class Session:
             self._worker.kill()
         self._worker = None
 
-    def _store(self, samples: Iterable[Sample], taken: dict[Config, Sample]) -> None:
-        """Stores those that are new: after a restart some candidates are timed again."""
+    def _store(self, samples: Iterable[Sample], taken: dict[AnyConfig, Sample]) -> None:
+        """Stores those that are new: a candidate's sample may stand before the end of its process."""
         new = [sample for sample in samples if sample.config not in taken]
         if new:
             self.store.add(self.run, new)
             taken.update((sample.config, sample) for sample in new)
             self._summary.statuses.update(sample.status for sample in new)
-            self.reporter.stored(new)
 
-    def _outcome(self, taken: Mapping[Config, Sample]) -> str:
+    def _outcome(self, taken: Mapping[AnyConfig, Sample]) -> str:
         self._summary.num_measured += 1
         self._num_given_up = 0
         right = [sample for sample in taken.values() if sample.status == "ok"]
@@ -352,33 +324,12 @@ class Session:
         return f"best of {len(right)}: {best.config} {best.median_us:.1f} us{suffix}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Task:
-    """What is left to measure of a problem.
-
-    Attributes:
-      problem: which.
-      always: configs that are timed in any case.
-      missing: other configs without a sample.
-      known: medians of configs with one; None for one that is not right.
-    """
-
-    problem: Product
-    always: list[Config]
-    missing: list[Config]
-    known: dict[Config, float | None]
-
-
-def _median(sample: Sample) -> float | None:
-    return sample.median_us if sample.status == "ok" else None
-
-
 def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None:
     """Measures one problem in this process, and puts the samples into the user's store.
 
-    For a program that runs under `sw.tuning("on_miss")`: short, without a process of its own, and
-    without a trace in torch's random numbers. If the samples cannot be stored, the log says so once
-    and they are kept in memory.
+    For a program that runs under `sw.tuning("on_miss")`: short, without a child process, and without
+    a trace in torch's random numbers. If the samples cannot be stored, one warning is logged and
+    they are kept in memory.
 
     Args:
       operation: the op.
@@ -391,24 +342,23 @@ def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None
     import torch
 
     from stoneware.measuring.device_timer import DeviceTimer
-    from stoneware.tuning import policy as tuning
+    from stoneware.tuning import policy
 
-    run = machine.new_run(device.ordinal, ON_MISS.command)
+    ordinal = device.ordinal or 0  # a CPU, in tests, has none
+    run = machine.new_run(ordinal, ON_MISS.command)
+    always, others = candidates.of_problem(operation, problem, device)
     try:
-        gpus = [device.ordinal] if device.kind == "cuda" else []
-        with torch.random.fork_rng(devices=gpus), torch.no_grad():
-            candidates.measure(
-                problem,
-                candidates.of_problem(operation, problem, device),
-                device,
-                DeviceTimer(device.ordinal),
-                ON_MISS,
-                run.id,
-                always=candidates.always_timed(operation, problem, device, operation.candidates(problem, device)),
+        with torch.random.fork_rng(devices=[ordinal] if device.kind == "cuda" else []), torch.no_grad():
+            candidates.Race(
+                problem=problem,
+                device=device,
+                timer=DeviceTimer(ordinal),
+                settings=ON_MISS,
+                run_id=run.id,
                 make_plan=operation.make_plan,
-                emit=lambda samples: tuning.keep(run, samples),
-            )
+                emit=lambda samples: policy.keep(run, samples),
+            ).run([*always, *others])
     except torch.OutOfMemoryError as error:
-        _LOG.warning("%s is not measured, the GPU's memory is full: %s", problem, error)
+        _LOG.warning("%s is not measured, the GPU's memory is full: %s; free memory and call again", problem, error)
         return
-    tuning.keep(machine.end_run(run, device.ordinal), [])
+    policy.keep(machine.end_run(run, ordinal), [])

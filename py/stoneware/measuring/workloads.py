@@ -12,16 +12,10 @@ from stoneware.kernels import registry
 from stoneware.kernels.registry import OPS
 
 if TYPE_CHECKING:
-    from stoneware.ops.dispatch import Operation
     from stoneware.ops.product import Product
     from stoneware.ops.spec import OpSpec
 
 SCALE_KINDS = ("row", "tensor")
-
-
-def operation(op: str) -> Operation:
-    """The op with its backends; imports torch."""
-    return registry.spec(op).operation
 
 
 def problems(
