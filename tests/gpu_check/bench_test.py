@@ -3,6 +3,7 @@ summary's arithmetic, and the cases' own products against plain ones."""
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -55,6 +56,38 @@ def test_first_calls_are_medians_of_the_processes_that_ended_well():
     assert (found["first_call_ms"], found["num_processes"]) == (5.0, 3)
     assert found["import_and_first_call_ms"] == 14.0
     assert found["errors"] == ["killed"]
+    assert found["full_collections"] == 3
+    uncounted = [{name: run[name] for name in run if name != "full_collections"} for run in runs]
+    assert bench_summary.first_calls(uncounted)[0]["full_collections"] is None
+
+
+def test_the_one_number_of_a_first_use_is_that_of_the_slowest_family():
+    (run, *_) = report()["first_calls"]
+    runs = [
+        run,
+        {**run, "family": "matmul", "import_and_first_call_ms": 20.0},
+        {**run, "family": "matmul", "import_and_first_call_ms": 90.0},
+        {**run, "family": "matmul", "import_and_first_call_ms": 22.0},
+        {**run, "family": "matmul", "call": "torch_mm", "first_call_ms": 7.0, "import_and_first_call_ms": 99.0},
+        {"family": "grouped_mm", "call": OURS, "error": "killed"},
+    ]
+    found = bench_summary.import_and_first_call(runs)
+    assert found == {
+        "family": "matmul", "ms": 22.0, "num_processes": 3, "full_collections": 3, "torch_first_call_ms": 7.0
+    }  # fmt: skip
+    said = "take 22.0 ms in the slowest family, matmul, bf16: the median of 3 processes, which ran 3 full"
+    assert said in bench_summary.to_markdown(report(first_calls=runs))
+    assert bench_summary.import_and_first_call(runs[-1:]) is None
+
+
+def test_full_collections_are_counted_and_others_are_not():
+    with first_call.full_collections() as seen:
+        gc.collect(0)
+        gc.collect(1)
+        assert len(seen) == 0
+        gc.collect()
+    gc.collect()
+    assert len(seen) == 1
 
 
 def test_the_page_has_every_family_and_every_shape():
@@ -63,8 +96,8 @@ def test_the_page_has_every_family_and_every_shape():
     assert "lines that were written" in bench_summary.to_markdown(report(l2="dirty"))
     assert "| scaled_mm, fp8 with row scales | torch_row | up to 128 | 4.000 | 2.000 | o, m=1 | 2 |" in text
     assert "- Not in this installation: matmul: AttributeError: no matmul" in text
-    assert "| scaled_mm, fp8 with row scales | stoneware | - | - | 9.0 | 5.00 | 14.0 | 0.040 | 3 |" in text
-    assert "| matmul, bf16 | stoneware | 5.0 ± 0.2 | 5.0 ± 0.2 | - | - | - | - | - |" in text
+    assert "| scaled_mm, fp8 with row scales | stoneware | - | - | 9.0 | 5.00 | 14.0 | 0.040 | 3 | 3 |" in text
+    assert "| matmul, bf16 | stoneware | 5.0 ± 0.2 | 5.0 ± 0.2 | - | - | - | - | - | - |" in text
     assert "| o | 16 | 64 | 32 | - | `cutlass_sm90:x` | exact | - | - | - | - | - | - |" in text
     assert text.count("\n| o |") + text.count("\n| down |") == len(ROWS)
 

@@ -398,6 +398,7 @@ def main(argv: Sequence[str]) -> None:
     report["summary"] = {
         "speedups": bench_summary.speedups(report["rows"]),
         "floors": bench_summary.floors(report["rows"]),
+        "import_and_first_call": bench_summary.import_and_first_call(report["first_calls"]),
     }
     (out_dir / "bench.json").write_text(to_json(report), encoding="ascii")
     markdown = bench_summary.to_markdown(report)

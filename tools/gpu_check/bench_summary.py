@@ -110,7 +110,8 @@ def floors(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
-    """By family and call: medians over the fresh processes, the number of them, the errors."""
+    """By family and call: medians over the fresh processes, the number of them, how many full garbage
+    collections they ran in all (None if that was not counted), the errors."""
     found = []
     for family, call in dict.fromkeys((run["family"], run["call"]) for run in runs):
         members = [run for run in runs if (run["family"], run["call"]) == (family, call)]
@@ -121,8 +122,39 @@ def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
             if good
         }
         errors = sorted({run["error"] for run in members if "error" in run})
-        found.append({"family": family, "call": call, "num_processes": len(good), "errors": errors, **medians})
+        counts = [run.get("full_collections") for run in good]
+        found.append(
+            {
+                "family": family,
+                "call": call,
+                "num_processes": len(good),
+                "full_collections": None if None in counts else sum(counts),
+                "errors": errors,
+                **medians,
+            }
+        )
     return found
+
+
+def import_and_first_call(runs: Sequence[Row]) -> dict[str, Any] | None:
+    """The one number of a first use: import and first call together, in the family whose median is
+    largest, beside torch's first call there. None if ours has no figure."""
+    found = [item for item in first_calls(runs) if item["num_processes"]]
+    worst = max(
+        (item for item in found if item["call"] == OURS),
+        key=lambda item: item["import_and_first_call_ms"],
+        default=None,
+    )
+    if worst is None:
+        return None
+    peers = [item for item in found if item["family"] == worst["family"] and item["call"] != OURS]
+    return {
+        "family": worst["family"],
+        "ms": worst["import_and_first_call_ms"],
+        "num_processes": worst["num_processes"],
+        "full_collections": worst["full_collections"],
+        "torch_first_call_ms": peers[0]["first_call_ms"] if peers else None,
+    }
 
 
 def by_family(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -178,10 +210,19 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         "processes in which torch is imported and CUDA has started:",
         "",
         "| family | call | into out | allocating | import | first call | import and first call "
-        "| second call | processes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| second call | processes | full garbage collections |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += _host_lines(report)
+    first = import_and_first_call(report["first_calls"])
+    if first is not None:
+        lines += [
+            "",
+            f"Import and first call together take {first['ms']:.1f} ms in the slowest family, "
+            f"{titles[first['family']]}: the median of {first['num_processes']} processes, which ran "
+            f"{_count(first['full_collections'])} full garbage collections meanwhile. torch's first call "
+            f"there takes {_number(first['torch_first_call_ms'], 1)} ms.",
+        ]
     sizes = report["installed"]
     lines += [
         "",
@@ -256,6 +297,7 @@ def _host_lines(report: Mapping[str, Any]) -> list[str]:
                         )
                     ),
                     first.get("num_processes", "-"),
+                    _count(first.get("full_collections")),
                 )
             )
     return lines
@@ -310,6 +352,10 @@ def _timing(timing: Mapping[str, float] | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _line(*cells: object) -> str:

@@ -5,18 +5,22 @@
 This program imports torch, and leaves CUDA and Stoneware alone; each figure is from a process that
 is forked from it, so that torch is imported once. In the child CUDA is started and the operands
 exist before the clock runs. `import_and_first_call_ms` is the number to look at: the time from a
-process that has no Stoneware to its first result. It also reports what the call did to the outside: files opened for
-writing and programs started, which must be none, and whether Triton was imported.
+process that has no Stoneware to its first result. Beside it stands how many full garbage collections
+Python ran meanwhile: with torch loaded, one takes longer than all the rest. It also reports what the
+call did to the outside: files opened for writing and programs started, which must be none, and
+whether Triton was imported.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from absl import app, flags
@@ -58,6 +62,22 @@ class OutsideWatch:
             self.seen.append(f"{event} {arguments[:2]!r}"[:300])
 
 
+@contextlib.contextmanager
+def full_collections() -> Iterator[list[int]]:
+    """Has an item for each full garbage collection that began within the block."""
+    seen: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            seen.append(2)
+
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+
+
 def _timed_ms(step: Callable[[], object]) -> float:
     begin = time.perf_counter()
     step()
@@ -73,16 +93,17 @@ def measure(family_name: str, whose: str) -> dict[str, object]:
     torch.cuda.synchronize()
     watch = OutsideWatch()
     package_ms = 0.0
-    if whose == OURS:
+    with full_collections() as collections:
+        if whose == OURS:
 
-        def import_package() -> None:
-            import stoneware  # noqa: F401
+            def import_package() -> None:
+                import stoneware  # noqa: F401
 
-        package_ms = _timed_ms(import_package)
-    begin = time.perf_counter()
-    run = case.calls[whose].load()
-    import_ms = package_ms + (time.perf_counter() - begin) * 1e3
-    first_ms = _timed_ms(lambda: run(None))
+            package_ms = _timed_ms(import_package)
+        begin = time.perf_counter()
+        run = case.calls[whose].load()
+        import_ms = package_ms + (time.perf_counter() - begin) * 1e3
+        first_ms = _timed_ms(lambda: run(None))
     second_ms = _timed_ms(lambda: run(None))
     watch.is_on = False
     return {
@@ -92,6 +113,7 @@ def measure(family_name: str, whose: str) -> dict[str, object]:
         "import_ms": round(import_ms, 3),
         "first_call_ms": round(first_ms, 3),
         "import_and_first_call_ms": round(import_ms + first_ms, 3),
+        "full_collections": len(collections),
         "second_call_ms": round(second_ms, 3),
         "outside": watch.seen,
         "triton_imported": "triton" in sys.modules,
