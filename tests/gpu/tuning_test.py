@@ -15,7 +15,7 @@ import stoneware
 from stoneware.kernels import registry
 from stoneware.measuring import machine, operands, session, workloads
 from stoneware.measuring.device_timer import DeviceTimer
-from stoneware.measuring.progress import LogReporter
+from stoneware.measuring.progress import Reporter
 from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import api as grouped_mm_api
@@ -32,7 +32,7 @@ def tuned(store: Store, *child: str, settings: Settings = QUICK) -> session.Summ
     if child:
         program = Path(__file__).with_name("tuning_child.py")
         options["command"] = (sys.executable, str(program), *child)
-    return session.tune([PROBLEM], store, 0, settings, LogReporter(), ranks=Ranks(), **options)
+    return session.tune([PROBLEM], store, 0, settings, Reporter(), ranks=Ranks(), **options)
 
 
 def statuses(store: Store) -> dict[str, str]:
@@ -59,14 +59,14 @@ def test_every_candidate_is_right_and_a_second_start_measures_nothing(device, tm
     store = Store(tmp_path / "samples.sqlite3")
     problems = workloads.problems(shapes=["48x512x1024", "1x512x1024", "4x12x512x1024"], scales=["row"])
     settings = dataclasses.replace(QUICK, seconds_per_problem=10.0)
-    summary = session.tune(problems, store, 0, settings, LogReporter(), ranks=Ranks())
+    summary = session.tune(problems, store, 0, settings, Reporter(), ranks=Ranks())
     assert (summary.num_measured, summary.failures) == (7, [])
     assert set(summary.statuses) == {"ok"}, statuses(store)
     for problem in problems:
         operation = registry.spec(problem.key.op).operation
         measured = {s.config for _, s in store.samples() if s.key == problem.key}
         assert measured == set(operation.candidates(problem, device))
-    again = session.tune(problems, store, 0, settings, LogReporter(), ranks=Ranks())
+    again = session.tune(problems, store, 0, settings, Reporter(), ranks=Ranks())
     assert (again.num_known, again.num_samples) == (7, 0)
 
 
@@ -198,7 +198,7 @@ def test_a_call_that_cannot_be_captured_is_timed_between_events(device, timer):
 
 def test_nvml_agrees_with_the_gpu_that_torch_counts(device):
     pytest.importorskip("pynvml")
-    assert machine.fingerprint(0).power_limit_w > 0
+    assert machine.power_limit_w(0) > 0
     torch.cuda._sleep(200_000_000)
     busy_mhz = machine.sm_clock_mhz(0)
     torch.cuda.synchronize()

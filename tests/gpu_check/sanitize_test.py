@@ -107,7 +107,7 @@ def runner_in(folder: pathlib.Path) -> runner.Runner:
     made._environment = {**os.environ, "PYTHONPATH": str(folder)}
     made.wheel = pathlib.Path("stoneware-1-cp312-abi3-linux.whl")
     made.wheel_sha256 = "a" * 64
-    machine = folder / "stoneware" / "measuring" / "machine.py"
+    machine = folder / "tools" / "gpu_check" / "machine.py"
     machine.parent.mkdir(parents=True, exist_ok=True)
     machine.write_text("def describe(ordinal):\n    return {'gpu': f'H200 {ordinal}'}\n")
     (folder / "torch.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 2)\n")

@@ -11,7 +11,7 @@ from fake_session import H100, H200, QUICK, Bench, problems
 
 from stoneware.errors import StoreError
 from stoneware.measuring.child import WorkerError
-from stoneware.measuring.progress import LogReporter
+from stoneware.measuring.progress import Reporter
 from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.tuning.samples import Sample
@@ -192,7 +192,7 @@ def test_a_store_that_cannot_be_written_is_refused_before_anything_is_measured(b
 
 def test_progress_is_said_in_lines_with_the_time_left(bench, caplog):
     caplog.set_level(logging.INFO)
-    bench.session(["ok_10.0", "hang"], reporter=LogReporter()).measure(problems(1, 16), ALONE)
+    bench.session(["ok_10.0", "hang"], reporter=Reporter()).measure(problems(1, 16), ALONE)
     assert "2 problems to measure on NVIDIA H200" in caplog.text
     assert "[2/2] scaled_mm m=16" in caplog.text
     assert "best of 3: triton_aot:ok_10.0 10.0 us, 1 wrong, failed or hung" in caplog.text

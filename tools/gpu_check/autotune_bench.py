@@ -34,8 +34,7 @@ import triton
 from absl import app, flags, logging
 
 import stoneware
-from stoneware.measuring import machine
-from tools.gpu_check import tuned_matmul
+from tools.gpu_check import machine, tuned_matmul
 
 OURS, TRITON, JIT = "stoneware.autotune", "triton.autotune", "triton.jit"
 FIRST_LAUNCH_RATIO = 3.0

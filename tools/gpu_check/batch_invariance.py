@@ -37,11 +37,11 @@ import stoneware as sw
 from stoneware.errors import UnsupportedError
 from stoneware.kernels import cutlass_kernels, registry
 from stoneware.kernels.config import Config
-from stoneware.measuring import machine, operands
+from stoneware.measuring import operands
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.ops import vendor_bits
 from stoneware.runtime.device import Device, cuda_device
-from tools.gpu_check import bench_cases
+from tools.gpu_check import bench_cases, machine
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _PAIRS = flags.DEFINE_integer("pairs", 20000, "Runs to compare, at least.")

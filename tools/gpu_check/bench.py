@@ -37,11 +37,11 @@ from absl import app, flags, logging
 
 import stoneware
 from stoneware.kernels import registry
-from stoneware.measuring import machine, operands, tolerance
+from stoneware.measuring import operands, tolerance
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.runtime.device import Device, cuda_device
-from tools.gpu_check import bench_summary
+from tools.gpu_check import bench_summary, machine
 from tools.gpu_check.bench_cases import FAMILIES, OURS, Case, Family, Run, Workload
 
 FIRST_CALL_LIMIT_MS = 100.0

@@ -304,7 +304,7 @@ class Runner:
         """GPUs, driver and versions, as bench.json has its machine; or why they are unknown."""
         code = (
             "import json, torch\n"
-            "from stoneware.measuring import machine\n"
+            "from tools.gpu_check import machine\n"
             "print(json.dumps([machine.describe(i) for i in range(torch.cuda.device_count())]))"
         )
         try:

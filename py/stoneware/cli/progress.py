@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from stoneware.cli.output import note
-from stoneware.measuring.progress import LogReporter, Reporter
+from stoneware.measuring.progress import Reporter
 from stoneware.runtime.canonical import printable
 
 
@@ -15,7 +15,7 @@ def reporter(rank: int) -> Reporter:
     """A bar on a terminal, lines elsewhere; of the ranks above 0 only what went wrong."""
     if rank:
         return _Notes(rank)
-    return _Bar() if sys.stderr.isatty() else LogReporter()
+    return _Bar() if sys.stderr.isatty() else Reporter()
 
 
 class _Notes(Reporter):
@@ -25,8 +25,11 @@ class _Notes(Reporter):
     def note(self, text: str) -> None:
         note(f"stoneware tune: rank {self._rank}: {text}")
 
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """Rank 0 shows the progress."""
 
-class _Bar(LogReporter):
+
+class _Bar(Reporter):
     """The lines of the log on the terminal, above a bar with the time left."""
 
     def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:

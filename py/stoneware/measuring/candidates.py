@@ -69,10 +69,8 @@ class Race:
     Attributes:
       problem: an op's Problem.
       device: where it runs; a CPU in tests.
-      timer: of that device.
-      settings: how thoroughly.
       run_id: of the Run that the samples belong to.
-      make_plan: the op's `make_plan`.
+      make_plan: the op's, unless a test has its own.
       emit: called with samples as soon as they are final.
       announce: called with a candidate before each of its runs.
     """

@@ -181,22 +181,25 @@ def main(make_plan: Any = None) -> int:
     torch.cuda.set_device(ordinal)
     device, timer = cuda_device(ordinal), DeviceTimer(ordinal)
     say("ready")
-    for line in sys.stdin:
-        task = json.loads(line)
+
+    def measure(task: Mapping[str, Any]) -> None:
+        problem = workloads.problem_from_json(task["problem"])
         configs = [Config.from_json(data) for data in task["configs"]]
         positions = {config: idx for idx, config in enumerate(configs)}
+        candidates.Race(
+            problem=problem,
+            device=device,
+            timer=timer,
+            settings=settings,
+            run_id=hello["run"],
+            make_plan=make_plan or registry.spec(problem.key.op).operation.make_plan,
+            announce=lambda config: say("at", config=positions.get(config)),
+            emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
+        ).run(configs)
+
+    for line in sys.stdin:
         try:
-            problem = workloads.problem_from_json(task["problem"])
-            candidates.Race(
-                problem=problem,
-                device=device,
-                timer=timer,
-                settings=settings,
-                run_id=hello["run"],
-                make_plan=make_plan or registry.spec(problem.key.op).operation.make_plan,
-                announce=lambda config, at=positions.get: say("at", config=at(config)),
-                emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
-            ).run(configs)
+            measure(json.loads(line))
         except candidates.ContextLostError as error:
             print(error, file=sys.stderr, flush=True)
             # Not sys.exit: torch would try to clean up a context that is gone.

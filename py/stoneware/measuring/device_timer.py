@@ -1,22 +1,19 @@
 """Times calls on the GPU against each other: operands from memory, device time only, interleaved.
 
-Rounds: each round times every call once, in an order drawn anew, so that a change of clock or
-temperature meets all of them alike. How one call is timed: see stopwatch.py.
+Each round times every call once, in a new random order, so that a change of clock or temperature
+meets all of them alike. stopwatch.py says how one call is timed.
 
-Slow calls are dropped early: after a few rounds those that are slower than a multiple of the
-fastest keep the timings they have.
+Slow calls are dropped after a few rounds, and keep the timings they have.
 
-Short calls: if the fastest that is left takes less than SHORT_US between events, all that are left
-are timed in CUDA graphs instead, since a few microseconds of the events would blur what differs.
-It is all or none: two methods are never compared with each other. If one cannot be captured, none
-is.
+Short calls: if the fastest takes less than SHORT_US between events, all that are left are timed in
+CUDA graphs instead, since the microseconds of the events would hide differences. If one of them
+cannot be captured, none is: two methods are never compared with each other.
 
-Drooped rounds: the clock of the SMs is read at the end of each round, and rounds whose clock is
-below DROOP_RATIO of the median over all rounds are discarded and repeated. NVBench compares with
-the default clock; but large products keep a GPU at its power limit and at a lower clock all along,
-and the median follows that. At most half of the rounds are below the median, so at most half are
-discarded; no more rounds are taken than twice those asked for, and none after `max_seconds`. Where
-the clock is unknown nothing is discarded.
+Drooped rounds: rounds in which the clock of the SMs is below DROOP_RATIO of its median over all
+rounds are discarded and repeated. The median, not the default clock as in NVBench, since large
+products keep a GPU at its power limit and below that clock. At most half of the rounds can be below
+the median; no more are taken than twice those asked for, and none after `max_seconds`. If the clock
+is unknown, nothing is discarded.
 """
 
 from __future__ import annotations
@@ -29,15 +26,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 SHORT_US = 100.0
-"""Below this a call counts as short: event, launch and event cost more than 3 % of it."""
+"""Below this a call is short: event, launch and event cost more than 3 % of it."""
 
 DROP_RATIO = 1.5
+"""Calls slower than this multiple of the fastest are dropped."""
 
 DROOP_RATIO = 0.97
-"""Two of the steps of 15 MHz in which an H200 changes its clock are 1.5 % of 1980 MHz."""
+"""An H200 changes its clock in steps of 15 MHz, and two of them are 1.5 % of 1980 MHz."""
 
 _PAIRS_IN_GRAPH = 8
-"""Flushes and calls in one graph: the noise of a flush, some 0.5 us, is divided by sqrt(8)."""
+"""Flushes and calls in one graph, which divides the noise of a flush by sqrt(8)."""
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -50,9 +48,8 @@ class Timing:
     """Timings of one call, in microseconds.
 
     Attributes:
-      median_us: median.
       spread_us: interquartile range.
-      count: how many timings.
+      count: number of timings.
       sm_clock_mhz_before, sm_clock_mhz_after: clock of the SMs at the end of the first and the last
         round that counts; 0 if unknown.
     """
@@ -69,12 +66,11 @@ class Timing:
         if len(samples_us) > 1:
             first, _, third = statistics.quantiles(samples_us, n=4, method="inclusive")
             spread_us = third - first
-        median_us = statistics.median(samples_us)
-        return cls(median_us, spread_us, len(samples_us), before_mhz, after_mhz)
+        return cls(statistics.median(samples_us), spread_us, len(samples_us), before_mhz, after_mhz)
 
 
 class TimingFailed(Exception):
-    """A call raised while it was timed; `name` is its name, the cause is in __cause__."""
+    """A call raised while it was timed: `name` is its name, `__cause__` its error."""
 
     def __init__(self, name: Hashable, error: Exception) -> None:
         super().__init__(f"{name} failed while it was timed: {type(error).__name__}: {error}")
@@ -92,7 +88,7 @@ class DeviceTimer:
 
     Args:
       ordinal: torch's number of the GPU.
-      stopwatch: in place of a `stopwatch.CudaStopwatch` of the GPU; it has the same methods.
+      stopwatch: with the methods of `stopwatch.CudaStopwatch`; None makes one for the GPU.
       now: seconds, for tests.
     """
 
@@ -119,11 +115,10 @@ class DeviceTimer:
 
         Args:
           calls: what to time, by any name. They must have run once without error.
-          rounds: how many rounds that count.
+          rounds: number of rounds that count.
           max_seconds: stop after the round in which this has passed.
-          rounds_before_drop: after so many rounds calls slower than `drop_ratio` times the fastest
-            are dropped, and keep the timings they have; 0 drops none.
-          drop_ratio: see above.
+          rounds_before_drop: drop slow calls after this many rounds; 0 drops none.
+          drop_ratio: see DROP_RATIO.
           short_us: see SHORT_US; 0 uses no graphs.
 
         Returns:
@@ -173,8 +168,7 @@ class DeviceTimer:
         """Graphs of the calls and of the flushes alone; None if one cannot be captured."""
         graphs: dict[Any, Any] = {}
         for name in [_FLUSH, *names]:
-            call = None if name is _FLUSH else calls[name]
-            graph = self._guarded(name, self.stopwatch.capture, call, _PAIRS_IN_GRAPH)
+            graph = self._guarded(name, self.stopwatch.capture, calls.get(name), _PAIRS_IN_GRAPH)
             if graph is None:
                 return None
             graphs[name] = graph
@@ -189,7 +183,7 @@ class DeviceTimer:
 
 
 def _steady(rounds: list[_Round]) -> list[_Round]:
-    """The rounds that did not droop; see the module's docstring."""
+    """The rounds that did not droop."""
     clocks = [taken.clock_mhz for taken in rounds if taken.clock_mhz]
     if not clocks:
         return rounds
@@ -201,9 +195,8 @@ def _timings(rounds: list[_Round]) -> dict[Any, Timing]:
     steady = _steady(rounds)
     timings = {}
     for name in dict.fromkeys(name for taken in rounds for name in taken.us):
-        # One that was dropped in rounds that all drooped keeps them: it lost against its peers of
-        # the same rounds.
         of_name = [taken for taken in steady if name in taken.us]
+        # If all its rounds drooped, they count: it was dropped against its peers of the same rounds.
         of_name = of_name or [taken for taken in rounds if name in taken.us]
         timings[name] = Timing.of([taken.us[name] for taken in of_name], of_name[0].clock_mhz, of_name[-1].clock_mhz)
     return timings

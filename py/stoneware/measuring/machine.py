@@ -1,4 +1,4 @@
-"""What a measurement records about the machine: GPU, driver, clocks, power limit, versions."""
+"""The record of a run: GPU, driver, versions, and the clocks at its start and end."""
 
 from __future__ import annotations
 
@@ -9,37 +9,14 @@ import platform
 import re
 import secrets
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from stoneware.runtime.device import DeviceFingerprint, cuda_device
+from stoneware.runtime.device import cuda_device
 from stoneware.runtime.nvml import library_and_handle, memory_clock_mhz, power_limit_w, sm_clock_mhz
 from stoneware.tuning.samples import Run
 
 UNKNOWN = "unknown"
-
-
-def describe(ordinal: int) -> dict[str, Any]:
-    """GPU, driver, versions and clocks, as JSON values."""
-    properties = torch.cuda.get_device_properties(ordinal)
-    return {
-        "gpu": properties.name,
-        "compute_capability": [properties.major, properties.minor],
-        "num_sms": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
-        "memory_bytes": properties.total_memory,
-        "power_limit_w": power_limit_w(ordinal) or UNKNOWN,
-        "driver": driver(),
-        "torch": torch.__version__,
-        "cuda_of_torch": torch.version.cuda or UNKNOWN,
-        "triton": version_of("triton"),
-        "stoneware": version_of("stoneware"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "sm_clock_mhz": sm_clock_mhz(ordinal),
-        "memory_clock_mhz": memory_clock_mhz(ordinal),
-    }
 
 
 def driver() -> str:
@@ -63,28 +40,16 @@ def version_of(distribution: str) -> str:
         return "not installed"
 
 
-def fingerprint(ordinal: int) -> DeviceFingerprint:
-    """The GPU's fingerprint with its power limit; raises as `cuda_device`."""
-    known = cuda_device(ordinal).fingerprint
-    assert known is not None  # only a CPU has none
-    return dataclasses.replace(known, power_limit_w=power_limit_w(ordinal))
-
-
 def new_run(ordinal: int, command: str, commit: str = UNKNOWN) -> Run:
-    """The record of a run that begins now on this GPU; its clocks at the end are not known yet.
-
-    Args:
-      ordinal: torch's number of the GPU.
-      command: as it was typed, without folders of this machine.
-      commit: of the repository that the kernels are from.
-    """
+    """A run that begins now on this GPU; `end_run` adds the clocks at its end."""
     now = datetime.datetime.now(datetime.UTC)
-    device = fingerprint(ordinal)
+    device = cuda_device(ordinal).fingerprint
+    assert device is not None  # only a CPU has none
     name = device.name.lower().replace(" ", "_")
     return Run(
         # Random digits: ranks and processes that start within a second are different runs.
         id=f"{now:%Y-%m-%dT%H%M%SZ}-{name}-{secrets.token_hex(2)}",
-        device=device,
+        device=dataclasses.replace(device, power_limit_w=power_limit_w(ordinal)),
         driver=driver(),
         cuda=torch.version.cuda or UNKNOWN,
         torch=torch.__version__,
@@ -101,7 +66,7 @@ def new_run(ordinal: int, command: str, commit: str = UNKNOWN) -> Run:
 
 
 def end_run(run: Run, ordinal: int) -> Run:
-    """The run with its clocks at the end, which is now."""
+    """The run that ends now."""
     return dataclasses.replace(
         run, sm_clock_mhz_after=sm_clock_mhz(ordinal), memory_clock_mhz_after=memory_clock_mhz(ordinal)
     )

@@ -1,7 +1,7 @@
-"""Fresh operands for a problem of an op, its float64 reference, and the comparison with it.
+"""Fresh operands of a problem, its float64 reference, and the comparison with it.
 
-Shared by the tuner, the benchmark and the GPU tests, so that all three mean the same by "right". An
-op's own `operands.py` draws them with the parts below, and multiplies.
+The tuner, the benchmark and the GPU tests share them, so that "right" means the same in all three.
+An op's own `operands.py` draws and multiplies with the parts below.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from stoneware.kernels import registry
 from stoneware.measuring import tolerance
-
-if TYPE_CHECKING:
-    from stoneware.ops.product import Product
 
 Device = torch.device | str
 
@@ -29,17 +26,16 @@ class Operands:
     """Tensors of a problem; `operands.a` is `operands.tensors["a"]`, and so on.
 
     Attributes:
-      problem: what they are operands of.
       tensors: by the names of the op's spec, with the problem's strides; what a view skips is NaN.
         `out` is a view of `out_base`; both are all NaN until something is written.
-      out_base: the memory around out: guard rows and columns that must stay NaN.
+      out_base: the memory of out, with the guard rows and columns that must stay NaN.
     """
 
-    problem: Product
+    problem: Any
     tensors: Mapping[str, torch.Tensor | None]
     out_base: torch.Tensor
 
-    def __getattr__(self, name: str) -> torch.Tensor | None:
+    def __getattr__(self, name: str) -> Any:
         try:
             return self.__dict__["tensors"][name]
         except KeyError:
@@ -47,18 +43,17 @@ class Operands:
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
-        """(scale_a, scale_b) where there are some."""
+        """(scale_a, scale_b) if the problem has them."""
         found = [self.tensors.get(name) for name in ("scale_a", "scale_b")]
         return tuple(scale for scale in found if scale is not None)
 
     @property
     def arguments(self) -> tuple[torch.Tensor | None, ...]:
         """In the order of a plan."""
-        order = registry.spec(self.problem.key.op).plan_order
-        return tuple(self.tensors[name] for name in order)
+        return tuple(self.tensors[name] for name in registry.spec(self.problem.key.op).plan_order)
 
     def replace(self, **tensors: torch.Tensor | None) -> Operands:
-        """The same with other tensors in the place of these."""
+        """A copy with these tensors in place of those of the same name."""
         return dataclasses.replace(self, tensors={**self.tensors, **tensors})
 
     def poison(self) -> None:
@@ -67,22 +62,21 @@ class Operands:
 
     def is_guard_unharmed(self) -> bool:
         """Whether everything around out is still NaN."""
-        out = self.tensors["out"]
-        saved = out.clone()
-        out.fill_(math.nan)
+        saved = self.out.clone()
+        self.out.fill_(math.nan)
         unharmed = bool(self.out_base.isnan().all())
-        out.copy_(saved)
+        self.out.copy_(saved)
         return unharmed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A result beside its reference.
+    """How far a result is from its reference.
 
     Attributes:
       error: relative error in the Frobenius norm; infinite if an element is NaN or infinite.
       element_error: largest error of an element, in units of its row's root mean square.
-      limit: what `error` must stay under, see tolerance.py.
+      limit: `error` must be below it, see tolerance.py.
     """
 
     error: float
@@ -96,33 +90,29 @@ class Comparison:
     def __str__(self) -> str:
         return (
             f"relative error {self.error:.2e} (must be under {self.limit:.2e}), worst element "
-            f"{self.element_error:.2e} of its row's rms (must be under "
-            f"{tolerance.MAX_ELEMENT_ERROR:g})"
+            f"{self.element_error:.2e} of its row's rms (must be under {tolerance.MAX_ELEMENT_ERROR:g})"
         )
 
 
 def with_bias(problem: Any, has_bias: bool) -> Any:
-    """The problem with a bias or without; the same one if its op has no bias."""
+    """The problem with a bias or without; unchanged if its op takes no bias."""
     return dataclasses.replace(problem, has_bias=has_bias) if takes_bias(problem) else problem
 
 
 def takes_bias(problem: Any) -> bool:
-    """Whether the problem's op has a bias, not whether the problem has one."""
+    """Whether the problem's op takes a bias, not whether the problem has one."""
     return "has_bias" in registry.spec(problem.key.op).takes
 
 
 def make(problem: Any, device: Device, *, guarded: bool = False) -> Operands:
     """Draws operands: normal values, scales in [0.5, 1.5), a bias as large as the products; for
-    grouped_mm groups of rows as uneven as a router leaves them.
+    grouped_mm groups of rows as uneven as a router makes them.
 
     Args:
-      problem: sizes, dtypes and strides.
-      device: where.
-      guarded: surround out with a guard of NaN, at the cost of two rows and of ldd >= n + 16; not
-        of a batch.
+      guarded: surround out with a guard of NaN: a row above and below, 8 columns on each side.
 
     Raises:
-      ValueError: `guarded` and ldd leaves no room for guard columns, or the problem is a batch.
+      ValueError: `guarded`, and ldd < n + 16 or the problem is a batch.
     """
     return registry.spec(problem.key.op).operands.make(problem, device, guarded)
 
@@ -133,12 +123,12 @@ def reference(operands: Operands) -> torch.Tensor:
 
 
 def compare(out: torch.Tensor, expected: torch.Tensor, problem: Any) -> Comparison:
-    """Compares every element of a result of `problem` with `reference`'s."""
+    """Compares every element of `problem`'s result with the reference."""
     return compare_within(out, expected, registry.spec(problem.key.op).tolerance(problem))
 
 
 def compare_within(out: torch.Tensor, expected: torch.Tensor, limit: float) -> Comparison:
-    """Compares every element of a result; its relative error must be under `limit`."""
+    """Compares every element; the relative error must be under `limit`."""
     squared_error = squared_norm = element_error = 0.0
     out, expected = out.flatten(0, -2), expected.flatten(0, -2)
     rows_at_once = max(1, _CHUNK_BYTES // (8 * out.shape[1]))
@@ -166,9 +156,9 @@ def multiply(
     *,
     block: int = 1,
 ) -> None:
-    """(scale_a * a) @ (scale_b * b) + bias into `result`, in float64, by pieces that fit memory.
+    """(scale_a * a) @ (scale_b * b) + bias into `result`, in float64, in pieces that fit memory.
 
-    A scale has in each dimension the size of its operand, 1, or one element per `block`.
+    In each dimension a scale has the size of its operand, 1, or one element per `block`.
     """
     (m, k), n = a.shape, b.shape[1]
     step = max(block, _CHUNK_BYTES // (8 * k) // block * block, 16)
@@ -197,13 +187,6 @@ def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice, block
     return values
 
 
-def matrix(
-    rows: int, columns: int, stride: int, is_row_major: bool, dtype: torch.dtype, device: Device
-) -> torch.Tensor:
-    """A [rows, columns] view of normal values with the leading dimension `stride`."""
-    return matrices((rows, columns), (stride,), is_row_major, dtype, device)
-
-
 def matrices(
     shape: tuple[int, ...], strides: tuple[int, ...], is_row_major: bool, dtype: torch.dtype, device: Device
 ) -> torch.Tensor:
@@ -211,14 +194,14 @@ def matrices(
 
     Args:
       shape: [rows, columns], or [batch, rows, columns].
-      strides: all but that of the contiguous dimension, the leading dimension last; with a stride
-        of 0 from one matrix to the next all are the same.
-      is_row_major: whether rows are contiguous, else columns are.
+      strides: all but that of the contiguous dimension, the leading dimension last. With a batch
+        stride of 0 all matrices are the same one.
+      is_row_major: whether rows are contiguous; otherwise columns are.
     """
     *batch, rows, columns = shape
     outer, inner = (rows, columns) if is_row_major else (columns, rows)
     _, values = poisoned((*batch, outer, inner), (*strides, 1), dtype, device)
-    # One at a time: in float32 all of them take four times what fp8 does.
+    # One at a time: float32 values of all would take four times the memory of fp8.
     for one in (values if strides[0] else values[:1]) if batch else (values,):
         one.copy_(torch.randn(outer, inner, device=device).to(dtype))
     return values if is_row_major else values.mT
@@ -227,7 +210,7 @@ def matrices(
 def poisoned(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: Device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory of NaN that ends with the last element, and a view of it."""
+    """Memory of NaN that ends with the view's last element, and the view."""
     size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
     # Bytes of ones are NaN in every dtype here, and fill_ does not take fp8.
     base = torch.full((size * dtype.itemsize,), 255, dtype=torch.uint8, device=device).view(dtype)
@@ -240,10 +223,9 @@ def poisoned_output(
     """(out_base, out) of one result [m, n] with the problem's ldd, all NaN."""
     m, n, ldd = problem.m, problem.n, problem.ldd
     if guarded and ldd < n + 16:
-        raise ValueError(f"ldd={ldd} must be at least n + 16 = {n + 16} for a guarded output")
-    rows = m + 2 if guarded else m
-    base = torch.full((rows, ldd), math.nan, dtype=dtype, device=device)
+        raise ValueError(f"ldd={ldd} must be at least n + 16 = {n + 16} for a guarded output; pass a larger ldd")
     first_row, first_column = (1, 8) if guarded else (0, 0)  # 8: 16 bytes, so aligned
+    base = torch.full((m + 2 * first_row, ldd), math.nan, dtype=dtype, device=device)
     return base, base[first_row : first_row + m, first_column : first_column + n]
 
 

@@ -1,4 +1,4 @@
-"""Who is told how far a tuning session is."""
+"""Tells how far a tuning session is, with the time left."""
 
 from __future__ import annotations
 
@@ -9,37 +9,23 @@ _LOG = logging.getLogger("stoneware.measuring")
 
 
 class Reporter:
-    """Says nothing; the base of what says something.
+    """Writes lines to the log "stoneware.measuring"; a subclass shows them elsewhere.
 
     Costs are in the units of workloads.cost: only their ratio counts.
     """
 
     def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
-        """Before the first problem; `num_known` of the problems have all their samples already."""
-
-    def begin(self, problem: str) -> None:
-        """A problem is about to be measured."""
-
-    def end(self, problem: str, cost: float, outcome: str) -> None:
-        """A problem is done."""
-
-    def note(self, text: str) -> None:
-        """Something to know, such as a candidate that hung."""
-
-    def finish(self, outcome: str) -> None:
-        """After the last problem, also of a session that was interrupted."""
-
-
-class LogReporter(Reporter):
-    """Lines in the log "stoneware.measuring", with the time left."""
-
-    def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
+        """Before the first problem; `num_known` of the problems already have all their samples."""
         self._idx, self._num = 0, num_problems - num_known
         self._cost, self._total_cost = 0.0, total_cost
         self._begin = time.monotonic()
         self.say(f"{self._num} problems to measure on {device}, {num_known} more are known")
 
+    def begin(self, problem: str) -> None:
+        """Before a problem is measured."""
+
     def end(self, problem: str, cost: float, outcome: str) -> None:
+        """After a problem."""
         self._idx += 1
         self._cost += cost
         gone_s = time.monotonic() - self._begin
@@ -47,9 +33,11 @@ class LogReporter(Reporter):
         self.say(f"[{self._idx}/{self._num}] {problem}: {outcome}; {gone_s:.0f} s gone, about {left_s:.0f} s left")
 
     def note(self, text: str) -> None:
+        """Something to know, such as a candidate that hung."""
         self.say(text, logging.WARNING)
 
     def finish(self, outcome: str) -> None:
+        """After the last problem, also of an interrupted session."""
         self.say(outcome)
 
     def say(self, text: str, level: int = logging.INFO) -> None:

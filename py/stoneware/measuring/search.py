@@ -1,11 +1,11 @@
-"""Which configs to measure: all of them, or where there are too many those that a search tries.
+"""Which configs of a decorated kernel to measure: all of them, or those that a search tries.
 
-Up to EXHAUSTIVE_LIMIT configs are all timed against each other. Above that the tree-structured
-Parzen estimator of optuna (an extra: stoneware[search]) proposes one config after the other. Each
-is timed against the best so far and `always`, and scored by its time over that of the first of
-these, so that a change of clock between two trials does not count. A space of configs is no full
-product: a proposal that is no config stands for the untried one that differs in the fewest
-parameters. The seed is fixed: equal timings give equal proposals.
+Up to EXHAUSTIVE_LIMIT configs are all timed against each other. Above it the tree-structured Parzen
+estimator of optuna (an extra: stoneware[search]) proposes one config after the other. Each is timed
+against the best so far and `always`, and scored by its time over that of the first of these, so that
+a change of clock between two trials does not count. Configs are rarely a full product of their
+parameters: a proposal that is not among them stands for the untried one that differs in the fewest.
+The seed is fixed: equal timings give equal proposals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 EXHAUSTIVE_LIMIT = 300
-"""Some 10 s of a GPU for a problem of 100 us: most of it goes into comparing values."""
+"""Above this, timing every config would take longer than a search saves."""
 
 ABSENT = "(absent)"
 
@@ -38,15 +38,15 @@ def run(
     """Measures configs.
 
     Args:
-      configs: the candidates: Config or KernelConfig.
-      measure: times some configs against each other; medians in microseconds, None for one that
-        is not right or does not run.
-      always: those that each trial is timed against, the default first.
+      configs: the candidates.
+      measure: times configs against each other; medians in microseconds, None for one that does
+        not run.
+      always: each trial is timed against these, the default first.
       known: medians of configs that were measured before.
-      most_trials: how many configs a search tries.
+      most_trials: number of configs that a search tries.
 
     Returns:
-      What `measure` gave for each config, the first time that it was measured.
+      The first median of each config that was measured.
     """
     if len(configs) <= EXHAUSTIVE_LIMIT:
         return dict(measure(configs)) if configs else {}
@@ -54,8 +54,7 @@ def run(
         import optuna
     except ImportError:
         _LOG.warning(
-            "%d configs are all measured, since optuna, which would search among more than %d, is "
-            "not installed; pip install 'stoneware[search]'",
+            "all %d configs are measured: a search among more than %d needs optuna; pip install 'stoneware[search]'",
             len(configs),
             EXHAUSTIVE_LIMIT,
         )
@@ -116,9 +115,8 @@ def _search(
         study.tell(trial, state=optuna.trial.TrialState.FAIL)  # what is tried is learnt below
         config = min(untried, key=lambda other: sum(points[other][name] != proposal[name] for name in names))
         untried.remove(config)
-        best = min(scores, key=scores.__getitem__, default=None)
-        rivals = [other for other in dict.fromkeys((best, *always)) if other is not None]
+        rivals = dict.fromkeys([*sorted(scores, key=scores.__getitem__)[:1], *always])
         timed = measure([config, *rivals])
         measured[config] = timed[config]
-        learn(config, timed[config], timed.get(base) or base_us)
+        learn(config, timed[config], (timed[base] if base is not None else None) or base_us)
     return measured

@@ -82,16 +82,13 @@ class Ranks:
 
 @dataclasses.dataclass(kw_only=True)
 class Summary:
-    """What a session did.
+    """What a session did to the problems of its rank.
 
     Attributes:
       run: id of the run.
-      num_problems: of this rank.
       num_known: problems that had all their samples.
-      num_measured: problems that were measured.
       statuses: number of samples stored, by status.
       failures: (problem, reason) of problems that could not be measured.
-      seconds: how long it took.
     """
 
     run: str
@@ -129,16 +126,10 @@ def tune(
     """Measures the candidates of problems on a GPU, and stores each sample as it is taken.
 
     Args:
-      problems: of all ranks; see workloads.problems.
+      problems: of all ranks; this one measures its share.
       store: what it has is not measured again, unless settings.remeasure.
       ordinal: torch's number of the GPU.
-      settings: how thoroughly.
-      reporter: gets the progress.
-      ranks: this one measures its share of the problems.
       command: the measuring process, for tests.
-
-    Returns:
-      What was done.
 
     Raises:
       KeyboardInterrupt: on Ctrl-C, once the measuring process is ended and the run's end stored.
@@ -148,7 +139,7 @@ def tune(
     """
     device = cuda_device(ordinal)
     run = machine.new_run(ordinal, settings.command, settings.commit)
-    session = Session(
+    return Session(
         store=store,
         run=run,
         device=device,
@@ -157,8 +148,7 @@ def tune(
         command=command,
         candidates_of=lambda problem: candidates.of_problem(registry.spec(problem.key.op).operation, problem, device),
         end_run=lambda: machine.end_run(run, ordinal),
-    )
-    return session.measure(problems, ranks)
+    ).measure(problems, ranks)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -242,9 +232,8 @@ class Session:
             at, num_before = None, len(taken)
             try:
                 worker = self._start()
-                worker.send(
-                    {"problem": workloads.problem_to_json(problem), "configs": [config.to_json() for config in left]}
-                )
+                task = {"problem": workloads.problem_to_json(problem), "configs": [one.to_json() for one in left]}
+                worker.send(task)
                 for event in worker.events(self.settings.hang_limit_s):
                     if event["event"] == "at":
                         at = event["config"]
@@ -330,11 +319,6 @@ def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None
     For a program that runs under `sw.tuning("on_miss")`: short, without a child process, and without
     a trace in torch's random numbers. If the samples cannot be stored, one warning is logged and
     they are kept in memory.
-
-    Args:
-      operation: the op.
-      problem: what to measure.
-      device: a GPU.
 
     Raises:
       ContextLostError: a candidate destroyed the CUDA context.

@@ -1,18 +1,18 @@
 """One cold call on a GPU, timed on the device: alone between events, or in a CUDA graph.
 
 Cold: before each call a buffer of four times the L2 is read, so that what the call reads comes from
-memory. Read, not written as by triton.testing.do_bench and NVBench's measure_cold: a write leaves
-the L2 full of lines that must go to memory before a weight can take their place, which no decoder
-does. `l2="dirty"` writes nevertheless, for figures to compare with theirs.
+memory. triton.testing.do_bench and NVBench's measure_cold write a buffer instead, which leaves the
+L2 full of lines that must go to memory before a weight can take their place; no decoder does that.
+`l2="dirty"` writes too, for figures to compare with theirs.
 
-Between events: the flush keeps the GPU at work while the host queues event, call and event, so that
-the time of the host is not in the figure. If the first event has passed when the last one is
-queued, the host may have been late, and the call is timed again behind a longer sleep. The figure
-holds what event, launch and event cost the GPU, a few microseconds, the same for each call.
+Between events: the flush keeps the GPU busy while the host queues event, call and event, so the
+host's time is not in the figure. If the first event has passed when the last one is queued, the host
+may have been late, and the call is timed again behind a longer sleep. The figure includes a few
+microseconds for the events and the launch, the same for each call.
 
 In a graph: several pairs of flush and call, less a graph of as many flushes alone, divided by their
-number (tritonbench's _do_bench_cudagraph_with_cache_clear). What is left is what one more call
-costs a stream that is busy: no event stands between flush and call.
+number (tritonbench's _do_bench_cudagraph_with_cache_clear). This is what one more call costs a busy
+stream: no event stands between flush and call.
 
 docs/design/measuring.md has the measurements behind these choices.
 """
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 
-from stoneware.measuring import machine
+from stoneware.runtime import nvml
 
 Call = Callable[[], object]
 
@@ -34,10 +34,10 @@ _LEAST_FLUSH_BYTES = 256 << 20
 _FLUSH_ROWS = 4096
 
 _FIRST_SLEEP_CYCLES = 100_000
-"""Some 50 us on an H200, before a call that was timed too late; doubled each time."""
+"""Before a call that was timed too late, some 50 us on an H200; doubled each time."""
 
 _LONGEST_SLEEP_CYCLES = _FIRST_SLEEP_CYCLES << 6
-"""Some 3 ms: a host that needs longer, or whose call waits for the GPU itself, is in the figure."""
+"""Some 3 ms. The figure includes a host that needs longer, or whose call waits for the GPU."""
 
 _WARM_UP_CALLS = 3
 
@@ -47,11 +47,11 @@ class CudaStopwatch:
 
     Args:
       ordinal: torch's number of the GPU.
-      l2: "clean" or "dirty": what a flush leaves there, lines that were read or written.
+      l2: what a flush leaves there: "clean" lines that were read, or "dirty" ones that were written.
 
     Attributes:
-      announce: called with a call's name before the call is made, so that a supervising process
-        knows which one hangs or faults.
+      announce: called with a call's name before the call, so that a parent process knows which
+        one hangs or faults.
     """
 
     def __init__(self, ordinal: int, l2: Literal["clean", "dirty"] = "clean") -> None:
@@ -68,11 +68,11 @@ class CudaStopwatch:
         self.announce: Callable[[Any], None] = lambda name: None
 
     def sm_clock_mhz(self) -> int:
-        """Clock of the SMs now; 0 where unknown."""
-        return machine.sm_clock_mhz(self._ordinal)
+        """Clock of the SMs now; 0 if unknown."""
+        return nvml.sm_clock_mhz(self._ordinal)
 
     def warm_up(self, name: Any, call: Call) -> None:
-        """Runs a call a few times, so that nothing is loaded or allocated while it is timed."""
+        """Runs a call a few times, so that it loads and allocates nothing while it is timed."""
         with torch.cuda.device(self._device):
             self.announce(name)
             for _ in range(_WARM_UP_CALLS):
@@ -99,8 +99,8 @@ class CudaStopwatch:
                 self._sleep_cycles[name] = cycles * 2 or _FIRST_SLEEP_CYCLES
 
     def capture(self, call: Call | None, num_pairs: int) -> torch.cuda.CUDAGraph | None:
-        """A graph of `num_pairs` flushes, each with a call after it; None for a call that cannot be
-        captured. `call` None makes the graph of the flushes alone."""
+        """A graph of `num_pairs` flushes, each followed by the call, if there is one; None if the
+        call cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph: it collects garbage and empties torch's cache at each capture.
         # "thread_local": other threads of a user's process may go on using CUDA.
@@ -140,10 +140,10 @@ class CudaStopwatch:
 
 
 def _leave_pool(ordinal: int, graph: torch.cuda.CUDAGraph) -> None:
-    """Has torch's allocator leave the pool of a capture that failed.
+    """Makes torch's allocator leave the pool of a failed capture.
 
-    CUDAGraph.capture_end does so last, and not at all if ending the capture fails (torch 2.11,
-    aten/src/ATen/cuda/CUDAGraph.cpp); the allocator would refuse to empty its cache from then on.
+    CUDAGraph.capture_end skips that if ending the capture fails (torch 2.11,
+    aten/src/ATen/cuda/CUDAGraph.cpp), and the allocator would never empty its cache again.
     """
     leave = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if leave is not None:

@@ -1,4 +1,4 @@
-"""Problems to measure: named layers and shapes of the user's, and their form between processes."""
+"""Problems to measure: of named layers and of the user's shapes; and their JSON."""
 
 from __future__ import annotations
 
@@ -29,25 +29,18 @@ def problems(
     layouts: Sequence[str] = ("nt",),
     dtypes: Sequence[str] = ("e4m3", "bf16"),
 ) -> list[Product]:
-    """Every combination, in a fixed order and none twice.
+    """Every combination, in a fixed order and none twice; the arguments are the flags of
+    `stoneware tune`, and an op takes those that it knows.
 
     Args:
-      ops: names of ops; None takes all.
-      weights: names of layers in the specs of the ops; an op takes those that it knows. None takes
-        all, or none if `shapes` are given.
-      m_values: rows of a, for grouped_mm the mean of a group, for `weights`; None takes those of
-        the op's spec.
-      shapes: further shapes, as "MxNxK", for grouped_mm as "GxMxNxK" with G groups of M rows on
-        average, for a batch of matmul as "BxMxNxK"; an op takes those of its forms.
-      scales: kinds of scales, for scaled_mm.
-      out_dtypes: output dtypes; for matmul all dtypes. grouped_mm takes those that it has for the
-        operands.
-      layouts: of a and b, for matmul.
-      dtypes: of a and b, for grouped_mm; "e4m3" has row scales.
+      ops: None takes all.
+      weights: names of layers; None takes all, or none if `shapes` are given.
+      m_values: rows of a for `weights`; None takes those of the op's spec.
+      shapes: such as "16x4096x14336", in a form of one of the ops.
 
     Raises:
-      ValueError: a name is unknown, a shape breaks a rule of its op, or the ops asked for have none
-        of the output dtypes.
+      ValueError: a name is unknown, a shape breaks a rule of its op, or the ops have none of the
+        output dtypes.
     """
     ops = tuple(OPS) if ops is None else ops
     _check_names("ops", ops, tuple(OPS))
@@ -67,7 +60,7 @@ def problems(
             for spec in specs
             for sizes in (
                 *_of_layers(spec, weights, m_values),
-                *(sizes for sizes in further if len(sizes) in spec.forms),
+                *(shape for shape in further if len(shape) in spec.forms),
             )
             for problem in spec.problems(sizes, **{name: lists[name] for name in spec.choices})
         )
@@ -96,7 +89,7 @@ def _check_pairs(spec: OpSpec, dtypes: Sequence[str], out_dtypes: Sequence[str])
 
 
 def _of_layers(spec: OpSpec, weights: Sequence[str], m_values: Sequence[int] | None) -> Iterator[tuple[int, ...]]:
-    """Sizes as of a shape: m stands before the last two."""
+    """Sizes in the order of a shape: m before the last two."""
     for name in weights:
         if name in spec.layers:
             *groups, n, k = sizes = spec.layers[name]
@@ -109,13 +102,13 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
         forms = dict.fromkeys(form for spec in specs for form in spec.forms.values())
         raise ValueError(
             f"shapes={shape!r} must be of the form that {' or '.join(spec.name for spec in specs)} "
-            f"takes: {' or '.join(forms)}; write it so, or name another op"
+            f"takes: {' or '.join(forms)}; correct it, or name another op"
         )
     return tuple(map(int, sizes))
 
 
 def cost(problem: Product) -> float:
-    """A problem's time in arbitrary units, for the time left: a fixed part, and the arithmetic."""
+    """How long a problem takes beside others, for the time left: a fixed part, and the arithmetic."""
     return 1.0 + registry.spec(problem.key.op).num_operations(problem.key) / 2e12
 
 
@@ -126,7 +119,7 @@ def problem_to_json(problem: Product) -> dict[str, Any]:
 
 
 def problem_from_json(data: Mapping[str, Any]) -> Product:
-    """The problem, in any process: its op is known here from now on."""
+    """The problem; registers its op in this process."""
     fields = dict(data)
     op, module = fields.pop("op"), fields.pop("spec")
     OPS.setdefault(op, module)

@@ -44,7 +44,7 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     """See `measuring.operands.make`; groups are as `ragged` deals them out."""
     m, n, k, num_groups = problem.m, problem.n, problem.k, problem.num_groups
     dtype = TORCH_DTYPES[problem.a_dtype]
-    a = operands.matrix(m, k, problem.lda, True, dtype, device)
+    a = operands.matrices((m, k), (problem.lda,), True, dtype, device)
     b = operands.matrices((num_groups, k, n), (problem.group_stride_b, problem.ldb), False, dtype, device)
     scale_a = scale_b = None
     if problem.scales == "row":

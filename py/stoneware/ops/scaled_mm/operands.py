@@ -16,8 +16,8 @@ from stoneware.runtime.dtypes import TORCH_DTYPES
 def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     """See `measuring.operands.make`."""
     m, n, k, dtype = problem.m, problem.n, problem.k, TORCH_DTYPES[problem.out_dtype]
-    a = operands.matrix(m, k, problem.lda, True, TORCH_DTYPES[problem.a_dtype], device)
-    b = operands.matrix(k, n, problem.ldb, False, TORCH_DTYPES[problem.b_dtype], device)
+    a = operands.matrices((m, k), (problem.lda,), True, TORCH_DTYPES[problem.a_dtype], device)
+    b = operands.matrices((k, n), (problem.ldb,), False, TORCH_DTYPES[problem.b_dtype], device)
     out_base, out = operands.poisoned_output(problem, dtype, device, guarded)
     if problem.scales == "block":
         scale_a, scale_b = _block_scales(problem, device)
