@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from stoneware.kernels.config import Config, KernelConfig
+from stoneware.kernels.config import KernelConfig
 from stoneware.measuring import search
 
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="optuna is not installed")
@@ -129,7 +129,7 @@ def test_more_trials_than_configs_measure_each_once():
     assert set(search.run(MANY[:301], gpu.measure, most_trials=1000)) == set(MANY[:301])
 
 
-def test_configs_of_both_kinds_are_flat_and_categorical():
+def test_configs_are_flat_and_categorical():
     assert search.parameters(KernelConfig(kwargs=(("BLOCK_M", 64), ("FAST", True)))) == {
         "kwargs.BLOCK_M": "64",
         "kwargs.FAST": "True",
@@ -137,11 +137,4 @@ def test_configs_of_both_kinds_are_flat_and_categorical():
         "num_stages": "3",
         "num_ctas": "1",
         "maxnreg": "0",
-    }
-    assert search.parameters(Config(backend="vendor", kernel="torch.mm")) == {
-        "backend": "'vendor'",
-        "kernel": "'torch.mm'",
-        "max_swizzle": "1",
-        "raster": "'heuristic'",
-        "splits": "1",
     }

@@ -6,9 +6,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import platform
-import re
 import secrets
-from pathlib import Path
 
 import torch
 
@@ -21,13 +19,6 @@ UNKNOWN = "unknown"
 
 def driver() -> str:
     """Version of the kernel driver, such as "580.65.06"."""
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        text = ""  # as in some containers
-    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    if found:
-        return found.group(1)
     asked = library_and_handle(0)
     return UNKNOWN if asked is None else str(asked[0].nvmlSystemGetDriverVersion())
 

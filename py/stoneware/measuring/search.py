@@ -14,7 +14,9 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
+
+from stoneware.kernels.config import KernelConfig
 
 EXHAUSTIVE_LIMIT = 300
 """Above this, timing every config would take longer than a search saves."""
@@ -23,18 +25,17 @@ ABSENT = "(absent)"
 
 _LOG = logging.getLogger("stoneware.measuring")
 
-C = TypeVar("C", bound=Any)
-Measure = Callable[[Sequence[C]], Mapping[C, "float | None"]]
+Measure = Callable[[Sequence[KernelConfig]], Mapping[KernelConfig, "float | None"]]
 
 
 def run(
-    configs: Sequence[C],
-    measure: Measure[C],
+    configs: Sequence[KernelConfig],
+    measure: Measure,
     *,
-    always: Sequence[C] = (),
-    known: Mapping[C, float | None] | None = None,
+    always: Sequence[KernelConfig] = (),
+    known: Mapping[KernelConfig, float | None] | None = None,
     most_trials: int = 100,
-) -> dict[C, float | None]:
+) -> dict[KernelConfig, float | None]:
     """Measures configs.
 
     Args:
@@ -69,25 +70,21 @@ def run(
         optuna.logging.set_verbosity(verbosity)
 
 
-def parameters(config: Any) -> dict[str, str]:
-    """A config as categorical parameters: its JSON, with nested names joined by dots."""
-    flat: dict[str, str] = {}
-    for name, value in config.to_json().items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}.{inner}": repr(item) for inner, item in value.items()})
-        else:
-            flat[name] = repr(value)
-    return flat
+def parameters(config: KernelConfig) -> dict[str, str]:
+    """A config as categorical parameters: its JSON, with the kernel's own as `kwargs.NAME`."""
+    options = config.to_json()
+    flat = {f"kwargs.{name}": value for name, value in options.pop("kwargs").items()}
+    return {name: repr(value) for name, value in {**flat, **options}.items()}
 
 
 def _search(
     optuna: Any,
-    configs: Sequence[C],
-    measure: Measure[C],
-    always: Sequence[C],
-    known: Mapping[C, float | None],
+    configs: Sequence[KernelConfig],
+    measure: Measure,
+    always: Sequence[KernelConfig],
+    known: Mapping[KernelConfig, float | None],
     most_trials: int,
-) -> dict[C, float | None]:
+) -> dict[KernelConfig, float | None]:
     flat = {config: parameters(config) for config in dict.fromkeys([*configs, *always, *known])}
     names = sorted({name for point in flat.values() for name in point})
     points = {config: {name: point.get(name, ABSENT) for name in names} for config, point in flat.items()}
@@ -96,18 +93,19 @@ def _search(
         for name in names
     }
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, multivariate=True))
-    scores: dict[C, float] = {}
+    scores: dict[KernelConfig, float] = {}
 
-    def learn(config: C, us: float | None, reference_us: float) -> None:
+    def learn(config: KernelConfig, timed: Mapping[KernelConfig, float | None]) -> None:
+        us, reference_us = timed[config], timed.get(always[0]) if always else None
         # Infinity ranks last, so that the search leaves the neighbours of what fails alone.
-        scores[config] = math.inf if us is None else us / reference_us
+        scores[config] = math.inf if us is None else us / (reference_us or base_us)
         study.add_trial(optuna.trial.create_trial(params=points[config], distributions=space, value=scores[config]))
 
     measured = dict(measure(always)) if always else {}
-    base = always[0] if always and measured[always[0]] else None
-    base_us = measured[base] if base is not None else 1.0
-    for config, us in {**known, **measured}.items():
-        learn(config, us, base_us)
+    base_us = (measured[always[0]] if always else None) or 1.0
+    before = {**known, **measured}
+    for config in before:
+        learn(config, before)
     untried = [config for config in configs if config not in scores]
     for _ in range(min(most_trials, len(untried))):
         trial = study.ask(space)
@@ -118,5 +116,5 @@ def _search(
         rivals = dict.fromkeys([*sorted(scores, key=scores.__getitem__)[:1], *always])
         timed = measure([config, *rivals])
         measured[config] = timed[config]
-        learn(config, timed[config], (timed[base] if base is not None else None) or base_us)
+        learn(config, timed)
     return measured

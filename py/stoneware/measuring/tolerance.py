@@ -12,21 +12,18 @@ OUTPUT_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place, relative: bf16 keeps 8 significant bits, fp16 11, fp32 24."""
 
 ACCUMULATOR_ROUNDING = {"fp32": 2.0**-24, "truncated": 2.0**-23, "fast": 4e-5}
-"""Of one addition. "truncated" is that of Hopper's 16-bit tensor cores, which cut a sum off where
-"fp32" rounds it (an H200 showed 8.0e-6 at k = 7167 with a float32 result, 1.6 times the rounded
-sum's). "fast" is that of Hopper's fp8 tensor cores, which keep about 14 bits of each
-sum (DeepSeek-V3 Technical Report, section 3.3.2): samples in tuning_data/nvidia_h200 show 2.6e-5
-times sqrt(k) for k from 1536 to 28672 once the rounding of bf16 is taken off; the rest is room."""
+"""Of one addition. "truncated": Hopper's 16-bit tensor cores cut a sum off where "fp32" rounds it.
+"fast": its fp8 tensor cores keep about 14 bits of each sum (DeepSeek-V3 Technical Report, section
+3.3.2). docs/design/measuring.md has the errors that an H200 shows."""
 
 MAX_ERROR, MAX_ERROR_K = 5e-3, 28672
-"""What every result must stay under, whatever its dtype, up to this k. Past it the bound grows with
-sqrt(k) as the sum's error does: on an H200 fast accumulation makes 5.3e-3 at k = 36864 and 6.5e-3 at
-k = 53248, in our kernels and in torch's alike."""
+"""No tolerance is larger, whatever the dtype, up to this k. Above it this bound grows with sqrt(k),
+as the error of the sum does."""
 
 MAX_ELEMENT_ERROR = 0.25
 """Largest error of one element, in units of its row's root mean square. The norm over a large
-result would hide a few wrong elements; one that is missing or taken from elsewhere is off by some
-1.4 such units, while rounding to bf16 makes 2^-9 of the element itself."""
+result would hide a few wrong elements. One that is missing or from elsewhere is off by some 1.4 such
+units, while rounding to bf16 makes 2^-9 of the element itself."""
 
 _EIGHT_BIT_DTYPES = ("e4m3", "e5m2")
 
@@ -35,9 +32,9 @@ def tolerance(out_dtype: str, k: int, *, accumulator: str = "fp32") -> float:
     """The largest relative error allowed, in the Frobenius norm.
 
     Args:
-      out_dtype: a name of OUTPUT_ROUNDING.
-      k: how many products a sum has.
-      accumulator: a name of ACCUMULATOR_ROUNDING.
+      out_dtype: a name in OUTPUT_ROUNDING.
+      k: number of products in a sum.
+      accumulator: a name in ACCUMULATOR_ROUNDING.
     """
     summed = ACCUMULATOR_ROUNDING[accumulator] * math.sqrt(k)
     most = MAX_ERROR * math.sqrt(max(1.0, k / MAX_ERROR_K))
