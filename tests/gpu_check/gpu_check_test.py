@@ -58,7 +58,7 @@ def test_out_that_cannot_be_made_is_named(tmp_path, capsys):
         ((["w.whl"], ["numpy-1-cp311-cp311-linux_x86_64.whl"], SOURCES), "numpy-1-cp311"),
         (([__file__], [], []), "tools/gpu_check/runner.py"),
         (([__file__], [], ["/etc/x=y"]), "NAME=PATH"),
-        (([__file__, __file__], [], SOURCES), "stands twice"),
+        (([__file__, __file__], [], SOURCES), "only once; remove the other"),
     ],
 )
 def test_inputs_that_make_no_archive_are_refused(arguments, message):

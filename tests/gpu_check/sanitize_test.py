@@ -219,7 +219,7 @@ def test_arguments_go_where_they_belong(tmp_path, monkeypatch):
 def test_a_tool_that_does_not_exist_is_named(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         sanitize(tmp_path, monkeypatch, ["--tools=memcheck,leakcheck"])
-    assert "'leakcheck' must be of memcheck,racecheck,initcheck; leave" in capsys.readouterr().err
+    assert "'leakcheck' must be of memcheck,racecheck,initcheck; omit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sessions that are interrupted or killed keep what they stored, and the next goes on."""
+"""Sessions that are interrupted or killed keep what they stored, and the next one continues."""
 
 from __future__ import annotations
 

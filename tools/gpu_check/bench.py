@@ -2,15 +2,15 @@
 
     python -m tools.gpu_check.bench --out DIR [--families scaled_mm,matmul] [--workloads all]
 
-Each call is first compared with float64, every element, over an output of NaN; a shape at which
-ours is wrong gets no figure and makes the exit code 1, and a peer that is wrong or refuses is left
-out of that row. Then the calls are timed against each other on the GPU, interleaved, with a cold L2
-(device_timer.py). Host time is taken call by call at one small shape of each family, without
+Every element of each call's result is first compared with float64, over an output of NaN. A shape at
+which ours is wrong gets no figure, and the exit code is 1; a peer that is wrong or refuses is omitted
+from that row. Then the calls are timed against each other on the GPU, interleaved, with a cold L2
+(device_timer.py). Host time is measured call by call at one small shape of each family, without
 waiting for the GPU; first calls are timed in fresh processes. A family that this installation lacks
-is listed as missing, with the error, and makes the exit code 1 too.
+is listed as missing, with the error, and the exit code is 1.
 
-Timing is spread over what is left of --seconds, so that the run ends in time; only checks are never
-cut short. Writes bench.json, with all that is needed to judge it, and bench.md, for people.
+The rest of --seconds is divided among the shapes, so that the run ends in time; checks are never cut
+short. Writes bench.json, with all that is needed to judge it, and bench.md, for people.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ class Schedule:
         return self._deadline - self._now()
 
     def seconds_for_timing(self) -> float:
-        """For the next shape: its share of what is left, less what drawing and checking took so far
-        on average."""
+        """For the next shape: its share of the rest, less the mean time of drawing and checking."""
         share = self.seconds_left / max(self._num_left, 1)
         untimed = self._untimed / max(self._num_done, 1)
         return min(max(share - untimed, _LEAST_SECONDS), self._most)
@@ -131,9 +130,9 @@ def check(name: str, case: Case, run: Run, expected: torch.Tensor, dtype: str) -
 
 
 def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[str, Any]]]:
-    """The calls whose values are right, and what `check` said of each that was tried.
+    """The calls whose values are right, and the result of `check` for each that was tried.
 
-    A peer that stands in for another one is tried only where that one is not right.
+    A peer that stands in for another one is tried only if that one is not right.
     """
     right: dict[str, Run] = {}
     checks: dict[str, dict[str, Any]] = {}
@@ -155,7 +154,7 @@ def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[
 
 
 def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]:
-    """Which config the call gets, and why: as `stoneware.explain` says."""
+    """Which config the call gets, and why, as in `stoneware.explain`."""
     spec = registry.spec(family.op)
     sizes = {"m": workload.m, "n": workload.n, "k": workload.k}
     if workload.groups:

@@ -17,7 +17,7 @@ BYTES_PER_US = 4.3e6
 
 FLOOR_MAX_M = 64
 FLOOR_MIN_WEIGHT_BYTES = 32e6
-"""The floor is asked for where the weight alone decides: few rows, and too large for the L2."""
+"""The floor is shown if the weight alone decides: few rows, and too large for the L2."""
 
 FASTEST = "fastest of torch"
 

@@ -45,25 +45,24 @@ def collect(wheels: Sequence[str], pure_wheels: Sequence[str], sources: Sequence
       BundleError: a file is of the wrong kind, or two would have one name.
     """
     if not wheels:
-        raise BundleError("--wheel must be given at least once; there is nothing to check")
+        raise BundleError("--wheel must be given at least once, since it is what is checked; pass one")
     placed = [(f"wheels/{pathlib.Path(path).name}", path) for path in wheels]
     for path in pure_wheels:
         name = pathlib.Path(path).name
         if not name.endswith("-none-any.whl"):
             raise BundleError(
-                f"--pure_wheel={name} must be a wheel for any platform, *-none-any.whl; another "
-                "would only run where it was built for"
+                f"--pure_wheel={name} must be a wheel for any platform, *-none-any.whl; pass such a wheel"
             )
         placed.append((f"pure_wheels/{name}", path))
     for source in sources:
         name, equals, path = source.partition("=")
         if not equals or not name or name.startswith("/") or ".." in name.split("/"):
-            raise BundleError(f"--source={source} must be NAME=PATH with a relative NAME")
+            raise BundleError(f"--source={source} must be NAME=PATH with a relative NAME; pass one")
         placed.append((name, path))
     entries: dict[str, bytes] = {"__main__.py": _MAIN}
     for name, path in placed:
         if name in entries:
-            raise BundleError(f"{name} stands twice among the inputs; give each file once")
+            raise BundleError(f"{name} must be among the inputs only once; remove the other")
         entries[name] = pathlib.Path(path).read_bytes()
     # Without these, a package `tools` that is installed on the machine would hide ours: Python
     # takes a folder without __init__.py only if no other entry of its path has one with.
@@ -72,7 +71,7 @@ def collect(wheels: Sequence[str], pure_wheels: Sequence[str], sources: Sequence
             if name.startswith("tools/") and folder.name:
                 entries.setdefault(f"{folder}/__init__.py", b"")
     if "tools/gpu_check/runner.py" not in entries:
-        raise BundleError("--source must include tools/gpu_check/runner.py, the archive's program")
+        raise BundleError("--source must include tools/gpu_check/runner.py, the archive's program; pass it")
     return entries
 
 

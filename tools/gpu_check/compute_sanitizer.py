@@ -57,14 +57,14 @@ _OTHER_ACCESS = re.compile(rf"{_PREFIX}     (and .+?)(?: \[\d+ hazards?\])?$")
 
 
 def find(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The program on PATH, else in a CUDA toolkit: CUDA_HOME's, or where NVIDIA installs it."""
+    """The program on PATH, otherwise in a CUDA toolkit: CUDA_HOME's, or where NVIDIA installs it."""
     toolkits = (environment.get("CUDA_HOME", ""), "/usr/local/cuda")
     folders = [str(pathlib.Path(toolkit, "bin")) for toolkit in toolkits if toolkit]
     return shutil.which(PROGRAM, path=os.pathsep.join([environment.get("PATH", ""), *folders]))
 
 
 def version(program: str) -> str:
-    """What it says of itself, such as "Version 2025.3.0.0 (build 36266894)"."""
+    """Its version, such as "Version 2025.3.0.0 (build 36266894)"."""
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("Version")), " ".join(lines))

@@ -86,7 +86,7 @@ def _timed_ms(step: Callable[[], object]) -> float:
 
 
 def measure(family_name: str, whose: str) -> dict[str, object]:
-    """What `whose` call costs this process, which has not started CUDA yet."""
+    """What the call of `whose` costs this process, which has not started CUDA yet."""
     torch.cuda.init()
     family = FAMILIES[family_name]
     case = family.make(family.first, torch.device("cuda", torch.cuda.current_device()))

@@ -84,7 +84,7 @@ def choose_wheel(folder: pathlib.Path, python: tuple[int, int]) -> pathlib.Path:
     if not fitting:
         raise RunnerError(
             f"Python {python[0]}.{python[1]} must be one that a wheel of this archive fits: "
-            f"{', '.join(wheel.name for wheel in wheels) or 'there is none'}; run it with another "
+            f"{', '.join(wheel.name for wheel in wheels) or 'it has no wheel'}; run it with another "
             "Python"
         )
     return fitting[-1]
@@ -93,7 +93,9 @@ def choose_wheel(folder: pathlib.Path, python: tuple[int, int]) -> pathlib.Path:
 def check_machine() -> None:
     """Raises RunnerError unless Python, torch and a GPU are there."""
     if sys.version_info[:2] < MIN_PYTHON:
-        raise RunnerError(f"Python {platform.python_version()} must be {'.'.join(map(str, MIN_PYTHON))} or later")
+        raise RunnerError(
+            f"Python {platform.python_version()} must be {'.'.join(map(str, MIN_PYTHON))} or later; run it with one"
+        )
     code = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 9)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode == 9:
@@ -185,7 +187,7 @@ class Runner:
         )
 
     def _measured(self, name: str, extra: Sequence[str]) -> int:
-        """Runs a measuring program that says in its report what it ran with."""
+        """Runs a measuring program whose report names the wheel and the command."""
         return self._run(
             name,
             [
@@ -204,8 +206,8 @@ class Runner:
         if program is None:
             raise RunnerError(
                 "compute-sanitizer must be on PATH, or in the folder bin of a CUDA toolkit "
-                "(CUDA_HOME, /usr/local/cuda), and is in none; install the CUDA toolkit, or put "
-                "the folder that has it on PATH"
+                "(CUDA_HOME, /usr/local/cuda), and is in none; install the CUDA toolkit, or add "
+                "its folder to PATH"
             )
         gpus = self._gpus()
         start = time.monotonic()
@@ -250,7 +252,7 @@ class Runner:
     def _sanitize_with(
         self, program: str, tool: str, options: Sequence[str], extra: Sequence[str], say: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Runs a tool over the kernel that is broken, then over all of ours."""
+        """Runs a tool on the broken kernel, then on all of ours."""
         launched_path = self._root / f"launched_{tool}.json"
         # Each tensor is an allocation of the driver's: of torch's, which are cut from large ones,
         # memcheck knows no bounds, and initcheck takes what was freed for written.
@@ -344,7 +346,7 @@ class Runner:
 
 
 def _typed_command() -> str:
-    """The command to run this again; folders of this machine are left out of what is published."""
+    """The command to run this again, without folders of this machine: it is published."""
     words = ["python3", pathlib.Path(sys.argv[0]).name]
     for word in sys.argv[1:]:
         words.append("DIR" if words[-1] == "--out" else word)
@@ -413,7 +415,7 @@ def _tools(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in compute_sanitizer.TOOLS]:
         raise argparse.ArgumentTypeError(
-            f"{','.join(unknown)!r} must be of {','.join(compute_sanitizer.TOOLS)}; leave --tools out for all of them"
+            f"{','.join(unknown)!r} must be of {','.join(compute_sanitizer.TOOLS)}; omit --tools for all of them"
         )
     return list(dict.fromkeys(names))
 

@@ -168,7 +168,7 @@ class Race:
             self._synchronize()
         except RuntimeError as lost:
             raise ContextLostError(
-                f"{config} destroyed the CUDA context of this process; measure in a new one: {lost}"
+                f"{config} destroyed the CUDA context of this process: {lost}; start a new process"
             ) from lost
 
     def _sample(

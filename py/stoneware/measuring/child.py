@@ -93,7 +93,7 @@ class Worker:
                 raise
             raise WorkerError(
                 f"the measuring process must start within {_START_LIMIT_S:g} s and did not: "
-                f"{error}; start it by hand to see more: {' '.join(command[1:])}"
+                f"{error}; run it by hand to see more: python {' '.join(command[1:])}"
             ) from error
 
     def send(self, message: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ class Operands:
         try:
             return self.__dict__["tensors"][name]
         except KeyError:
-            raise AttributeError(f"no tensor {name!r}") from None
+            raise AttributeError(f"{name!r} is no tensor of {self.__dict__.get('problem')}") from None
 
     @property
     def scales(self) -> tuple[torch.Tensor, ...]:
