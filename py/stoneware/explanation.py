@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import explained
 from stoneware.kernels import manifest, registry, sum_order
-from stoneware.kernels.config import Config
+from stoneware.kernels.config import AnyConfig, Config, KernelConfig
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
 from stoneware.tuning import policy, sources, table_file
@@ -106,7 +106,7 @@ class Explanation:
                 is_chosen = choice is chosen
                 time = f"{'>' if is_chosen else ' '} {choice.median_us:9.2f} us"
                 margin = "" if is_chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
-                words = kernel_in_words(choice.config)  # type: ignore[arg-type]  # an op's are Configs
+                words = kernel_in_words(choice.config)
                 lines += fitted(f"{time} {margin:>8}", words, width=24)
         if decision.refusals:
             lines.append("refused")
@@ -127,10 +127,13 @@ def fitted(label: str, text: str, width: int = 10) -> list[str]:
     )
 
 
-def kernel_in_words(config: Config) -> str:
+def kernel_in_words(config: AnyConfig) -> str:
     """A config as a person says it, such as "cutlass_sm90: tile 64x16x256, one-block cluster, 9
     stages, operands swapped"; a kernel that is not of this build has its name only."""
-    record = manifest.packaged().kernels.get(config.kernel)
+    if isinstance(config, KernelConfig):
+        return str(config)
+    kernels = manifest.installed()
+    record = kernels.kernels.get(config.kernel) if kernels else None
     built = record.config if record else {}
     words = [f"tile {'x'.join(map(str, built['tile']))}"] if "tile" in built else [config.kernel]
     if cluster := built.get("cluster"):

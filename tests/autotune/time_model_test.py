@@ -480,8 +480,8 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     assert times == sorted(times)
 
 
-def test_regret_of_the_report_is_that_of_the_modelled_answer():
-    problems = measures.problems(samples())
+def test_regret_of_the_report_is_that_of_the_modelled_answer(baked):
+    problems = measures.problems(baked.devices[0].entries())
     models = time_fit.models(problems, small.manifest(), 132)
     for left_out in regret.LEFT_OUT:
         modelled = regret.of_problems(problems, left_out, models)

@@ -180,7 +180,7 @@ def test_titles_say_what_differs_from_the_usual(names, title):
 def test_a_cell_is_the_mean_of_its_band_and_names_kernels(folder, capsys, tmp_path):
     text = page(capsys, tmp_path / "x.html", folder)
     assert [shown for shown, _ in cells(text)] == ["1.60", "1.10", "1.00"]
-    assert cells(text)[0][1].startswith("m=16: 1.60, cutlass_sm90 64x16x256")
+    assert cells(text)[0][1].startswith("m=16: 1.60, cutlass_sm90: ")
     assert cells(text)[0][1].endswith("10.0 µs, torch 16.0 µs")
 
 
@@ -228,7 +228,8 @@ def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
     text = page(capsys, tmp_path / "x.html", folder)
     assert "Problems above the roof (circled): 1 because the operands and the result fit in the L2 cache" in text
     assert len(re.findall(r'<circle class="m\d ours above"', text)) == 1
-    [group] = measures.roofline(measures.problems([grouped_sample(GROUPED, 10.0, m=1)]))
+    groups = write_folder(tmp_path / "groups", [grouped_sample(GROUPED, 10.0, m=1)])
+    [group] = measures.roofline(sources.load([groups])[0].problems)
     assert "some groups are empty" in figures.above_the_roof([group], measures.roofs(H200, [group]), H200.l2_bytes)
 
 
@@ -313,13 +314,13 @@ def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unkn
         folders.append(write_folder(tmp_path / f"{limit_w}", samples, device=device, runs=runs))
     for ordered in itertools.permutations(folders):
         found = {
-            item.fingerprint.power_limit_w: [one.median_us for one in item.measurements]
+            item.fingerprint.power_limit_w: [sample.median_us for _, sample in item.taken]
             for item in sources.load(ordered)
         }
         assert found == {0: [3.0], 500: [2.0], 700: [1.0]}
     for ordered in itertools.permutations(folders[:2]):
         [device] = sources.load(ordered)
-        assert device.fingerprint.power_limit_w == 500 and len(device.measurements) == 2
+        assert device.fingerprint.power_limit_w == 500 and len(device.taken) == 2
 
 
 def test_a_decorated_kernel_is_drawn_without_vendor_and_roofline(tmp_path, capsys):
@@ -346,5 +347,13 @@ def test_a_page_that_cannot_be_written_is_named(folder, tmp_path, capsys):
 
 def test_regret_is_that_of_the_library(folder):
     [device] = sources.load([folder])
-    problems = measures.problems(device.measurements, device.dates)
-    assert device.regrets["m"] == regret.of_problems(problems, "m")
+    assert device.regrets["m"] == regret.of_problems(device.problems, "m")
+
+
+def test_op_that_is_not_known_here_is_drawn_without_a_roofline(tmp_path, capsys):
+    folder = write_folder(tmp_path / "h200", [sample(SMALL, 10.0), sample(VENDOR, 16.0)])
+    known = folder / "scaled_mm.jsonl"
+    (folder / "newer.jsonl").write_text(known.read_text().replace('"op":"scaled_mm"', '"op":"newer"'))
+    known.unlink()
+    text = page(capsys, tmp_path / "x.html", folder)
+    assert [shown for shown, _ in cells(text)] == ["1.60"] and "<svg" not in text

@@ -35,7 +35,7 @@ def kernels(monkeypatch):
         )
         for name, built in BUILT.items()
     }
-    monkeypatch.setattr(manifest, "packaged", lambda: Manifest(records))
+    monkeypatch.setattr(manifest, "installed", lambda: Manifest(records))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Names and figures of the report's page: what a reader calls a problem and a kernel, and the roofline as SVG."""
+"""Names and figures of the report's page: what a reader calls a problem, and the roofline as SVG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS, spec
 from stoneware.report import verdict
@@ -22,10 +21,15 @@ _WIDTH, _HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, _WIDTH - 12, 12, _HEIGHT - 46
 
 
-def row_label(key: Key) -> str:
-    """The sizes that the problems of a row share: n × k, with the number of groups before."""
-    groups = f"{key.num_groups} × " if key.num_groups else ""
-    return f"{groups}{key.n} × {key.k}"
+def row_sizes(key: AnyKey) -> tuple[int, ...]:
+    """The sizes that the problems of a row share: (n, k), or (groups, n, k)."""
+    groups = key.num_groups if isinstance(key, Key) else 0
+    return (groups, *key.sizes[:-1]) if groups else key.sizes[:-1]
+
+
+def row_label(key: AnyKey) -> str:
+    """The same as a reader writes it: n × k."""
+    return " × ".join(map(str, row_sizes(key)))
 
 
 def layers(key: AnyKey) -> list[str]:
@@ -44,19 +48,6 @@ def model(layer: str) -> str:
 def m_title(family: AnyKey) -> str:
     """What m is in a family of ours."""
     return spec(family.op).m_title if family.op in OPS else "m"
-
-
-def kernel_label(config: AnyConfig, family: AnyKey) -> str:
-    """A candidate without what its whole family shares."""
-    if not isinstance(config, Config):
-        return str(config)
-    shared = {family.op, *family.op.split("_")}
-    if isinstance(family, Key):
-        shared |= {family.a_dtype, family.b_dtype, family.out_dtype, family.layout}
-    words = [word for word in config.kernel.split("_") if word not in shared]
-    if is_vendor(config) or not words:
-        return config.kernel
-    return " ".join([config.backend, *(word for word in words if word not in config.backend)])
 
 
 class Axes(NamedTuple):

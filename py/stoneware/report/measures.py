@@ -1,61 +1,27 @@
-"""What samples say: speed against the vendor library, rooflines, regions and ties.
+"""What a table's entries say: speed against the vendor library, ties, rooflines.
 
-Pure functions of samples; nothing is drawn here. Regret is in regret.py. A "measurement" is a
-Sample, or anything with the attributes of `Measurement`; times are in microseconds.
+Pure functions; nothing is drawn here. Regret is in regret.py. Times are in microseconds.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
-from stoneware.kernels import tile_rule
-from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.key import AnyKey, KernelKey, Key
-from stoneware.kernels.registry import spec
+from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.registry import OPS, spec
+from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.report.nominal import NOMINAL
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning.choose import choose, is_slower, is_vendor
-from stoneware.tuning.table_entry import Choice
-
-
-class Measurement(Protocol):
-    """What the functions here ask of a sample; `Sample` has it, and so has `TableMeasurement`."""
-
-    key: AnyKey
-    config: AnyConfig
-    median_us: float
-    spread_us: float
-    status: str
-    run: str
-    kernel_sha256: str
-
-
-Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
-"""The heuristic: configs for a problem, best first; it decides among timings that tie."""
-
-
-def no_preference(key: AnyKey) -> Sequence[AnyConfig]:
-    """The heuristic where the kernels are not known: ties go to the first in order."""
-    return ()
+from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.tuning.choose import is_slower, is_vendor
+from stoneware.tuning.table_entry import Choice, Entry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What was measured at one key, as the table would take it.
-
-    Attributes:
-      key: the problem.
-      choices: the timed candidates; first the one that the table chooses, then by time.
-      rule: why the first was chosen, as a sentence.
-    """
-
-    key: AnyKey
-    choices: tuple[Choice, ...]
-    rule: str
+class Problem(Entry):
+    """What was measured at one key: an entry of a table, with what follows from it."""
 
     @property
     def chosen(self) -> Choice:
@@ -67,14 +33,15 @@ class Problem:
 
     @property
     def vendor(self) -> Choice | None:
-        """The fastest of the vendor library's; None if it was not measured."""
+        """The fastest kernel of the vendor library; None if it was not measured."""
         vendors = [choice for choice in self.choices if is_vendor(choice.config)]
         return min(vendors, key=lambda choice: choice.median_us, default=None)
 
     @property
     def speedup(self) -> float | None:
         """The vendor library's time over that of the chosen; above 1 the chosen is faster."""
-        return self.vendor.median_us / self.chosen.median_us if self.vendor else None
+        vendor = self.vendor
+        return vendor.median_us / self.chosen.median_us if vendor else None
 
     @property
     def ties(self) -> tuple[Choice, ...]:
@@ -86,54 +53,17 @@ class Problem:
         )
 
 
-def problems(
-    measurements: Iterable[Measurement],
-    dates: Mapping[str, str] | None = None,
-    preferred: Preferred = no_preference,
-    is_current: Callable[[Measurement], bool] | None = None,
-) -> list[Problem]:
-    """What the table would choose at each key; the rules are those of `tuning.entries`.
-
-    Args:
-      measurements: of one device. Of a candidate the newest counts, and only if its status is "ok";
-        of a decorated kernel only those with the newest source; keys without any are left out.
-      dates: run id -> ISO 8601 date, by which measurements are new or old; without it, by run id.
-      preferred: the heuristic.
-      is_current: whether the kernel still has the bytes that were measured; such a measurement
-        comes before a newer one of other bytes. None where that is not known.
+def problems(entries: Iterable[Entry]) -> list[Problem]:
+    """The entries that were measured with their own output dtype; of several with one key the first.
 
     Returns:
-      One problem per key, sorted by key.
+      One problem per key, sorted by op and key.
     """
-    dates = dates or {}
-
-    def age(item: Measurement) -> tuple[bool, str, str]:
-        return is_current is None or is_current(item), dates.get(item.run, ""), item.run
-
-    newest: dict[AnyKey, dict[AnyConfig, Measurement]] = {}
-    sources: dict[AnyKey, str] = {}
-    for item in sorted(measurements, key=age, reverse=True):
-        source = item.kernel_sha256 if isinstance(item.key, KernelKey) else ""
-        if sources.setdefault(item.key, source) == source:
-            newest.setdefault(item.key, {}).setdefault(item.config, item)
-    found = []
-    for key in sorted(newest, key=lambda key: (key.op, key)):  # an op's keys are of one kind
-        candidates = [
-            Choice(
-                config=item.config,
-                median_us=item.median_us,
-                spread_us=item.spread_us,
-                run=item.run,
-                is_stale=is_current is not None and not is_current(item),
-                kernel_sha256=item.kernel_sha256,
-            )
-            for item in newest[key].values()
-            if item.status == "ok"
-        ]
-        if candidates:
-            choices, rule = choose(candidates, preferred(key))
-            found.append(Problem(key=key, choices=choices, rule=rule))
-    return found
+    found: dict[AnyKey, Problem] = {}
+    for entry in entries:
+        if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", "")) and entry.key not in found:
+            found[entry.key] = Problem(**vars(entry))
+    return [found[key] for key in sorted(found, key=lambda key: (key.op, key))]  # an op's keys are of one kind
 
 
 def families(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:
@@ -145,7 +75,7 @@ def families(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
-    """The geometric mean of positive values; None of none."""
+    """The geometric mean of positive values; None if there are no values."""
     logs = [math.log(value) for value in values]
     return math.exp(statistics.fmean(logs)) if logs else None
 
@@ -185,45 +115,48 @@ class RooflinePoint:
       intensity: floating-point operations per byte that must be moved.
       tflops: achieved by the chosen candidate, in 10^12 per second.
       num_bytes: of the operands and the result, each once.
+      is_8_bit: whether a and b have 8 bits per element.
     """
 
     problem: Problem
     intensity: float
     tflops: float
     num_bytes: int
+    is_8_bit: bool
 
 
 def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
-    """A point for each problem of our ops; decorated kernels have no known operation count."""
-    return [
-        RooflinePoint(
-            problem=problem,
-            intensity=num_operations / num_bytes,
-            tflops=num_operations / problem.chosen.median_us / 1e6,
-            num_bytes=num_bytes,
-        )
-        for problem in found
-        if isinstance(problem.key, Key)
-        and {problem.key.a_dtype, problem.key.b_dtype, problem.key.out_dtype} <= tile_rule.ELEMENT_BYTES.keys()
-        for op in [spec(problem.key.op)]
-        for num_operations, num_bytes in [(op.num_operations(problem.key), op.least_bytes(problem.key))]
-    ]
+    """A point for each problem of our ops; the operation count of decorated kernels is unknown."""
+    points = []
+    for problem in found:
+        key = problem.key
+        if not isinstance(key, Key) or key.op not in OPS:
+            continue
+        if {key.a_dtype, key.b_dtype, key.out_dtype} <= ELEMENT_BYTES.keys():
+            num_operations, num_bytes = spec(key.op).num_operations(key), spec(key.op).least_bytes(key)
+            points.append(
+                RooflinePoint(
+                    problem=problem,
+                    intensity=num_operations / num_bytes,
+                    tflops=num_operations / problem.chosen.median_us / 1e6,
+                    num_bytes=num_bytes,
+                    is_8_bit=ELEMENT_BYTES[key.a_dtype] == ELEMENT_BYTES[key.b_dtype] == 1,
+                )
+            )
+    return points
 
 
 def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
-    """The nominal roofs of a device that `report.nominal` knows, else the measured maxima.
+    """The nominal roofs of a device that `report.nominal` knows, otherwise the measured maxima.
 
     Args:
       device: whose roofs.
       points: at least one, all of one family.
     """
-    family = points[0].problem.key
-    size = tile_rule.ELEMENT_BYTES
-    is_8_bit = size[family.a_dtype] == 1 == size[family.b_dtype]
     known = NOMINAL.get(device.numbers)
     if known is not None:
         return Roofs(
-            tflops=known.tflops_8_bit if is_8_bit else known.tflops_16_bit,
+            tflops=known.tflops_8_bit if points[0].is_8_bit else known.tflops_16_bit,
             gbytes_per_s=known.gbytes_per_s,
             source=known.source,
             is_measured=False,

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from stoneware import __version__
+from stoneware.explanation import kernel_in_words
 from stoneware.kernels.key import AnyKey
 from stoneware.report import figures, measures, regret, style, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
+from stoneware.tuning.table_entry import Choice
 
 MOST_BAD = 100
 """Rows of the table of samples that are not "ok"."""
@@ -114,10 +116,11 @@ def _sentence(found: Sequence[Section]) -> str:
     problems = sum(len(section.problems) for section in common)
     ours = sum(section.share_ours * len(section.problems) for section in common) / problems
     pairs = [
-        (section.speedups()[key], value)
+        (there[key], value)
         for section in common
+        for there in [section.speedups()]
         for key, value in section.speedups(any_scales=True).items()
-        if key in section.speedups()
+        if key in there
     ]
     mean = f"{measures.geometric_mean(same):.2f}"
     told = f"{mean} times as fast as torch's kernel with the same scales ({len(same)} problems)"
@@ -168,12 +171,12 @@ def _heat_table(section: Section) -> str:
     rows: dict[tuple[int, ...], list[Problem]] = {}
     for problem in section.problems:
         key = problem.key
-        rows.setdefault((getattr(key, "num_groups", 0), *key.sizes[:-1]), []).append(problem)
+        rows.setdefault(figures.row_sizes(key), []).append(problem)
     named = [members for members in rows.values() if figures.layers(members[0].key)]
     others = [members for members in rows.values() if not figures.layers(members[0].key)]
     named.sort(key=lambda members: figures.layers(members[0].key))
     column = figures.m_title(section.problems[0].key)
-    sizes = "groups × n × k" if any(getattr(members[0].key, "num_groups", 0) for members in rows.values()) else "n × k"
+    sizes = "groups × n × k" if any(len(shared) > 2 for shared in rows) else "n × k"
     heads = "".join(f'<th class="n">{label}</th>' for label in labels)
     heads = f"<th>{sizes}<small>{escape(column)} →</small></th>{heads}"
     lines = [f'<div class="scroll heat"><table><thead><tr>{heads}</tr></thead>']
@@ -189,20 +192,20 @@ def _heat_row(members: Sequence[Problem]) -> str:
         bands.setdefault(verdict.band(problem.key, verdict.BANDS), []).append(problem)
     cells = []
     for idx in range(len(verdict.BANDS) + 1):
-        timed = [problem for problem in bands.get(idx, ()) if problem.speedup is not None]
-        mean = measures.geometric_mean(problem.speedup for problem in timed)
-        cells.append(_speedup_cell(mean, "\n".join(map(_hover, timed))))
+        timed = [(problem, problem.vendor) for problem in bands.get(idx, ()) if problem.vendor]
+        mean = measures.geometric_mean(vendor.median_us / problem.chosen.median_us for problem, vendor in timed)
+        cells.append(_speedup_cell(mean, "\n".join(_hover(problem, vendor) for problem, vendor in timed)))
     return (
         f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}'
         f"<small>{escape(', '.join(figures.layers(key))).replace('_', '_<wbr>')}</small></th>{''.join(cells)}</tr>"
     )
 
 
-def _hover(problem: Problem) -> str:
+def _hover(problem: Problem, vendor: Choice) -> str:
+    chosen = problem.chosen
     return (
-        f"m={problem.key.sizes[-1]}: {problem.speedup:.2f}, "
-        f"{figures.kernel_label(problem.chosen.config, problem.key.family)} "
-        f"{problem.chosen.median_us:.1f} µs, torch {problem.vendor.median_us:.1f} µs"
+        f"m={problem.key.sizes[-1]}: {vendor.median_us / chosen.median_us:.2f}, {kernel_in_words(chosen.config)}, "
+        f"{chosen.median_us:.1f} µs, torch {vendor.median_us:.1f} µs"
     )
 
 
@@ -213,7 +216,7 @@ def _problems_html(section: Section, is_open: bool) -> str:
         [
             problem.key.shape,
             "" if problem.speedup is None else f"{problem.speedup:.2f}",
-            figures.kernel_label(problem.chosen.config, problem.key.family),
+            kernel_in_words(problem.chosen.config),
             f"{problem.chosen.median_us:.2f}",
             f"{problem.chosen.spread_us:.2f}",
             f"{problem.vendor.median_us:.2f}" if problem.vendor else "",
@@ -256,17 +259,17 @@ def _runs_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]
     fields = ("id", "date", "driver", "cuda", "torch", "triton", "commit", "clocks", "num_samples")
     runs = [[str(run.get(field, "-")) for field in fields] for run in device.runs_in_use]
     bad = [
-        [item.status, item.key.op, item.key.shape, str(item.config), item.run, getattr(item, "detail", "") or "-"]
-        for item in device.measurements
+        [item.status, item.key.op, item.key.shape, kernel_in_words(item.config), item.run, item.detail or "-"]
+        for _, item in device.taken
         if item.status != "ok"
     ]
-    none = "Not known: tables keep only correct samples." if device.is_from_tables_alone else "None."
+    none = "Not known: tables keep only correct samples." if not device.taken else "None."
     heads = ["status", "op", "problem", "candidate", "run", "what happened"]
     more = f"<p>And {len(bad) - MOST_BAD} more.</p>" if len(bad) > MOST_BAD else ""
     facts = [
         ["device", str(device.fingerprint)],
         ["also known as", ", ".join(device.aliases) or "-"],
-        ["samples", f"{len(device.measurements)} ({statuses}) of {len(device.problems)} problems"],
+        ["samples", f"{sum(device.statuses.values())} ({statuses}) of {len(device.problems)} problems"],
         ["read from", ", ".join(device.origins)],
         *([f"table of {op}", digest] for op, digest in device.digests.items()),
     ]

@@ -10,26 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from stoneware.kernels import manifest
-from stoneware.kernels.key import AnyKey, is_kernel
-from stoneware.kernels.manifest import Manifest
+from stoneware.kernels.key import is_kernel
 from stoneware.kernels.registry import OPS
 from stoneware.report import measures, regret
-from stoneware.report.measures import Measurement, Problem
+from stoneware.report.measures import Problem
 from stoneware.report.regret import Regret
 from stoneware.runtime.device import DeviceFingerprint, by_hardware, names_match
-from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import entries, merge, sources, table_file, time_fit
-from stoneware.tuning.samples import STATUSES
+from stoneware.tuning.samples import STATUSES, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Table
-from stoneware.tuning.table_entry import Choice
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableMeasurement(Choice):
-    """A choice of a table's entry: a sample without what the bake leaves out."""
-
-    key: AnyKey
-    status: str = "ok"
+from stoneware.tuning.table_entry import Entry
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -38,71 +28,62 @@ class DeviceMeasurements:
 
     Attributes:
       fingerprint, aliases: the device.
-      measurements: samples, and choices of tables.
+      taken: samples of folders and stores, each with its run.
+      entries: those of tables.
       runs: run id -> RUN_FIELDS and, where known, "clocks".
       origins: the sources that had something of the device.
       digests: op -> digest of the table that was read.
-      manifest: the kernels of this installation; None if it has none.
     """
 
     fingerprint: DeviceFingerprint
     aliases: tuple[str, ...] = ()
-    measurements: list[Measurement] = dataclasses.field(default_factory=list)
+    taken: list[tuple[Run, Sample]] = dataclasses.field(default_factory=list)
+    entries: list[Entry] = dataclasses.field(default_factory=list)
     runs: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     origins: list[str] = dataclasses.field(default_factory=list)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
-    manifest: Manifest | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.fingerprint.name, *self.aliases)
 
-    @property
-    def dates(self) -> dict[str, str]:
-        return {run_id: run["date"] for run_id, run in self.runs.items()}
-
     @functools.cached_property
     def problems(self) -> list[Problem]:
-        """What the table would choose, see `measures.problems`."""
-        capability = self.fingerprint.compute_capability
-        return measures.problems(
-            self.measurements,
-            self.dates,
-            lambda key: entries.heuristic(key.op, capability, self.manifest)(key),
-            None if self.manifest is None else self._is_current,
-        )
-
-    def _is_current(self, item: Measurement) -> bool:
-        if isinstance(item, TableMeasurement):
-            return not item.is_stale
-        kernel = entries.kernel_of(item.config, self.manifest)
-        return kernel is None or kernel.measured_sha256 == item.kernel_sha256
-
-    @property
-    def statuses(self) -> dict[str, int]:
-        """Status -> number of measurements; every status, "ok" first."""
-        found = Counter(item.status for item in self.measurements)
-        return {status: found[status] for status in STATUSES}
-
-    @property
-    def is_from_tables_alone(self) -> bool:
-        return all(isinstance(item, TableMeasurement) for item in self.measurements)
-
-    @property
-    def runs_in_use(self) -> list[dict[str, Any]]:
-        """The runs that took any measurement, with their id and "num_samples"; oldest first."""
-        counts = Counter(item.run for item in self.measurements)
-        unknown = dict.fromkeys(RUN_FIELDS, "unknown")
-        return [
-            {**unknown, "id": run_id, **self.runs.get(run_id, {}), "num_samples": counts[run_id]}
-            for run_id in sorted(counts, key=lambda run_id: (self.dates.get(run_id, ""), run_id))
-        ]
+        """What a table of the samples has, and what the tables have at other problems."""
+        kernels = manifest.installed()
+        by_op: dict[str, list[tuple[Run, Sample]]] = {}
+        for run, sample in self.taken:
+            by_op.setdefault(sample.op, []).append((run, sample))
+        made = []
+        for op, taken in by_op.items():
+            preferred = entries.heuristic(op, self.fingerprint.compute_capability, kernels)
+            made += entries.entries(taken, kernels, preferred)
+        return measures.problems([*made, *self.entries])
 
     @functools.cached_property
     def regrets(self) -> dict[str, list[Regret]]:
         """What was left out -> regrets, see `regret.of_problems`."""
-        models = time_fit.models(self.problems, self.manifest, self.fingerprint.num_sms)
+        models = time_fit.models(self.problems, manifest.installed(), self.fingerprint.num_sms)
         return {left_out: regret.of_problems(self.problems, left_out, models) for left_out in regret.LEFT_OUT}
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """Status -> number of measurements; every status, "ok" first."""
+        found = Counter(sample.status for _, sample in self.taken)
+        found["ok"] += sum(len(entry.choices) for entry in self.entries)
+        return {status: found[status] for status in STATUSES}
+
+    @property
+    def runs_in_use(self) -> list[dict[str, Any]]:
+        """The runs that took any measurement, with their id and "num_samples"; oldest first."""
+        counts = Counter(run.id for run, _ in self.taken)
+        counts.update(choice.run for entry in self.entries for choice in entry.choices)
+        unknown = dict.fromkeys(RUN_FIELDS, "unknown")
+        runs = [
+            {**unknown, "id": run_id, **self.runs.get(run_id, {}), "num_samples": count}
+            for run_id, count in counts.items()
+        ]
+        return sorted(runs, key=lambda run: (run["date"], run["id"]))
 
 
 def load(
@@ -113,6 +94,7 @@ def load(
     Args:
       paths: sample folders (of one device or of several), stores (.sqlite3) and tables (.table);
         empty for this installation's: its tables, the user's store and installed packages' tables.
+        At a problem that several have, samples come before tables, and the first table counts.
       device: name or alias of the one device to keep.
       ops: the ops to keep; empty for all.
 
@@ -124,13 +106,11 @@ def load(
       ValueError: a path is of no known kind, or nothing is left.
       TableError: a file is damaged.
     """
-    parts = (part for path in paths for part in _of_path(Path(path))) if paths else _of_installation(ops)
-    devices = _joined([part for part in parts if part.measurements])
-    for item in devices:
-        item.manifest = manifest.installed()
-        if ops:
-            item.measurements = [one for one in item.measurements if one.key.op in ops]
-    known = [item for item in devices if item.measurements]
+    parts = [part for path in paths for part in _of_path(Path(path))] if paths else list(_of_installation(ops))
+    for part in parts:
+        part.taken = [(run, sample) for run, sample in part.taken if not ops or sample.op in ops]
+        part.entries = [entry for entry in part.entries if not ops or entry.key.op in ops]
+    known = _joined([part for part in parts if part.taken or part.entries])
     if not known:
         of = f" of {', '.join(ops)}" if ops else ""
         raise ValueError(
@@ -172,7 +152,7 @@ def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
         yield DeviceMeasurements(
             fingerprint=record.fingerprint,
             aliases=tuple(record.aliases),
-            measurements=list(samples),
+            taken=[(runs[sample.run], sample) for sample in samples],
             runs={
                 run.id: {
                     **{name: getattr(run, name) for name in RUN_FIELDS},
@@ -185,19 +165,13 @@ def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
 
 
 def _of_table(found: Table, origin: str) -> Iterator[DeviceMeasurements]:
-    """The measured entries of a table; what it derived is left out."""
-    runs = {run_id: {name: run.get(name, "unknown") for name in RUN_FIELDS} for run_id, run in found.runs.items()}
+    """The measured entries of a table; those derived for the other output dtype are left out."""
     for one in found.devices:
         yield DeviceMeasurements(
             fingerprint=one.fingerprint,
             aliases=tuple(one.aliases),
-            measurements=[
-                TableMeasurement(key=entry.key, **vars(choice))
-                for entry in one.entries()
-                if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", ""))
-                for choice in entry.choices
-            ],
-            runs=runs,
+            entries=list(measures.problems(one.entries())),
+            runs={run_id: dict(run) for run_id, run in found.runs.items()},
             origins=[origin],
             digests={found.op: found.digest},
         )
@@ -212,7 +186,8 @@ def _joined(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
         device = devices.setdefault(fingerprint, DeviceMeasurements(fingerprint=fingerprint))
         device.aliases = tuple(sorted({*device.aliases, *part.names} - {fingerprint.name}))
         device.origins += [origin for origin in part.origins if origin not in device.origins]
-        device.measurements += part.measurements
+        device.taken += part.taken
+        device.entries += part.entries
         device.runs.update(part.runs)
         device.digests.update(part.digests)
     return list(devices.values())
