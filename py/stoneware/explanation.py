@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stoneware.errors import explained
 from stoneware.kernels import manifest, registry, sum_order
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig
+from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS
-from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
+from stoneware.runtime.device import CPU, Device, DeviceFingerprint, cuda_device, names_match, normalized_name
 from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
-from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Explanation:
             "source": decision.source,
             "grade": decision.grade,
             "reason": decision.reason,
-            "chosen": _choice_as_dict(decision.chosen, decision.chosen),
-            "runners_up": [_choice_as_dict(choice, decision.chosen) for choice in decision.runners_up],
+            **candidates_as_dict(decision.chosen, decision.runners_up),
             "refusals": [{"what": item.what, "layer": item.layer, "reason": item.reason} for item in decision.refusals],
             "sum_order": self.sum_order,
             "batch_invariant": self.batch_invariant,
@@ -100,14 +99,8 @@ class Explanation:
             lines += fitted("measured", measured)
         if self.table_digest:
             lines += fitted("table", self.table_digest)
-        if chosen := decision.chosen:
-            lines.append("candidates (> is chosen)")
-            for choice in sorted([chosen, *decision.runners_up], key=lambda choice: choice.median_us):
-                is_chosen = choice is chosen
-                time = f"{'>' if is_chosen else ' '} {choice.median_us:9.2f} us"
-                margin = "" if is_chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
-                words = kernel_in_words(choice.config)
-                lines += fitted(f"{time} {margin:>8}", words, width=24)
+        if decision.chosen:
+            lines += candidates_as_text(decision.chosen, decision.runners_up)
         if decision.refusals:
             lines.append("refused")
             for item in decision.refusals:
@@ -125,6 +118,35 @@ def fitted(label: str, text: str, width: int = 10) -> list[str]:
     return textwrap.wrap(
         text, COLUMNS, initial_indent=label.ljust(len(indent)), subsequent_indent=indent or "  ", break_on_hyphens=False
     )
+
+
+def candidates_as_text(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
+    """The candidates from fast to slow, in lines of at most COLUMNS."""
+    lines = ["candidates (> is chosen)"]
+    for choice in sorted([chosen, *runners_up], key=lambda choice: choice.median_us):
+        time = f"{'>' if choice is chosen else ' '} {choice.median_us:9.2f} us"
+        margin = "" if choice is chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
+        lines += fitted(f"{time} {margin:>8}", kernel_in_words(choice.config), width=24)
+    return lines
+
+
+def candidates_as_dict(chosen: Choice | None, runners_up: Iterable[Choice]) -> dict[str, Any]:
+    """The candidates as JSON values: "chosen", which may be None, and "runners_up"."""
+    if chosen is None:
+        return {"chosen": None, "runners_up": []}
+    first, *others = [
+        {
+            "config": choice.config.to_json(),
+            "median_us": choice.median_us,
+            "spread_us": choice.spread_us,
+            "run": choice.run,
+            "is_stale": choice.is_stale,
+            "is_modelled": choice.run == MODELLED_RUN,
+            "margin": round(choice.median_us / chosen.median_us - 1, 6),
+        }
+        for choice in (chosen, *runners_up)
+    ]
+    return {"chosen": first, "runners_up": others}
 
 
 def kernel_in_words(config: AnyConfig) -> str:
@@ -157,6 +179,15 @@ def kernel_in_words(config: AnyConfig) -> str:
     if config.raster != "heuristic":
         words.append(f"raster {config.raster.replace('_', ' ')}")
     return f"{config.backend}: {', '.join(words)}"
+
+
+def problem_in_words(key: AnyKey) -> str:
+    """A key as a person says it, such as "scaled_mm m=16 n=4096 k=4096 e4m3->bf16 row nt"."""
+    if isinstance(key, Key):
+        scales = "" if key.scales == "none" else f" {key.scales}"
+        return f"{key.op} {key.shape} {key.a_dtype}->{key.out_dtype}{scales} {key.layout}"
+    dtypes = ", ".join(f"{name}: {dtype}" for name, dtype in key.dtypes)
+    return f"{key.op} {key.shape}" + (f" ({dtypes})" if dtypes else "")
 
 
 def explain(
@@ -253,23 +284,50 @@ def _device(op: str, device: str | torch.device | None) -> Device:
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
     known = [device for source in sources.sources(op) for device in source.table.devices]
+    found = device_named(name, known, f"the tuning table of {op}", ", 'cuda', 'cpu' or None")
+    return Device(kind="cuda", fingerprint=found.fingerprint)
+
+
+class Named(Protocol):
+    """A device that was measured."""
+
+    @property
+    def fingerprint(self) -> DeviceFingerprint: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+Known = TypeVar("Known", bound=Named)
+
+
+def device_named(name: str, known: Sequence[Known], where: str, others: str = "") -> Known:
+    """The one of the known devices with this name or alias, or with it as part of a name.
+
+    Args:
+      name: of a device.
+      known: where to look.
+      where: what that is called in messages.
+      others: what may be passed besides a name, for messages.
+
+    Raises:
+      ValueError: no device has such a name, or several do.
+    """
     found = devices_named(name, known)
     if len(found) == 1:
-        return Device(kind="cuda", fingerprint=found[0].fingerprint)
-    rule = f"is not in the tuning table of {op}, which has"
+        return found[0]
+    names = ", ".join(sorted({one for device in found or known for one in device.names}))
+    rule = f"is not in {where}, which has {names or 'no device'}"
     if found:
-        rule = f"is part of the names of {len(found)} devices in the tuning tables of {op}:"
-    names = sorted({one for device in found or known for one in device.names})
-    raise ValueError(
-        f"device={name!r} {rule} {', '.join(names) or 'no device'}; pass one of those, 'cuda', 'cpu' or None"
-    )
+        rule = f"is part of the names of {len(found)} devices in {where}: {names}"
+    raise ValueError(f"device={name!r} {rule}; pass one of those{others}")
 
 
-def devices_named(name: str, known: Iterable[DeviceTable]) -> list[DeviceTable]:
-    """The devices with this name or alias, of which the first answers; else those with it as a part
-    of a name, one of each name."""
+def devices_named(name: str, known: Iterable[Known]) -> list[Known]:
+    """The first device with this name or alias; without one, those with it as part of a name, one
+    of each name."""
     folded = normalized_name(name)
-    parts: dict[str, DeviceTable] = {}
+    parts: dict[str, Known] = {}
     for device in known:
         if names_match(name, device.names):
             return [device]
@@ -296,17 +354,3 @@ def _cuda_device(name: str) -> Device:
             f"finds; pass 'cuda:0' to 'cuda:{torch.cuda.device_count() - 1}'"
         )
     return cuda_device(ordinal)
-
-
-def _choice_as_dict(choice: Choice | None, chosen: Choice | None) -> dict[str, Any] | None:
-    if choice is None or chosen is None:
-        return None
-    return {
-        "config": choice.config.to_json(),
-        "median_us": choice.median_us,
-        "spread_us": choice.spread_us,
-        "run": choice.run,
-        "is_stale": choice.is_stale,
-        "is_modelled": choice.run == MODELLED_RUN,
-        "margin": round(choice.median_us / chosen.median_us - 1, 6),
-    }

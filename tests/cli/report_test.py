@@ -301,7 +301,7 @@ def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
     _, out, _ = report(capsys, "--json", "--device", "x1", folder, other)
     assert [item["device"]["name"] for item in json.loads(out)["devices"]] == ["NVIDIA X1"]
     code, _, err = report(capsys, "--json", "--device", "A100", folder, other)
-    assert code == exit_codes.USAGE and "one of H200, NVIDIA H200, NVIDIA X1, x1" in err
+    assert code == exit_codes.USAGE and "which has H200, NVIDIA H200, NVIDIA X1, x1" in err
 
 
 def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unknown(tmp_path):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from stoneware.explanation import candidates_as_dict, candidates_as_text, device_named, fitted, problem_in_words
 from stoneware.kernels.key import KernelKey, Value, check_value
-from stoneware.runtime.device import DeviceFingerprint, by_hardware, cuda_device, names_match
+from stoneware.runtime.device import DeviceFingerprint, by_hardware, cuda_device
 from stoneware.tuning import lookup
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.lookup import Found
@@ -32,16 +33,6 @@ class KernelAnswer:
 
     def as_dict(self) -> dict[str, Any]:
         found = self.found
-        chosen, *runners_up = [
-            {
-                "config": choice.config.to_json(),
-                "median_us": choice.median_us,
-                "spread_us": choice.spread_us,
-                "run": choice.run,
-                "is_stale": choice.is_stale,
-            }
-            for choice in found.entry.choices
-        ]
         return {
             "key": self.key.to_json(),
             "device": self.device.to_json(),
@@ -50,24 +41,20 @@ class KernelAnswer:
             "grade": found.grade,
             "rule": found.entry.rule,
             "answered_by": found.entry.key.to_json(),
-            "chosen": chosen,
-            "runners_up": runners_up,
+            **candidates_as_dict(found.choice, found.entry.choices[1:]),
         }
 
     def __str__(self) -> str:
-        found = self.found
-        chosen, *runners_up = found.entry.choices
-        dtypes = ", ".join(f"{name}: {dtype}" for name, dtype in self.key.dtypes)
+        found, chosen = self.found, self.found.choice
+        reason = f"{chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; {found.entry.rule}"
         lines = [
-            f"{self.key.op} {self.key.shape}" + (f" ({dtypes})" if dtypes else ""),
-            f"  on        {self.device}",
-            f"  config    {chosen.config}",
-            f"  layer     {found.layer}, from the {found.source} (grade: {found.grade})",
-            f"  why       {chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; {found.entry.rule}",
+            *fitted("", problem_in_words(self.key)),
+            *fitted("device", str(self.device)),
+            *fitted("config", str(chosen.config)),
+            *fitted("layer", f"{found.layer}, from the {found.source} (grade: {found.grade})"),
+            *fitted("why", reason),
+            *candidates_as_text(chosen, found.entry.choices[1:]),
         ]
-        if runners_up:
-            lines.append("  runners-up")
-            lines += [f"    {choice.median_us:9.2f} us  {choice.config}" for choice in runners_up]
         return "\n".join(lines)
 
 
@@ -86,25 +73,22 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
     """
     values = dict(map(_argument, arguments))
     sources = table_sources.sources(op)
-    families = sorted({family for source in sources for entries in source.table.devices for family in entries.families})
+    measured = {family for source in sources for entries in source.table.devices for family in entries.families}
+    families = sorted(family for family in measured if isinstance(family, KernelKey))
     if not families:
         raise ValueError(
             f"op={op!r} must be a kernel that was measured, and no table or store knows it; run it "
             'under stoneware.tuning("on_miss"), or check the spelling: package.module:function'
         )
-    if not any(set(family.names) == set(values) for family in families):
+    named = [family for family in families if set(family.names) == set(values)]
+    if not named:
         names = sorted({", ".join(family.names) for family in families})
         raise ValueError(
             f"{' '.join(arguments) or 'no KEY=VALUE'} must give each key argument of {op} once: "
             f"{' or '.join(names)}; pass each as NAME=VALUE"
         )
-    keys = []
-    for family in families:
-        if set(family.names) == set(values):
-            key = KernelKey(
-                op=op, names=family.names, dtypes=family.dtypes, values=tuple(values[name] for name in family.names)
-            )
-            keys += [key] if key.family == family else []
+    asked = [replace(family, values=tuple(values[name] for name in family.names)) for family in named]
+    keys = [key for key, family in zip(asked, named) if key.family == family]
     answers = [
         KernelAnswer(key=key, device=fingerprint, found=found)
         for fingerprint in _devices(sources, device)
@@ -133,17 +117,10 @@ def _argument(text: str) -> tuple[str, Value]:
 
 def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerprint]:
     if name is not None and (match := re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)):
-        return [cuda_device(int(match[1] or 0)).fingerprint]  # type: ignore[list-item]  # only a CPU has none
+        fingerprint = cuda_device(int(match[1] or 0)).fingerprint
+        return [fingerprint] if fingerprint else []
     known = [entries for source in sources for entries in source.table.devices]
     device_of = by_hardware(entries.fingerprint for entries in known)
-    found = list(
-        dict.fromkeys(
-            device_of[entries.fingerprint] for entries in known if name is None or names_match(name, entries.names)
-        )
-    )
-    if not found:
-        names = sorted({other for entries in known for other in entries.names})
-        raise ValueError(
-            f"--device={name!r} must be a device that was measured, one of {', '.join(names)}, or 'cuda' or 'cuda:1'"
-        )
-    return found
+    if name is not None:
+        known = [device_named(name, known, "what was measured", ", 'cuda' or 'cuda:1'")]
+    return list(dict.fromkeys(device_of[entries.fingerprint] for entries in known))

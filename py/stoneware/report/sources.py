@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoneware.explanation import device_named
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.kernels.registry import OPS
 from stoneware.report import measures, regret
 from stoneware.report.measures import Problem
 from stoneware.report.regret import Regret
-from stoneware.runtime.device import DeviceFingerprint, by_hardware, names_match
+from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.tuning import entries, merge, sources, table_file, time_fit
 from stoneware.tuning.samples import STATUSES, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Table
@@ -95,7 +96,7 @@ def load(
       paths: sample folders (of one device or of several), stores (.sqlite3) and tables (.table);
         empty for this installation's: its tables, the user's store and installed packages' tables.
         At a problem that several have, samples come before tables, and the first table counts.
-      device: name or alias of the one device to keep.
+      device: name or alias of the one device to keep, or part of a name that only one device has.
       ops: the ops to keep; empty for all.
 
     Returns:
@@ -117,11 +118,7 @@ def load(
             f"a report needs measurements{of}, and the sources have none; pass sample folders "
             "or stores, or measure with `stoneware tune`"
         )
-    chosen = [item for item in known if device is None or names_match(device, item.names)]
-    if not chosen:
-        names = sorted(name for item in known for name in item.names)
-        raise ValueError(f"--device={device!r} must be a device that was measured, one of {', '.join(names)}")
-    return chosen
+    return known if device is None else [device_named(device, known, "what was measured")]
 
 
 def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
