@@ -105,6 +105,17 @@ def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
     assert "\x1b" not in out
 
 
+def test_diff_says_kernels_in_words_and_fits_a_terminal(package, h200, tmp_path, capsys):
+    other = small.write_folder(
+        tmp_path / "other", [sample(SMALL, 15.0), sample(BIG, 12.0), kernel_sample(16, 1.0), sample(ours("1x1x1"), 9.0)]
+    )
+    code, out, _ = stoneware(capsys, "diff", h200, other)
+    assert code == exit_codes.FOUND and max(map(len, out.splitlines())) <= 80
+    assert "A     10.00 us  cutlass_sm90: tile 64x16x256, one-block cluster" in out
+    assert "B      9.00 us  cutlass_sm90: scaled_mm_sm90_e4m3_e4m3_bf16_1x1x1" in out  # not of this build
+    assert "B      1.00 us  BLOCK=128 num_warps=4" in out
+
+
 def test_diff_of_what_cannot_be_read_is_never_0(h200, capsys):
     with (h200 / "scaled_mm.jsonl").open("a") as file:
         file.write("{garbage\n")

@@ -10,7 +10,6 @@ import typer
 from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, not_empty
 from stoneware.cli.output import Output
-from stoneware.kernels.key import AnyKey, Key
 
 if TYPE_CHECKING:
     from stoneware.tuning.differences import Difference
@@ -30,7 +29,7 @@ HELP = help.text(
 )
 
 MOST_LONELY = 20
-"""Rows of a table of problems that only one side has: often one side has a whole device more."""
+"""Problems shown that only one side has: often one side has a whole device more."""
 
 
 def diff(
@@ -38,6 +37,7 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", show_default=False)],
     json: Json = False,
 ) -> int:
+    from stoneware.explanation import fitted
     from stoneware.kernels.manifest import packaged
     from stoneware.tuning.differences import diff as compare
 
@@ -52,36 +52,28 @@ def diff(
         ("only in B", found.only_b, MOST_LONELY),
     ):
         for device, of_device in itertools.groupby(members[:most], lambda item: item.device):
-            output.table(
-                f"{title}, {device}",
-                ("problem", "A", "us", "B", "us ", "B / A"),
-                [_row(item) for item in of_device],
-                right=("us", "us ", "B / A"),
-            )
+            output.text(*fitted("", f"{title}, {device}"), *(line for item in of_device for line in _lines(item)), "")
         if len(members) > most:
             output.text(f"and {len(members) - most} more {title}; --json has them all", "")
     output.text(
-        f"{found.num_common} problems in both, {len(found.changed)} of them with another config "
-        f"({found.fraction:.1%}); {len(found.only_a)} only in A, {len(found.only_b)} only in B"
+        *fitted(
+            "",
+            f"{found.num_common} problems in both, {len(found.changed)} of them with another config "
+            f"({found.fraction:.1%}); {len(found.only_a)} only in A, {len(found.only_b)} only in B",
+        )
     )
     return output.document(found.as_dict(), exit_codes.FOUND if found else exit_codes.OK)
 
 
-def _row(item: Difference) -> list[str]:
+def _lines(item: Difference) -> list[str]:
+    """The problem, and below it what each side chooses, with its time."""
+    from stoneware.explanation import fitted, kernel_in_words, problem_in_words
+
+    sides = [("A", item.config_a, item.median_us_a), ("B", item.config_b, item.median_us_b)]
     has_both = item.config_a is not None and item.config_b is not None
-    return [
-        _problem(item.key),
-        "-" if item.config_a is None else str(item.config_a),
-        f"{item.median_us_a:.2f}" if item.config_a is not None else "-",
-        "-" if item.config_b is None else str(item.config_b),
-        f"{item.median_us_b:.2f}" if item.config_b is not None else "-",
-        f"{item.median_us_b / item.median_us_a:.3f}" if has_both else "-",
-    ]
-
-
-def _problem(key: AnyKey) -> str:
-    if isinstance(key, Key):
-        scales = "" if key.scales == "none" else f" {key.scales}"
-        return f"{key.op} {key.shape} {key.a_dtype}->{key.out_dtype}{scales} {key.layout}"
-    dtypes = ", ".join(f"{name}: {dtype}" for name, dtype in key.dtypes)
-    return f"{key.op} {key.shape}" + (f" ({dtypes})" if dtypes else "")
+    ratio = f", B / A = {item.median_us_b / item.median_us_a:.3f}" if has_both else ""
+    lines = fitted("", f"  {problem_in_words(item.key)}{ratio}")
+    for side, config, median_us in sides:
+        if config is not None:
+            lines += fitted(f"    {side} {median_us:9.2f} us", kernel_in_words(config), width=20)
+    return lines
