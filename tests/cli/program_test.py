@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def test_help_of_a_pipe_has_no_colours():
         (
             ["tune", "--m-values", "1,-2"],
             "stoneware tune: --m-values='1,-2' must be integers >= 1 "
-            "separated by commas, and '-2' is none; pass such as 1,16,64",
+            "separated by commas, and '-2' is not one; pass for example 1,16,64",
         ),
         (["tune", "--alias", "H200"], "stoneware tune: --alias='H200' is written to a sample folder"),
         (["report"], "stoneware report: --out must name the page to write"),
@@ -226,7 +227,7 @@ def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
         ["merge", str(samples), "--out", f"{folder}/out"],
     ):
         done = stoneware(*arguments, STONEWARE_CACHE_DIR=str(folder))
-        said = (done.stdout + done.stderr).replace("\n", "")
+        said = re.sub(r"\n *", "", done.stdout + done.stderr)  # a long path is wrapped anywhere
         assert said.isprintable(), (arguments, said)
         assert "\\x1b[31m\\x9b5m\\u202e\\x07" in said or "--device" in arguments, said
 

@@ -57,7 +57,7 @@ def bake(
     paths = _files(files or [])
     if is_kernel(op):
         _check_kernel(op, paths)
-    data = baking.bake(op, paths, found, listed("kernels", kernels) or ())
+    data = baking.bake(op, paths, found, listed("kernels", kernels) if kernels is not None else ())
     baked = table_file.decode(data, out, op)
     regular_file.write(out, data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")

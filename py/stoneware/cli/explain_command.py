@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json
+from stoneware.cli.flags import Json, flag, refuse
 from stoneware.cli.output import Output
+from stoneware.kernels.key import is_kernel
 from stoneware.kernels.registry import OPS, spec
 
 HELP = help.text(
@@ -91,27 +92,26 @@ def explain(
 
     output = Output("explain", json)
     environment.tuning_mode()  # raises for a value that every call would refuse
-    sizes = {"m": m, "n": n, "k": k}
-    described = {"num_groups": num_groups, "batch": batch, "layout": layout, "scales": scales}
-    if ":" in op:
-        also = {"dtype": dtype, "out_dtype": out_dtype, "bias": bias or None}
-        _refuse("an op; a decorated kernel takes KEY=VALUE", **sizes, **described, **also)
+    options = {"num_groups": num_groups, "batch": batch, "layout": layout, "scales": scales, "has_bias": bias or None}
+    dtypes = {"dtype": dtype, "out_dtype": out_dtype}
+    if is_kernel(op):
+        given = [name for name, value in {"m": m, "n": n, "k": k, **options, **dtypes}.items() if value is not None]
+        refuse(given, "an op; a decorated kernel takes KEY=VALUE")
         return _explain_kernel(output, op, key or [], device)
     if key:
         raise ValueError(
             f"{key[0]!r} must be left out: KEY=VALUE is for kernels given as package.module:"
             f"function; give the sizes of {op} as -m, -n and -k"
         )
-    missing = [f"-{name}" for name, size in sizes.items() if size is None]
-    if missing:
+    if m is None or n is None or k is None:
+        missing = [f"-{name}" for name, size in (("m", m), ("n", n), ("k", k)) if size is None]
         raise ValueError(f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336")
     from stoneware.explanation import explain as find
 
-    given = {**described, "has_bias": bias or None}
     if op in OPS:
-        _check_flags(op, given)
-    given = {name: value for name, value in given.items() if value is not None}
-    found = find(op, **sizes, dtype=dtype, out_dtype=out_dtype, device=device, **given)
+        _check_options(op, options)
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    found = find(op, m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype, device=device, **chosen)
     output.text(str(found))
     return output.document(found.as_dict(), exit_codes.OK)
 
@@ -124,26 +124,14 @@ def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | N
     return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
 
 
-def _check_flags(op: str, given: dict[str, Any]) -> None:
-    """Raises ValueError if a flag was given that the op does not take, or one that it needs was
+def _check_options(op: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError if an option was given that the op does not take, or one that it needs was
     not."""
     from stoneware.ops.spec import FLAGS
 
-    for name, value in given.items():
-        flag = name.removeprefix("has_")
-        if name not in spec(op).takes:
+    for name, value in options.items():
+        if value is None and name in spec(op).needs:
+            raise ValueError(f"{flag(name)} must be given for {op}; {spec(op).needs[name]}")
+        if value is not None and name not in spec(op).takes:
             takers = [other for other in OPS if name in spec(other).takes]
-            _refuse(f"{' and '.join(takers)}; {op} has no {FLAGS[name]}", **{flag: value})
-        elif value is None and name in spec(op).needs:
-            raise ValueError(f"--{flag.replace('_', '-')} must be given for {op}; {spec(op).needs[name]}")
-
-
-def _refuse(what: str, **flags: Any) -> None:
-    """Raises ValueError if one of these flags, which apply to something else, was given."""
-    given = [
-        f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-        for name, value in flags.items()
-        if value is not None
-    ]
-    if given:
-        raise ValueError(f"{' '.join(given)} must be left out: for {what}")
+            refuse([name], f"{' and '.join(takers)}; {op} has no {FLAGS[name]}")

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, integers, listed
+from stoneware.cli.flags import Json, flag, integers, listed
 from stoneware.cli.output import Output
 from stoneware.errors import StoreError, TableError, UnsupportedError
 from stoneware.kernels.registry import OPS, spec
-from stoneware.runtime.device import DeviceFingerprint, cuda_device
+from stoneware.runtime.device import Device, cuda_device
 
 if TYPE_CHECKING:
     from stoneware.measuring.settings import Settings
@@ -34,7 +34,7 @@ HELP = help.text(
         "stoneware tune --ops scaled_mm --shapes 16x4096x14336 --scales row",
         "stoneware tune --ops grouped_mm --weights mixtral_8x7b_down --dtypes e4m3",
         "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
-        "stoneware tune --ops grouped_mm --shapes 8x16x4096x14336",
+        "stoneware tune --ops grouped_mm --shapes @shapes.txt",
         "stoneware tune --out samples --alias H200 --commit 1a2b3c4",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
@@ -43,11 +43,8 @@ HELP = help.text(
     "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written)",
 )
 
-_FLAGS_OF_SOME_OPS = ("scales", "layouts", "dtypes")
-
-_PATHS = ("store", "out")
-"""Flags whose values are folders of this machine, which the record of a run leaves out."""
-
+_LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes")
+"""Flags that are lists of names."""
 
 _Weights = Annotated[
     str | None,
@@ -59,9 +56,9 @@ _Weights = Annotated[
 _Shapes = Annotated[
     str | None,
     typer.Option(
-        help="More shapes as MxNxK, such as 16x4096x14336. For matmul also BxMxNxK, a batch of B "
-        "products; for grouped_mm GxMxNxK, G groups of M rows on average. Four sizes apply to both "
-        "unless --ops names one.",
+        help="More shapes as MxNxK, such as 16x4096x14336, separated by commas; or @FILE, with a shape "
+        "per line and comments after #. For matmul also BxMxNxK, a batch of B products; for grouped_mm "
+        "GxMxNxK, G groups of M rows on average. Four sizes apply to both unless --ops names one.",
         show_default=False,
     ),
 ]
@@ -118,42 +115,63 @@ def tune(
 ) -> int:
     if alias and out is None:
         raise ValueError(f"--alias={alias[0]!r} is written to a sample folder; pass --out=FOLDER too")
-    # Not --m: torchrun would take it for an abbreviation of its own flags.
-    rows = integers("m-values", m_values)
     found_store = _store(store)
     from stoneware.measuring.settings import Settings
 
-    problems = _problems(
-        context,
-        weights=listed("weights", weights),
-        m_values=rows,
-        shapes=listed("shapes", shapes) or (),
-        scales=listed("scales", scales),
-        out_dtypes=listed("out-dtypes", out_dtypes),
-        layouts=listed("layouts", layouts),
-        dtypes=listed("dtypes", dtypes),
-        **({} if ops is None else {"ops": listed("ops", ops)}),
-    )
+    problems = _problems(_given(context))
     settings = Settings(
         rounds=rounds,
         seconds_per_problem=seconds_per_problem,
         remeasure=remeasure,
         commit=commit,
-        command=_typed(context),
+        command=_typed(_given(context)),
     )
     if out is not None:
         _check_folder(out)
     return _measure(Output("tune", json), problems, settings, found_store, out, alias or (), device)
 
 
-def _problems(context: typer.Context, **selection: Any) -> Sequence[Any]:
+def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
     """What is to be measured; flags that none of the named ops takes are refused."""
     from stoneware.measuring import workloads
 
+    selection: dict[str, Any] = {name: listed(name, given[name]) for name in _LISTS if name in given}
+    if "m_values" in given:
+        selection["m_values"] = integers("m_values", given["m_values"])
+    text = given.get("shapes", "")
+    if text.startswith("@"):
+        selection["shapes"] = _shapes_of_file(text, selection)
+    elif "shapes" in given:
+        selection["shapes"] = listed("shapes", text)
     problems = workloads.problems(**selection)
-    if "ops" in selection:
-        _refuse_flags_of_other_ops(context, selection["ops"])
+    for name in selection:
+        takers = [op for op in OPS if name in spec(op).choices]
+        if takers and not {*takers} & {*selection.get("ops", OPS)}:
+            raise ValueError(
+                f"{flag(name)}={given[name]} is for {' and '.join(takers)}, which "
+                f"--ops={given['ops']} leaves out; add {takers[0]}, or leave {flag(name)} out"
+            )
     return problems
+
+
+def _shapes_of_file(text: str, selection: Mapping[str, Any]) -> list[str]:
+    """The shapes of @FILE, each checked, so that an error names its line."""
+    from stoneware.measuring import workloads
+    from stoneware.runtime import regular_file
+
+    path = Path(text[1:])
+    workloads.problems(**{**selection, "weights": selection.get("weights", ())})  # an error of another flag
+    shapes = []
+    for number, line in enumerate(regular_file.read(path).decode("utf-8", "replace").splitlines(), start=1):
+        if shape := line.partition("#")[0].strip():
+            try:
+                workloads.problems(**{**selection, "weights": (), "shapes": [shape]})
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from error
+            shapes.append(shape)
+    if not shapes:
+        raise ValueError(f"--shapes={text} must have a shape in a line, and has none; write for example 16x4096x14336")
+    return shapes
 
 
 def _measure(
@@ -186,7 +204,7 @@ def _measure(
         if ranks.world_size > 1:
             _wait_for_all_ranks()
         if ranks.rank == 0:
-            folders = _write_folders(store, Path(out), aliases, cuda_device(ordinal).fingerprint)
+            folders = _write_folders(store, Path(out), aliases, cuda_device(ordinal))
     statuses = {name: summary.statuses[name] for name in ("ok", "wrong", "failed", "hung")}
     is_good = not summary.failures and summary.statuses.total() == statuses["ok"]
     code = exit_codes.OK if is_good else exit_codes.FOUND
@@ -220,30 +238,19 @@ def _given(context: typer.Context) -> dict[str, Any]:
     }
 
 
-def _typed(context: typer.Context) -> str:
-    """The command for the record of the run: what was typed, without folders of this machine."""
+def _typed(given: Mapping[str, Any]) -> str:
+    """The command for the record of the run: what was typed, without paths of this machine."""
     words = ["stoneware tune"]
-    for name, value in _given(context).items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words += [flag] if name != "json" else []
-        elif name in _PATHS:
-            words.append(f"{flag} {name.upper()}")
+    for name, value in given.items():
+        if name in ("store", "out"):
+            words.append(f"{flag(name)} {name.upper()}")
+        elif name == "shapes" and value.startswith("@"):
+            words.append(f"{flag(name)} @FILE")
+        elif value is True:
+            words += [flag(name)] if name != "json" else []
         else:
-            words += [f"{flag} {item}" for item in (value if isinstance(value, (tuple, list)) else [value])]
+            words += [f"{flag(name)} {item}" for item in (value if isinstance(value, (tuple, list)) else [value])]
     return " ".join(words)
-
-
-def _refuse_flags_of_other_ops(context: typer.Context, ops: Sequence[str]) -> None:
-    """Raises ValueError if a flag was typed that none of these ops takes."""
-    given = _given(context)
-    for name in _FLAGS_OF_SOME_OPS:
-        takers = [op for op in OPS if name in spec(op).choices]
-        if name in given and not set(takers) & set(ops):
-            raise ValueError(
-                f"--{name}={given[name]} is for {' and '.join(takers)}, which "
-                f"--ops={','.join(ops)} leaves out; add {takers[0]}, or leave --{name} out"
-            )
 
 
 def _check_folder(out: str) -> None:
@@ -307,7 +314,7 @@ def _take_in(store: Store, out: Path) -> None:
             store.add(run, [sample for sample in samples if sample.run == run.id])
 
 
-def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: DeviceFingerprint) -> list[str]:
+def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: Device) -> list[str]:
     """Merges the store into the sample folders under `out`, and gives the device its names."""
     from stoneware.tuning import merge, samples
 
@@ -316,7 +323,7 @@ def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: Devi
     merged = merge.merge(sources, out, keep="newest")
     for folder in merged.folders if aliases else ():
         record = samples.read_device(folder / "device.json")
-        if record.fingerprint.same_hardware(device):
+        if device.fingerprint and record.fingerprint.same_hardware(device.fingerprint):
             names = tuple(sorted({*record.aliases, *aliases}))
             samples.write_device(folder / "device.json", dataclasses.replace(record, aliases=names))
     return [str(folder) for folder in merged.folders]

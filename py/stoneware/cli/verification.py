@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
+import logging.handlers
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,12 +16,11 @@ from types import ModuleType
 from stoneware.errors import TableError
 from stoneware.installation import NATIVE_MODULES
 from stoneware.kernels import manifest
-from stoneware.kernels.manifest import KernelRecord, Manifest
+from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime import environment, native, package_files, regular_file
 from stoneware.tuning import differences, entries, sources, table_file
 from stoneware.tuning.store import user_store
-from stoneware.tuning.table import Table
 
 
 def installation() -> dict[str, list[str]]:
@@ -67,66 +67,60 @@ def _error_of(check: Callable[[], object]) -> list[str]:
 
 
 def _native_modules() -> Iterator[str]:
-    for name in NATIVE_MODULES:
-        if (reason := native.why_missing(name)) is not None:
-            yield reason
+    yield from filter(None, map(native.why_missing, NATIVE_MODULES))
 
 
 def _kernels() -> Iterator[str]:
     """Compares the bytes of every kernel, in a file or in a native module, with the manifest."""
-    try:
-        records = manifest.packaged().kernels.values()
-    except TableError:
-        return  # reported as a problem of the manifest
     in_modules: dict[str, tuple[str, ModuleType]] = {}
     for name in NATIVE_MODULES:
         if native.why_missing(name) is None and hasattr(module := native.load(name), "cubin"):
             in_modules |= {kernel["id"]: (name, module) for kernel in module.kernels()}
-    are_modules_there = all(native.why_missing(name) is None for name in NATIVE_MODULES)
-    for record in records:
+    are_modules_there = not any(_native_modules())
+    kernels = _manifest()
+    for record in kernels.kernels.values() if kernels else ():
         if record.description_sha256:
-            yield from _kernel_files(record)
+            for suffix, expected in (("cubin", record.sha256), ("json", record.description_sha256)):
+                file = package_files.path("cubins", f"{record.id}.{suffix}")
+                try:
+                    yield from _digest(str(file), regular_file.read(file), expected)
+                except OSError as error:
+                    yield f"{file}: cannot be read: {error.strerror}; {package_files.REMEDY}"
         elif record.id in in_modules:
             name, module = in_modules[record.id]
             yield from _digest(f"{name}: {record.id}", module.cubin(record.id), record.sha256)
         elif are_modules_there:
-            yield (f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}")
-
-
-def _kernel_files(record: KernelRecord) -> Iterator[str]:
-    for suffix, expected in (("cubin", record.sha256), ("json", record.description_sha256)):
-        file = package_files.path("cubins", f"{record.id}.{suffix}")
-        try:
-            yield from _digest(str(file), regular_file.read(file), expected)
-        except OSError as error:
-            yield f"{file}: cannot be read: {error.strerror}; {package_files.REMEDY}"
+            yield f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}"
 
 
 def _digest(place: str, data: bytes, expected: str) -> Iterator[str]:
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
-        yield (f"{place}: expected sha256={expected}, as the manifest says, found {found}; {package_files.REMEDY}")
+        yield f"{place}: expected sha256={expected}, as the manifest says, found {found}; {package_files.REMEDY}"
+
+
+def _manifest() -> Manifest | None:
+    """The manifest; None if it is damaged, which is a problem of the part "manifest"."""
+    try:
+        return manifest.packaged()
+    except TableError:
+        return None
 
 
 def _tables() -> Iterator[str]:
-    try:
-        kernels = manifest.packaged()
-    except TableError:
-        kernels = None  # reported as a problem of the manifest
+    """What is wrong with a table, and configs whose kernels this installation does not have."""
+    kernels = _manifest()
     for op in OPS:
         place = table_file.packaged_path(op)
         problems = differences.verify(place, package_files.REMEDY)
         yield from problems
-        if not problems and kernels is not None:
-            yield from _unknown_kernels(table_file.packaged(op), place, kernels)
-
-
-def _unknown_kernels(found: Table, place: Path, kernels: Manifest) -> Iterator[str]:
-    """The configs of a table whose kernels this installation does not have."""
-    configs = {choice.config for device in found.devices for entry in device.entries() for choice in entry.choices}
-    for config in sorted(configs):
-        if not entries.is_known(config, kernels):
-            yield f"{place}: {config} is no kernel of the manifest; {package_files.REMEDY}"
+        found = None if problems or kernels is None else table_file.packaged(op)
+        if kernels is None or found is None:
+            continue
+        configs = {choice.config for device in found.devices for entry in device.entries() for choice in entry.choices}
+        for config in sorted(configs):
+            if not entries.is_known(config, kernels):
+                yield f"{place}: {config} is no kernel of the manifest; {package_files.REMEDY}"
 
 
 def _packages() -> Iterator[str]:
@@ -136,11 +130,11 @@ def _packages() -> Iterator[str]:
             for folder in sources._folders(name, value):
                 files = sorted(folder.glob(f"*{table_file.SUFFIX}"))
                 if not files:
-                    yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX})"
+                    yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX}); add one"
                 for file in files:
                     for problem in path(file, sources.package_remedy(name)):
                         yield f"package {name}: {problem}"
-    yield from said
+    yield from (record.getMessage() for record in said)
 
 
 def _user_store() -> list[str]:
@@ -152,17 +146,16 @@ def _user_store() -> list[str]:
 
 
 @contextlib.contextmanager
-def _warnings() -> Iterator[list[str]]:
+def _warnings() -> Iterator[list[logging.LogRecord]]:
     """Collects what stoneware.tuning warns of meanwhile, instead of showing it."""
-    said: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler = logging.handlers.BufferingHandler(capacity=sys.maxsize)
+    handler.setLevel(logging.WARNING)
     log = logging.getLogger("stoneware.tuning")
     propagates = log.propagate
     log.addHandler(handler)
     log.propagate = False
     try:
-        yield said
+        yield handler.buffer
     finally:
         log.removeHandler(handler)
         log.propagate = propagates
