@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import platform
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from stoneware import __version__
-from stoneware.errors import DriverError, TableError
+from stoneware.errors import StonewareError
 from stoneware.explanation import fitted
 from stoneware.kernels import cutlass_kernels, manifest
 from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 from stoneware.tuning import sources, table_file
+from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
 
 NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, cutlass_kernels.MODULE)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class Info:
     devices: tuple[str, ...]
     modules: dict[str, str]
     kernel_set: str
-    kernels: dict[str, int | str]
+    kernels: Mapping[str, int | str]
     tables: dict[str, str]
     store: str
     mode: str
@@ -74,115 +76,94 @@ class Info:
 def info() -> Info:
     """Reports versions, devices, native modules, kernels and tables; never raises for a part that
     is missing, broken or damaged, whatever the part raises, but says so in its place."""
-    driver, devices = _driver()
+    kernels, found = _part(_kernels), _part(_driver)
+    driver, devices = (found, ()) if isinstance(found, str) else found
     return Info(
         stoneware=__version__,
         python=platform.python_version(),
-        torch=_torch(),
+        torch=_part(_torch),
         driver=driver,
         devices=devices,
         modules={name: native.why_missing(name) or "found" for name in NATIVE_MODULES},
-        kernel_set=_kernel_set(),
-        kernels=_kernels(),
+        kernel_set=_part(_kernel_set),
+        kernels={"none": kernels} if isinstance(kernels, str) else kernels,
         tables=_tables(),
-        store=_store(),
-        mode=_from_environment(environment.tuning_mode),
-        batch_invariant=_from_environment(lambda: "on" if environment.batch_invariant() else "off"),
+        store=_part(_store),
+        mode=_part(environment.tuning_mode),
+        batch_invariant=_part(lambda: "on" if environment.batch_invariant() else "off"),
     )
 
 
-def _torch() -> str:
+def _part(get: Callable[..., T], *arguments: object) -> T | str:
+    """What `get` returns, or why it fails."""
     try:
-        if importlib.util.find_spec("torch") is None:
-            return "not installed"
-        import torch
-
-        return f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
+        return get(*arguments)
+    except (StonewareError, ValueError) as error:
+        return str(error)
     except Exception as error:
         return f"not usable: {type(error).__name__}: {error}"
 
 
+def _torch() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "not installed"
+    import torch
+
+    return f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})"
+
+
 def _driver() -> tuple[str, tuple[str, ...]]:
-    if reason := native.why_missing(DRIVER_MODULE):
-        return reason, ()
-    try:
-        module = native.load(DRIVER_MODULE)
-        version = ".".join(map(str, module.driver_version()))
-        ordinals = range(module.device_count())
-        return version, tuple(str(cuda_device(ordinal)) for ordinal in ordinals)
-    except DriverError as error:
-        return str(error), ()
-    except Exception as error:
-        return f"{DRIVER_MODULE} is not usable: {type(error).__name__}: {error}", ()
+    """The driver's version, and each GPU."""
+    module = native.load(DRIVER_MODULE)
+    version = ".".join(map(str, module.driver_version()))
+    return version, tuple(str(cuda_device(ordinal)) for ordinal in range(module.device_count()))
 
 
 def _kernel_set() -> str:
-    try:
-        found = manifest.packaged()
-    except Exception as error:
-        return _failure(error)
+    found = manifest.packaged()
     built = len(found.kernels)
     if not found.left_out:
         return f"all ({built} kernels)"
     return f"small ({built} of {built + len(found.left_out)} kernels)"
 
 
-def _kernels() -> dict[str, int | str]:
-    try:
-        records = manifest.packaged().kernels.values()
-    except TableError as error:
-        return {"none": str(error)}
-    except Exception as error:
-        return {"none": f"{type(error).__name__}: {error}"}
+def _kernels() -> dict[str, int]:
+    records = manifest.packaged().kernels.values()
     count = Counter(f"{record.op} {record.backend} {record.arch}" for record in records)
     return dict(sorted(count.items()))
 
 
 def _tables() -> dict[str, str]:
-    tables = {op: _table(functools.partial(table_file.packaged, op)) for op in OPS}
+    tables = {op: _part(_packaged, op) for op in OPS}
     for op in OPS:
-        try:
-            others = [one for one in sources.sources(op) if one.name != sources.WHEEL]
-        except Exception as error:
-            if str(error) not in tables[op]:
-                tables[f"{op} (others)"] = _failure(error)
-            continue
-        for one in others:
-            tables[f"{op} ({one.name})"] = _table(functools.partial(getattr, one, "table"))
+        others = _part(_other_sources, op)
+        if not isinstance(others, str):
+            tables |= {f"{op} ({one.name})": _part(_table, one.table) for one in others}
+        elif others not in tables[op]:
+            tables[f"{op} (others)"] = others
     return tables
 
 
-def _table(get: Callable[[], Table | None]) -> str:
-    try:
-        found = get()
-    except Exception as error:
-        return _failure(error)
-    if found is None:
-        return "none"
+def _packaged(op: str) -> str:
+    found = table_file.packaged(op)
+    return "none" if found is None else _table(found)
+
+
+def _other_sources(op: str) -> list[Source]:
+    return [one for one in sources.sources(op) if one.name != sources.WHEEL]
+
+
+def _table(found: Table) -> str:
     entries = ", ".join(f"{device.num_entries} entries of {device.fingerprint.name}" for device in found.devices)
     return f"{found.digest} ({entries or 'no entries'})"
 
 
-def _failure(error: Exception) -> str:
-    return str(error) if isinstance(error, TableError) else f"{type(error).__name__}: {error}"
-
-
 def _store() -> str:
-    try:
-        from stoneware.tuning.store import user_store
+    from stoneware.tuning.store import user_store
 
-        store = user_store()
-        if store is None:
-            return "none: there is no home for one; set STONEWARE_CACHE_DIR"
-        problems = store.problems()
-        wrong = f"; {len(problems)} problems, the first: {problems[0]}" if problems else ""
-        return f"{store.path} ({len(store.samples())} samples{wrong})"
-    except Exception as error:
-        return _failure(error)
-
-
-def _from_environment(read: Callable[[], str]) -> str:
-    try:
-        return read()
-    except ValueError as error:
-        return str(error)
+    store = user_store()
+    if store is None:
+        return "none: there is no home for one; set STONEWARE_CACHE_DIR"
+    problems = store.problems()
+    wrong = f"; {len(problems)} problems, the first: {problems[0]}" if problems else ""
+    return f"{store.path} ({len(store.samples())} samples{wrong})"
