@@ -231,7 +231,7 @@ def explain(
       TableError: the tuning table of this installation is damaged.
     """
     if op not in OPS:
-        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}")
+        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}; pass one of these")
     try:
         operation = registry.spec(op).operation
     except ModuleNotFoundError as error:

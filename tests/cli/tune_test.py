@@ -275,8 +275,8 @@ def test_mistakes_are_named(measuring, capsys, arguments, said):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--out", "FILE"], "file is none"),
-        (["--out", "FILE/below"], "file is none"),
+        (["--out", "FILE"], "file is not one"),
+        (["--out", "FILE/below"], "file is not one"),
         (["--out", ""], "--out must be a folder, and is empty"),
         (["--store", ""], "--store= must be a file"),
         (["--store", "FOLDER"], "must be a file"),

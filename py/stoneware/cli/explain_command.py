@@ -105,7 +105,7 @@ def explain(
         )
     if m is None or n is None or k is None:
         missing = [f"-{name}" for name, size in (("m", m), ("n", n), ("k", k)) if size is None]
-        raise ValueError(f"{' '.join(missing)} must be given for an op; pass -m 16 -n 4096 -k 14336")
+        raise ValueError(f"{' '.join(missing)} must be given for an op; pass for example -m 16 -n 4096 -k 14336")
     from stoneware.explanation import explain as find
 
     if op in OPS:
@@ -120,8 +120,9 @@ def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | N
     from stoneware.cli import kernel_explanation
 
     answers = kernel_explanation.explain(op, key, device)
-    output.text("\n\n".join(map(str, answers)))
-    return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
+    output.text("\n\n".join(kernel_explanation.as_text(*answer) for answer in answers))
+    found = [kernel_explanation.as_dict(*answer) for answer in answers]
+    return output.document({"op": op, "answers": found}, exit_codes.OK)
 
 
 def _check_options(op: str, options: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from stoneware.explanation import candidates_as_dict, candidates_as_text, device_named, fitted, problem_in_words
@@ -17,48 +17,7 @@ from stoneware.tuning.lookup import Found
 from stoneware.tuning.sources import Source
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelAnswer:
-    """What a look-up finds for one key on one device.
-
-    Attributes:
-      key: the key arguments, with the dtypes of a family that was measured.
-      device: where it would run.
-      found: the entry that answers.
-    """
-
-    key: KernelKey
-    device: DeviceFingerprint
-    found: Found
-
-    def as_dict(self) -> dict[str, Any]:
-        found = self.found
-        return {
-            "key": self.key.to_json(),
-            "device": self.device.to_json(),
-            "source": found.source,
-            "layer": found.layer,
-            "grade": found.grade,
-            "rule": found.entry.rule,
-            "answered_by": found.entry.key.to_json(),
-            **candidates_as_dict(found.choice, found.entry.choices[1:]),
-        }
-
-    def __str__(self) -> str:
-        found, chosen = self.found, self.found.choice
-        reason = f"{chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; {found.entry.rule}"
-        lines = [
-            *fitted("", problem_in_words(self.key)),
-            *fitted("device", str(self.device)),
-            *fitted("config", str(chosen.config)),
-            *fitted("layer", f"{found.layer}, from the {found.source} (grade: {found.grade})"),
-            *fitted("why", reason),
-            *candidates_as_text(chosen, found.entry.choices[1:]),
-        ]
-        return "\n".join(lines)
-
-
-def explain(op: str, arguments: Sequence[str], device: str | None) -> list[KernelAnswer]:
+def explain(op: str, arguments: Sequence[str], device: str | None) -> list[tuple[DeviceFingerprint, Found]]:
     """Looks up a decorated kernel, for every combination of dtypes that was measured.
 
     Args:
@@ -66,6 +25,9 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
       arguments: each "NAME=VALUE"; a VALUE is JSON, such as 128 or true, else text.
       device: name or alias of a device in the tables, or "cuda" or "cuda:1"; None for each device
         in the tables.
+
+    Returns:
+      Each device on which it would run, with the entry that answers there.
 
     Raises:
       ValueError: an argument breaks its rule, or nothing is known of the kernel or of such a key.
@@ -90,7 +52,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
     asked = [replace(family, values=tuple(values[name] for name in family.names)) for family in named]
     keys = [key for key, family in zip(asked, named) if key.family == family]
     answers = [
-        KernelAnswer(key=key, device=fingerprint, found=found)
+        (fingerprint, found)
         for fingerprint in _devices(sources, device)
         for key in keys
         if (found := lookup.find(key, fingerprint, sources)) is not None
@@ -101,6 +63,35 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Kerne
             "measured with such values; sizes may be any integers, other values must be known ones"
         )
     return answers
+
+
+def as_text(device: DeviceFingerprint, found: Found) -> str:
+    """An answer in lines of at most COLUMNS."""
+    chosen = found.choice
+    reason = f"{chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; {found.entry.rule}"
+    lines = [
+        *fitted("", problem_in_words(found.key)),
+        *fitted("device", str(device)),
+        *fitted("config", str(chosen.config)),
+        *fitted("layer", f"{found.layer}, from the {found.source} (grade: {found.grade})"),
+        *fitted("why", reason),
+        *candidates_as_text(chosen, found.entry.choices[1:]),
+    ]
+    return "\n".join(lines)
+
+
+def as_dict(device: DeviceFingerprint, found: Found) -> dict[str, Any]:
+    """An answer as JSON values."""
+    return {
+        "key": found.key.to_json(),
+        "device": device.to_json(),
+        "source": found.source,
+        "layer": found.layer,
+        "grade": found.grade,
+        "rule": found.entry.rule,
+        "answered_by": found.entry.key.to_json(),
+        **candidates_as_dict(found.choice, found.entry.choices[1:]),
+    }
 
 
 def _argument(text: str) -> tuple[str, Value]:
@@ -122,5 +113,5 @@ def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerpr
     known = [entries for source in sources for entries in source.table.devices]
     device_of = by_hardware(entries.fingerprint for entries in known)
     if name is not None:
-        known = [device_named(name, known, "what was measured", ", 'cuda' or 'cuda:1'")]
+        known = [device_named(name, known, "the set of measurements", ", 'cuda' or 'cuda:1'")]
     return list(dict.fromkeys(device_of[entries.fingerprint] for entries in known))

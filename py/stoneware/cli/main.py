@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
         code = _invoke(list(arguments))  # a copy, since the parser empties it
         sys.stdout.flush()
         return code
-    except SystemExit:  # how rich's console ends when the reader of its output has gone
+    except SystemExit:  # how rich's console ends when the output pipe was closed
         return exit_codes.PIPE_CLOSED
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, arguments)
@@ -106,9 +106,9 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     if code == exit_codes.INTERRUPTED:
         message = "interrupted"
     elif is_usage:
-        message = f"{' '.join(error.format_message().split())} (see {program} --help)"  # type: ignore[attr-defined]
+        message = f"{' '.join(error.format_message().split()).rstrip('.')} (see {program} --help)"  # type: ignore[attr-defined]
     elif isinstance(error, OSError) and error.strerror:
-        # What is written, unlike what is opened, has no name.
+        # An error of writing, unlike one of opening, names no file.
         place = error.filename or "stdout or another open file"
         message = f"{place}: {error.strerror}; check the path, its permissions and the free space"
     if code == exit_codes.INTERNAL or "--traceback" in arguments:

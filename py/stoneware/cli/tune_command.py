@@ -114,7 +114,7 @@ def tune(
     json: Json = False,
 ) -> int:
     if alias and out is None:
-        raise ValueError(f"--alias={alias[0]!r} is written to a sample folder; pass --out=FOLDER too")
+        raise ValueError(f"--alias={alias[0]!r} needs a sample folder to be written to, and --out is missing; pass --out=FOLDER too")
     found_store = _store(store)
     from stoneware.measuring.settings import Settings
 
@@ -160,6 +160,8 @@ def _shapes_of_file(text: str, selection: Mapping[str, Any]) -> list[str]:
     from stoneware.runtime import regular_file
 
     path = Path(text[1:])
+    if text == "@":
+        raise ValueError("--shapes=@ must name a file after @; pass for example --shapes=@shapes.txt")
     workloads.problems(**{**selection, "weights": selection.get("weights", ())})  # an error of another flag
     shapes = []
     for number, line in enumerate(regular_file.read(path).decode("utf-8", "replace").splitlines(), start=1):
@@ -260,7 +262,7 @@ def _check_folder(out: str) -> None:
     try:
         nearest = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.exists())
         if not nearest.is_dir():
-            raise ValueError(f"--out={out} must be a folder, and {nearest} is none; pass another")
+            raise ValueError(f"--out={out} must be a folder, and {nearest} is not one; pass another")
         for folder in (nearest, *filter(Path.is_dir, Path(out).glob("*"))):
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -274,7 +276,7 @@ def _store(path: str | None) -> Store:
 
     if path is not None:
         if not path or Path(path).is_dir():
-            raise ValueError(f"--store={path} must be a file, there or to be made; pass one")
+            raise ValueError(f"--store={path} must be a file, which need not exist, and is not one; pass for example --store=samples.sqlite3")
         return Store(path)
     found = user_store()
     if found is None:
@@ -304,10 +306,10 @@ def _take_in(store: Store, out: Path) -> None:
         return
     source = merge.read_source(out)
     if source.problems:
-        # Now, and not after hours of measuring.
+        # Before hours of measuring, not after.
         raise TableError(
             f"--out={out} holds what cannot be read and would be lost: "
-            f"{'; '.join(source.problems)}; mend it, or pass another folder"
+            f"{'; '.join(source.problems)}; repair it, or pass another folder"
         )
     for _, runs, samples in source.devices:
         for run in runs.values():
@@ -318,7 +320,7 @@ def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: Devi
     """Merges the store into the sample folders under `out`, and gives the device its names."""
     from stoneware.tuning import merge, samples
 
-    # What lies there is a source too: nothing of it is lost.
+    # The folder is a source too: nothing in it is lost.
     sources = [store.path, *([out] if out.is_dir() and any(out.iterdir()) else [])]
     merged = merge.merge(sources, out, keep="newest")
     for folder in merged.folders if aliases else ():
@@ -330,7 +332,7 @@ def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: Devi
 
 
 def _wait_for_all_ranks() -> None:
-    """Returns when every rank has come here; if one fails, torchrun ends the others."""
+    """Returns when every rank has called this; if one fails, torchrun ends the others."""
     import datetime
 
     import torch.distributed

@@ -9,7 +9,6 @@ from typing import Any
 from stoneware.kernels.key import AnyKey
 from stoneware.report import measures, regret, verdict
 from stoneware.report.measures import Problem
-from stoneware.report.regret import Regret
 from stoneware.report.sources import DeviceMeasurements
 
 
@@ -37,12 +36,13 @@ def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
 
 def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem]) -> dict[str, Any]:
     points = measures.roofline(members)
+    speedups = [problem.speedup for problem in members if problem.speedup is not None]
     return {
         "family": family.to_json(),
         "title": verdict.title(family, groups=True),
         "num_problems": len(members),
-        "speedup_geomean": measures.geometric_mean(speedups(members)),
-        "speedup_least": min(speedups(members), default=None),
+        "speedup_geomean": measures.geometric_mean(speedups),
+        "speedup_least": min(speedups, default=None),
         "problems": [
             {
                 "sizes": list(problem.key.sizes),
@@ -62,7 +62,7 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
         "roofline": [{"intensity": point.intensity, "tflops": point.tflops} for point in points],
         "regret": {
             left_out: {
-                **regret.summary(regrets),
+                **regret.summary(of_family),
                 "regrets": [
                     {
                         "shape": item.key.shape,
@@ -74,20 +74,10 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
                         "best_us": item.best_us,
                         "ratio": item.ratio,
                     }
-                    for item in regrets
+                    for item in of_family
                 ],
             }
-            for left_out, regrets in regrets_of(device, family).items()
+            for left_out, regrets in device.regrets.items()
+            for of_family in [[item for item in regrets if item.key.family == family]]
         },
     }
-
-
-def regrets_of(device: DeviceMeasurements, family: AnyKey) -> dict[str, list[Regret]]:
-    return {
-        left_out: [item for item in regrets if item.key.family == family]
-        for left_out, regrets in device.regrets.items()
-    }
-
-
-def speedups(members: Iterable[Problem]) -> list[float]:
-    return [problem.speedup for problem in members if problem.speedup is not None]

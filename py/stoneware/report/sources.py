@@ -118,7 +118,7 @@ def load(
             f"a report needs measurements{of}, and the sources have none; pass sample folders "
             "or stores, or measure with `stoneware tune`"
         )
-    return known if device is None else [device_named(device, known, "what was measured")]
+    return known if device is None else [device_named(device, known, "the set of measurements")]
 
 
 def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:

@@ -22,14 +22,14 @@ COARSE_BANDS = (16, 128, 2048)
 _DTYPES = {"e4m3": "fp8", "e5m2": "fp8 (e5m2)"}
 
 _IN_ORDER_OF_USE = (
-    ("matmul", "none"),
-    ("scaled_mm", "row"),
-    ("scaled_mm", "tensor"),
-    ("scaled_mm", "block"),
-    ("grouped_mm", "none"),
-    ("grouped_mm", "row"),
+    "matmul bf16",
+    "scaled_mm fp8, row scales",
+    "scaled_mm fp8, tensor scales",
+    "scaled_mm fp8, block scales",
+    "grouped_mm bf16",
+    "grouped_mm fp8, row scales",
 )
-"""Ops and scales, as layers of models call them: bf16 or fp8 in, bf16 out, layout nt."""
+"""Titles of the sections that layers of models use."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,27 +71,27 @@ class Section:
 
 def sections(found: Iterable[Problem]) -> list[Section]:
     """The sections of a device's problems, in the order of use."""
-    found = list(found)
-    members: dict[tuple[Any, ...], list[Problem]] = {}
+    members: dict[str, list[Problem]] = {}
     by_sizes: dict[tuple[Any, ...], dict[str, Choice]] = {}  # -> scales -> torch's kernel
     for problem in found:
         family = problem.key.family
-        where = (_rank(family), title(family), family if not isinstance(family, Key) else None)
-        members.setdefault(where, []).append(problem)
+        members.setdefault(title(family), []).append(problem)
         if isinstance(family, Key) and problem.vendor is not None:
             by_sizes.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor
+    order = [*_IN_ORDER_OF_USE, *sorted(members.keys() - set(_IN_ORDER_OF_USE))]
     return [
         Section(
-            title=where[1],
-            is_common=where[0] < len(_IN_ORDER_OF_USE),
-            problems=problems,
+            title=name,
+            is_common=name in _IN_ORDER_OF_USE,
+            problems=members[name],
             fastest={
                 problem.key: min(vendors.values(), key=lambda choice: choice.median_us)
-                for problem in problems
+                for problem in members[name]
                 if len(vendors := by_sizes.get(_without_scales(problem.key), {})) > 1 and "tensor" in vendors
             },
         )
-        for where, problems in sorted(members.items(), key=lambda item: item[0][:2])
+        for name in order
+        if name in members
     ]
 
 
@@ -147,16 +147,6 @@ def document(found: Sequence[Section]) -> list[dict[str, Any]]:
         for section in found
         for same, fastest in [(section.speedups(), section.speedups(any_scales=True))]
     ]
-
-
-def _rank(family: AnyKey) -> int:
-    common = _IN_ORDER_OF_USE
-    if not isinstance(family, Key) or (family.op, family.scales) not in common:
-        return len(common)
-    dtype = "bf16" if family.scales == "none" else "e4m3"
-    is_common = (family.a_dtype, family.b_dtype, family.out_dtype) == (dtype, dtype, "bf16")
-    is_common = is_common and family.layout == "nt" and not family.is_batch and family.accumulation == "fast"
-    return common.index((family.op, family.scales)) if is_common else len(common)
 
 
 def _without_scales(key: AnyKey) -> tuple[Any, ...]:
