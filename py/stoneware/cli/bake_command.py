@@ -26,14 +26,14 @@ HELP = help.text(
 
 
 def bake(
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...", show_default=False)] = None,
     op: Annotated[
         str,
         typer.Option(
             help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.", show_default=False
         ),
-    ] = ...,  # type: ignore[assignment]  # required
-    out: Annotated[str, typer.Option(help="The table to write.", show_default=False)] = ...,  # type: ignore[assignment]
+    ],
+    out: Annotated[str, typer.Option(help="The table to write.", show_default=False)],
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...", show_default=False)] = None,
     manifest: Annotated[
         str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.", show_default=False)
     ] = None,
@@ -77,7 +77,7 @@ def bake(
 
 
 def _check_kernel(op: str, paths: list[Path]) -> None:
-    """Refuses samples none of which is of the kernel: most likely its name is misspelt."""
+    """Raises ValueError if no sample is of the kernel: its name is probably misspelt."""
     from stoneware.tuning import merge
     from stoneware.tuning.samples import read_samples_leniently
 
