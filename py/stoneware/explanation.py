@@ -1,4 +1,4 @@
-"""explain: which config a problem gets, from which layer, why, and what came next."""
+"""explain: which config a problem gets, from which layer, why, and the runners-up."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Explanation:
 
 
 COLUMNS = 80
-"""Of a terminal; what explain and info print fits it."""
+"""Width of a terminal, which the text of explain, info and diff fits."""
 
 
 def fitted(label: str, text: str, width: int = 10) -> list[str]:
@@ -150,7 +150,7 @@ def candidates_as_dict(chosen: Choice | None, runners_up: Iterable[Choice]) -> d
 
 
 def kernel_in_words(config: AnyConfig) -> str:
-    """A config as a person says it, such as "cutlass_sm90: tile 64x16x256, one-block cluster, 9
+    """A config in words, such as "cutlass_sm90: tile 64x16x256, one-block cluster, 9
     stages, operands swapped"; a kernel that is not of this build has its name only."""
     if isinstance(config, KernelConfig):
         return str(config)
@@ -182,7 +182,7 @@ def kernel_in_words(config: AnyConfig) -> str:
 
 
 def problem_in_words(key: AnyKey) -> str:
-    """A key as a person says it, such as "scaled_mm m=16 n=4096 k=4096 e4m3->bf16 row nt"."""
+    """A key in words, such as "scaled_mm m=16 n=4096 k=4096 e4m3->bf16 row nt"."""
     if isinstance(key, Key):
         scales = "" if key.scales == "none" else f" {key.scales}"
         return f"{key.op} {key.shape} {key.a_dtype}->{key.out_dtype}{scales} {key.layout}"
@@ -224,7 +224,7 @@ def explain(
         "cuda:1" or a torch.device. None is the current GPU, or the CPU if there is none.
 
     Raises:
-      TypeError: a size is no int, or the device is neither a str nor a torch.device.
+      TypeError: a size is not an int, or the device is neither a str nor a torch.device.
       ValueError: an argument breaks a rule, or the device is unknown or not in this machine.
       ImportError: torch is not installed.
       UnsupportedError: nothing can run the problem there.

@@ -39,8 +39,8 @@ class Info:
       tables: op -> digest, with the number of entries by device; and, as "op (source)", those of
         the user's store and of installed packages.
       store: the file of the user's samples, how many it has, and what is wrong with it.
-      mode: what STONEWARE_TUNING says, or why it says nothing.
-      batch_invariant: the same of STONEWARE_BATCH_INVARIANT.
+      mode: the tuning mode that STONEWARE_TUNING sets, or what is wrong with it.
+      batch_invariant: "on" or "off", as STONEWARE_BATCH_INVARIANT sets it, or what is wrong with it.
     """
 
     stoneware: str

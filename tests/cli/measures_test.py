@@ -165,7 +165,7 @@ def test_leaving_a_weight_out_asks_the_nearest_shape():
     assert found[4096, 4096, 16].answered_by.sizes == (2048, 4096, 128)
 
 
-def test_a_choice_that_was_not_timed_there_is_passed_over():
+def test_a_choice_that_was_not_timed_there_is_skipped():
     samples = [
         sample(SMALL, 10.0, m=16),
         bad_sample(BIG, "wrong", m=16),

@@ -29,7 +29,7 @@ HELP = help.text(
 )
 
 MOST_LONELY = 20
-"""Problems shown that only one side has: often one side has a whole device more."""
+"""How many problems are shown that only one side has: often it has one device more."""
 
 
 def diff(

@@ -1,4 +1,4 @@
-"""`stoneware explain`: which config runs a problem, from which layer, why, and what came next."""
+"""`stoneware explain`: which config runs a problem, from which layer, why, and the runners-up."""
 
 from __future__ import annotations
 
@@ -126,8 +126,7 @@ def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | N
 
 
 def _check_options(op: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError if an option was given that the op does not take, or one that it needs was
-    not."""
+    """Raises ValueError if the op does not take an option that was given, or needs one that was not."""
     from stoneware.ops.spec import FLAGS
 
     for name, value in options.items():

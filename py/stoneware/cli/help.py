@@ -54,5 +54,5 @@ def _codes(meanings: Mapping[int, str]) -> list[str]:
 
 
 def _block(title: str, lines: Sequence[str]) -> str:
-    """Lines that stay apart: the mark is Click's for a paragraph that is not to be wrapped."""
+    """Lines that are not joined: \\b is Click's mark of a paragraph that is not wrapped."""
     return "\b\n" + "\n".join([f"{title}:", *lines])

@@ -67,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
       The exit code, one of exit_codes.MEANINGS. Nothing is raised.
     """
     if sys.stdout is None:
-        # Before anything is done: the next file that is opened would take its number.
+        # Checked first: the next file that is opened would get its number.
         note("stoneware: stdout is closed and must be open; give it, if only to /dev/null")
         return exit_codes.ENVIRONMENT
     try:
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
-        # Not app(...): it would end the process itself, and print errors its own way.
+        # Not app(...): it ends the process itself, and prints errors in its own way.
         with command.make_context("stoneware", arguments) as context:
             return command.invoke(context) or exit_codes.OK
     except typer.Exit as end:

@@ -1,6 +1,6 @@
-"""What a command prints: one JSON document on stdout, or text for people; all else on stderr.
+"""What a command prints: one JSON document on stdout, or text for people; everything else on stderr.
 
-Names in files are what others wrote: no escape sequence of theirs reaches the terminal.
+Names in files come from other people: their escape sequences do not reach the terminal.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Output:
                 print("\n".join(map(printable, line.split("\n"))))
 
     def note(self, line: str) -> None:
-        """Prints a line on stderr, in any case."""
+        """Prints a line on stderr, also if the output is JSON."""
         note(f"stoneware {self.command}: {line}")
 
 
@@ -54,6 +54,6 @@ def note(line: str) -> None:
 
 
 def discard(stream: TextIO) -> None:
-    """Lets what is still buffered for a reader that has gone, or a full disk, go nowhere."""
-    # As Python's documentation of SIGPIPE advises: else the flush at exit fails once more.
+    """Sends what is still buffered to /dev/null, after the pipe was closed or the disk was full."""
+    # As Python's documentation of SIGPIPE advises: otherwise the flush at exit fails again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

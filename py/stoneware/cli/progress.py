@@ -12,7 +12,7 @@ from stoneware.runtime.canonical import printable
 
 
 def reporter(rank: int) -> Reporter:
-    """A bar on a terminal, lines elsewhere; of the ranks above 0 only what went wrong."""
+    """A bar on a terminal, otherwise lines; ranks above 0 report only what went wrong."""
     if rank:
         return _Notes(rank)
     return _Bar() if sys.stderr.isatty() else Reporter()
@@ -36,7 +36,7 @@ class _Bar(Reporter):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        # Remaining time from the last five minutes: the cost is a rough measure of the time.
+        # The time left is estimated from the last five minutes, since costs follow times only roughly.
         self._progress = Progress(
             BarColumn(),
             TextColumn("{task.percentage:3.0f} %"),

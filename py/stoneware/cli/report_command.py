@@ -54,7 +54,7 @@ def report(
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}")
-        # utf-8 with errors kept: a path in the sources may hold bytes that are no text.
+        # A path of a source may hold bytes that are not text; they are written as escapes.
         Path(out).write_text(text, encoding="utf-8", errors="backslashreplace")
         num_problems = sum(len(item.problems) for item in devices)
         output.text(f"{out}: {num_problems} problems on {names}")

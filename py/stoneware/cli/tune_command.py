@@ -114,7 +114,9 @@ def tune(
     json: Json = False,
 ) -> int:
     if alias and out is None:
-        raise ValueError(f"--alias={alias[0]!r} needs a sample folder to be written to, and --out is missing; pass --out=FOLDER too")
+        raise ValueError(
+            f"--alias={alias[0]!r} needs a sample folder to be written to, and --out is missing; pass --out=FOLDER too"
+        )
     found_store = _store(store)
     from stoneware.measuring.settings import Settings
 
@@ -162,7 +164,8 @@ def _shapes_of_file(text: str, selection: Mapping[str, Any]) -> list[str]:
     path = Path(text[1:])
     if text == "@":
         raise ValueError("--shapes=@ must name a file after @; pass for example --shapes=@shapes.txt")
-    workloads.problems(**{**selection, "weights": selection.get("weights", ())})  # an error of another flag
+    # First without shapes, so that an error of another flag names no line.
+    workloads.problems(**{**selection, "weights": selection.get("weights", ())})
     shapes = []
     for number, line in enumerate(regular_file.read(path).decode("utf-8", "replace").splitlines(), start=1):
         if shape := line.partition("#")[0].strip():
@@ -256,7 +259,7 @@ def _typed(given: Mapping[str, Any]) -> str:
 
 
 def _check_folder(out: str) -> None:
-    """Raises an error unless the folder is there or can be made, and takes files."""
+    """Raises ValueError or StoreError unless `out` is a folder, or can become one, and can be written."""
     if not out:
         raise ValueError("--out must be a folder, and is empty; pass one, or leave it out")
     try:
@@ -276,7 +279,9 @@ def _store(path: str | None) -> Store:
 
     if path is not None:
         if not path or Path(path).is_dir():
-            raise ValueError(f"--store={path} must be a file, which need not exist, and is not one; pass for example --store=samples.sqlite3")
+            raise ValueError(
+                f"--store={path} must be a file, which need not exist, and is not one; pass for example --store=samples.sqlite3"
+            )
         return Store(path)
     found = user_store()
     if found is None:
@@ -299,7 +304,7 @@ def _torch_with_gpu() -> Any:
 
 
 def _take_in(store: Store, out: Path) -> None:
-    """Puts the samples that lie under `out` into the store, so that they are known."""
+    """Adds the samples under `out` to the store, so that they are not measured again."""
     from stoneware.tuning import merge
 
     if not out.is_dir() or not any(out.iterdir()):

@@ -1,6 +1,6 @@
 """What `stoneware verify` checks: each part of an installation, and files of samples and tables.
 
-Each function yields what is wrong, as a sentence with its place; nothing if all is well.
+Each function yields what is wrong, as a sentence with its place; nothing if all is good.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _user_store() -> list[str]:
 
 @contextlib.contextmanager
 def _warnings() -> Iterator[list[logging.LogRecord]]:
-    """Collects what stoneware.tuning warns of meanwhile, instead of showing it."""
+    """Collects the warnings of stoneware.tuning instead of showing them."""
     handler = logging.handlers.BufferingHandler(capacity=sys.maxsize)
     handler.setLevel(logging.WARNING)
     log = logging.getLogger("stoneware.tuning")

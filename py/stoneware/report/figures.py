@@ -41,7 +41,7 @@ def layers(key: AnyKey) -> list[str]:
 
 
 def model(layer: str) -> str:
-    """The model of a layer: its name without the part that the layer plays in it."""
+    """The model of a layer: the layer's name without its last part, such as _qkv."""
     return _PART_OF_MODEL.sub("", layer)
 
 

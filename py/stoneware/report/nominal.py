@@ -1,4 +1,4 @@
-"""What NVIDIA says of its GPUs: the roofs of a roofline."""
+"""Nominal rates of GPUs, as NVIDIA publishes them: the roofs of a roofline."""
 
 from __future__ import annotations
 

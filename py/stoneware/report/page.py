@@ -16,7 +16,7 @@ from stoneware.report.verdict import Section
 from stoneware.tuning.table_entry import Choice
 
 MOST_BAD = 100
-"""Rows of the table of samples that are not "ok"."""
+"""Most rows in the table of samples that are not "ok"."""
 
 _REGRET_NAMES = {"m": "other m", "weight": "other shapes"}
 """What was left out -> who answers."""

@@ -50,7 +50,7 @@ class DeviceMeasurements:
 
     @functools.cached_property
     def problems(self) -> list[Problem]:
-        """What a table of the samples has, and what the tables have at other problems."""
+        """What a table of the samples would have, and what the tables have at other problems."""
         kernels = manifest.installed()
         by_op: dict[str, list[tuple[Run, Sample]]] = {}
         for run, sample in self.taken:

@@ -16,7 +16,7 @@ DARK = ("#f7b26b", "#d98837", "#ab611b", "#834914", "#5e3712", "#402a14", "#2b2f
         "#1a3049", "#1b4265", "#1f5989", "#2c74b0", "#529bd8", "#8cc6f5")  # fmt: skip
 
 _STRONG = 2
-"""So many colours at each end need the other colour of text."""
+"""How many colours at each end need the background as the colour of text."""
 
 
 def step(speedup: float) -> int:

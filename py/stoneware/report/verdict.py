@@ -58,7 +58,7 @@ class Section:
         """Key -> torch's time over that of the chosen kernel, where torch was measured.
 
         Args:
-          any_scales: against `fastest`, else against torch's kernel with the same scales.
+          any_scales: against `fastest`, otherwise against torch's kernel with the same scales.
         """
         if any_scales:
             return {
@@ -125,7 +125,7 @@ def band(key: AnyKey, ends: Sequence[int]) -> int:
 
 
 def means(speedups: Mapping[AnyKey, float]) -> dict[str, float | None]:
-    """The geometric mean in each coarse band of m, and of "all"; None of none."""
+    """The geometric mean in each coarse band of m, and over all; None where torch was not measured."""
     labels = band_labels(COARSE_BANDS)
     found: dict[str, float | None] = {
         label: measures.geometric_mean(value for key, value in speedups.items() if band(key, COARSE_BANDS) == idx)
@@ -135,7 +135,7 @@ def means(speedups: Mapping[AnyKey, float]) -> dict[str, float | None]:
 
 
 def document(found: Sequence[Section]) -> list[dict[str, Any]]:
-    """The verdict as JSON values, an object a section."""
+    """The verdict as JSON values, one object per section."""
     return [
         {
             "title": section.title,
