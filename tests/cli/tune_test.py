@@ -278,8 +278,8 @@ def test_mistakes_are_named(measuring, capsys, arguments, said):
         (["--out", "FILE"], "file is not one"),
         (["--out", "FILE/below"], "file is not one"),
         (["--out", ""], "--out must be a folder, and is empty"),
-        (["--store", ""], "--store= must be a file"),
-        (["--store", "FOLDER"], "must be a file"),
+        (["--store", ""], "--store= must be the path of a file"),
+        (["--store", "FOLDER"], "must be the path of a file"),
         (["--device", "-1"], "Invalid value for '--device': "),
     ],
 )

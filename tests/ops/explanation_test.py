@@ -83,6 +83,8 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
                 runners_up=(choice("slow", 9.9), choice("triton", 123456.0)),
                 refusals=(Refusal(what=f"cutlass_sm90:{LONG_ID}", layer=Layer.EXACT, reason="it is too long"),),
             ),
+            sum_order="in one sum",
+            batch_invariant=False,
             table_digest="0" * 64,
             run={
                 "date": "2026-11-23T05:55:41+00:00",

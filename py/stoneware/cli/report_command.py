@@ -40,7 +40,8 @@ def report(
         typer.Option(help="An op or a kernel to draw; may be repeated. Default: all.", show_default=False),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Name or alias of the device to draw. Default: all.", show_default=False)
+        str | None,
+        typer.Option(help="Name, alias or part of a name of the device to draw. Default: all.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> int:

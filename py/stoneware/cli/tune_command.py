@@ -279,9 +279,7 @@ def _store(path: str | None) -> Store:
 
     if path is not None:
         if not path or Path(path).is_dir():
-            raise ValueError(
-                f"--store={path} must be a file, which need not exist, and is not one; pass for example --store=samples.sqlite3"
-            )
+            raise ValueError(f"--store={path} must be the path of a file; pass for example --store=samples.sqlite3")
         return Store(path)
     found = user_store()
     if found is None:
