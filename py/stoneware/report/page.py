@@ -77,8 +77,8 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
     bands = [*verdict.band_labels(verdict.COARSE_BANDS), "all"]
     rows = []
     for idx, section in enumerate(found):
-        lines = [("torch, same scales" if section.fastest else "torch", section.speedups())]
-        lines += [("torch's fastest, any scales", section.speedups(any_scales=True))] if section.fastest else []
+        lines = [("torch, same scales" if section.any_scales else "torch", section.same_scales)]
+        lines += [("torch's fastest, any scales", section.any_scales)] if section.any_scales else []
         for line, (against, speedups) in enumerate(lines):
             if not speedups:
                 continue
@@ -110,17 +110,16 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
 def _sentence(found: Sequence[Section]) -> str:
     """The verdict in words, of all problems of common calls or, without any, of all."""
     common = [section for section in found if section.is_common] or found
-    same = [value for section in common for value in section.speedups().values()]
+    same = [value for section in common for value in section.same_scales.values()]
     if not same:
         return "<p>Torch's kernels were not measured, so there is no speed-up to tell.</p>"
     problems = sum(len(section.problems) for section in common)
     ours = sum(section.share_ours * len(section.problems) for section in common) / problems
     pairs = [
-        (there[key], value)
+        (section.same_scales[key], value)
         for section in common
-        for there in [section.speedups()]
-        for key, value in section.speedups(any_scales=True).items()
-        if key in there
+        for key, value in section.any_scales.items()
+        if key in section.same_scales
     ]
     mean = f"{measures.geometric_mean(same):.2f}"
     told = f"{mean} times as fast as torch's kernel with the same scales ({len(same)} problems)"
@@ -138,8 +137,7 @@ def _sentence(found: Sequence[Section]) -> str:
 
 def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axes: figures.Axes | None) -> str:
     parts = [f'<section class="op"><h2 id="{anchor}">{escape(section.title)}</h2>']
-    if speedups := section.speedups():
-        values = list(speedups.values())
+    if values := list(section.same_scales.values()):
         parts.append(
             f"<p>{measures.geometric_mean(values):.2f} times as fast as torch with the same scales over {len(values)} "
             f"problems, from {min(values):.2f} to {max(values):.2f}: more than 2% faster at "
@@ -161,7 +159,7 @@ def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axe
             f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({escape(roofs.source)}). "
             f"{figures.above_the_roof(points, roofs, device.fingerprint.l2_bytes)}</p>",
         ]
-    parts.append(_problems_html(section, is_open=not speedups))
+    parts.append(_problems_html(section, is_open=not values))
     return "\n".join([*parts, "</section>"])
 
 
@@ -211,7 +209,7 @@ def _hover(problem: Problem, vendor: Choice) -> str:
 
 def _problems_html(section: Section, is_open: bool) -> str:
     heads = ["problem", "speed-up", "chosen kernel", "µs", "± µs", "torch µs", "within the noise"]
-    heads += ["torch's fastest µs"] if section.fastest else []
+    heads += ["torch's fastest µs"] if section.any_scales else []
     rows = [
         [
             problem.key.shape,
@@ -221,7 +219,11 @@ def _problems_html(section: Section, is_open: bool) -> str:
             f"{problem.chosen.spread_us:.2f}",
             f"{problem.vendor.median_us:.2f}" if problem.vendor else "",
             str(len(problem.ties)),
-            *([f"{section.fastest[problem.key].median_us:.2f}"] if problem.key in section.fastest else []),
+            *(
+                [f"{section.any_scales[problem.key] * problem.chosen.median_us:.2f}"]
+                if problem.key in section.any_scales
+                else []
+            ),
         ]
         for problem in section.problems
     ]

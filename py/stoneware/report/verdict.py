@@ -11,7 +11,6 @@ from stoneware.kernels.key import AnyKey, Key
 from stoneware.report import measures
 from stoneware.report.measures import Problem
 from stoneware.tuning.choose import is_vendor
-from stoneware.tuning.table_entry import Choice
 
 BANDS = (1, 8, 16, 32, 64, 128, 512, 2048)
 """The last m of each band of the tables; the band after them has no end."""
@@ -40,54 +39,44 @@ class Section:
       title: op, dtypes, scales and what else the problems share, in words.
       is_common: whether layers of models call the op in this way.
       problems: in order of their keys.
-      fastest: key -> torch's fastest kernel for the same sizes with any scales; only where torch was
-        measured with other scales too, tensor scales among them, whose kernels do the least.
+      same_scales: key -> torch's time over that of the chosen kernel, where torch was measured.
+      any_scales: the same with the time of torch's fastest kernel for the same sizes with any scales;
+        only where torch was measured with other scales too, tensor scales among them, whose kernels
+        do the least.
     """
 
     title: str
     is_common: bool
     problems: Sequence[Problem]
-    fastest: Mapping[AnyKey, Choice]
+    same_scales: Mapping[AnyKey, float]
+    any_scales: Mapping[AnyKey, float]
 
     @property
     def share_ours(self) -> float:
         """Share of the problems at which a kernel of ours is chosen, from 0 to 1."""
         return sum(not is_vendor(problem.chosen.config) for problem in self.problems) / len(self.problems)
 
-    def speedups(self, any_scales: bool = False) -> dict[AnyKey, float]:
-        """Key -> torch's time over that of the chosen kernel, where torch was measured.
-
-        Args:
-          any_scales: against `fastest`, otherwise against torch's kernel with the same scales.
-        """
-        if any_scales:
-            return {
-                problem.key: self.fastest[problem.key].median_us / problem.chosen.median_us
-                for problem in self.problems
-                if problem.key in self.fastest
-            }
-        return {problem.key: problem.speedup for problem in self.problems if problem.speedup is not None}
-
 
 def sections(found: Iterable[Problem]) -> list[Section]:
     """The sections of a device's problems, in the order of use."""
     members: dict[str, list[Problem]] = {}
-    by_sizes: dict[tuple[Any, ...], dict[str, Choice]] = {}  # -> scales -> torch's kernel
+    torch_us: dict[tuple[Any, ...], dict[str, float]] = {}  # key without scales -> scales -> torch's time
     for problem in found:
         family = problem.key.family
         members.setdefault(title(family), []).append(problem)
         if isinstance(family, Key) and problem.vendor is not None:
-            by_sizes.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor
+            torch_us.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor.median_us
     order = [*_IN_ORDER_OF_USE, *sorted(members.keys() - set(_IN_ORDER_OF_USE))]
     return [
         Section(
             title=name,
             is_common=name in _IN_ORDER_OF_USE,
             problems=members[name],
-            fastest={
-                problem.key: min(vendors.values(), key=lambda choice: choice.median_us)
+            same_scales={problem.key: problem.speedup for problem in members[name] if problem.speedup is not None},
+            any_scales={
+                problem.key: min(times.values()) / problem.chosen.median_us
                 for problem in members[name]
-                if len(vendors := by_sizes.get(_without_scales(problem.key), {})) > 1 and "tensor" in vendors
+                if len(times := torch_us.get(_without_scales(problem.key), {})) > 1 and "tensor" in times
             },
         )
         for name in order
@@ -141,11 +130,10 @@ def document(found: Sequence[Section]) -> list[dict[str, Any]]:
             "title": section.title,
             "num_problems": len(section.problems),
             "share_ours": section.share_ours,
-            "same_scales": {"count": len(same), "geomeans": means(same)},
-            "any_scales": {"count": len(fastest), "geomeans": means(fastest)},
+            "same_scales": {"count": len(section.same_scales), "geomeans": means(section.same_scales)},
+            "any_scales": {"count": len(section.any_scales), "geomeans": means(section.any_scales)},
         }
         for section in found
-        for same, fastest in [(section.speedups(), section.speedups(any_scales=True))]
     ]
 
 
