@@ -27,7 +27,7 @@ from store_files import RUN, killed_while_adding, rows_by_sql
 
 from stoneware.errors import StoreError, TableError
 from stoneware.runtime.canonical import canonical_document, canonical_json
-from stoneware.tuning import differences, merge, record, table_file
+from stoneware.tuning import differences, merge, store_file, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Sample
@@ -58,7 +58,7 @@ def many_samples() -> list[Sample]:
 @pytest.fixture(scope="module")
 def stored() -> dict[tuple[str, str], str]:
     """(id, payload) -> sample, of each row of the store."""
-    rows = [(record.of_sample(RUN, sample), sample) for sample in many_samples()]
+    rows = [(store_file.row_of_sample(RUN, sample), sample) for sample in many_samples()]
     return {(row.id, row.payload): text_of(sample) for row, sample in rows}
 
 

@@ -205,9 +205,10 @@ def test_two_runs_with_one_id_are_an_error_that_names_both_sources(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_was_copied_before_its_end_is_the_same_run(tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"command": ""}])
+def test_a_run_that_was_copied_before_its_end_or_lost_its_command_is_the_same_run(tmp_path, changes):
     ended = data.run(sm_clock_mhz_after=1965, memory_clock_mhz_after=3201)
-    a = write_folder(tmp_path / "a", [data.sample()])
+    a = write_folder(tmp_path / "a", [data.sample()], [data.run(**changes)])
     b = write_folder(tmp_path / "b", [data.sample(m=2)], [ended])
     for idx, order in enumerate(([a, b], [b, a])):
         (folder,) = merge.merge(order, tmp_path / f"out{idx}").folders

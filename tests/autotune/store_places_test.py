@@ -92,11 +92,11 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_stops_nobody(tmp_path, end
 
 
 def test_a_reader_does_not_wait_for_ever_for_a_writer_that_was_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(store.store_reader, "READER_WAIT_S", 0.1)
+    monkeypatch.setattr(store.store_file, "READER_WAIT_S", 0.1)
     own = Store(tmp_path / "samples.sqlite3")
     own.add(RUN, [data.sample()])
     writer = sqlite3.connect(own.path, isolation_level=None)
-    with store.store_reader.turn(str(own.path)):
+    with store.store_file.turn(str(own.path)):
         writer.execute("BEGIN EXCLUSIVE")
         writer.execute("DELETE FROM records")
         assert own.samples() == []

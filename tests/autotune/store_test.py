@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from store_files import RUN, edit, killed_while_adding, read, rows_by_sql, state, texts
 
 from stoneware.errors import StoreError
-from stoneware.tuning import record, store
+from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning import store, store_file
 from stoneware.tuning.store import Store
 
 
@@ -118,7 +120,7 @@ def test_a_sample_of_another_run_is_refused(path):
 @settings(max_examples=60, deadline=None)
 @given(runs=data.runs(), samples=st.lists(data.samples(), max_size=12), seed=st.randoms())
 def test_whatever_is_added_is_read_back(runs, samples, seed):
-    last = {record.of_sample(runs[sample.run], sample).id: sample for sample in samples}
+    last = {store_file.row_of_sample(runs[sample.run], sample).id: sample for sample in samples}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "samples.sqlite3")
         for sample in samples:
@@ -173,14 +175,40 @@ def test_what_is_skipped_is_logged_once_with_its_place(path, four, caplog):
     assert [f"{path}: row 2: skipped" in line for line in caplog.messages] == [True]
 
 
-def test_samples_outlive_the_row_of_their_run(path, four):
-    edit(path, "DELETE FROM records WHERE payload LIKE 'stoneware run %'")
+def test_samples_outlive_the_row_of_their_run_of_which_only_the_command_is_lost(path, four):
+    edit(path, "DELETE FROM records WHERE substr(payload, 34, 4) = 'run '")
+    assert len(rows_by_sql(path)) == len(four)
     assert read(path) == four
-    assert {run for run, _ in Store(path).samples()} == {RUN}
+    assert {run for run, _ in Store(path).samples()} == {replace(RUN, command="")}
+
+
+def test_a_long_command_is_stored_once(path):
+    run = data.run(command="stoneware tune" + " --shapes 16x4096x4096" * 1000)
+    for m in range(1, 20):
+        Store(path).add(run, [data.sample(m=m)])
+    assert {found for found, _ in Store(path).samples()} == {run}
+    assert path.stat().st_size < 2 * len(run.command) + 20 * 2000
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_store_whose_samples_repeat_the_whole_run_is_read_and_its_rows_are_replaced(path, has_run):
+    samples = [data.sample(m=m) for m in (1, 16)]
+    Store(path).add(RUN, samples if has_run else [])
+    if not has_run:
+        edit(path, "DELETE FROM records")
+    for sample in samples:
+        row = store_file.row_of_sample(RUN, sample)
+        row = replace(row, body=f"{canonical_json(RUN.to_json())}\n{canonical_json(sample.to_json())}")
+        edit(path, f"INSERT OR REPLACE INTO records VALUES ('{row.id}', '{row.payload}')")
+    assert Store(path).samples() == [(RUN, sample) for sample in samples] and Store(path).problems() == []
+    ended = data.run(sm_clock_mhz_after=1965)
+    Store(path).add(ended, samples)
+    assert Store(path).samples() == [(ended, sample) for sample in samples]
+    assert len(rows_by_sql(path)) == 3
 
 
 def test_rows_of_a_newer_schema_are_reported_skipped_and_kept(path, four):
-    of_the_future = record.Record("sample", 99, "f" * 32, '{"new":"fields"}')
+    of_the_future = store_file.Row("sample", 99, "f" * 32, '{"new":"fields"}')
     text = of_the_future.payload
     edit(path, f"INSERT INTO records VALUES ('{'f' * 32}', '{text}')")
     own = Store(path)
@@ -195,7 +223,7 @@ def test_rows_of_a_newer_schema_are_reported_skipped_and_kept(path, four):
 
 
 def test_the_same_sample_of_a_newer_schema_is_not_replaced(path, monkeypatch):
-    monkeypatch.setattr(record, "SCHEMA", 99)
+    monkeypatch.setattr(store_file, "SCHEMA", 99)
     Store(path).add(RUN, [data.sample(median_us=7)])
     monkeypatch.undo()
     Store(path).add(RUN, [data.sample(median_us=9)])
@@ -339,7 +367,7 @@ def test_a_view_in_the_place_of_the_table_is_not_asked(path):
 
 def test_the_lock_is_given_back_though_a_process_was_forked_meanwhile(path, monkeypatch):
     """Worker processes of a data loader, say, which have every open file of their parent."""
-    monkeypatch.setattr(store.store_reader, "WAIT_S", 0.1)
+    monkeypatch.setattr(store.store_file, "WAIT_S", 0.1)
     begun, done = os.pipe()
     child = 0
     write = Store._write

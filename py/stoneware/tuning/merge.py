@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from stoneware.errors import TableError
@@ -257,14 +258,15 @@ def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:
 
 
 def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
-    """One run of two that may differ in whether its end is known."""
-    ends = {
+    """One run of two that may differ in whether its end and its command are known."""
+    known: dict[str, Any] = {
         item.name: max(getattr(run, item.name), getattr(other, item.name))
         for item in fields(Run)
-        if item.name.endswith("_after") and 0 in (getattr(run, item.name), getattr(other, item.name))
+        if (item.name == "command" or item.name.endswith("_after"))
+        and not (getattr(run, item.name) and getattr(other, item.name))
     }
-    united = replace(run, **ends)
-    if united != replace(other, **ends):
+    united = replace(run, **known)
+    if united != replace(other, **known):
         raise TableError(
             f"a run has one id, and run {run.id} of {path} differs from that of {other_path}: "
             f"{run} and {other}; rename one of the two, in runs.json and in its samples"

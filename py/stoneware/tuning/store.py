@@ -1,7 +1,6 @@
 """The user's store: the samples taken on this machine, in one SQLite file.
 
-Every row proves itself (`record.py`), so what is wrong with one costs no other. Reading is
-`store_reader.py`.
+What a row holds, and reading, is `store_file.py`.
 
 Writing takes a lock on a file beside the database, for the whole of `add`: any number of processes
 take turns, and none has the database open while another puts a new one in its place. A commit is
@@ -27,11 +26,9 @@ from pathlib import Path
 
 from stoneware.errors import StoreError
 from stoneware.runtime import environment
-from stoneware.tuning import record as record_format
-from stoneware.tuning import store_reader
-from stoneware.tuning.record import Record
+from stoneware.tuning import store_file
 from stoneware.tuning.samples import Run, Sample
-from stoneware.tuning.store_reader import Reading
+from stoneware.tuning.store_file import Reading, Row
 
 SUFFIX = ".sqlite3"
 FILE_NAME = "samples" + SUFFIX
@@ -62,25 +59,25 @@ class Store:
           StoreError: the disk is full, the folder cannot be written, or a newer Stoneware wrote the
             file. Nothing that was stored is lost.
         """
-        records = [record_format.of_run(run)]
+        rows = [store_file.row_of_run(run)]
         for sample in samples:
             if sample.run != run.id:
                 raise ValueError(f"run={sample.run!r} of a sample must be the run it is added with, {run.id!r}")
-            records.append(record_format.of_sample(run, sample))
+            rows.append(store_file.row_of_sample(run, sample))
         import sqlite3
 
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            database = store_reader.checked(self.path)
-            with store_reader.turn(database):
-                self._write(database, records)
-        except store_reader.Refused as error:
+            database = store_file.checked(self.path)
+            with store_file.turn(database):
+                self._write(database, rows)
+        except store_file.Refused as error:
             raise StoreError(
                 f"a store is written only by a version that knows its layout; {self.path}: "
                 f"{error}; upgrade stoneware, or set STONEWARE_CACHE_DIR to another folder; "
                 "nothing was changed"
             ) from error
-        except (OSError, MemoryError, sqlite3.Error, store_reader.Damaged, UnicodeDecodeError) as error:
+        except (OSError, MemoryError, sqlite3.Error, store_file.Damaged, UnicodeDecodeError) as error:
             raise StoreError(
                 f"a sample is stored as it is taken, and {self.path} cannot be written: "
                 f"{error}; free space or make the folder writable, or set STONEWARE_CACHE_DIR "
@@ -117,45 +114,45 @@ class Store:
 
     def read(self, op: str | None = None) -> tuple[list[tuple[Run, Sample]], list[str]]:
         """`samples` and `problems` in one reading, and nothing is logged."""
-        return store_reader.decoded(store_reader.read(self.path), op)
+        return store_file.decoded(store_file.read(self.path), op)
 
-    def _write(self, database: str, records: list[Record]) -> None:
+    def _write(self, database: str, rows: list[Row]) -> None:
         if not self._sound_inode or _inode(database) != self._sound_inode:
             # Once per file: to write to a damaged database could overwrite what SQL still reads.
-            reading = store_reader.read(self.path, has_turn=True)
+            reading = store_file.read(self.path, has_turn=True)
             if reading.damage and not reading.refusal:
                 self._renew(database, reading)
         try:
-            _insert(database, records)
+            _insert(database, rows)
         except Exception as error:
-            if not store_reader.is_damage(error):
+            if not store_file.is_damage(error):
                 raise
-            reading = store_reader.read(self.path, has_turn=True)
+            reading = store_file.read(self.path, has_turn=True)
             reading.damage = reading.damage or str(error)
             self._renew(database, reading)
-            _insert(database, records)
+            _insert(database, rows)
         self._sound_inode = _inode(database)
         _touch(database)
 
     def _renew(self, database: str, reading: Reading) -> None:
-        """Puts a new database with the records of `reading` in the place of the damaged one."""
+        """Puts a new database with the rows of `reading` in the place of the damaged one."""
         folder = tempfile.mkdtemp(prefix=".samples-", dir=os.path.dirname(database))
         try:
             draft = os.path.join(folder, FILE_NAME)
-            _insert(draft, [record for record, _ in reading.records.values()])
+            _insert(draft, [row for row, _ in reading.rows.values()])
             aside = _second_name(database)
-            for end in store_reader.BESIDE:  # else SQLite would take it for the new one's
+            for end in store_file.BESIDE:  # else SQLite would take it for the new one's
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(database + end, aside + end)
             os.replace(draft, database)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         _LOG.warning(
-            "%s: was damaged (%s); it is kept as %s, and %d records are in a new file",
+            "%s: was damaged (%s); it is kept as %s, and %d rows are in a new file",
             self.path,
             reading.damage,
             aside,
-            len(reading.records),
+            len(reading.rows),
         )
 
 
@@ -176,17 +173,17 @@ def store_in(folder: str) -> Store:
     return Store(Path(folder, FILE_NAME))
 
 
-def _insert(database: str, records: Iterable[Record]) -> None:
-    """Stores the records, all or none; what is not committed is undone when the connection ends."""
-    with contextlib.closing(store_reader.connected(database, "rwc")) as connection:
+def _insert(database: str, rows: Iterable[Row]) -> None:
+    """Stores the rows, all or none; what is not committed is undone when the connection ends."""
+    with contextlib.closing(store_file.connected(database, "rwc")) as connection:
         connection.execute("PRAGMA synchronous=EXTRA")
         connection.execute("BEGIN IMMEDIATE")
-        if not store_reader.has_table(connection):
-            connection.execute(store_reader.TABLE)
-            connection.execute(f"PRAGMA user_version={store_reader.LAYOUT}")
+        if not store_file.has_table(connection):
+            connection.execute(store_file.TABLE)
+            connection.execute(f"PRAGMA user_version={store_file.LAYOUT}")
         connection.executemany(
             "INSERT INTO records (id, payload) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET payload = excluded.payload",
-            [(record.id, record.payload) for record in records],
+            [(row.id, row.payload) for row in rows],
         )
         connection.execute("COMMIT")
 

@@ -1,4 +1,13 @@
-"""Reading the user's store by SQL: every row that proves itself, and what is wrong with the rest.
+"""The SQLite file of the user's store: its rows, and reading all of them that are sound.
+
+Every row proves itself, so a bad one costs no other. It has an id and a payload, one text:
+
+    <digest> <kind> <schema> <body>
+
+`body` is canonical JSON, ASCII: a run, or a run without its command and on the next line a sample
+that it took, so that no sample depends on another row. `id` is a digest of what is the same when the
+row is stored again. `digest` covers the id and the rest, so a row that was edited, cut or moved is
+recognised.
 
 Reading changes no file and makes none beside the store.
 """
@@ -8,19 +17,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoneware.runtime.canonical import canonical_json, printable
 from stoneware.runtime.regular_file import size_bytes
-from stoneware.tuning import record as record_format
-from stoneware.tuning.record import Record
 from stoneware.tuning.samples import PARSE_ERRORS, SCHEMA, Run, Sample
 
 if TYPE_CHECKING:
@@ -45,9 +54,32 @@ READER_WAIT_S = 5.0
 _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 10, 1_000_000
 """A row is longer than 400 bytes, and a page has 4096; asking for a million takes some seconds."""
 
-_LONGEST_RECORD_BYTES = 64 << 20
+_LONGEST_ROW_BYTES = 64 << 20
 
 _REMEDY = "move away what is in its place, or set STONEWARE_CACHE_DIR to another folder"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row.
+
+    Attributes:
+      kind: "run" or "sample", or what a newer version adds.
+      schema: `samples.SCHEMA` of the version that wrote it.
+      id: 32 hexadecimal digits.
+      body: canonical JSON.
+    """
+
+    kind: str
+    schema: int
+    id: str
+    body: str
+
+    @property
+    def payload(self) -> str:
+        """The text, as it is stored."""
+        rest = f"{self.kind} {self.schema} {self.body}"
+        return f"{_digest(self.id + ' ' + rest)} {rest}"
 
 
 class Refused(Exception):
@@ -63,16 +95,27 @@ class Reading:
     """What is in a database.
 
     Attributes:
-      records: by id; each with its place.
+      rows: by id; each with its place.
       problems: what was skipped or is wrong, each with its place.
       damage: why the database must be made anew; empty if it need not be.
       refusal: why this version must not write to it; empty if it may.
     """
 
-    records: dict[str, tuple[Record, str]] = field(default_factory=dict)
+    rows: dict[str, tuple[Row, str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     damage: str = ""
     refusal: str = ""
+
+
+def row_of_run(run: Run) -> Row:
+    return _row("run", run.id, canonical_json(run.to_json()))
+
+
+def row_of_sample(run: Run, sample: Sample) -> Row:
+    identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, sample.run]
+    # A command that names a thousand shapes would be most of the row.
+    bodies = replace(run, command="").to_json(), sample.to_json()
+    return _row("sample", identity, "\n".join(map(canonical_json, bodies)))
 
 
 def read(path: Path, *, has_turn: bool = False) -> Reading:
@@ -95,7 +138,7 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
     if reading.damage:
         reading.damage = printable(reading.damage)  # it may name what somebody planted
         reading.problems.append(
-            f"{path}: damaged: {reading.damage}; {len(reading.records)} records were read "
+            f"{path}: damaged: {reading.damage}; {len(reading.rows)} rows were read "
             "nevertheless; the next measurement keeps it aside and writes them to a new one"
         )
     return reading
@@ -104,36 +147,34 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
 def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]], list[str]]:
     """The samples of `op`, or all, sorted, each with its run; and every problem."""
     problems = list(dict.fromkeys(reading.problems))
-    own: dict[str, Run] = {}
-    taken_with: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
+    best: dict[str, tuple[bool, str]] = {}
     samples: list[Sample] = []
-    for record, place in reading.records.values():
-        if record.schema != SCHEMA:
-            age = "a newer" if record.schema > SCHEMA else "an older"
+    for row, place in reading.rows.values():
+        if row.schema != SCHEMA:
+            age = "a newer" if row.schema > SCHEMA else "an older"
             problems.append(
-                f"{place}: skipped and kept: schema {record.schema} of {age} stoneware, this one reads {SCHEMA}"
+                f"{place}: skipped and kept: schema {row.schema} of {age} stoneware, this one reads {SCHEMA}"
             )
-            continue
-        if op is not None and record.kind == "sample" and not record.may_be_of(op):
-            continue
-        try:
-            if record.kind == "run":
-                run = record.run()
-                own[run.id] = run
-            elif record.kind == "sample":
-                if record.run_text not in taken_with:
-                    taken_with[record.run_text] = record.run()
-                samples.append(record.sample())
-            else:
-                problems.append(f"{place}: skipped and kept: kind {record.kind!r} is not known")
-        except PARSE_ERRORS as error:
-            problems.append(f"{place}: skipped: {error}")
-    # A run's own record has its end, too. If it is lost, what its last sample was taken with.
-    runs = {run.id: run for run in sorted(taken_with.values(), key=_completeness)} | own
-    pairs = [(runs[sample.run], sample) for sample in samples if op is None or sample.op == op]
-    # By text first: keys such as 1 and True compare equal, and their order must not be by chance.
-    pairs.sort(key=lambda pair: canonical_json(pair[1].to_json()))
-    pairs.sort(key=lambda pair: pair[1].sort_key)
+        elif row.kind not in ("run", "sample"):
+            problems.append(f"{place}: skipped and kept: kind {row.kind!r} is not known")
+        # To search the text takes far less time than to parse it.
+        elif row.kind == "run" or op is None or f'"op":{canonical_json(op)}' in row.body:
+            text, _, sample_text = row.body.partition("\n")
+            try:
+                if text not in runs:
+                    runs[text] = Run.from_json(json.loads(text))
+                if row.kind == "sample":
+                    samples.append(Sample.from_json(json.loads(sample_text)))
+            except PARSE_ERRORS as error:
+                problems.append(f"{place}: skipped: {error}")
+                continue
+            # A run's own row has its command and its end. If that is lost, one of its samples' rows does.
+            id = runs[text].id
+            best[id] = max(best.get(id, (False, "")), (row.kind == "run", text))
+    pairs = [(runs[best[sample.run][1]], sample) for sample in samples if op is None or sample.op == op]
+    # By text last: keys such as 1 and True compare equal, and their order must not be by chance.
+    pairs.sort(key=lambda pair: (pair[1].sort_key, canonical_json(pair[1].to_json())))
     return pairs, problems
 
 
@@ -148,7 +189,7 @@ def connected(database: str, mode: str) -> sqlite3.Connection:
         timeout=READER_WAIT_S if mode == "ro" else WAIT_S,
     )
     connection.text_factory = bytes  # a text that is not UTF-8 must not fail its neighbours
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_RECORD_BYTES)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW_BYTES)
     connection.execute("PRAGMA trusted_schema=OFF")
     return connection
 
@@ -262,11 +303,11 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
             reading.damage = str(error)
         if (b"records", TABLE.encode()) not in _schema(connection):
             return
-        for rowid, id, payload in _rows(connection, reading):
+        for rowid, id, payload in _cells(connection, reading):
             place = f"{path}: row {rowid}"
             try:
-                record = record_format.unpack(id, payload)
-                reading.records[record.id] = record, place
+                row = _proved(id, payload)
+                reading.rows[row.id] = row, place
             except ValueError as error:
                 reading.problems.append(f"{place}: skipped: {error}")
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -274,7 +315,7 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
             reading.damage = found.decode("utf-8", "replace")
 
 
-def _rows(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
+def _cells(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
     """(rowid, id, payload) of each row; of a damaged table, each that SQL finds if asked for it."""
     select = "SELECT rowid, id, payload FROM records"
     try:
@@ -296,5 +337,22 @@ def _schema(connection: sqlite3.Connection) -> set[tuple[bytes, bytes | None]]:
     return set(connection.execute("SELECT name, sql FROM sqlite_master"))
 
 
-def _completeness(run: Run) -> tuple[bool, str]:
-    return run.sm_clock_mhz_after > 0, canonical_json(run.to_json())
+def _proved(id: object, payload: object) -> Row:
+    """The row with these cells, which are bytes if they are text; ValueError if it was changed."""
+    if not isinstance(id, bytes) or not isinstance(payload, bytes):
+        raise ValueError(f"id and payload must be text, found {id!r:.40} and {payload!r:.40}")
+    digest, _, rest = payload.decode("ascii", "replace").partition(" ")
+    name = id.decode("ascii", "replace")
+    if _digest(f"{name} {rest}") != digest:
+        raise ValueError(f"its digest does not match, it was edited or damaged: {payload[:80]!r}")
+    kind, schema, body = rest.split(" ", 2)
+    return Row(kind, int(schema), name, body)
+
+
+def _row(kind: str, identity: Any, body: str) -> Row:
+    # The schema is part of the id, so that a row of another version is never replaced.
+    return Row(kind, SCHEMA, _digest(canonical_json([kind, SCHEMA, identity])), body)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
