@@ -79,12 +79,12 @@ def bake(
 def _check_kernel(op: str, paths: list[Path]) -> None:
     """Raises ValueError if no sample is of the kernel: its name is probably misspelt."""
     from stoneware.tuning import merge
-    from stoneware.tuning.samples import read_samples_leniently
+    from stoneware.tuning.samples import read_samples
 
     files = [path for path in paths if path.suffix == ".jsonl"]
     if not files or merge.file_name(op) in {path.name for path in files}:
         return
-    known = {sample.op for path in files for sample in read_samples_leniently(path)[0]}
+    known = {sample.op for path in files for _, sample in read_samples(path, [])}
     raise ValueError(
         f"--op={op!r} must be one that the samples have, {', '.join(sorted(known)) or 'none'}; "
         f"correct the name, or give the folder with its {merge.file_name(op)}"

@@ -35,6 +35,12 @@ def check_name(field: str, value: object) -> None:
         raise ValueError(f"{field}={value!r:.60} must be a str of 1 to {LONGEST_NAME} printable characters")
 
 
+def check_count(field: str, value: object) -> None:
+    """Raises ValueError unless `value` is an int that a 64-bit field holds and is no bool."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{field}={value!r:.40} must be an int from 0 to 2**63-1")
+
+
 def printable(text: str) -> str:
     """The text with what is no printable character as an escape: `\\x1b`, `\\ud800`, `\\n`.
 

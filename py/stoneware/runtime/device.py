@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from stoneware.runtime.canonical import check_name
+from stoneware.runtime.canonical import check_count, check_name
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 DRIVER_MODULE = "stoneware.runtime._driver"
@@ -50,9 +50,7 @@ class DeviceFingerprint:
         object.__setattr__(self, "compute_capability", tuple(capability))
         check_name("name", self.name)
         for field in ("num_sms", "l2_bytes", "memory_clock_khz", "power_limit_w"):
-            value = getattr(self, field)
-            if type(value) is not int or not 0 <= value < 2**63:
-                raise ValueError(f"{field}={value!r:.40} of device {self.name!r} must be an int from 0 to 2**63-1")
+            check_count(field, getattr(self, field))
 
     def __str__(self) -> str:
         major, minor = self.compute_capability

@@ -171,7 +171,8 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
 
 
 def _problems_of_file(file: Path) -> list[str]:
-    samples, bad = sample_format.read_samples_leniently(file)
+    bad: list[str] = []
+    samples = [sample for _, sample in sample_format.read_samples(file, bad)]
     problems = []
     strangers = sorted({sample.op for sample in samples if merge.file_name(sample.op) != file.name})
     if strangers:
@@ -184,7 +185,7 @@ def _problems_of_file(file: Path) -> list[str]:
         problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
     problems += [
         f"{file}: a sample is there {count} times: {text:.200}"
-        for text, count in Counter(canonical_json(sample.to_json()) for sample in samples).items()
+        for text, count in Counter(sample.text for sample in samples).items()
         if count > 1
     ]
     return problems

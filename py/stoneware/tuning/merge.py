@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from stoneware.errors import TableError
 from stoneware.runtime.canonical import canonical_json
-from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning import store
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
@@ -173,42 +173,44 @@ def _is_store(path: Path) -> bool:
 
 
 def _is_device_folder(path: Path) -> bool:
-    return path.is_dir() and (
-        (path / "device.json").exists() or (path / "runs.json").exists() or any(path.glob("*.jsonl"))
-    )
+    return path.is_dir() and bool(_files(path))
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of samples, runs.json and device.json of a device's folder, as far as they are there."""
+    return sorted(file for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern))
 
 
 def _read_store(source: Source, path: Path) -> None:
     taken, problems = store.Store(path).read()
+    source.problems += problems
     devices: dict[DeviceFingerprint, tuple[dict[str, Run], list[Sample]]] = {}
     for run, sample in taken:
         runs, samples = devices.setdefault(run.device, ({}, []))
         runs[run.id] = run
         samples.append(sample)
-    for device, (runs, samples) in devices.items():
-        source.devices.append((DeviceRecord(fingerprint=device), runs, samples))
-    source.problems += problems
+    source.devices += [(DeviceRecord(fingerprint=device), *taken) for device, taken in devices.items()]
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
-    files = sorted(path.glob("*.jsonl"))
-    runs_file, device_file = path / "runs.json", path / "device.json"
-    source.files += [*files, *(file for file in (runs_file, device_file) if file.exists())]
-    runs, problems = sample_format.read_runs_leniently(runs_file)
-    source.problems += problems
+    files = _files(path)
+    source.files += files
+    runs_file = path / "runs.json"
+    runs = sample_format.read_runs(runs_file, source.problems)
     samples: list[Sample] = []
     for file in files:
-        found, problems = sample_format.read_samples_leniently(file)
-        source.problems += problems
-        samples += [sample for sample in found if sample.run in runs]
+        if file.suffix != ".jsonl":
+            continue
+        found = [sample for _, sample in sample_format.read_samples(file, source.problems)]
         lacking = [sample.run for sample in found if sample.run not in runs]
+        samples += [sample for sample in found if sample.run in runs]
         if lacking:
             source.problems.append(
                 f"{file}: skipped {len(lacking)} of {len(found)} samples: {runs_file} lacks their "
-                f"runs, such as {min(lacking)!r}"
+                f"runs, such as {min(lacking)!r}; {sample_format.REMEDY}"
             )
     try:
-        record = sample_format.read_device(device_file)
+        record = sample_format.read_device(path / "device.json")
     except TableError as error:
         source.problems.append(str(error))
         if not runs:
@@ -222,13 +224,7 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
     """The files of samples that are under `out` and are read as a source."""
     if not out.exists():
         return set()
-    there = {
-        file.resolve(): file
-        for folder in (out, *out.iterdir())
-        if _is_device_folder(folder)
-        for pattern in ("*.jsonl", "runs.json", "device.json")
-        for file in folder.glob(pattern)
-    }
+    there = {file.resolve(): file for folder in (out, *out.iterdir()) for file in _files(folder)}
     unread = set(there)
     for source in sources:
         files = {file.resolve() for file in source.files} & there.keys()
@@ -277,54 +273,40 @@ def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
 def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list[tuple[DeviceRecord, list[Sample]]]:
     """The devices that the runs name, each with its samples.
 
-    Devices with the same numbers share their names, and are one for each power limit; what was
-    measured under an unknown limit goes with the known one, if there is just one. What counts is
-    what the runs say, not where a sample was found, or merging twice would differ from once.
+    Devices with the same numbers share their names, and are one for each power limit, as
+    `by_hardware` says. What counts is what the runs say, not where a sample was found, or merging
+    twice would differ from once.
     """
-    samples_of: dict[tuple, dict[str, Sample]] = {}
+    by_text: dict[str, Sample] = {}
     names: dict[tuple, set[str]] = {}
     aliases: dict[tuple, set[str]] = {}
     for source in sources:
         for record, _, samples in source.devices:
-            for sample in samples:
-                numbers = _numbers(runs[sample.run].device)
-                samples_of.setdefault(numbers, {})[canonical_json(sample.to_json())] = sample
-                names.setdefault(numbers, set()).add(runs[sample.run].device.name)
-                if numbers == _numbers(record.fingerprint):
-                    names[numbers].add(record.fingerprint.name)
-                    aliases.setdefault(numbers, set()).update(record.aliases)
+            by_text.update({sample.text: sample for sample in samples})
+            for device in {runs[sample.run].device for sample in samples}:
+                names.setdefault(device.numbers, set()).add(device.name)
+                if device.numbers == record.fingerprint.numbers:
+                    names[device.numbers].add(record.fingerprint.name)
+                    aliases.setdefault(device.numbers, set()).update(record.aliases)
+    kept = list(by_text.values())
+    if keep == "newest":
+        kept = list(sample_format.newest(((runs[sample.run], sample) for sample in kept), _place).values())
+    device_of = by_hardware({runs[sample.run].device for sample in kept})
+    by_device: dict[DeviceFingerprint, list[Sample]] = {}
+    for sample in kept:
+        by_device.setdefault(device_of[runs[sample.run].device], []).append(sample)
     devices = []
-    for numbers, by_text in samples_of.items():
-        kept = _kept(by_text.values(), runs, keep)
-        limits = {runs[sample.run].device.power_limit_w for sample in kept} - {0}
-        only_limit = min(limits) if len(limits) == 1 else 0
-        by_limit: dict[int, list[Sample]] = {}
-        for sample in kept:
-            limit = runs[sample.run].device.power_limit_w or only_limit
-            by_limit.setdefault(limit, []).append(sample)
-        name = min(names[numbers])
-        others = tuple(sorted((names[numbers] | aliases.get(numbers, set())) - {name}))
-        for limit, samples in sorted(by_limit.items(), reverse=True):
-            device = replace(runs[samples[0].run].device, name=name, power_limit_w=limit)
-            devices.append((DeviceRecord(fingerprint=device, aliases=others), samples))
+    for device, samples in by_device.items():
+        name = min(names[device.numbers])
+        others = (names[device.numbers] | aliases.get(device.numbers, set())) - {name}
+        devices.append((DeviceRecord(fingerprint=replace(device, name=name), aliases=tuple(sorted(others))), samples))
     return devices
 
 
-def _numbers(device: DeviceFingerprint) -> tuple:
-    return (device.compute_capability, device.num_sms, device.l2_bytes, device.memory_clock_khz)
-
-
-def _kept(samples: Iterable[Sample], runs: dict[str, Run], keep: str) -> list[Sample]:
-    if keep == "all":
-        return list(samples)
-    return list(
-        sample_format.newest(
-            ((runs[sample.run], sample) for sample in samples),
-            lambda run, sample: canonical_json(
-                [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, run.device.power_limit_w]
-            ),
-        ).values()
-    )
+def _place(run: Run, sample: Sample) -> tuple:
+    """What two samples measured alike, of which the newest is kept."""
+    identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, run.device.power_limit_w]
+    return run.device.numbers, canonical_json(identity)
 
 
 def _folder_name(device: DeviceFingerprint) -> str:
@@ -345,7 +327,7 @@ def _write_device_folder(folder: Path, record: DeviceRecord, samples: list[Sampl
     used = {sample.run: runs[sample.run] for sample in samples}
     runs_file = folder / "runs.json"
     # While old and new files of samples are mixed, all their runs are there.
-    before = sample_format.read_runs_leniently(runs_file)[0] if runs_file.exists() else {}
+    before = sample_format.read_runs(runs_file, []) if runs_file.exists() else {}
     sample_format.write_runs(runs_file, {**before, **used}.values())
     sample_format.write_device(folder / "device.json", record)
     for name, group in by_op.items():

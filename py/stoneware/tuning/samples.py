@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import codecs
 import math
-import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
 from stoneware.kernels.key import AnyKey, KernelKey, key_from_json
 from stoneware.runtime import regular_file
-from stoneware.runtime.canonical import canonical_document, canonical_json, check_name, parse_json
+from stoneware.runtime.canonical import canonical_document, canonical_json, check_count, check_name, parse_json
 from stoneware.runtime.device import DeviceFingerprint
 
 SCHEMA = 2
@@ -98,13 +98,14 @@ class Sample:
             raise TypeError(f"config={self.config!r} of {self.op} must be a {wanted.__name__}")
         check_name("op", self.op)
         check_name("run", self.run)
-        for name in ("kernel_sha256", "detail"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"{name}={getattr(self, name)!r:.60} must be a str")
+        if not isinstance(self.detail, str):
+            raise TypeError(f"detail={self.detail!r:.60} must be a str")
+        if not isinstance(self.kernel_sha256, str) or not re.fullmatch("([0-9a-f]{64})?", self.kernel_sha256):
+            raise ValueError(f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits")
         if self.status not in STATUSES:
             raise ValueError(f"status={self.status!r:.60} must be one of {', '.join(STATUSES)}")
         for name in ("count", "sm_clock_mhz_before", "sm_clock_mhz_after"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         for name in ("median_us", "spread_us", "error"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
@@ -114,8 +115,6 @@ class Sample:
             raise ValueError(
                 f"median_us={self.median_us} and count={self.count} of a sample with status 'ok' must be positive"
             )
-        if not re.fullmatch("([0-9a-f]{64})?", self.kernel_sha256):
-            raise ValueError(f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits")
 
     @property
     def op(self) -> str:
@@ -128,6 +127,11 @@ class Sample:
         By op first: problems of our ops and of decorated kernels are not comparable.
         """
         return self.op, self.key, self.config, self.run
+
+    @property
+    def text(self) -> str:
+        """The sample as canonical JSON, by which two are the same: keys such as 1 and True compare equal."""
+        return canonical_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         data = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -182,7 +186,7 @@ class Run:
         for field in fields(self):
             value = getattr(self, field.name)
             if "_clock_mhz_" in field.name:
-                _check_count(field.name, value)
+                check_count(field.name, value)
             elif field.name != "device" and not isinstance(value, str):
                 raise TypeError(f"{field.name}={value!r:.60} must be a str")
 
@@ -239,11 +243,7 @@ def newest(
         at, age = place(run, sample), (is_preferred(sample), run.date, run.id)
         known = found.get(at)
         # By text, where one run has two: their order must not be by chance.
-        if (
-            known is None
-            or known[0] < age
-            or (known[0] == age and (canonical_json(known[1].to_json()) < canonical_json(sample.to_json())))
-        ):
+        if known is None or known[0] < age or (known[0] == age and known[1].text < sample.text):
             found[at] = age, sample
     ordered = sorted(found.items(), key=lambda item: item[1][0], reverse=True)
     return {at: sample for at, (_, sample) in ordered}
@@ -252,29 +252,43 @@ def newest(
 _DEFAULTS = {field.name: field.default for field in fields(Config)}
 
 
-def read_samples(path: str | os.PathLike[str]) -> list[tuple[int, Sample]]:
+def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[int, Sample]]:
     """Reads a .jsonl file: (line number, sample) in the order of the file.
 
+    Args:
+      path: the file.
+      problems: gets what is skipped, each with file, line and reason: samples that break a rule, or a
+        file that cannot be read. Nothing but the bad sample is lost, whatever its bytes are.
+
     Raises:
-      TableError: naming file and line, if a line is not JSON or breaks a rule.
+      TableError: without `problems`, the first of them.
     """
-    located, problems = _read_lines(path)
-    if problems:
-        raise TableError(f"{problems[0]}; {REMEDY}")
+    try:
+        lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
+        _report(problems, f"{path}: cannot be read", error)
+        return []
+    if not lines[-1]:
+        lines.pop()
+    located = []
+    for line_number, line in enumerate(lines, start=1):
+        place = f"{path}:{line_number}: not a sample"
+        try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
+            listed = _samples_of(parse_json(line.decode("utf-8")))
+        except PARSE_ERRORS as error:
+            _report(problems, place, error)
+            continue
+        for data in listed:
+            try:
+                located.append((line_number, Sample.from_json(data)))
+            except PARSE_ERRORS as error:
+                _report(problems, place, error)
     return located
 
 
-def read_samples_leniently(path: str | os.PathLike[str]) -> tuple[list[Sample], list[str]]:
-    """Reads what is good in a .jsonl file: (samples in the order of the file, problems).
-
-    A problem is a line that was skipped, with file, line number and reason, or a file that cannot
-    be read. Nothing but the bad line is lost, whatever its bytes are.
-    """
-    located, problems = _read_lines(path)
-    return [sample for _, sample in located], problems
-
-
-def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
+def write_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Writes samples, sorted; the same samples give the same bytes."""
     regular_file.write(path, samples_text(samples).encode("ascii"))
 
@@ -308,32 +322,20 @@ def _lines(shared: str, texts: Iterable[str]) -> Iterator[str]:
     yield f"{start}{line}]}}\n"
 
 
-def read_runs(path: str | os.PathLike[str]) -> dict[str, Run]:
-    """Reads runs.json: runs by id.
-
-    Raises:
-      TableError: naming the file, if it or a run in it is damaged.
-    """
-    runs, problems = read_runs_leniently(path)
-    if problems:
-        raise TableError(problems[0])
-    return runs
-
-
-def read_runs_leniently(path: str | os.PathLike[str]) -> tuple[dict[str, Run], list[str]]:
-    """Reads what is good in runs.json: (runs by id, problems); never raises for its content."""
+def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:
+    """Reads runs.json: runs by id; `problems` and errors as of `read_samples`."""
     try:
         text = _read_text(path)
     except OSError as error:
-        return {}, [f"{path}: cannot be read: {error}; {REMEDY}"]
+        _report(problems, f"{path}: cannot be read", error)
+        return {}
     runs: dict[str, Run] = {}
-    problems = []
     try:
         found = _parse_document(text)["runs"]
         if not isinstance(found, list):
             raise TypeError(f"a list of runs is expected, found {type(found).__name__}")
     except PARSE_ERRORS as error:
-        problems.append(f"{path}: not runs: {_reason(error)}; {REMEDY}")
+        _report(problems, f"{path}: not runs", error)
         # It was cut or edited by hand. Each run begins and ends with a line of its own.
         found = [f"{{{block.partition(_RUN_END)[0]}}}" for block in text.split(_RUN_BEGIN)[1:]]
     for data in found:
@@ -343,16 +345,16 @@ def read_runs_leniently(path: str | os.PathLike[str]) -> tuple[dict[str, Run], l
                 raise ValueError(f"two runs have the id {run.id!r}")
             runs[run.id] = run
         except PARSE_ERRORS as error:
-            problems.append(f"{path}: not a run: {_reason(error)}; {REMEDY}")
-    return runs, problems
+            _report(problems, f"{path}: not a run", error)
+    return runs
 
 
-def write_runs(path: str | os.PathLike[str], runs: Iterable[Run]) -> None:
+def write_runs(path: Path, runs: Iterable[Run]) -> None:
     ordered = sorted(runs, key=lambda run: run.id)
     _write_document(path, {"runs": [run.to_json() for run in ordered]})
 
 
-def read_device(path: str | os.PathLike[str]) -> DeviceRecord:
+def read_device(path: Path) -> DeviceRecord:
     """Reads device.json.
 
     Raises:
@@ -360,36 +362,13 @@ def read_device(path: str | os.PathLike[str]) -> DeviceRecord:
     """
     try:
         return DeviceRecord.from_json(_parse_document(_read_text(path)))
-    except OSError as error:
-        raise TableError(f"{path}: cannot be read: {error}; {REMEDY}") from error
-    except PARSE_ERRORS as error:
-        raise TableError(f"{path}: not a device: {_reason(error)}; {REMEDY}") from error
+    except (OSError, *PARSE_ERRORS) as error:
+        what = "cannot be read" if isinstance(error, OSError) else "not a device"
+        raise TableError(_problem(f"{path}: {what}", error)) from error
 
 
-def write_device(path: str | os.PathLike[str], record: DeviceRecord) -> None:
+def write_device(path: Path, record: DeviceRecord) -> None:
     _write_document(path, record.to_json())
-
-
-def _read_lines(path: str | os.PathLike[str]) -> tuple[list[tuple[int, Sample]], list[str]]:
-    try:
-        lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as error:
-        return [], [f"{path}: cannot be read: {error}"]
-    if not lines[-1]:
-        lines.pop()
-    located, problems = [], []
-    for line_number, line in enumerate(lines, start=1):
-        try:
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
-            for sample in _samples_of(parse_json(line.decode("utf-8"))):
-                try:
-                    located.append((line_number, Sample.from_json(sample)))
-                except PARSE_ERRORS as error:
-                    problems.append(f"{path}:{line_number}: not a sample: {_reason(error)}")
-        except PARSE_ERRORS as error:
-            problems.append(f"{path}:{line_number}: not a sample: {_reason(error)}")
-    return located, problems
 
 
 def _samples_of(line: Any) -> list[dict[str, Any]]:
@@ -408,7 +387,7 @@ def _samples_of(line: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _read_text(path: str | os.PathLike[str]) -> str:
+def _read_text(path: Path) -> str:
     return regular_file.read(path).decode("utf-8", "replace")
 
 
@@ -422,14 +401,20 @@ def _parse_document(text: str) -> Mapping[str, Any]:
     return data
 
 
-def _write_document(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
+def _write_document(path: Path, data: Mapping[str, Any]) -> None:
     regular_file.write(path, canonical_document({"schema": SCHEMA, **data}).encode("ascii"))
 
 
-def _reason(error: Exception) -> str:
-    """What is wrong, in a line of bounded length, however long the bad value is."""
+def _report(problems: list[str] | None, what: str, error: Exception) -> None:
+    if problems is None:
+        raise TableError(_problem(what, error)) from error
+    problems.append(_problem(what, error))
+
+
+def _problem(what: str, error: Exception) -> str:
+    """One of bounded length, however long the bad value is."""
     text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-    return text if len(text) <= 500 else text[:500] + "..."
+    return f"{what}: {text if len(text) <= 500 else text[:500] + '...'}; {REMEDY}"
 
 
 def _check_fields(cls: type, data: Any, optional: Iterable[str] = ()) -> None:
@@ -440,8 +425,3 @@ def _check_fields(cls: type, data: Any, optional: Iterable[str] = ()) -> None:
     missing = sorted(known - data.keys() - set(optional))
     if unknown or missing:
         raise ValueError(f"unknown fields {unknown}, missing fields {missing}")
-
-
-def _check_count(name: str, value: object) -> None:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{name}={value!r:.40} must be an int from 0 to 2**63-1")

@@ -174,7 +174,7 @@ def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]],
             best[id] = max(best.get(id, (False, "")), (row.kind == "run", text))
     pairs = [(runs[best[sample.run][1]], sample) for sample in samples if op is None or sample.op == op]
     # By text last: keys such as 1 and True compare equal, and their order must not be by chance.
-    pairs.sort(key=lambda pair: (pair[1].sort_key, canonical_json(pair[1].to_json())))
+    pairs.sort(key=lambda pair: (pair[1].sort_key, pair[1].text))
     return pairs, problems
 
 
