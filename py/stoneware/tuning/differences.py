@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ _Chosen = dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
 """(device, key as JSON) -> key, chosen config, its median in microseconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Difference:
     """A problem at which two sources differ.
 
@@ -42,10 +42,10 @@ class Difference:
 
     device: str
     key: AnyKey
-    config_a: AnyConfig | None = None
-    median_us_a: float = 0.0
-    config_b: AnyConfig | None = None
-    median_us_b: float = 0.0
+    config_a: AnyConfig | None
+    median_us_a: float
+    config_b: AnyConfig | None
+    median_us_b: float
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -84,15 +84,11 @@ class Differences:
         return len(self.changed) / self.num_common if self.num_common else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "num_common": self.num_common,
-            "fraction": self.fraction,
-            **{
-                name: [difference.as_dict() for difference in getattr(self, name)]
-                for name in ("only_a", "only_b", "changed")
-            },
-            "skipped": list(self.skipped),
+        listed = {
+            name: [difference.as_dict() for difference in getattr(self, name)]
+            for name in ("only_a", "only_b", "changed")
         }
+        return {"num_common": self.num_common, "fraction": self.fraction, **listed, "skipped": list(self.skipped)}
 
 
 def diff(
@@ -111,29 +107,17 @@ def diff(
     """
     skipped: list[str] = []
     chosen_a, chosen_b = (_chosen(Path(path), manifest, skipped) for path in (a, b))
-    only_a, only_b, changed = [], [], []
-    for place in sorted({*chosen_a, *chosen_b}):
-        key, config_a, median_us_a = chosen_a.get(place, (None, None, 0.0))
-        other_key, config_b, median_us_b = chosen_b.get(place, (None, None, 0.0))
-        difference = Difference(
-            device=place[0],
-            key=key if key is not None else other_key,
-            config_a=config_a,
-            median_us_a=median_us_a,
-            config_b=config_b,
-            median_us_b=median_us_b,
-        )
-        if config_b is None:
-            only_a.append(difference)
-        elif config_a is None:
-            only_b.append(difference)
-        elif canonical_json(config_a.to_json()) != canonical_json(config_b.to_json()):
-            changed.append(difference)
+    found, nothing = [], (None, None, 0.0)
+    for place in sorted(chosen_a | chosen_b):
+        key_a, *side_a = chosen_a.get(place, nothing)
+        key_b, *side_b = chosen_b.get(place, nothing)
+        found.append(Difference(place[0], key_a or key_b, *side_a, *side_b))
+    common = [one for one in found if one.config_a is not None and one.config_b is not None]
     return Differences(
-        only_a=tuple(only_a),
-        only_b=tuple(only_b),
-        changed=tuple(changed),
-        num_common=len({*chosen_a} & {*chosen_b}),
+        only_a=tuple(one for one in found if one.config_b is None),
+        only_b=tuple(one for one in found if one.config_a is None),
+        changed=tuple(one for one in common if _text(one.config_a) != _text(one.config_b)),
+        num_common=len(common),
         skipped=tuple(dict.fromkeys(skipped)),
     )
 
@@ -202,7 +186,7 @@ def _chosen(path: Path, manifest: Callable[[], Manifest] | None, skipped: list[s
         if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
             continue  # says what the entry of the other output dtype says
         first = entry.choices[0]
-        place = _device_name(fingerprint), canonical_json(entry.key.to_json())
+        place = _device_name(fingerprint), _text(entry.key)
         # Of a decorated kernel each source has an entry, the newest first.
         chosen.setdefault(place, (entry.key, first.config, first.median_us))
     return chosen
@@ -222,7 +206,7 @@ def _entries(
     for _, runs, samples in source.devices:
         for sample in samples:
             run = runs[sample.run]
-            found.setdefault((_device_name(run.device), sample.key.op), []).append((run, sample))
+            found.setdefault((_device_name(run.device), sample.op), []).append((run, sample))
     kernels = None if manifest is None else manifest()
     for (_, op), of_op in found.items():
         fingerprint = of_op[0][0].device
@@ -231,10 +215,11 @@ def _entries(
             yield fingerprint, entry
 
 
+def _text(item: AnyKey | AnyConfig) -> str:
+    """By which two are the same: values such as 1 and True compare equal."""
+    return canonical_json(item.to_json())
+
+
 def _device_name(device: DeviceFingerprint) -> str:
-    """What the same hardware has in common; of a table and of samples alike."""
-    major, minor = device.compute_capability
-    return (
-        f"{device.name} (sm_{major}{minor}, {device.num_sms} SMs, {device.l2_bytes} bytes of L2, "
-        f"memory at {device.memory_clock_khz} kHz)"
-    )
+    """What the same hardware has in common, of a table and of samples, which may not know the limit."""
+    return str(replace(device, power_limit_w=0))
