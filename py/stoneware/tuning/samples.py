@@ -13,10 +13,11 @@ names the file and the line.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,6 @@ _IN_A_LIST = (
 """What follows a candidate's config in its list; the last two stand there only if it is not ok."""
 
 REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
-
-_RUN_BEGIN, _RUN_END = "\n  {\n", "\n  }"
-"""Around each run of runs.json, as `canonical_document` writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +139,7 @@ class Sample:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        _check_fields(
-            cls, data, optional={"sm_clock_mhz_before", "sm_clock_mhz_after", "error", "kernel_sha256", "detail"}
-        )
+        _check_fields(cls, data)
         key = key_from_json(data["key"])
         config = config_from_json(key.op, data["config"])
         return cls(**{**data, "key": key, "config": config})
@@ -249,9 +245,6 @@ def newest(
     return {at: sample for at, (_, sample) in ordered}
 
 
-_DEFAULTS = {field.name: field.default for field in fields(Config)}
-
-
 def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[int, Sample]]:
     """Reads a .jsonl file: (line number, sample) in the order of the file.
 
@@ -263,28 +256,20 @@ def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[in
     Raises:
       TableError: without `problems`, the first of them.
     """
-    try:
+    lines: list[bytes] = []
+    with _skipping(problems, path, "samples"):
         lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
-    except OSError as error:
-        _report(problems, f"{path}: cannot be read", error)
-        return []
-    if not lines[-1]:
+    if lines and not lines[-1]:
         lines.pop()
     located = []
     for line_number, line in enumerate(lines, start=1):
-        place = f"{path}:{line_number}: not a sample"
-        try:
+        place = f"{path}:{line_number}"
+        with _skipping(problems, place, "a sample"):
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
-            listed = _samples_of(parse_json(line.decode("utf-8")))
-        except PARSE_ERRORS as error:
-            _report(problems, place, error)
-            continue
-        for data in listed:
-            try:
-                located.append((line_number, Sample.from_json(data)))
-            except PARSE_ERRORS as error:
-                _report(problems, place, error)
+            for data in _samples_of(parse_json(line.decode("utf-8"))):
+                with _skipping(problems, place, "a sample"):
+                    located.append((line_number, Sample.from_json(data)))
     return located
 
 
@@ -299,7 +284,7 @@ def samples_text(samples: Iterable[Sample]) -> str:
     for sample in samples:
         config = sample.config.to_json()
         if isinstance(sample.config, Config):
-            config = {name: value for name, value in config.items() if value != _DEFAULTS.get(name)}
+            config = {name: value for name, value in config.items() if value != getattr(Config, name, None)}
         values = [getattr(sample, name) for name in _IN_A_LIST]
         listed = [config, *(values[:-2] if sample.status == "ok" and not sample.detail else values)]
         lines.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, listed))
@@ -324,28 +309,22 @@ def _lines(shared: str, texts: Iterable[str]) -> Iterator[str]:
 
 def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:
     """Reads runs.json: runs by id; `problems` and errors as of `read_samples`."""
-    try:
-        text = _read_text(path)
-    except OSError as error:
-        _report(problems, f"{path}: cannot be read", error)
-        return {}
     runs: dict[str, Run] = {}
-    try:
+    text, found = "", None
+    with _skipping(problems, path, "runs"):
+        text = regular_file.read(path).decode("utf-8", "replace")
         found = _parse_document(text)["runs"]
         if not isinstance(found, list):
             raise TypeError(f"a list of runs is expected, found {type(found).__name__}")
-    except PARSE_ERRORS as error:
-        _report(problems, f"{path}: not runs", error)
+    if not isinstance(found, list):
         # It was cut or edited by hand. Each run begins and ends with a line of its own.
-        found = [f"{{{block.partition(_RUN_END)[0]}}}" for block in text.split(_RUN_BEGIN)[1:]]
+        found = ["{" + block.partition("\n  }")[0] + "}" for block in text.split("\n  {\n")[1:]]
     for data in found:
-        try:
+        with _skipping(problems, path, "a run"):
             run = Run.from_json(parse_json(data) if isinstance(data, str) else data)
             if run.id in runs:
                 raise ValueError(f"two runs have the id {run.id!r}")
             runs[run.id] = run
-        except PARSE_ERRORS as error:
-            _report(problems, f"{path}: not a run", error)
     return runs
 
 
@@ -361,10 +340,9 @@ def read_device(path: Path) -> DeviceRecord:
       TableError: naming the file, if it is damaged.
     """
     try:
-        return DeviceRecord.from_json(_parse_document(_read_text(path)))
+        return DeviceRecord.from_json(_parse_document(regular_file.read(path).decode("utf-8", "replace")))
     except (OSError, *PARSE_ERRORS) as error:
-        what = "cannot be read" if isinstance(error, OSError) else "not a device"
-        raise TableError(_problem(f"{path}: {what}", error)) from error
+        raise TableError(_problem(path, "a device", error)) from error
 
 
 def write_device(path: Path, record: DeviceRecord) -> None:
@@ -387,10 +365,6 @@ def _samples_of(line: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _read_text(path: Path) -> str:
-    return regular_file.read(path).decode("utf-8", "replace")
-
-
 def _parse_document(text: str) -> Mapping[str, Any]:
     data = parse_json(text)
     if not isinstance(data, dict):
@@ -405,23 +379,29 @@ def _write_document(path: Path, data: Mapping[str, Any]) -> None:
     regular_file.write(path, canonical_document({"schema": SCHEMA, **data}).encode("ascii"))
 
 
-def _report(problems: list[str] | None, what: str, error: Exception) -> None:
-    if problems is None:
-        raise TableError(_problem(what, error)) from error
-    problems.append(_problem(what, error))
+@contextlib.contextmanager
+def _skipping(problems: list[str] | None, place: object, what: str) -> Iterator[None]:
+    """Adds what is wrong inside to the problems; without a list, raises it."""
+    try:
+        yield
+    except (OSError, *PARSE_ERRORS) as error:
+        problem = _problem(place, what, error)
+        if problems is None:
+            raise TableError(problem) from error
+        problems.append(problem)
 
 
-def _problem(what: str, error: Exception) -> str:
+def _problem(place: object, what: str, error: Exception) -> str:
     """One of bounded length, however long the bad value is."""
     text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-    return f"{what}: {text if len(text) <= 500 else text[:500] + '...'}; {REMEDY}"
+    rule = "cannot be read" if isinstance(error, OSError) else f"not {what}"
+    return f"{place}: {rule}: {text if len(text) <= 500 else text[:500] + '...'}; {REMEDY}"
 
 
-def _check_fields(cls: type, data: Any, optional: Iterable[str] = ()) -> None:
+def _check_fields(cls: type, data: Any) -> None:
     if not isinstance(data, Mapping):
         raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
-    known = {field.name for field in fields(cls)}
-    unknown = sorted(data.keys() - known)
-    missing = sorted(known - data.keys() - set(optional))
+    unknown = sorted(data.keys() - {field.name for field in fields(cls)})
+    missing = sorted({field.name for field in fields(cls) if field.default is MISSING} - data.keys())
     if unknown or missing:
         raise ValueError(f"unknown fields {unknown}, missing fields {missing}")
