@@ -105,21 +105,17 @@ def by_hardware(fingerprints: Iterable[DeviceFingerprint]) -> dict[DeviceFingerp
     the known limit if there is just one of those, and a device of its own if there are several. A
     device has the first of its names in alphabetical order.
     """
-    groups: dict[tuple[Any, ...], set[DeviceFingerprint]] = {}
+    fingerprints = set(fingerprints)
+    limits: dict[tuple[Any, ...], set[int]] = {}
     for one in fingerprints:
-        groups.setdefault(one.numbers, set()).add(one)
-    found = {}
-    for group in groups.values():
-        limits = {one.power_limit_w for one in group} - {0}
-        joined = limits.pop() if len(limits) == 1 else 0
-        names: dict[int, str] = {}
-        for one in group:
-            limit = one.power_limit_w or joined
-            names[limit] = min(names.get(limit, one.name), one.name)
-        for one in group:
-            limit = one.power_limit_w or joined
-            found[one] = replace(one, name=names[limit], power_limit_w=limit)
-    return found
+        limits.setdefault(one.numbers, set()).update({one.power_limit_w} - {0})
+    names: dict[tuple[Any, ...], list[str]] = {}
+    joined = {}
+    for one in fingerprints:
+        only, *others = limits[one.numbers] or {0}
+        joined[one] = one.numbers, one.power_limit_w or (0 if others else only)
+        names.setdefault(joined[one], []).append(one.name)
+    return {one: replace(one, name=min(names[device]), power_limit_w=device[1]) for one, device in joined.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

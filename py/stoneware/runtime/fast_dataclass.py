@@ -33,7 +33,7 @@ def field_names(cls: Any) -> tuple[str, ...]:
     return tuple(cls._field_values[2])
 
 
-def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> type:
+def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> Any:
     defaults, factories, names = _inherited(cls)
     own = [name for name, type in inspect.get_annotations(cls).items() if "ClassVar" not in type]
     as_written = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
@@ -86,7 +86,7 @@ class _Fields:
     def __init__(self, names: list[str], as_written: dict[str, Any], kw_only: bool) -> None:
         self._names, self._as_written, self._kw_only = names, as_written, kw_only
 
-    def __get__(self, instance: object, owner: Any) -> dict[str, dataclasses.Field[Any]]:
+    def __get__(self, instance: object, owner: Any) -> Any:
         place = next(cls for cls in owner.__mro__ if cls.__dict__.get("__dataclass_fields__") is self)
         annotations = {name: place.__annotations__[name] for name in self._names}
         shadow: Any = type(place.__name__, place.__bases__, {"__annotations__": annotations, **self._as_written})
@@ -101,7 +101,7 @@ def _init(
     factories: dict[str, Callable[[], Any]],
     names: list[str],
     positional: Sequence[str],
-) -> Callable:
+) -> Callable[..., Any]:
     known = set(names)
     required = known - defaults.keys() - factories.keys()
     finish = getattr(cls, "__post_init__", None)
@@ -125,14 +125,14 @@ def _init(
     return __init__
 
 
-def _refuse(what: str) -> Callable:
+def _refuse(what: str) -> Callable[..., Any]:
     def refuse(self: Any, name: str, *value: Any) -> None:
         raise dataclasses.FrozenInstanceError(f"cannot {what} field {name!r}")
 
     return refuse
 
 
-def _compare(operation: Callable[[Any, Any], bool], values: Callable[[Any], Any]) -> Callable:
+def _compare(operation: Callable[[Any, Any], bool], values: Callable[[Any], Any]) -> Callable[..., Any]:
     def compare(self: Any, other: Any) -> Any:
         if type(self) is not type(other):
             return NotImplemented

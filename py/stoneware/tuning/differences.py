@@ -108,16 +108,17 @@ def diff(
     skipped: list[str] = []
     chosen_a, chosen_b = (_chosen(Path(path), manifest, skipped) for path in (a, b))
     found, nothing = [], (None, None, 0.0)
-    for place in sorted(chosen_a | chosen_b):
-        key_a, *side_a = chosen_a.get(place, nothing)
-        key_b, *side_b = chosen_b.get(place, nothing)
-        found.append(Difference(place[0], key_a or key_b, *side_a, *side_b))
-    common = [one for one in found if one.config_a is not None and one.config_b is not None]
+    for place, (key, *_) in sorted((chosen_a | chosen_b).items(), key=lambda item: item[0]):
+        _, *side_a = chosen_a.get(place, nothing)
+        _, *side_b = chosen_b.get(place, nothing)
+        found.append(Difference(place[0], key, *side_a, *side_b))
     return Differences(
         only_a=tuple(one for one in found if one.config_b is None),
         only_b=tuple(one for one in found if one.config_a is None),
-        changed=tuple(one for one in common if _text(one.config_a) != _text(one.config_b)),
-        num_common=len(common),
+        changed=tuple(
+            one for one in found if one.config_a and one.config_b and _text(one.config_a) != _text(one.config_b)
+        ),
+        num_common=len(chosen_a.keys() & chosen_b.keys()),
         skipped=tuple(dict.fromkeys(skipped)),
     )
 

@@ -278,8 +278,8 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
     twice would differ from once.
     """
     by_text: dict[str, Sample] = {}
-    names: dict[tuple, set[str]] = {}
-    aliases: dict[tuple, set[str]] = {}
+    names: dict[tuple[Any, ...], set[str]] = {}
+    aliases: dict[tuple[Any, ...], set[str]] = {}
     for source in sources:
         for record, _, samples in source.devices:
             by_text.update({sample.text: sample for sample in samples})
@@ -303,7 +303,7 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
     return devices
 
 
-def _place(run: Run, sample: Sample) -> tuple:
+def _place(run: Run, sample: Sample) -> tuple[Any, ...]:
     """What two samples measured alike, of which the newest is kept."""
     identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, run.device.power_limit_w]
     return run.device.numbers, canonical_json(identity)

@@ -28,7 +28,7 @@ from stoneware.errors import StoreError
 from stoneware.runtime import environment
 from stoneware.tuning import store_file
 from stoneware.tuning.samples import Run, Sample
-from stoneware.tuning.store_file import Reading, Row
+from stoneware.tuning.store_file import Row
 
 SUFFIX = ".sqlite3"
 FILE_NAME = "samples" + SUFFIX
@@ -117,25 +117,25 @@ class Store:
         return store_file.decoded(store_file.read(self.path), op)
 
     def _write(self, database: str, rows: list[Row]) -> None:
-        if not self._sound_inode or _inode(database) != self._sound_inode:
-            # Once per file: to write to a damaged database could overwrite what SQL still reads.
-            reading = store_file.read(self.path, has_turn=True)
-            if reading.damage and not reading.refusal:
-                self._renew(database, reading)
         try:
+            if not self._sound_inode or _inode(database) != self._sound_inode:
+                # Once per file: to write to a damaged database could overwrite what SQL still reads.
+                self._renew_if_damaged(database)
             _insert(database, rows)
         except Exception as error:
             if not store_file.is_damage(error):
                 raise
-            reading = store_file.read(self.path, has_turn=True)
-            reading.damage = reading.damage or str(error)
-            self._renew(database, reading)
+            self._renew_if_damaged(database, str(error))
             _insert(database, rows)
         self._sound_inode = _inode(database)
         _touch(database)
 
-    def _renew(self, database: str, reading: Reading) -> None:
-        """Puts a new database with the rows of `reading` in the place of the damaged one."""
+    def _renew_if_damaged(self, database: str, damage: str = "") -> None:
+        """Puts a new database with the rows that can be read in the place of a damaged one."""
+        reading = store_file.read(self.path, has_turn=True)
+        damage = reading.damage or damage
+        if not damage or reading.refusal:
+            return
         folder = tempfile.mkdtemp(prefix=".samples-", dir=os.path.dirname(database))
         try:
             draft = os.path.join(folder, FILE_NAME)
@@ -150,7 +150,7 @@ class Store:
         _LOG.warning(
             "%s: was damaged (%s); it is kept as %s, and %d rows are in a new file",
             self.path,
-            reading.damage,
+            damage,
             aside,
             len(reading.rows),
         )
