@@ -46,9 +46,10 @@ def state(path: Path) -> dict[str, bytes]:
 def rows_by_sql(path: Path) -> list[tuple[str, str]]:
     """The id and payload of each row that SQLite itself still finds, asked one by one."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    connection.text_factory = lambda text: text.decode("utf-8", "replace")
     found = []
     for rowid in range(1, 200):
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):  # a message may quote damaged bytes
             found += connection.execute("SELECT id, payload FROM records WHERE rowid = ?", (rowid,))
     connection.close()
     return found

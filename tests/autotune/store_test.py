@@ -197,8 +197,8 @@ def test_a_store_whose_samples_repeat_the_whole_run_is_read_and_its_rows_are_rep
     if not has_run:
         edit(path, "DELETE FROM records")
     for sample in samples:
-        row = store_file.row_of_sample(RUN, sample)
-        row = replace(row, body=f"{canonical_json(RUN.to_json())}\n{canonical_json(sample.to_json())}")
+        identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, sample.run]
+        row = store_file._row("sample", identity, f"{canonical_json(RUN.to_json())}\n{sample.text}")
         edit(path, f"INSERT OR REPLACE INTO records VALUES ('{row.id}', '{row.payload}')")
     assert Store(path).samples() == [(RUN, sample) for sample in samples] and Store(path).problems() == []
     ended = data.run(sm_clock_mhz_after=1965)
@@ -207,14 +207,15 @@ def test_a_store_whose_samples_repeat_the_whole_run_is_read_and_its_rows_are_rep
     assert len(rows_by_sql(path)) == 3
 
 
-def test_rows_of_a_newer_schema_are_reported_skipped_and_kept(path, four):
-    of_the_future = store_file.Row("sample", 99, "f" * 32, '{"new":"fields"}')
-    text = of_the_future.payload
-    edit(path, f"INSERT INTO records VALUES ('{'f' * 32}', '{text}')")
+def test_rows_of_a_newer_schema_are_reported_skipped_and_kept(path, four, monkeypatch):
+    monkeypatch.setattr(store_file, "SCHEMA", 99)
+    id, text = store_file._row("sample", "new", '{"new":"fields"}')
+    monkeypatch.undo()
+    edit(path, f"INSERT INTO records VALUES ('{id}', '{text}')")
     own = Store(path)
     assert texts(sample for _, sample in own.samples()) == four
     (problem,) = own.problems()
-    assert "schema 99 of a newer stoneware" in problem and f"{path}: row " in problem
+    assert "it has schema 99, and this stoneware reads 2" in problem and f"{path}: row " in problem
     edit(path, "CREATE TABLE more (x)")
     own = Store(path)
     own.add(RUN, [data.sample(m=2)])

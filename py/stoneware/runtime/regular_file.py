@@ -24,7 +24,7 @@ def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
     Raises:
       OSError: it cannot be read, is no regular file, or is too long.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
         _check(status, path)
         if status.st_size > most_bytes:
@@ -75,10 +75,6 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
         if isinstance(error, OSError):
             error.filename, error.filename2 = path, None  # which the caller knows
         raise
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _check(status: os.stat_result, path: str | os.PathLike[str]) -> None:

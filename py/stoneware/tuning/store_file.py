@@ -4,10 +4,11 @@ Every row proves itself, so a bad one costs no other. It has an id and a payload
 
     <digest> <kind> <schema> <body>
 
+`kind` is run or sample, or what a newer version adds; `schema` is `samples.SCHEMA` of the writer.
 `body` is canonical JSON, ASCII: a run, or a run without its command and on the next line a sample
-that it took, so that no sample depends on another row. `id` is a digest of what is the same when the
-row is stored again. `digest` covers the id and the rest, so a row that was edited, cut or moved is
-recognised.
+that it took, so that no sample depends on another row. `id` is a digest of what is the same when
+the row is stored again. `digest` covers the id and the rest, so a row that was edited, cut or moved
+is recognised.
 
 Reading changes no file and makes none beside the store.
 """
@@ -26,7 +27,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.runtime.canonical import canonical_json, printable
 from stoneware.runtime.regular_file import size_bytes
@@ -59,27 +60,11 @@ _LONGEST_ROW_BYTES = 64 << 20
 _REMEDY = "move away what is in its place, or set STONEWARE_CACHE_DIR to another folder"
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row.
+class Row(NamedTuple):
+    """One row, as it is stored."""
 
-    Attributes:
-      kind: "run" or "sample", or what a newer version adds.
-      schema: `samples.SCHEMA` of the version that wrote it.
-      id: 32 hexadecimal digits.
-      body: canonical JSON.
-    """
-
-    kind: str
-    schema: int
     id: str
-    body: str
-
-    @property
-    def payload(self) -> str:
-        """The text, as it is stored."""
-        rest = f"{self.kind} {self.schema} {self.body}"
-        return f"{_digest(self.id + ' ' + rest)} {rest}"
+    payload: str
 
 
 class Refused(Exception):
@@ -151,27 +136,25 @@ def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]],
     best: dict[str, tuple[bool, str]] = {}
     samples: list[Sample] = []
     for row, place in reading.rows.values():
-        if row.schema != SCHEMA:
-            age = "a newer" if row.schema > SCHEMA else "an older"
-            problems.append(
-                f"{place}: skipped and kept: schema {row.schema} of {age} stoneware, this one reads {SCHEMA}"
-            )
-        elif row.kind not in ("run", "sample"):
-            problems.append(f"{place}: skipped and kept: kind {row.kind!r} is not known")
+        _, kind, schema, body = row.payload.split(" ", 3)
+        if schema != str(SCHEMA):
+            problems.append(f"{place}: skipped and kept: it has schema {schema}, and this stoneware reads {SCHEMA}")
+        elif kind not in ("run", "sample"):
+            problems.append(f"{place}: skipped and kept: kind {kind!r} is not known")
         # To search the text takes far less time than to parse it.
-        elif row.kind == "run" or op is None or f'"op":{canonical_json(op)}' in row.body:
-            text, _, sample_text = row.body.partition("\n")
+        elif kind == "run" or op is None or f'"op":{canonical_json(op)}' in body:
+            text, _, sample_text = body.partition("\n")
             try:
                 if text not in runs:
                     runs[text] = Run.from_json(json.loads(text))
-                if row.kind == "sample":
+                if kind == "sample":
                     samples.append(Sample.from_json(json.loads(sample_text)))
             except PARSE_ERRORS as error:
                 problems.append(f"{place}: skipped: {error}")
                 continue
             # A run's own row has its command and its end. If that is lost, one of its samples' rows does.
             id = runs[text].id
-            best[id] = max(best.get(id, (False, "")), (row.kind == "run", text))
+            best[id] = max(best.get(id, (False, "")), (kind == "run", text))
     pairs = [(runs[best[sample.run][1]], sample) for sample in samples if op is None or sample.op == op]
     # By text last: keys such as 1 and True compare equal, and their order must not be by chance.
     pairs.sort(key=lambda pair: (pair[1].sort_key, pair[1].text))
@@ -341,17 +324,18 @@ def _proved(id: object, payload: object) -> Row:
     """The row with these cells, which are bytes if they are text; ValueError if it was changed."""
     if not isinstance(id, bytes) or not isinstance(payload, bytes):
         raise ValueError(f"id and payload must be text, found {id!r:.40} and {payload!r:.40}")
-    digest, _, rest = payload.decode("ascii", "replace").partition(" ")
-    name = id.decode("ascii", "replace")
-    if _digest(f"{name} {rest}") != digest:
+    row = Row(id.decode("ascii", "replace"), payload.decode("ascii", "replace"))
+    digest, _, rest = row.payload.partition(" ")
+    if _digest(f"{row.id} {rest}") != digest or rest.count(" ") < 2:
         raise ValueError(f"its digest does not match, it was edited or damaged: {payload[:80]!r}")
-    kind, schema, body = rest.split(" ", 2)
-    return Row(kind, int(schema), name, body)
+    return row
 
 
 def _row(kind: str, identity: Any, body: str) -> Row:
     # The schema is part of the id, so that a row of another version is never replaced.
-    return Row(kind, SCHEMA, _digest(canonical_json([kind, SCHEMA, identity])), body)
+    id = _digest(canonical_json([kind, SCHEMA, identity]))
+    rest = f"{kind} {SCHEMA} {body}"
+    return Row(id, f"{_digest(f'{id} {rest}')} {rest}")
 
 
 def _digest(text: str) -> str:
