@@ -1,8 +1,8 @@
 """sw.distributed: checks that the ranks of a job choose the same kernels.
 
-Ranks do not communicate in a look-up, so they agree as long as they read the same tables. A rank whose user's store
-is warmer, whose wheel is older or whose STONEWARE_TUNING differs would run another kernel, with
-other rounding and, if it measures, minutes later than the rest.
+Ranks do not communicate in a look-up, so they agree only if they read the same tables. A rank with
+more samples in the user's store, an older wheel or another STONEWARE_TUNING would run another kernel,
+with other rounding and, if it measures, minutes later than the rest.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
         )
     tuning.use_wheel_only()
     _LOG.warning(
-        "the ranks are tuned differently (%s), so each takes the tables of the wheel alone from "
-        "now on:%s\ngive all of them the same STONEWARE_CACHE_DIR or a copy of one store, the same "
+        "the ranks are tuned differently (%s), so from now on each uses only the tables of the "
+        "wheel:%s\ngive all of them the same STONEWARE_CACHE_DIR or a copy of one store, the same "
         "packages and the same STONEWARE_TUNING",
         ", ".join(differing),
         _by_rank(everyone, differing),
@@ -91,8 +91,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
 
 
 def description() -> dict[str, str]:
-    """What this process decides by: what it is -> its version, digest or value; "none" if it has
-    none."""
+    """What this process decides by: name -> version, digest or value; "none" if it has none."""
     kernels = hashlib.sha256(
         canonical_json({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}).encode("ascii")
     ).hexdigest()

@@ -1,7 +1,7 @@
 """The errors of Stoneware: each message states the rule, the value that breaks it, and the remedy.
 
 A user's mistake (a wrong dtype, shape, stride or device) is a plain `ValueError` or `TypeError`.
-The classes here are for what a user cannot mend by changing an argument.
+The classes here are for what changing an argument cannot fix.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TableError(StonewareError, RuntimeError):
 
 
 class ForwardOnlyError(StonewareError, RuntimeError):
-    """A gradient, of backward or of forward mode, would be needed, and the operation has none."""
+    """A gradient is needed, of backward or forward mode, and the operation has none."""
 
 
 class StoreError(StonewareError, RuntimeError):
@@ -60,8 +60,8 @@ class StoreError(StonewareError, RuntimeError):
 
 
 class TuningMissError(StonewareError, RuntimeError):
-    """A problem was not measured, and `sw.tuning("error_on_miss")` makes that an error."""
+    """A problem was not measured, and `sw.tuning("error_on_miss")` is on."""
 
 
 class TuningMismatchError(StonewareError, RuntimeError):
-    """The ranks of a job have different Stonewares or tables, and so nothing to fall back on."""
+    """The ranks of a job have different wheels of Stoneware, so there is nothing to fall back on."""

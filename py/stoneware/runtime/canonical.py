@@ -1,4 +1,4 @@
-"""JSON as the same bytes on every machine, and what text of a file is fit to be shown or a name."""
+"""JSON with the same bytes on every machine; checks of names and numbers that are read from files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def canonical_document(value: Any) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON that anybody may have edited, in time that grows with its length alone.
+    """Parses JSON that anybody may have edited, in linear time.
 
     Raises:
-      ValueError: it is not JSON, or an object has a key twice.
+      ValueError: it is not JSON, or an object repeats a key.
       RecursionError: it is nested more deeply than Python's parser goes.
     """
     return json.loads(text, object_pairs_hook=_without_duplicates)
@@ -36,15 +36,15 @@ def check_name(field: str, value: object) -> None:
 
 
 def check_count(field: str, value: object) -> None:
-    """Raises ValueError unless `value` is an int that a 64-bit field holds and is no bool."""
+    """Raises ValueError unless `value` is an int, not a bool, from 0 to 2**63-1."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{field}={value!r:.40} must be an int from 0 to 2**63-1")
 
 
 def printable(text: str) -> str:
-    """The text with what is no printable character as an escape: `\\x1b`, `\\ud800`, `\\n`.
+    """The text with escapes for the characters that are not printable: `\\x1b`, `\\ud800`, `\\n`.
 
-    Names come from files that others wrote, and a terminal obeys escape sequences.
+    Names come from files that others wrote, and a terminal executes escape sequences.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""Devices: what a GPU is to the tuner, under which names people know it, and how alike two are."""
+"""Devices: how the tuner identifies a GPU, what people call it, and how similar two GPUs are."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DRIVER_MODULE = "stoneware.runtime._driver"
 class DeviceFingerprint:
     """What decides which config is fast on a GPU, under a readable name.
 
-    The name is a label: two GPUs are one device when the numbers agree (`by_hardware`), so that an
-    H100 and an H200 share no entry, and neither do an H200 and a slice of it.
+    The name is a label: two GPUs are one device if their numbers agree (`by_hardware`). An H100 and an
+    H200 share no entry, nor do an H200 and a slice of it.
 
     Attributes:
       name: as the driver gives it, such as "NVIDIA H200".
@@ -27,9 +27,9 @@ class DeviceFingerprint:
       num_sms: streaming multiprocessors.
       l2_bytes: size of the L2 cache.
       memory_clock_khz: peak memory clock.
-      power_limit_w: what the board may draw; 0 if unknown. Only NVML knows it, and asking takes some
-        15 ms and a library, so it is asked when a measurement is taken or explained, or when two
-        known devices differ in nothing else.
+      power_limit_w: what the board may draw; 0 if unknown. Only NVML knows it, which takes a library
+        and time, so it is asked only to measure, to explain a measurement, or to tell apart two known
+        devices that differ in nothing else.
     """
 
     name: str
@@ -66,17 +66,16 @@ class DeviceFingerprint:
         return self.compute_capability, self.num_sms, self.l2_bytes, self.memory_clock_khz
 
     def same_hardware(self, other: DeviceFingerprint) -> bool:
-        """Whether the two may be one device: every number agrees, and an unknown power limit agrees
-        with any. That is not transitive; to group devices, use `by_hardware`."""
+        """Whether the two may be one device: all numbers agree, and an unknown power limit agrees with
+        any. This is not transitive; to group devices, use `by_hardware`."""
         return self.numbers == other.numbers and (
             self.power_limit_w == other.power_limit_w or not self.power_limit_w or not other.power_limit_w
         )
 
     def distance(self, other: DeviceFingerprint) -> float:
-        """How far `other` is: sum of |log ratio| of SMs, L2, memory clock and, if both
-        are known, power limit.
+        """The sum of |log ratio| of SMs, L2, memory clock and, if both are known, power limit.
 
-        Infinite between compute capabilities, since kernels and their speed do not carry over.
+        Infinite between compute capabilities: kernels and their speed do not carry over.
         """
         if self.compute_capability != other.compute_capability:
             return math.inf
@@ -99,11 +98,11 @@ class DeviceFingerprint:
 
 
 def by_hardware(fingerprints: Iterable[DeviceFingerprint]) -> dict[DeviceFingerprint, DeviceFingerprint]:
-    """Each fingerprint -> the one that stands for its device, in whatever order they come.
+    """Each fingerprint -> the one that stands for its device; the order does not matter.
 
-    Devices differ in a number or in a known power limit. One of unknown limit is the device with
-    the known limit if there is just one of those, and a device of its own if there are several. A
-    device has the first of its names in alphabetical order.
+    Devices differ in a number or in a known power limit. A fingerprint without a limit joins the only
+    device with the same numbers and a known limit; if there are several, it is a device of its own.
+    A device has the alphabetically first of its names.
     """
     fingerprints = set(fingerprints)
     limits: dict[tuple[Any, ...], set[int]] = {}

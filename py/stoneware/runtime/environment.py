@@ -8,8 +8,8 @@
                           0 (default) or 1: whether a row's bits may not depend on the batch,
                           outside of any `with sw.batch_invariant()`
 
-They are read when they are needed, never at import. Plans that were made before a change in a
-running process stay; use `with sw.tuning(...)` to change the mode there.
+They are read when they are needed, never at import. A change in a running process does not affect
+plans that were made before; use `with sw.tuning(...)` to change the mode there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODES = ("off", "on_miss", "error_on_miss")
 def tuning_folder() -> str | None:
     """The folder of the user's tuning store; None where there is no home to keep one in.
 
-    A str: every look-up asks, and a Path would take some 6 us more.
+    A str, since every look-up asks and a Path takes longer.
 
     Raises:
       ValueError: STONEWARE_CACHE_DIR is not absolute.

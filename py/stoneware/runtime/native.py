@@ -1,4 +1,4 @@
-"""Native modules, loaded at first use; a missing one is a reason to print, not an import error."""
+"""Native modules, loaded at first use; a missing one gives a reason to print, not an import error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _try_import(name: str) -> tuple[ModuleType | None, str]:
 
 
 def why_missing(name: str) -> str | None:
-    """None if the native module `name` can be imported, else why not and what to do."""
+    """Why the native module `name` cannot be imported and what to do; None if it can."""
     return _try_import(name)[1] or None
 
 

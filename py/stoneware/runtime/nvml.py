@@ -1,7 +1,7 @@
 """Clocks and power limit of a GPU, from NVML, through the package nvidia-ml-py.
 
-NVML numbers all GPUs of the machine and torch those of CUDA_VISIBLE_DEVICES, so a GPU is asked for
-by its UUID. Without NVML the answers are 0, and the log says once why.
+NVML numbers all GPUs of the machine, torch those of CUDA_VISIBLE_DEVICES, so a GPU is found by its
+UUID. Without NVML the answers are 0, and one warning says why.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def power_limit_w(ordinal: int) -> int:
 
 
 def sm_clock_mhz(ordinal: int) -> int:
-    """Clock of the SMs at this moment; 0 where unknown. Takes some 2 us after the first call."""
+    """Current clock of the SMs; 0 where unknown."""
     return _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
 
 
 def memory_clock_mhz(ordinal: int) -> int:
-    """Clock of the memory at this moment; 0 where unknown."""
+    """Current clock of the memory; 0 where unknown."""
     return _ask(ordinal, lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))
 
 
@@ -65,5 +65,5 @@ def library_and_handle(ordinal: int) -> tuple[Any, Any] | None:
 
 @functools.cache
 def _say_unknown(reason: str) -> None:
-    """Cached, so that each reason is said once per process."""
+    """Cached, so that each reason is logged once per process."""
     _LOG.warning("clocks and power limit of the GPU are not recorded, NVML says: %s", reason)

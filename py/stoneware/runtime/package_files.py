@@ -1,4 +1,4 @@
-"""Where the files that the wheel carries beside its code are found."""
+"""The files that the wheel carries beside its code, and what other packages offer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def path(*parts: str) -> Path:
 def may_have_entry_points(group: str) -> bool:
     """Whether an installed distribution may have entry points of a group.
 
-    importlib.metadata knows them, but takes 20 ms to import and to read every distribution. Here
-    only the files in which they are named are looked through; what is on sys.path and is no folder,
-    such as a zip file, may have some.
+    importlib.metadata would know, but is slow to import and reads every distribution. Here only the
+    files that name entry points are searched. Anything on sys.path that is not a folder, such as a zip
+    file, may have some.
     """
     for place in sys.path:
         if os.path.isfile(place):

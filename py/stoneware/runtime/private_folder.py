@@ -1,4 +1,4 @@
-"""Folders whose files are trusted: only this user, or root, may have put them there."""
+"""Folders whose files are trusted: only this user or root can have written them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def make(path: str | os.PathLike[str]) -> None:
 
 
 def why_untrusted(path: str | os.PathLike[str]) -> str | None:
-    """Why files in a folder may come from another user: rule, value and remedy, without the path.
+    """Why another user may have written files in a folder: rule, value and remedy, without the path.
 
-    None if they may not, or if there is no such folder.
+    None if no other user can, or if there is no such folder.
     """
     try:
         status = os.stat(path)
@@ -37,6 +37,6 @@ def why_untrusted(path: str | os.PathLike[str]) -> str | None:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         return (
             f"the folder must be writable by its owner alone, and its mode is {mode:04o}; delete "
-            "it, or make sure of its files and run chmod 700 on it"
+            "it, or check its files and run chmod 700 on it"
         )
     return None

@@ -1,6 +1,6 @@
-"""Reading and writing files where somebody may have put something else in their place.
+"""Reading and writing files safely where something else may lie in their place.
 
-A pipe (FIFO) that nobody writes to would stop a process for ever, at its opening.
+To open a pipe (FIFO) that nobody writes to would block the process for ever.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 import stat
 
 MAX_BYTES = 1 << 30
-"""The longest file that is read: some hundred times the longest that is written."""
+"""The longest file that is read, some hundred times the longest that is written."""
 
 
 def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file, or of the one that a link leads to.
+    """The content of a regular file; links are followed.
 
     Args:
       path: where it is.
       most_bytes: a longer file is refused, unread.
 
     Raises:
-      OSError: it cannot be read, is no regular file, or is too long.
+      OSError: it cannot be read, is not a regular file, or is too long.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
@@ -38,7 +38,7 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
     """Bytes of a regular file; 0 if there is none.
 
     Raises:
-      OSError: there is something else, or the way to it leads through what is no folder.
+      OSError: it is not a regular file, or a parent of it is not a folder.
     """
     try:
         status = os.stat(path)
@@ -55,16 +55,16 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     `path`, such as /dev/stdout, is written to in place.
 
     Raises:
-      OSError: it cannot be written; what was there is as it was.
+      OSError: it cannot be written; what was there is unchanged.
     """
     path = os.fspath(path)
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:  # also says what is wrong with a folder
+        with open(path, "wb") as file:  # raises the right error for a folder
             file.write(data)
         return
     draft = os.path.join(os.path.dirname(path), f".stoneware-{os.urandom(8).hex()}")
     try:
-        with open(draft, "xb") as file:  # x: never what is there, nor what a link leads to
+        with open(draft, "xb") as file:  # x: never overwrites, nor follows a link
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -73,7 +73,7 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(draft)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = path, None  # which the caller knows
+            error.filename, error.filename2 = path, None  # the name that the caller knows
         raise
 
 

@@ -1,7 +1,6 @@
 """Comparing what two sources or tables choose, and verifying them.
 
-Measurements differ from tune to tune; what counts is whether another config is chosen, and what
-that costs.
+Measurements differ from run to run; what counts is whether another config is chosen, and its cost.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Differences:
       only_a, only_b: problems that one of them has.
       changed: problems at which another config is chosen.
       num_common: problems that both have.
-      skipped: what could not be read, each with its place; the other fields know nothing of it.
+      skipped: what could not be read, each with its place; the other fields ignore it.
     """
 
     only_a: tuple[Difference, ...]
@@ -94,9 +93,9 @@ class Differences:
 def diff(
     a: str | os.PathLike[str], b: str | os.PathLike[str], manifest: Callable[[], Manifest] | None = None
 ) -> Differences:
-    """Compares what two paths choose: tables (.table), sample folders or stores, mixed at will.
+    """Compares what two paths choose; each is a table (.table), a sample folder or a store.
 
-    Samples choose what the table would that is baked of them.
+    Samples choose what a table baked from them would.
 
     Args:
       manifest: reads the kernels as they are now; asked where there are samples. None if they are
@@ -131,7 +130,7 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
       remedy: what to do about a damaged table.
 
     Raises:
-      TableError: there is nothing of the kind at `path`.
+      TableError: `path` is none of these.
     """
     path = Path(path)
     if _is_table(path):
@@ -162,14 +161,14 @@ def _problems_of_file(file: Path) -> list[str]:
     strangers = sorted({sample.op for sample in samples if merge.file_name(sample.op) != file.name})
     if strangers:
         problems.append(
-            f"{file}: holds samples of {', '.join(strangers)}, which belong into "
+            f"{file}: holds samples of {', '.join(strangers)}, which belong in "
             f"{', '.join(map(merge.file_name, strangers))}"
         )
     text = sample_format.samples_text(samples)
     if not bad and regular_file.read(file) != text.encode("ascii"):
         problems.append(f"{file}: not sorted, or not canonical JSON; merge it into itself")
     problems += [
-        f"{file}: a sample is there {count} times: {text:.200}"
+        f"{file}: a sample is there {count} times, and must be once; merge it into itself: {text:.200}"
         for text, count in Counter(sample.text for sample in samples).items()
         if count > 1
     ]
@@ -217,10 +216,10 @@ def _entries(
 
 
 def _text(item: AnyKey | AnyConfig) -> str:
-    """By which two are the same: values such as 1 and True compare equal."""
+    """The text that tells two apart: values such as 1 and True compare equal."""
     return canonical_json(item.to_json())
 
 
 def _device_name(device: DeviceFingerprint) -> str:
-    """What the same hardware has in common, of a table and of samples, which may not know the limit."""
+    """Without the power limit, which one of two sources may not know."""
     return str(replace(device, power_limit_w=0))

@@ -1,13 +1,13 @@
 """Merging samples: folders of devices and stores of users into folders of devices.
 
-Merging is a union: in whatever order and grouping sources are merged, and however often, the files
-come out the same to the byte. A device's folder is named after the device, its files after the ops:
+Merging is a union: the files are the same to the byte, however sources are ordered, grouped or
+repeated. A device's folder is named after the device, its files after the ops:
 
     nvidia_h200/scaled_mm.jsonl                   an op of ours
     nvidia_h200/package.module.function.jsonl     a decorated kernel, "package.module:function"
 
-An op names its file as the bake expects it, with "." for the colon; what a file name had better not
-hold is written as %XX.
+A file has the name of its op with "." for the colon, and %XX for characters that are unsafe in a
+file name. The bake expects these names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoneware.tuning import store
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 KEEP = ("all", "newest")
-"""Every sample, or of each key, config and kernel digest on a device the one of the newest run."""
+"""Every sample; or of each key, config and kernel digest on a device, that of the newest run."""
 
 _LONGEST_NAME = 150
 
@@ -71,10 +71,10 @@ class Merged:
 
 
 def read_source(path: str | os.PathLike[str]) -> Source:
-    """Reads a folder of a device, a folder of such folders, or a store, as far as it is good.
+    """Reads what is good in a folder of a device, a folder of such folders, or a store.
 
     Raises:
-      TableError: there is nothing of the kind.
+      TableError: `path` is none of these.
     """
     source = Source(Path(path))
     inside = source.path / store.FILE_NAME
@@ -92,8 +92,8 @@ def read_source(path: str | os.PathLike[str]) -> Source:
             what = "no samples" if source.path.exists() else "no such file or folder"
             raise TableError(
                 f"{path}: {what}: a source is a folder with <op>.jsonl, runs.json and "
-                f"device.json, a folder of such folders, or a store ({store.FILE_NAME}), and a "
-                "baked table, where one will do, a file *.table; give the path of one"
+                f"device.json, a folder of such folders, or a store ({store.FILE_NAME}); where a baked "
+                "table is accepted, that is a file *.table; give the path of one"
             )
     return source
 
@@ -111,8 +111,8 @@ def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
 
     Raises:
       ValueError: `keep` or `out` breaks its rule.
-      TableError: a source is none, two runs differ under one id, or `out` is a source of which
-        something would be lost, since it cannot be read.
+      TableError: a path is not a source, two runs differ under one id, or `out` is a source with
+        bad entries, which would be lost.
     """
     if keep not in KEEP:
         raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
@@ -141,8 +141,7 @@ def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
 
 
 def file_name(op: str) -> str:
-    """The name of the file with the samples of `op`; one that stays in its folder, whatever the
-    op is."""
+    """The name of the file with the samples of `op`; never a path to another folder."""
     name = quote(op.replace(":", "."), safe="<>")
     if name.startswith("."):
         name = f"%2E{name[1:]}"
@@ -177,7 +176,7 @@ def _is_device_folder(path: Path) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of samples, runs.json and device.json of a device's folder, as far as they are there."""
+    """Those files of samples, runs.json and device.json that a folder has."""
     return sorted(file for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern))
 
 
@@ -221,7 +220,7 @@ def _read_device_folder(source: Source, path: Path) -> None:
 
 
 def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
-    """The files of samples that are under `out` and are read as a source."""
+    """The files under `out`, which must all be part of a source."""
     if not out.exists():
         return set()
     there = {file.resolve(): file for folder in (out, *out.iterdir()) for file in _files(folder)}
@@ -273,9 +272,8 @@ def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
 def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list[tuple[DeviceRecord, list[Sample]]]:
     """The devices that the runs name, each with its samples.
 
-    Devices with the same numbers share their names, and are one for each power limit, as
-    `by_hardware` says. What counts is what the runs say, not where a sample was found, or merging
-    twice would differ from once.
+    Devices with the same numbers share their names; `by_hardware` tells them apart by power limit. The
+    runs decide, not the folder of a sample: otherwise merging twice would differ from once.
     """
     by_text: dict[str, Sample] = {}
     names: dict[tuple[Any, ...], set[str]] = {}
@@ -304,7 +302,7 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
 
 
 def _place(run: Run, sample: Sample) -> tuple[Any, ...]:
-    """What two samples measured alike, of which the newest is kept."""
+    """What a sample measured, and where; the newest of each is kept."""
     identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, run.device.power_limit_w]
     return run.device.numbers, canonical_json(identity)
 

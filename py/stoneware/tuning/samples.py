@@ -33,7 +33,7 @@ STATUSES = ("ok", "wrong", "failed", "hung")
 """Timed; error above the tolerance; did not run; did not end within the limit."""
 
 PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
-"""What a value that breaks a rule raises; OverflowError for an int that no float can hold."""
+"""What a value that breaks a rule raises; OverflowError: an int too large for a float."""
 
 MAX_LINE_BYTES = 4 << 20
 """The longest line of a file."""
@@ -49,7 +49,7 @@ _IN_A_LIST = (
     "status",
     "detail",
 )
-"""What follows a candidate's config in its list; the last two stand there only if it is not ok."""
+"""What follows a candidate's config in its list; the last two only if it is not ok."""
 
 REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
 
@@ -128,7 +128,7 @@ class Sample:
 
     @property
     def text(self) -> str:
-        """The sample as canonical JSON, by which two are the same: keys such as 1 and True compare equal."""
+        """Canonical JSON, which tells two samples apart: keys such as 1 and True compare equal."""
         return canonical_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -224,11 +224,11 @@ def newest(
     place: Callable[[Run, Sample], Hashable],
     is_preferred: Callable[[Sample], bool] = lambda sample: True,
 ) -> dict[Hashable, Sample]:
-    """The newest sample of each place, by the date and id of its run; in whatever order they come.
+    """The newest sample of each place, by the date and id of its run; the order does not matter.
 
     Args:
       taken: samples, each with its run.
-      place: by what samples stand for each other, such as key and config.
+      place: what samples are alternatives for, such as key and config.
       is_preferred: whether a sample comes before a newer one that is not.
 
     Returns:
@@ -297,7 +297,7 @@ def samples_text(samples: Iterable[Sample]) -> str:
 
 
 def _lines(shared: str, texts: Iterable[str]) -> Iterator[str]:
-    """The lines of a problem and a run: one, or more where one would be too long to be read."""
+    """The lines of a problem and a run: one, or more if one would be too long to be read."""
     start, line = shared[:-1] + ',"samples":[', ""
     for text in texts:
         if line and len(start) + len(line) + len(text) + len(",]}") > MAX_LINE_BYTES:
@@ -317,7 +317,7 @@ def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:
         if not isinstance(found, list):
             raise TypeError(f"a list of runs is expected, found {type(found).__name__}")
     if not isinstance(found, list):
-        # It was cut or edited by hand. Each run begins and ends with a line of its own.
+        # It was cut or edited by hand; each run begins and ends on a line of its own.
         found = ["{" + block.partition("\n  }")[0] + "}" for block in text.split("\n  {\n")[1:]]
     for data in found:
         with _skipping(problems, path, "a run"):

@@ -2,13 +2,13 @@
 
 What a row holds, and reading, is `store_file.py`.
 
-Writing takes a lock on a file beside the database, for the whole of `add`: any number of processes
-take turns, and none has the database open while another puts a new one in its place. A commit is
-on the disk when `add` returns (rollback journal, synchronous=EXTRA).
+`add` holds a lock on a file beside the database: any number of processes take turns, and none has
+the database open while another replaces it. What was added is on the disk when `add` returns
+(rollback journal, synchronous=EXTRA).
 
-A damaged database is read as far as SQL goes. The next `add` writes what was read to a new file,
-gives the damaged one the name samples.sqlite3.damaged-1 (or -2, ...) as well, and then replaces it.
-A kill between any two steps loses nothing, and nothing is ever deleted.
+Of a damaged database, the rows that SQL reaches are read. The next `add` writes them to a new file,
+links the damaged one to samples.sqlite3.damaged-1 (or -2, ...), and then replaces it. A kill between
+any two steps loses nothing, and nothing is ever deleted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Store:
             ) from error
         except (OSError, MemoryError, sqlite3.Error, store_file.Damaged, UnicodeDecodeError) as error:
             raise StoreError(
-                f"a sample is stored as it is taken, and {self.path} cannot be written: "
+                f"every sample is stored as it is taken, and {self.path} cannot be written: "
                 f"{error}; free space or make the folder writable, or set STONEWARE_CACHE_DIR "
                 "to a folder on a local disk that is; what was stored before is intact"
             ) from error
@@ -101,11 +101,11 @@ class Store:
         return sorted({sample.op for _, sample in self.samples()})
 
     def problems(self) -> list[str]:
-        """What is skipped in reading or wrong with the files, each with its place."""
+        """What reading skips or finds wrong with the files, each with its place."""
         return self.read()[1]
 
     def stamp(self) -> tuple[int, ...]:
-        """A value that changes when the content may have changed; () without a store. One stat."""
+        """A value that changes whenever the content may have; () without a store. It takes one stat."""
         try:
             status = os.stat(self.path)
         except OSError:  # absent, or not ours to see: reading tells
@@ -141,7 +141,7 @@ class Store:
             draft = os.path.join(folder, FILE_NAME)
             _insert(draft, [row for row, _ in reading.rows.values()])
             aside = _second_name(database)
-            for end in store_file.BESIDE:  # else SQLite would take it for the new one's
+            for end in store_file.BESIDE:  # otherwise SQLite would take them for those of the new one
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(database + end, aside + end)
             os.replace(draft, database)
@@ -168,13 +168,12 @@ def user_store() -> Store | None:
 
 @functools.cache
 def store_in(folder: str) -> Store:
-    """The store in a folder: one object, which then checks that the file is sound once in a
-    process."""
+    """The store in a folder; one object, so that a process checks the file once."""
     return Store(Path(folder, FILE_NAME))
 
 
 def _insert(database: str, rows: Iterable[Row]) -> None:
-    """Stores the rows, all or none; what is not committed is undone when the connection ends."""
+    """Stores the rows, all or none; without a commit, closing the connection undoes them."""
     with contextlib.closing(store_file.connected(database, "rwc")) as connection:
         connection.execute("PRAGMA synchronous=EXTRA")
         connection.execute("BEGIN IMMEDIATE")
@@ -204,8 +203,7 @@ def _inode(file: str) -> int:
 
 
 def _touch(file: str) -> None:
-    """Gives a file this very moment as its time: the file system's own clock ticks too slowly for
-    `stamp` to tell two writes apart."""
+    """Sets a file's time to now: the file system's own clock is too coarse for `stamp`."""
     now = time.time_ns()
     with contextlib.suppress(PermissionError):  # another user's file, in a shared folder
         os.utime(file, ns=(now, now))

@@ -37,23 +37,23 @@ if TYPE_CHECKING:
     import sqlite3
 
 LAYOUT = 2
-"""PRAGMA user_version: the table of the database. What a row holds has a `schema` of its own."""
+"""PRAGMA user_version, for the table of the database; the rows have a `schema` of their own."""
 
 TABLE = "CREATE TABLE records (id TEXT PRIMARY KEY, payload TEXT)"
 
 _OURS = {(b"records", TABLE.encode()), (b"sqlite_autoindex_records_1", None)}
-"""All that sqlite_master lists: a trigger, say, could undo what is written."""
+"""All that sqlite_master may list; a trigger, for example, could undo what is written."""
 
 BESIDE = ("-journal", "-wal", "-shm")
-"""Files of SQLite beside a database; the store has the first, while something is written."""
+"""What SQLite keeps beside a database; the store has the first while it is written."""
 
 WAIT_S = 60.0
-"""How long a writer waits for its turn: 16 processes at some 10 ms each, and a slow disk."""
+"""How long a writer waits for its turn; enough for 16 processes and a slow disk."""
 
 READER_WAIT_S = 5.0
 
 _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 10, 1_000_000
-"""A row is longer than 400 bytes, and a page has 4096; asking for a million takes some seconds."""
+"""A row is longer than 400 bytes, and a page has 4096. The second bounds the time."""
 
 _LONGEST_ROW_BYTES = 64 << 20
 
@@ -68,11 +68,11 @@ class Row(NamedTuple):
 
 
 class Refused(Exception):
-    """The database is not this version's to write."""
+    """This version must not write to the database."""
 
 
 class Damaged(Exception):
-    """The database is ours, and not what was written."""
+    """The database is ours, but not as it was written."""
 
 
 @dataclass
@@ -104,12 +104,12 @@ def row_of_sample(run: Run, sample: Sample) -> Row:
 
 
 def read(path: Path, *, has_turn: bool = False) -> Reading:
-    """Reads a database, or what SQL reaches of a damaged one; never raises for what it holds.
+    """Reads a database, or the rows of a damaged one that SQL reaches; never raises for its content.
 
     Args:
       path: of the database.
-      has_turn: no other process writes, and this one is about to: SQLite may undo in place what a
-        writer that was killed left half done.
+      has_turn: this process holds the lock: SQLite may undo in place what a killed writer left half
+        done.
     """
     reading = Reading()
     try:
@@ -162,7 +162,7 @@ def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]],
 
 
 def connected(database: str, mode: str) -> sqlite3.Connection:
-    """A connection that is wary of what it opens; `mode` is SQLite's: ro, rw or rwc."""
+    """A connection that distrusts the file; `mode` is SQLite's: ro, rw or rwc."""
     import sqlite3
 
     connection = sqlite3.connect(
@@ -171,18 +171,18 @@ def connected(database: str, mode: str) -> sqlite3.Connection:
         isolation_level=None,
         timeout=READER_WAIT_S if mode == "ro" else WAIT_S,
     )
-    connection.text_factory = bytes  # a text that is not UTF-8 must not fail its neighbours
+    connection.text_factory = bytes  # bad UTF-8 in one row must not fail the others
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW_BYTES)
     connection.execute("PRAGMA trusted_schema=OFF")
     return connection
 
 
 def has_table(connection: sqlite3.Connection) -> bool:
-    """Whether the table is there; a database with nothing in it is fine, too.
+    """Whether the table is there; an empty database is fine, too.
 
     Raises:
-      Refused: it is of a newer version, or of something else.
-      Damaged: it is ours, but not what was written.
+      Refused: a newer version wrote the database, or another program.
+      Damaged: it is ours, but not as it was written.
     """
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
     found = _schema(connection)
@@ -199,7 +199,7 @@ def has_table(connection: sqlite3.Connection) -> bool:
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error is about what is in the file, and not about disk or locks."""
+    """Whether an error is about the content of the file, not about disk or locks."""
     import sqlite3
 
     # SQLITE_CORRUPT and SQLITE_NOTADB are of the base class; DataError is a row that is too long.
@@ -210,10 +210,10 @@ def is_damage(error: Exception) -> bool:
 
 
 def checked(path: Path) -> str:
-    """The database's own path, behind links, beside which SQLite keeps its other files.
+    """The path of the database without links; SQLite keeps its other files beside it.
 
     Raises:
-      OSError: it is no file, or SQLite would wait for ever at a pipe beside it.
+      OSError: it is not a file, or beside it is a pipe, at which SQLite would wait for ever.
     """
     database = os.path.realpath(path)
     for end in ("", *BESIDE):
@@ -299,7 +299,7 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
 
 
 def _cells(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
-    """(rowid, id, payload) of each row; of a damaged table, each that SQL finds if asked for it."""
+    """(rowid, id, payload) of each row; of a damaged table, those that SQL finds by rowid."""
     select = "SELECT rowid, id, payload FROM records"
     try:
         yield from connection.execute(select)
@@ -321,7 +321,7 @@ def _schema(connection: sqlite3.Connection) -> set[tuple[bytes, bytes | None]]:
 
 
 def _proved(id: object, payload: object) -> Row:
-    """The row with these cells, which are bytes if they are text; ValueError if it was changed."""
+    """The row with these cells (text comes as bytes); ValueError if it was changed."""
     if not isinstance(id, bytes) or not isinstance(payload, bytes):
         raise ValueError(f"id and payload must be text, found {id!r:.40} and {payload!r:.40}")
     row = Row(id.decode("ascii", "replace"), payload.decode("ascii", "replace"))
