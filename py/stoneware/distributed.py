@@ -100,18 +100,18 @@ def description() -> dict[str, str]:
         "kernels": kernels,
         **{f"table of {op}": one.digest for op in OPS if (one := table_file.packaged(op))},
     }
-    overlay, store = tuning.current_overlay(), None
+    overlay = tuning.current_overlay()
+    of_packages, stored, in_memory = {}, {}, {}
     if not tuning.wheel_only():
-        store = sources.existing_store()
+        of_packages = sources.package_digests()
+        if (store := sources.existing_store()) is not None:
+            stored = {op: sources.table_of_store(store, op).digest for op in store.ops()}
+        in_memory = {op: one.digest for op, one in sources.memory_tables().items()}
     return {
         **found,
-        "tables of packages": _digest_of({} if tuning.wheel_only() else sources.package_digests()),
-        "user's store": _digest_of(
-            {op: sources.table_of_store(store, op).digest for op in store.ops()} if store is not None else {}
-        ),
-        "samples in memory": _digest_of(
-            {op: one.digest for op, one in sources.memory_tables().items()} if not tuning.wheel_only() else {}
-        ),
+        "tables of packages": _digest_of(of_packages),
+        "user's store": _digest_of(stored),
+        "samples in memory": _digest_of(in_memory),
         "overlay": "none" if overlay is None else _digest_of({op: one.digest for op, one in overlay.overlay.items()}),
         "mode": tuning.current_mode(),
         _INVARIANCE: "on" if tuning.is_batch_invariant() else "off",
