@@ -10,7 +10,7 @@ import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoneware.kernels.key import KernelKey, Value, check_value
 
@@ -34,12 +34,27 @@ class Layout:
     is_valued: tuple[bool, ...]
     plans: dict[Any, Any] = field(default_factory=dict)
 
-    def bound(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The value of each parameter that is passed or has a default."""
-        bound = {**self.defaults, **dict(zip(self.names, values))}
+    def bound(self, values: Sequence[Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The value of each parameter that is passed, or is in `fixed` (None: the defaults)."""
+        bound = dict(zip(self.names, values))
         for name in self.options:
             del bound[name]
+        bound.update(self.defaults if fixed is None else fixed)
         return bound
+
+
+class Invocation(NamedTuple):
+    """One call for which nothing is prepared yet: its layout, its values in that order, and as it was made."""
+
+    layout: Layout
+    values: Sequence[Any]
+    grid: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def run_kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of Triton's `run`; pruning and hooks see them."""
+        return {**self.kwargs, "grid": self.grid, "warmup": False}
 
 
 class KernelSignature:

@@ -27,10 +27,10 @@ from typing import Any
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime import native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
-from stoneware.triton_autotune.call import KernelSignature, Layout, check_given_once, checked_names
+from stoneware.triton_autotune.call import Invocation, KernelSignature, Layout, check_given_once, checked_names
 from stoneware.triton_autotune.choice import MEASURED, Call, Chooser, KernelDecision, identify
 from stoneware.triton_autotune.identity import Identity, identity_of, op_name, python_function
-from stoneware.triton_autotune.plan import FastPath, Plan
+from stoneware.triton_autotune.plan import CallKinds, FastPath, Plan
 from stoneware.triton_autotune.tuner import Candidate, Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy as tuning
 
@@ -191,7 +191,7 @@ class AutotunedKernel:
         """
         if warmup:
             values, layout = self._values(args, kwargs)
-            decision = self._decide(grid, args, kwargs, layout, values, may_measure=False)
+            decision = self._decide(Invocation(layout, values, grid, args, kwargs), may_measure=False)
             return self.fn.run(*args, grid=grid, warmup=True, **kwargs, **decision.config.all_kwargs())
         return self._launch(grid, args, kwargs)
 
@@ -211,10 +211,11 @@ class AutotunedKernel:
           grid: as of the call; pruning may look at it.
         """
         values, layout = self._values(args, kwargs)
-        decision = self._decide(grid, args, kwargs, layout, values, may_measure=False)
-        run = {**dict(zip(self.arg_names, args)), **kwargs, "grid": grid, "warmup": False}
+        call = Invocation(layout, values, grid, args, kwargs)
+        decision = self._decide(call, may_measure=False)
+        run = {**dict(zip(self.arg_names, args)), **call.run_kwargs()}
         return KernelExplanation(
-            key=self._key(layout, values),
+            key=self._key(call),
             decision=decision,
             kernel_sha256=self._identity().sha256,
             compiled=self._fast.where(layout, values, decision.config, run),
@@ -229,42 +230,33 @@ class AutotunedKernel:
         values, layout = self._values(args, kwargs)
         kinds = self._fast.kinds(layout, values)
         if kinds is None or self._fast.must_ask_triton():
-            return self._launch_by_triton(grid, args, kwargs, layout, values)
+            return self._launch_by_triton(Invocation(layout, values, grid, args, kwargs))
         plan = layout.plans.get(kinds[0])
         if plan is None or plan.generation != tuning.generation():
-            plan = self._plan(grid, args, kwargs, layout, values, kinds)
+            plan = self._plan(Invocation(layout, values, grid, args, kwargs), kinds)
         return plan(grid, kinds, values, args, kwargs)
 
-    def _plan(
-        self,
-        grid: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layout: Layout,
-        values: Sequence[Any],
-        kinds: Any,
-    ) -> Plan:
+    def _plan(self, call: Invocation, kinds: CallKinds) -> Plan:
         generation = tuning.generation()
-        decision = self._decide(grid, args, kwargs, layout, values)
+        decision = self._decide(call)
         self.best_config = decision.config
-        plan = layout.plans.get(kinds[0])
+        plans = call.layout.plans
+        plan = plans.get(kinds[0])
         if plan is None or plan.config is not decision.config:
-            plan = Plan(self._fast, layout, decision.config)
+            plan = Plan(self._fast, call.layout, decision.config)
         if not decision.is_provisional:
             plan.generation = generation
-            _put(layout.plans, kinds[0], plan)
+            _put(plans, kinds[0], plan)
         return plan
 
-    def _launch_by_triton(
-        self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layout: Layout, values: Sequence[Any]
-    ) -> Any:
-        config = self._decide(grid, args, kwargs, layout, values).config
+    def _launch_by_triton(self, call: Invocation) -> Any:
+        config = self._decide(call).config
         self.best_config = config
         options = config.all_kwargs()
         if config.pre_hook is not None:
-            named = dict(zip(self.arg_names, args))
-            config.pre_hook({**named, **kwargs, "grid": grid, "warmup": False, **options})
-        return self.fn.run(*args, grid=grid, warmup=False, **kwargs, **options)
+            named = dict(zip(self.arg_names, call.args))
+            config.pre_hook({**named, **call.run_kwargs(), **options})
+        return self.fn.run(*call.args, grid=call.grid, warmup=False, **call.kwargs, **options)
 
     def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Layout]:
         layout = self._layouts.get((len(args), *kwargs))
@@ -275,25 +267,16 @@ class AutotunedKernel:
             layout = self._layouts.setdefault((len(args), *kwargs), layout)
         return (*args, *kwargs.values()) if kwargs else args, layout
 
-    def _key(self, layout: Layout, values: Sequence[Any]) -> KernelKey:
-        return self._signature.key(self.op, layout.bound(values))
+    def _key(self, call: Invocation) -> KernelKey:
+        return self._signature.key(self.op, call.layout.bound(call.values))
 
     def _identity(self) -> Identity:
         if self._known_identity is None:
             self._known_identity = identity_of(self.fn)
         return self._known_identity
 
-    def _decide(
-        self,
-        grid: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        layout: Layout,
-        values: Sequence[Any],
-        *,
-        may_measure: bool = True,
-    ) -> KernelDecision:
-        key, ordinal = self._key(layout, values), _current_device()
+    def _decide(self, call: Invocation, *, may_measure: bool = True) -> KernelDecision:
+        key, ordinal = self._key(call), _current_device()
         place = key, ordinal, tuning.state()
         generation = tuning.generation()
         known, made_for = self._decisions.get(place, (None, -1))
@@ -301,22 +284,14 @@ class AutotunedKernel:
         is_measured = known and known.source == MEASURED and not tuning.wheel_only()
         if known and (is_measured or made_for == generation):
             return known
-        decision = self._decide_anew(key, ordinal, grid, args, kwargs, may_measure)
+        decision = self._decide_anew(call, key, ordinal, may_measure)
         if may_measure and not decision.is_provisional:
             _put(self._decisions, place, (decision, generation))
         return decision
 
-    def _decide_anew(
-        self,
-        key: KernelKey,
-        ordinal: int | None,
-        grid: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        may_measure: bool,
-    ) -> KernelDecision:
+    def _decide_anew(self, call: Invocation, key: KernelKey, ordinal: int | None, may_measure: bool) -> KernelDecision:
+        args, run_kwargs = call.args, call.run_kwargs()
         named = dict(zip(self.arg_names, args))
-        run_kwargs = {**kwargs, "grid": grid, "warmup": False}
         configs = self.configs
         if len(configs) > 1:
             configs = self._pruning(configs, named, run_kwargs)

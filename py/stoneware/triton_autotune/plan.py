@@ -234,7 +234,7 @@ class Plan:
                 _check_global(name, value, scope)
         extents = grid
         if callable(grid):
-            extents = grid(self._bound(values) if arguments is None else arguments)
+            extents = grid(self._layout.bound(values, self._fixed) if arguments is None else arguments)
         num_axes = len(extents)
         x = extents[0]
         y = extents[1] if num_axes > 1 else 1
@@ -249,14 +249,6 @@ class Plan:
             return kernel
         return self._by_triton((x, y, z), args, kwargs)
 
-    def _bound(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The value of each parameter: of the call, its defaults and the config."""
-        bound = dict(zip(self._layout.names, values))
-        for name in self._layout.options:
-            del bound[name]
-        bound.update(self._fixed)
-        return bound
-
     def arguments(
         self, values: Sequence[Any], run: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]:
@@ -267,7 +259,7 @@ class Plan:
           run: what Triton's `run` of the decorator would get: positional arguments by name,
             keywords, grid and warmup; heuristics see it.
         """
-        arguments, options = self._bound(values), dict(self._config_options)
+        arguments, options = self._layout.bound(values, self._fixed), dict(self._config_options)
         if self._layout.options:
             passed = dict(zip(self._layout.names, values))
             options.update((name, passed[name]) for name in self._layout.options)
