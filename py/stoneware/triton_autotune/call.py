@@ -34,12 +34,12 @@ class Layout:
     is_valued: tuple[bool, ...]
     plans: dict[Any, Any] = field(default_factory=dict)
 
-    def bound(self, values: Sequence[Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The value of each parameter that is passed, or is in `fixed` (None: the defaults)."""
+    def bound(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The value of each parameter that is passed, or has a default."""
         bound = dict(zip(self.names, values))
         for name in self.options:
             del bound[name]
-        bound.update(self.defaults if fixed is None else fixed)
+        bound.update(self.defaults)
         return bound
 
 

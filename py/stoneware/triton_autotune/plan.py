@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stoneware.triton_autotune import cache, launch
@@ -200,12 +201,13 @@ class Plan:
 
     def __init__(self, fast: FastPath, layout: Layout, config: Any) -> None:
         self.config, self.generation = config, -1
-        self._fast, self._layout = fast, layout
+        self._fast = fast
         self._config_kwargs = config.all_kwargs()
-        self._fixed = dict(layout.defaults)
+        fixed = dict(layout.defaults)
         self._config_options: dict[str, Any] = {}
         for name, value in self._config_kwargs.items():
-            (self._fixed if name in fast.parameters else self._config_options)[name] = value
+            (fixed if name in fast.parameters else self._config_options)[name] = value
+        self._layout = replace(layout, defaults=fixed)  # what the config gives needs no other handling
         self._globals = fast.identity().global_values
         self._variants: dict[tuple[Any, ...], Variant | None] = {}
         self._lean: Variant | None = None  # the only one, where nothing is asked before a launch
@@ -234,7 +236,7 @@ class Plan:
                 _check_global(name, value, scope)
         extents = grid
         if callable(grid):
-            extents = grid(self._layout.bound(values, self._fixed) if arguments is None else arguments)
+            extents = grid(self._layout.bound(values) if arguments is None else arguments)
         num_axes = len(extents)
         x = extents[0]
         y = extents[1] if num_axes > 1 else 1
@@ -259,7 +261,7 @@ class Plan:
           run: what Triton's `run` of the decorator would get: positional arguments by name,
             keywords, grid and warmup; heuristics see it.
         """
-        arguments, options = self._layout.bound(values, self._fixed), dict(self._config_options)
+        arguments, options = self._layout.bound(values), dict(self._config_options)
         if self._layout.options:
             passed = dict(zip(self._layout.names, values))
             options.update((name, passed[name]) for name in self._layout.options)
