@@ -17,13 +17,6 @@ using namespace nb::literals;
 namespace stoneware::call {
 namespace {
 
-Reference Of(nb::handle object) { return Reference::Borrowed(object.ptr()); }
-
-// nullptr for None.
-Reference OptionalOf(nb::handle object) {
-  return object.is_none() ? Reference() : Reference::Borrowed(object.ptr());
-}
-
 // An attribute of torch's that must be a built-in function without arguments.
 NativeFunction FunctionOf(nb::handle owner, const char* name) {
   NativeFunction function(nb::object(owner.attr(name)).ptr());
@@ -86,11 +79,11 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   }
   const nb::object native = torch.attr("_C");
   TorchFunctions functions;
-  functions.tensor = Of(tensor);
-  functions.parameter = Of(torch.attr("nn").attr("Parameter"));
+  functions.tensor = tensor;
+  functions.parameter = torch.attr("nn").attr("Parameter");
   functions.is_grad_enabled = FunctionOf(native, "is_grad_enabled");
-  functions.requires_grad = Of(tensor.attr("requires_grad"));
-  if (PyType_GetSlot(Py_TYPE(functions.requires_grad.get()), Py_tp_descr_get) == nullptr) {
+  functions.requires_grad = tensor.attr("requires_grad");
+  if (PyType_GetSlot(Py_TYPE(functions.requires_grad.ptr()), Py_tp_descr_get) == nullptr) {
     throw nb::attribute_error(
         "torch.Tensor.requires_grad must be a descriptor, as that of torch "
         "2.10 and later is, but has no __get__; install another torch");
@@ -98,17 +91,17 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.is_neg = FunctionOf(tensor(), "is_neg");
   functions.num_dispatch_modes = FunctionOf(native, "_len_torch_dispatch_stack");
   functions.num_function_modes = FunctionOf(native, "_len_torch_function_stack");
-  functions.empty = Of(torch.attr("empty"));
+  functions.empty = torch.attr("empty");
   // What torch.compile's generated code allocates with: no parsing of arguments, no dispatcher.
   const nb::object guards =
       nb::getattr(nb::getattr(native, "_dynamo", nb::none()), "guards", nb::none());
-  functions.empty_strided_cpu = OptionalOf(nb::getattr(guards, "_empty_strided_cpu", nb::none()));
-  functions.empty_strided_cuda = OptionalOf(nb::getattr(guards, "_empty_strided_cuda", nb::none()));
+  functions.empty_strided_cpu = nb::getattr(guards, "_empty_strided_cpu", nb::handle());
+  functions.empty_strided_cuda = nb::getattr(guards, "_empty_strided_cuda", nb::handle());
   functions.current_cuda_device =
       NativeFunction(nb::object(nb::getattr(native, "_cuda_getDevice", nb::none())).ptr());
-  functions.forward_ad = Of(torch.attr("autograd").attr("forward_ad").attr("__dict__"));
-  new (self) FastCall(std::move(signature), std::move(functions), *api, Of(make), Of(slow),
-                      Of(state), Of(epoch), Of(workspace), max_plans);
+  functions.forward_ad = torch.attr("autograd").attr("forward_ad").attr("__dict__");
+  new (self) FastCall(std::move(signature), std::move(functions), *api, make, slow, state, epoch,
+                      workspace, max_plans);
 }
 
 template <PyObject* (FastCall::*method)(PyObject* const*, Py_ssize_t)>
@@ -138,7 +131,7 @@ nb::object Bound(PyMethodDef* definition, nb::handle self) {
   return nb::steal(PyCFunction_NewEx(definition, self.ptr(), nullptr));
 }
 
-// Py_VISIT wants the name `arg`.
+// Py_VISIT takes the name `arg`.
 int Traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
   return nb::inst_ready(self) ? nb::inst_ptr<FastCall>(self)->Traverse(visit, arg) : 0;
@@ -181,7 +174,7 @@ NB_MODULE(_call, m) {
            "  aligned: positions of the tensors whose plan depends on whether their address is a\n"
            "    multiple of 16 bytes.\n"
            "  plan_order: positions of the tensors in the order of a plan's arguments.\n"
-           "  max_plans: how many are kept; the oldest go.\n\n"
+           "  max_plans: how many the table holds; a full one is emptied.\n\n"
            "Raises:\n"
            "  AttributeError: this torch lacks what is needed.\n"
            "  ValueError: a position or a number is out of range.")

@@ -1,6 +1,7 @@
 #include "cc/call/fast_call.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace stoneware::call {
 namespace {
@@ -12,12 +13,12 @@ std::uint64_t Word(const void* pointer) { return reinterpret_cast<std::uintptr_t
 
 // Of a function that returns an int; -1 with an exception.
 long CallForInt(const NativeFunction& function) {
-  const Reference number = function();
-  return number ? PyLong_AsLong(number.get()) : -1;
+  const nb::object number = function();
+  return number ? PyLong_AsLong(number.ptr()) : -1;
 }
 
 // 1, 0, or -1 with an exception, of a new reference or nullptr with an exception.
-int IsTrue(Reference answer) { return answer ? PyObject_IsTrue(answer.get()) : -1; }
+int IsTrue(nb::object answer) { return answer ? PyObject_IsTrue(answer.ptr()) : -1; }
 
 }  // namespace
 
@@ -37,19 +38,9 @@ std::uint64_t FastCall::Key::Hash() const {
   return hash ^ hash >> 32;
 }
 
-void FastCall::Taken::Take(const Entry& entry) {
-  plan = Reference::Borrowed(entry.plan.get());
-  capsule = Reference::Borrowed(entry.capsule.get());
-  launch = entry.launch;
-  allocation.shape = Reference::Borrowed(entry.allocation.shape.get());
-  allocation.strides = Reference::Borrowed(entry.allocation.strides.get());
-  allocation.dtype = Reference::Borrowed(entry.allocation.dtype.get());
-  allocation.device = Reference::Borrowed(entry.allocation.device.get());
-}
-
 FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api,
-                   Reference make, Reference slow, Reference state, Reference epoch,
-                   Reference workspace, std::size_t max_plans)
+                   nb::object make, nb::object slow, nb::object state, nb::object epoch,
+                   nb::object workspace, std::size_t max_plans)
     : signature_(std::move(signature)),
       torch_(std::move(torch)),
       api_(api),
@@ -59,10 +50,10 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       epoch_(std::move(epoch)),
       workspace_(std::move(workspace)),
       get_requires_grad_(reinterpret_cast<descrgetfunc>(
-          PyType_GetSlot(Py_TYPE(torch_.requires_grad.get()), Py_tp_descr_get))),
-      current_level_(Reference::Stolen(PyUnicode_InternFromString("_current_level"))),
+          PyType_GetSlot(Py_TYPE(torch_.requires_grad.ptr()), Py_tp_descr_get))),
+      current_level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
       max_plans_(max_plans),
-      objects_(Reference::Stolen(PyDict_New())) {}
+      objects_(nb::steal(PyDict_New())) {}
 
 PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
   if (!CheckNumber(num_arguments)) return nullptr;
@@ -72,29 +63,25 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
     // What could not be read says so in `slow`, in words of ours.
     PyErr_Clear();
     ++num_slow_;
-    return PyObject_Vectorcall(slow_.get(), arguments, static_cast<std::size_t>(num_arguments),
+    return PyObject_Vectorcall(slow_.ptr(), arguments, static_cast<std::size_t>(num_arguments),
                                nullptr);
   }
-  Taken taken;
-  if (!TakePlan(arguments, &key, &taken)) return nullptr;
-  num_hits_ += !taken.is_new;
-  return Run(taken, arguments, views.data());
+  bool is_known = false;
+  const SharedMade made = FindOrMake(arguments, &key, &is_known);
+  if (made == nullptr) return nullptr;
+  num_hits_ += is_known;
+  return Run(*made, arguments, views.data());
 }
 
 PyObject* FastCall::Plan(PyObject* const* arguments, Py_ssize_t num_arguments) {
   if (!CheckNumber(num_arguments)) return nullptr;
   std::array<TensorView, kMaxTensors> views;
   Key key;
-  Taken taken;
-  bool has_plan;
-  if (Read(arguments, views.data(), &key)) {
-    has_plan = TakePlan(arguments, &key, &taken);
-  } else {
-    PyErr_Clear();
-    bool is_kept;
-    has_plan = Make(arguments, &taken, &is_kept);
-  }
-  return has_plan ? taken.plan.Release() : nullptr;
+  bool is_known = false;
+  const bool is_read = Read(arguments, views.data(), &key);
+  if (!is_read) PyErr_Clear();
+  const SharedMade made = is_read ? FindOrMake(arguments, &key, &is_known) : Make(arguments);
+  return made == nullptr ? nullptr : nb::object(made->plan).release().ptr();
 }
 
 bool FastCall::CheckNumber(Py_ssize_t num_arguments) const {
@@ -142,7 +129,7 @@ bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) co
     PyObject* tensor = arguments[i];
     if (tensor == Py_None) continue;
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-    if (type != torch_.tensor.get() && type != torch_.parameter.get()) return true;
+    if (type != torch_.tensor.ptr() && type != torch_.parameter.ptr()) return true;
     // Memory of a negated view holds the negative of its elements, which neither its strides nor
     // DLPack tell. torch negates no fp8, so nothing could read such a view of it.
     if (!views[i].dtype.is_fp8() && IsTrue(torch_.is_neg.Of(tensor)) != 0) return true;
@@ -158,9 +145,8 @@ bool FastCall::NeedsGradient(PyObject* const* arguments, const TensorView* views
     // Past the look-up of the attribute: Parameter has torch.Tensor's, and Read() lets no other
     // subclass through.
     PyObject* tensor = arguments[i];
-    if (IsTrue(Reference::Stolen(get_requires_grad_(
-            torch_.requires_grad.get(), tensor, reinterpret_cast<PyObject*>(Py_TYPE(tensor))))) !=
-        0) {
+    if (IsTrue(nb::steal(get_requires_grad_(torch_.requires_grad.ptr(), tensor,
+                                            reinterpret_cast<PyObject*>(Py_TYPE(tensor))))) != 0) {
       return true;
     }
   }
@@ -168,191 +154,140 @@ bool FastCall::NeedsGradient(PyObject* const* arguments, const TensorView* views
 }
 
 bool FastCall::IsInDualLevel() const {
-  PyObject* level = PyDict_GetItemWithError(torch_.forward_ad.get(), current_level_.get());
+  PyObject* level = PyDict_GetItemWithError(torch_.forward_ad.ptr(), current_level_.ptr());
   // What cannot be read is for `slow`, which asks torch in another way.
   return level == nullptr || PyLong_AsLong(level) != -1 || PyErr_Occurred() != nullptr;
 }
 
-bool FastCall::TakePlan(PyObject* const* arguments, Key* key, Taken* taken) {
-  const unsigned long long epoch = PyLong_AsUnsignedLongLong(PyList_GetItem(epoch_.get(), 0));
-  if (PyErr_Occurred() != nullptr) return false;
+FastCall::SharedMade FastCall::FindOrMake(PyObject* const* arguments, Key* key, bool* is_known) {
+  const unsigned long long epoch = PyLong_AsUnsignedLongLong(PyList_GetItem(epoch_.ptr(), 0));
+  if (PyErr_Occurred() != nullptr) return nullptr;
   key->Add(epoch);
   // Kept until the end of the look-up: its address is part of the key.
-  const Reference state = Reference::Stolen(PyObject_CallNoArgs(state_.get()));
-  if (!state) return false;
+  const nb::object state = nb::steal(PyObject_CallNoArgs(state_.ptr()));
+  if (!state) return nullptr;
   key->first_object = key->size;
   for (int i = 0; i < signature_.num_objects; ++i) {
     key->Add(Word(arguments[signature_.num_tensors + i]));
   }
-  key->Add(Word(state.get()));
+  key->Add(Word(state.ptr()));
 
-  const Entry* entry = Find(*key);
+  SharedMade made = Find(*key);
   bool has_key = true;
-  if (entry == nullptr) {
-    // An object may be equal to one that is known without being it.
-    has_key = MakeCanonical(arguments, state.get(), key, /*adds=*/false);
-    if (has_key) entry = Find(*key);
+  if (made == nullptr) {
+    // An object may be equal to a known one without being it. Comparing objects may run Python, in
+    // which another thread may clear the table.
+    const nb::object objects = objects_;
+    has_key = MakeCanonical(arguments, state.ptr(), objects.ptr(), /*adds=*/false, key);
+    if (has_key) made = Find(*key);
     PyErr_Clear();  // an object that cannot be hashed; the checks say which
   }
-  if (entry != nullptr) {
-    taken->Take(*entry);
-    return true;
+  *is_known = made != nullptr;
+  if (*is_known) return made;
+
+  made = Make(arguments);
+  if (made == nullptr || !made->is_kept || !has_key) return made;
+  if (entries_.size() >= max_plans_) Clear();
+  const nb::object objects = objects_;
+  if (!MakeCanonical(arguments, state.ptr(), objects.ptr(), /*adds=*/true, key)) return nullptr;
+  // Not if another thread was faster, or has cleared the table and with it the key's objects.
+  if (objects.is(objects_) && Find(*key) == nullptr) {
+    entries_.emplace(key->Hash(),
+                     Entry{{key->words.begin(), key->words.begin() + key->size}, made});
   }
-  bool is_kept;
-  if (!Make(arguments, taken, &is_kept)) return false;
-  if (is_kept && has_key) {
-    if (!MakeCanonical(arguments, state.get(), key, /*adds=*/true)) return false;
-    Insert(*key, *taken);
-  }
-  return true;
+  return made;
 }
 
-const FastCall::Entry* FastCall::Find(const Key& key) const {
+FastCall::SharedMade FastCall::Find(const Key& key) const {
   const auto [first, last] = entries_.equal_range(key.Hash());
   for (auto found = first; found != last; ++found) {
     const std::vector<std::uint64_t>& words = found->second.words;
     if (words.size() == static_cast<std::size_t>(key.size) &&
         std::equal(words.begin(), words.end(), key.words.begin())) {
-      return &found->second;
+      return found->second.made;
     }
   }
   return nullptr;
 }
 
-bool FastCall::MakeCanonical(PyObject* const* arguments, PyObject* state, Key* key, bool adds) {
-  // Comparing objects may run Python, in which another thread may clear the table.
-  const Reference objects = Reference::Borrowed(objects_.get());
+bool FastCall::MakeCanonical(PyObject* const* arguments, PyObject* state, PyObject* objects,
+                             bool adds, Key* key) const {
   for (int i = 0; i <= signature_.num_objects; ++i) {
     PyObject* object = i < signature_.num_objects ? arguments[signature_.num_tensors + i] : state;
-    PyObject* known = PyDict_GetItemWithError(objects.get(), object);
+    PyObject* known = PyDict_GetItemWithError(objects, object);
     if (known == nullptr && PyErr_Occurred()) return false;
-    if (known == nullptr && adds && PyDict_SetItem(objects.get(), object, object) != 0) {
-      return false;
-    }
+    if (known == nullptr && adds && PyDict_SetItem(objects, object, object) != 0) return false;
     key->words[key->first_object + i] = Word(known != nullptr ? known : object);
   }
   return true;
 }
 
-bool FastCall::Make(PyObject* const* arguments, Taken* taken, bool* is_kept) {
+FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
   ++num_made_;
-  taken->is_new = true;
-  const Reference made = Reference::Stolen(PyObject_Vectorcall(
-      make_.get(), arguments,
+  const nb::object returned = nb::steal(PyObject_Vectorcall(
+      make_.ptr(), arguments,
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));
-  if (!made) return false;
-  if (!PyTuple_Check(made.get()) || PyTuple_Size(made.get()) != 6) {
+  if (!returned) return nullptr;
+  if (!PyTuple_Check(returned.ptr()) || PyTuple_Size(returned.ptr()) != 6) {
     PyErr_SetString(PyExc_TypeError,
                     "make must return (plan, is_kept, shape, strides, dtype, device)");
-    return false;
+    return nullptr;
   }
-  const auto item = [&](Py_ssize_t i) {
-    return Reference::Borrowed(PyTuple_GetItem(made.get(), i));
-  };
-  taken->plan = item(0);
-  taken->allocation = {item(2), item(3), item(4), item(5)};
-  taken->capsule =
-      Reference::Stolen(PyObject_GetAttrString(taken->plan.get(), kNativeLaunchAttribute));
-  if (taken->capsule.get() == Py_None) {
-    taken->capsule = Reference();
-  } else if (taken->capsule) {
-    taken->launch = static_cast<const NativeLaunch*>(
-        PyCapsule_GetPointer(taken->capsule.get(), kNativeLaunchCapsule));
-    if (taken->launch == nullptr) return false;
-    if (taken->launch->num_tensors != signature_.plan_order.size()) {
+  const auto item = [&](Py_ssize_t i) { return nb::borrow(PyTuple_GetItem(returned.ptr(), i)); };
+  Made made;
+  made.plan = item(0);
+  made.shape = item(2);
+  made.strides = item(3);
+  made.dtype = item(4);
+  made.device = item(5);
+  const int is_kept = PyObject_IsTrue(item(1).ptr());
+  if (is_kept < 0) return nullptr;
+  made.is_kept = is_kept > 0;
+  made.capsule = nb::steal(PyObject_GetAttrString(made.plan.ptr(), kNativeLaunchAttribute));
+  if (!made.capsule) {
+    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
+    PyErr_Clear();  // a plan in Python
+  } else if (!made.capsule.is_none()) {
+    made.launch = static_cast<const NativeLaunch*>(
+        PyCapsule_GetPointer(made.capsule.ptr(), kNativeLaunchCapsule));
+    if (made.launch == nullptr) return nullptr;
+    if (made.launch->num_tensors != signature_.plan_order.size()) {
       PyErr_Format(PyExc_TypeError,
                    "a plan of this op must take %zu tensors, but its native launch takes %u",
-                   signature_.plan_order.size(), taken->launch->num_tensors);
-      return false;
+                   signature_.plan_order.size(), made.launch->num_tensors);
+      return nullptr;
     }
-  } else if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
-    PyErr_Clear();  // a plan in Python
-  } else {
-    return false;
   }
-  const int kept = PyObject_IsTrue(PyTuple_GetItem(made.get(), 1));
-  *is_kept = kept > 0;
-  return kept >= 0;
-}
-
-void FastCall::Insert(const Key& key, const Taken& taken) {
-  if (Find(key) != nullptr) return;  // another thread was faster
-  Entry entry;
-  entry.words.assign(key.words.begin(), key.words.begin() + key.size);
-  entry.hash = key.Hash();
-  entry.number = num_entered_++;
-  entry.plan = Reference::Borrowed(taken.plan.get());
-  entry.capsule = Reference::Borrowed(taken.capsule.get());
-  entry.launch = taken.launch;
-  entry.allocation = {Reference::Borrowed(taken.allocation.shape.get()),
-                      Reference::Borrowed(taken.allocation.strides.get()),
-                      Reference::Borrowed(taken.allocation.dtype.get()),
-                      Reference::Borrowed(taken.allocation.device.get())};
-  for (int i = key.first_object; i < key.size; ++i) {
-    auto* object = reinterpret_cast<PyObject*>(key.words[i]);
-    entry.objects.push_back(Reference::Borrowed(object));
-    ++num_uses_[object];
-  }
-  oldest_.emplace_back(entry.hash, entry.number);
-  entries_.emplace(entry.hash, std::move(entry));
-
-  // Ended last, when the table is whole again: the end of a plan may run Python, and so may the
-  // comparison of objects.
-  std::vector<Entry> gone;
-  std::vector<PyObject*> unused;
-  while (entries_.size() > max_plans_) Evict(&gone, &unused);
-  for (PyObject* object : unused) {
-    if (PyDict_DelItem(objects_.get(), object) != 0) PyErr_Clear();
-  }
-}
-
-void FastCall::Evict(std::vector<Entry>* entries, std::vector<PyObject*>* objects) {
-  const auto [hash, number] = oldest_.front();
-  oldest_.pop_front();
-  const auto [first, last] = entries_.equal_range(hash);
-  for (auto found = first; found != last; ++found) {
-    if (found->second.number != number) continue;
-    for (const Reference& object : found->second.objects) {
-      const auto uses = num_uses_.find(object.get());
-      if (--uses->second != 0) continue;
-      num_uses_.erase(uses);
-      objects->push_back(object.get());  // lives as long as the entry
-    }
-    entries->push_back(std::move(found->second));
-    entries_.erase(found);
-    return;
-  }
+  return std::make_shared<const Made>(std::move(made));
 }
 
 void FastCall::Clear() {
   // Taken out first: the end of a plan may run Python.
   std::unordered_multimap<std::uint64_t, Entry> entries;
   entries.swap(entries_);
-  oldest_.clear();
-  num_uses_.clear();
-  Reference objects = Reference::Stolen(PyDict_New());
+  nb::object objects = nb::steal(PyDict_New());
   std::swap(objects, objects_);
 }
 
-PyObject* FastCall::Run(const Taken& taken, PyObject* const* arguments, TensorView* views) {
+PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView* views) {
   const int out_idx = signature_.out;
-  Reference out = Reference::Borrowed(arguments[out_idx]);
+  nb::object out = nb::borrow(arguments[out_idx]);
   TensorView* out_view = &views[out_idx];
   if (arguments[out_idx] == Py_None) {
     // The first tensor, which is never optional, says where.
-    out = Allocate(taken.allocation, views[0].device, out_view);
+    out = Allocate(made, views[0].device, out_view);
     if (!out) return nullptr;
   }
   const int num_tensors = static_cast<int>(signature_.plan_order.size());
-  if (taken.launch == nullptr) {
+  if (made.launch == nullptr) {
     std::array<PyObject*, kMaxTensors> tensors;
     for (int i = 0; i < num_tensors; ++i) {
       const int position = signature_.plan_order[i];
-      tensors[i] = position == out_idx ? out.get() : arguments[position];
+      tensors[i] = position == out_idx ? out.ptr() : arguments[position];
     }
-    const Reference nothing = Reference::Stolen(PyObject_Vectorcall(
-        taken.plan.get(), tensors.data(), static_cast<std::size_t>(num_tensors), nullptr));
-    return nothing ? out.Release() : nullptr;
+    const nb::object nothing = nb::steal(PyObject_Vectorcall(
+        made.plan.ptr(), tensors.data(), static_cast<std::size_t>(num_tensors), nullptr));
+    return nothing ? out.release().ptr() : nullptr;
   }
   void* stream = nullptr;
   const TensorDevice& device = views[0].device;
@@ -363,67 +298,59 @@ PyObject* FastCall::Run(const Taken& taken, PyObject* const* arguments, TensorVi
     const bool is_absent = position != out_idx && arguments[position] == Py_None;
     addresses[i] = is_absent ? nullptr : views[position].address();
   }
-  Reference workspace;  // until it is queued; then the allocator reuses it in the stream's order
+  nb::object workspace;  // until it is queued; then the allocator reuses it in the stream's order
   TensorView workspace_view{};
-  if (taken.launch->workspace_bytes != 0) {
-    workspace = Reference::Stolen(PyObject_CallFunction(
-        workspace_.get(), "KO", static_cast<unsigned long long>(taken.launch->workspace_bytes),
+  if (made.launch->workspace_bytes != 0) {
+    workspace = nb::steal(PyObject_CallFunction(
+        workspace_.ptr(), "KO", static_cast<unsigned long long>(made.launch->workspace_bytes),
         arguments[0]));
-    if (!workspace || api_.view_from_py_object(workspace.get(), &workspace_view) != 0) {
+    if (!workspace || api_.view_from_py_object(workspace.ptr(), &workspace_view) != 0) {
       return nullptr;
     }
   }
   const int result =
-      taken.launch->launch(taken.launch, addresses.data(), workspace_view.data, stream);
-  return result == 0 ? out.Release() : nullptr;
+      made.launch->launch(made.launch, addresses.data(), workspace_view.data, stream);
+  return result == 0 ? out.release().ptr() : nullptr;
 }
 
-Reference FastCall::Allocate(const Allocation& allocation, const TensorDevice& device,
-                             TensorView* view) {
-  PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.get() : nullptr;
+nb::object FastCall::Allocate(const Made& made, const TensorDevice& device, TensorView* view) {
+  PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.ptr() : nullptr;
   if (device.type == kCuda && torch_.current_cuda_device) {
     // It allocates on the current device, where nothing of this call may lie.
     const long current = CallForInt(torch_.current_cuda_device);
-    if (current < 0) return Reference();
-    if (current == device.id) empty_strided = torch_.empty_strided_cuda.get();
+    if (current < 0) return {};
+    if (current == device.id) empty_strided = torch_.empty_strided_cuda.ptr();
   }
   const long num_modes = CallForInt(torch_.num_function_modes);
-  if (num_modes < 0) return Reference();
+  if (num_modes < 0) return {};
   // A torch function mode expects to see torch.empty.
   if (empty_strided != nullptr && num_modes == 0) {
-    PyObject* const arguments[] = {allocation.shape.get(), allocation.strides.get(),
-                                   allocation.dtype.get()};
-    Reference out = Reference::Stolen(PyObject_Vectorcall(empty_strided, arguments, 3, nullptr));
-    if (!out || api_.view_from_py_object(out.get(), view) != 0) return Reference();
+    PyObject* const arguments[] = {made.shape.ptr(), made.strides.ptr(), made.dtype.ptr()};
+    nb::object out = nb::steal(PyObject_Vectorcall(empty_strided, arguments, 3, nullptr));
+    if (!out || api_.view_from_py_object(out.ptr(), view) != 0) return {};
     return out;
   }
-  const Reference keywords = Reference::Stolen(Py_BuildValue("(ss)", "dtype", "device"));
-  if (!keywords) return Reference();
-  PyObject* const arguments[] = {allocation.shape.get(), allocation.dtype.get(),
-                                 allocation.device.get()};
-  Reference out =
-      Reference::Stolen(PyObject_Vectorcall(torch_.empty.get(), arguments, 1, keywords.get()));
-  if (!out || api_.view_from_py_object(out.get(), view) != 0) return Reference();
+  const nb::object keywords = nb::steal(Py_BuildValue("(ss)", "dtype", "device"));
+  if (!keywords) return {};
+  PyObject* const arguments[] = {made.shape.ptr(), made.dtype.ptr(), made.device.ptr()};
+  nb::object out = nb::steal(PyObject_Vectorcall(torch_.empty.ptr(), arguments, 1, keywords.ptr()));
+  if (!out || api_.view_from_py_object(out.ptr(), view) != 0) return {};
   return out;
 }
 
-int FastCall::Traverse(visitproc visit, void* argument) const {
-  for (const Reference* reference :
+// Py_VISIT takes the name `arg`.
+int FastCall::Traverse(visitproc visit, void* arg) const {
+  for (const nb::object* object :
        {&torch_.tensor, &torch_.parameter, &torch_.requires_grad, &torch_.empty,
         &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &torch_.forward_ad, &make_, &slow_,
         &state_, &epoch_, &workspace_, &objects_}) {
-    if (!*reference) continue;
-    if (const int stop = visit(reference->get(), argument)) return stop;
+    Py_VISIT(object->ptr());
   }
   for (const auto& [hash, entry] : entries_) {
-    for (const Reference* reference :
-         {&entry.plan, &entry.capsule, &entry.allocation.shape, &entry.allocation.strides,
-          &entry.allocation.dtype, &entry.allocation.device}) {
-      if (!*reference) continue;
-      if (const int stop = visit(reference->get(), argument)) return stop;
-    }
-    for (const Reference& object : entry.objects) {
-      if (const int stop = visit(object.get(), argument)) return stop;
+    const Made& made = *entry.made;
+    for (const nb::object* object :
+         {&made.plan, &made.capsule, &made.shape, &made.strides, &made.dtype, &made.device}) {
+      Py_VISIT(object->ptr());
     }
   }
   return 0;

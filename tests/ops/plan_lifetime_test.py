@@ -76,7 +76,7 @@ def test_plan_may_forget_itself_while_it_runs(plans, monkeypatch):
         assert call(x).eq(7).all()
 
 
-def test_objects_go_with_the_last_plan_that_has_them(monkeypatch):
+def test_objects_go_with_the_plans_that_have_them(monkeypatch):
     class Config2(Config):
         def __eq__(self, other):
             return self is other
@@ -100,7 +100,7 @@ def test_objects_go_with_the_last_plan_that_has_them(monkeypatch):
     assert counts(plans) == (8, 8, 0)
 
 
-def test_the_oldest_plans_go(monkeypatch):
+def test_a_full_table_starts_anew(monkeypatch):
     monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
     plans = type(api._PLANS)()
     monkeypatch.setattr(api, "_PLANS", plans)

@@ -39,7 +39,7 @@ _no_torch_dispatch = torch.Tensor.__torch_dispatch__
 
 
 class OpPlans:
-    """The calls of an op, and their plans; the oldest go when there are too many.
+    """The calls of an op, and their plans; a full table of plans is emptied.
 
     A plan's key also has `tuning.state()` and the epoch, on which the plan depends too.
 
