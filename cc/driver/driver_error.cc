@@ -26,8 +26,10 @@ constexpr const char* kMps = "the MPS service refused or failed; check nvidia-cu
 constexpr const char* kCapture =
     "the call does not fit the CUDA graph capture in progress; run the same shapes once before "
     "the capture, and capture from one thread";
-constexpr const char* kReportBug =
-    "no call of this package should meet this result; report it as a bug with this message";
+constexpr const char* kNoAdvice =
+    "this package knows no remedy; look the name up in NVIDIA's documentation of CUresult, and "
+    "report "
+    "it as a bug with this message";
 
 struct KnownResult {
   CUresult code;
@@ -35,7 +37,7 @@ struct KnownResult {
   const char* advice;
 };
 
-// Every CUresult of CUDA 13.0's cuda.h, in its order.
+// The results that a call of this package may meet, in the order of cuda.h.
 #define RESULT(code, advice) {code, #code, advice}
 constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_INVALID_VALUE,
@@ -48,10 +50,6 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_DEINITIALIZED,
            "the driver is shutting down; do not launch from an atexit handler or a destructor that "
            "runs at exit"),
-    RESULT(CUDA_ERROR_PROFILER_DISABLED, kReportBug),
-    RESULT(CUDA_ERROR_PROFILER_NOT_INITIALIZED, kReportBug),
-    RESULT(CUDA_ERROR_PROFILER_ALREADY_STARTED, kReportBug),
-    RESULT(CUDA_ERROR_PROFILER_ALREADY_STOPPED, kReportBug),
     RESULT(CUDA_ERROR_STUB_LIBRARY,
            "libcuda.so.1 is the toolkit's stub, not a driver; take the stubs folder off "
            "LD_LIBRARY_PATH"),
@@ -74,32 +72,19 @@ constexpr KnownResult kKnownResults[] = {
            "driver; reinstall the package, or update the NVIDIA driver"),
     RESULT(CUDA_ERROR_INVALID_CONTEXT, kContextLost),
     RESULT(CUDA_ERROR_CONTEXT_ALREADY_CURRENT, kContextLost),
-    RESULT(CUDA_ERROR_MAP_FAILED, kReportBug),
-    RESULT(CUDA_ERROR_UNMAP_FAILED, kReportBug),
-    RESULT(CUDA_ERROR_ARRAY_IS_MAPPED, kReportBug),
-    RESULT(CUDA_ERROR_ALREADY_MAPPED, kReportBug),
     RESULT(
         CUDA_ERROR_NO_BINARY_FOR_GPU,
         "the cubin does not fit this GPU; use a package built for its architecture (build setting "
         "cuda_archs), or another backend"),
-    RESULT(CUDA_ERROR_ALREADY_ACQUIRED, kReportBug),
-    RESULT(CUDA_ERROR_NOT_MAPPED, kReportBug),
-    RESULT(CUDA_ERROR_NOT_MAPPED_AS_ARRAY, kReportBug),
-    RESULT(CUDA_ERROR_NOT_MAPPED_AS_POINTER, kReportBug),
     RESULT(CUDA_ERROR_ECC_UNCORRECTABLE, kHardware),
-    RESULT(CUDA_ERROR_UNSUPPORTED_LIMIT, kReportBug),
     RESULT(CUDA_ERROR_CONTEXT_ALREADY_IN_USE, kContextLost),
-    RESULT(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, kReportBug),
     RESULT(CUDA_ERROR_INVALID_PTX, kUpdateDriver),
-    RESULT(CUDA_ERROR_INVALID_GRAPHICS_CONTEXT, kReportBug),
     RESULT(CUDA_ERROR_NVLINK_UNCORRECTABLE, kHardware),
     RESULT(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, kUpdateDriver),
     RESULT(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, kUpdateDriver),
     RESULT(CUDA_ERROR_JIT_COMPILATION_DISABLED, kUpdateDriver),
-    RESULT(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY, kReportBug),
     RESULT(CUDA_ERROR_UNSUPPORTED_DEVSIDE_SYNC, kUpdateDriver),
     RESULT(CUDA_ERROR_CONTAINED, kContextDead),
-    RESULT(CUDA_ERROR_INVALID_SOURCE, kReportBug),
     RESULT(CUDA_ERROR_FILE_NOT_FOUND, kReinstallDriver),
     RESULT(CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND, kReinstallDriver),
     RESULT(CUDA_ERROR_SHARED_OBJECT_INIT_FAILED, kReinstallDriver),
@@ -110,8 +95,6 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_INVALID_HANDLE,
            "a stream, function or context is not alive in this context; pass a stream of the same "
            "device, and do not use it after its device was reset"),
-    RESULT(CUDA_ERROR_ILLEGAL_STATE, kReportBug),
-    RESULT(CUDA_ERROR_LOSSY_QUERY, kReportBug),
     RESULT(CUDA_ERROR_NOT_FOUND,
            "the driver knows no such name; the cubin or the driver is not the one this package was "
            "built with: reinstall the package"),
@@ -124,14 +107,9 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(CUDA_ERROR_LAUNCH_TIMEOUT,
            "a kernel ran longer than the display's time limit; use a GPU without a display"),
     RESULT(CUDA_ERROR_LAUNCH_INCOMPATIBLE_TEXTURING, kContextDead),
-    RESULT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, kReportBug),
-    RESULT(CUDA_ERROR_PEER_ACCESS_NOT_ENABLED, kReportBug),
     RESULT(CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE, kContextLost),
     RESULT(CUDA_ERROR_CONTEXT_IS_DESTROYED, kContextLost),
     RESULT(CUDA_ERROR_ASSERT, kContextDead),
-    RESULT(CUDA_ERROR_TOO_MANY_PEERS, kReportBug),
-    RESULT(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, kReportBug),
-    RESULT(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, kReportBug),
     RESULT(CUDA_ERROR_HARDWARE_STACK_ERROR, kContextDead),
     RESULT(CUDA_ERROR_ILLEGAL_INSTRUCTION, kContextDead),
     RESULT(CUDA_ERROR_MISALIGNED_ADDRESS, kContextDead),
@@ -183,10 +161,6 @@ constexpr KnownResult kKnownResults[] = {
     RESULT(
         CUDA_ERROR_INVALID_CLUSTER_SIZE,
         "the GPU cannot schedule a cluster of this size; choose a kernel with a smaller cluster"),
-    RESULT(CUDA_ERROR_FUNCTION_NOT_LOADED,
-           "the function is not loaded in this context; report it as a bug"),
-    RESULT(CUDA_ERROR_INVALID_RESOURCE_TYPE, kReportBug),
-    RESULT(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, kReportBug),
     RESULT(CUDA_ERROR_KEY_ROTATION,
            "confidential computing must rotate its keys; finish running work and try again"),
     RESULT(CUDA_ERROR_UNKNOWN,
@@ -194,14 +168,14 @@ constexpr KnownResult kKnownResults[] = {
 };
 #undef RESULT
 
-// A driver newer than our headers may return results that the table lacks; it knows their names.
+// The driver knows the names that the table lacks, once it is loaded.
 std::string NameFromDriver(CUresult result) {
   const DriverApi* api = DriverApi::LoadedOrNull();
   const char* name = nullptr;
   if (api != nullptr && api->cuGetErrorName(result, &name) == CUDA_SUCCESS && name != nullptr) {
     return name;
   }
-  return "CUDA_ERROR_NOT_IN_CUDA_13_0";
+  return "CUDA_ERROR_WITHOUT_NAME";
 }
 
 }  // namespace
@@ -211,9 +185,7 @@ void ThrowDriverError(const char* call, CUresult result, std::string_view doing)
                                    [&](const KnownResult& entry) { return entry.code == result; });
   const bool is_known = known != std::end(kKnownResults);
   const std::string name = is_known ? known->name : NameFromDriver(result);
-  const char* advice = is_known ? known->advice
-                                : "the driver is newer than this package, which does not know the "
-                                  "result; look the name up in NVIDIA's documentation";
+  const char* advice = is_known ? known->advice : kNoAdvice;
   std::string message = call;
   message += " must succeed but returned " + name + " (" + std::to_string(result) + ")";
   if (!doing.empty()) message.append(" while ").append(doing);
