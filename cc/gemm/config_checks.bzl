@@ -1,19 +1,17 @@
 """A function that makes one kernel's config, from fields and rules.
 
-A field has a check, a function of a value that returns None, or what is wrong with it as (rule, found,
-remedy), where the rule goes on from the field's name. A rule is between fields: (whether it holds, rule,
-found, remedy).
+A field has a check: a function of a value, which returns the rule that the value breaks, or None. A
+rule between fields is a tuple: (whether it holds, what to say if not: rule, value and remedy).
 """
 
-_REQUIRED = struct(is_required = True)
-
-def field(check, doc, default = _REQUIRED):
+def field(check, doc, default = None):
     """An argument of a config function.
 
     Args:
       check: of its value.
-      doc: what it is.
-      default: its value where none, or None, is given; a function takes it from the fields before.
+      doc: what it is, a noun phrase.
+      default: its value where none, or None, is given, or a function that takes it from the fields
+        before; None if it must be given.
 
     Returns:
       A struct for config_function().
@@ -22,42 +20,17 @@ def field(check, doc, default = _REQUIRED):
 
 def one_of(*values):
     """A check: one of `values`."""
-
-    def check(value):
-        if value in values:
-            return None
-        return (
-            "must be one of " + ", ".join([str(x) for x in values]),
-            "it is {}".format(repr(value)),
-            "choose one of them",
-        )
-
-    return check
-
-def flag(value):
-    """A check: True or False."""
-    if type(value) == "bool":
-        return None
-    return ("must be True or False", "it is {}".format(repr(value)), "write one of them")
-
-def positive(value):
-    """A check: a positive integer."""
-    if type(value) == "int" and value > 0:
-        return None
-    return ("must be a positive integer", "it is {}".format(repr(value)), "write one")
+    rule = "must be one of " + ", ".join([str(x) for x in values])
+    return lambda value: None if value in values else rule
 
 def positives(*words):
     """A check: as many positive integers as `words`."""
+    rule = "must be {} positive integers, ({})".format(len(words), ", ".join(words))
 
     def check(value):
-        if type(value) in ["list", "tuple"] and len(value) == len(words) and \
-           not [x for x in value if positive(x) != None]:
-            return None
-        return (
-            "must be {} positive integers".format({2: "two", 3: "three"}[len(words)]),
-            "it is {}".format(repr(value)),
-            "write it as ({})".format(", ".join(words)),
-        )
+        holds = type(value) in ["list", "tuple"] and len(value) == len(words) and \
+                all([type(x) == "int" and x > 0 for x in value])
+        return None if holds else rule
 
     return check
 
@@ -77,34 +50,28 @@ def config_function(name, fields, rules, kernel):
     """
 
     def describe(**given):
-        values = _values(name, fields, given)
-        for holds, rule, found, remedy in rules(values):
+        where = "{}({})".format(name, "tile = {}".format(given["tile"]) if "tile" in given else "")
+        for argument in given:
+            if argument not in fields:
+                fail("{}: arguments must be among {}, but one is {}; correct it"
+                    .format(where, ", ".join(fields), argument))
+        config = _values(where, fields, given)
+        for holds, message in rules(config):
             if not holds:
-                _refuse(name, given, rule, found, remedy)
-        return kernel(values)
+                fail("{}: {}".format(where, message))
+        return kernel(config)
 
     return describe
 
-def _refuse(name, given, rule, found, remedy):
-    where = "tile = {}".format(given["tile"]) if "tile" in given else ""
-    fail("{}({}): {}, but {}; {}".format(name, where, rule, found, remedy))
-
-def _values(name, fields, given):
+def _values(where, fields, given):
     """A struct of each field's value, given or by default."""
-    for argument in given:
-        if argument not in fields:
-            known = ", ".join(fields)
-            _refuse(name, given, "arguments must be among " + known, "one is " + argument, "correct it")
     values = {}
     for argument, one in fields.items():
         value = given.get(argument)
         if value == None:
             value = one.default(struct(**values)) if type(one.default) == "function" else one.default
-        if value == _REQUIRED:
-            _refuse(name, given, argument + " must be given", "it is missing", "it is " + one.doc)
-        wrong = one.check(value)
-        if wrong:
-            rule, found, remedy = wrong
-            _refuse(name, given, "{} {}".format(argument, rule), found, remedy)
+        broken = "must be given" if value == None else one.check(value)
+        if broken:
+            fail("{}: {} {}, but is {}; pass {}".format(where, argument, broken, repr(value), one.doc))
         values[argument] = value
     return struct(**values)

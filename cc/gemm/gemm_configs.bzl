@@ -4,11 +4,9 @@ A config becomes a header with its C++ struct, one cubin, a part of its family's
 entry of the kernel manifest. To add a kernel, add a config to a list.
 """
 
+load(":cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_mm_config")
 load(":grouped_mm_sm90.bzl", "grouped_mm_config")
-load(":matmul_sm90.bzl", "matmul_config")
 load(":persistent_mm_sm90.bzl", "persistent_mm_config")
-load(":scaled_mm_block_sm90.bzl", "scaled_mm_block_config")
-load(":scaled_mm_sm90.bzl", "scaled_mm_config")
 
 # fp8 with tensor or row scales, for large m; the rest is PERSISTENT_MM_SM90's.
 SCALED_MM_SM90 = [

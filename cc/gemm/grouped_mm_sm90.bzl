@@ -1,16 +1,8 @@
-"""grouped_mm_config: a kernel of grouped_mm_sm90.cuh, groups of rows with a matrix each.
-
-    grouped_mm_config(
-        operand = "bf16",
-        out = "bf16",
-        tile = (128, 128),
-        schedule = "pingpong",
-    )
-"""
+"""grouped_mm_config: a kernel of grouped_mm_sm90.cuh, groups of rows with a matrix each."""
 
 load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
-load(":tile_rules.bzl", "MAX_ACCUMULATORS_PER_THREAD", "SWAP_AB", "WARP_GROUPS_PER_TILE", "tile_rules")
+load(":tile_rules.bzl", "WARP_GROUPS_PER_TILE", "schedule_field", "swap_ab_field", "tile_rules")
 
 _SHARED_HDRS = ["config.h", "grouped_mm_sm90.h", "grouped_tiles.h"]
 
@@ -44,11 +36,8 @@ _FIELDS = {
         positives("m", "n"),
         "(m, n), the elements of the output tile; along k it has {} bytes".format(_K_BYTES),
     ),
-    "schedule": field(
-        one_of("cooperative", "pingpong"),
-        "\"pingpong\" (two warp groups take turns, a tile each) or \"cooperative\" (they share a tile)",
-    ),
-    "swap_ab": SWAP_AB,
+    "schedule": schedule_field("cooperative", "pingpong"),
+    "swap_ab": swap_ab_field(False),
 }
 
 def _rules(config):
@@ -56,7 +45,6 @@ def _rules(config):
         config.tile,
         WARP_GROUPS_PER_TILE[config.schedule],
         "schedule {}".format(repr(config.schedule)),
-        MAX_ACCUMULATORS_PER_THREAD,
         n_step = 16 if config.swap_ab else 32,
     )
 

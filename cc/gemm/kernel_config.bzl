@@ -1,12 +1,6 @@
 """A checked config as cutlass_kernels takes it, with the C++ of it."""
 
-_DTYPES = {
-    "bf16": "DType::kBF16",
-    "e4m3": "DType::kE4M3",
-    "e5m2": "DType::kE5M2",
-    "fp16": "DType::kFP16",
-    "fp32": "DType::kFP32",
-}
+_DTYPES = ["bf16", "e4m3", "e5m2", "fp16", "fp32"]
 
 _SCHEDULES = {
     "cooperative": "Schedule::kCooperative",
@@ -98,7 +92,7 @@ def _member(name, value):
     if type(value) == "int":
         return "  static constexpr int {} = {};".format(name, value)
     if value in _DTYPES:
-        return "  static constexpr DType {} = {};".format(name, _DTYPES[value])
+        return "  static constexpr DType {} = DType::k{};".format(name, value.upper())
     if value in _SCHEDULES:
         return "  static constexpr Schedule {} = {};".format(name, _SCHEDULES[value])
     return "  static constexpr char {}[] = \"{}\";".format(name, value)
@@ -112,8 +106,7 @@ def kernel_config(
         out,
         tile,
         swap_ab,
-        a_is_m_major = False,
-        b_is_n_major = False,
+        layout = "nt",
         constants = {},
         uses_cute = True,
         json_fields = {}):
@@ -128,8 +121,7 @@ def kernel_config(
       out: dtype of the result.
       tile: (m, n, k) of the product that is computed.
       swap_ab: whether that is d^T = b^T a^T.
-      a_is_m_major: whether a is column-major.
-      b_is_n_major: whether b is row-major.
+      layout: of a and b, "n" for row-major and "t" for column-major.
       constants: dict of further members of the config's struct; bool, int, dtype or schedule.
       uses_cute: whether its device side takes wgmma from CuTe.
       json_fields: of the manifest's "config", beside a, b, out, swap_ab and tile.
@@ -150,8 +142,8 @@ def kernel_config(
         "kTileN": tile[1],
         "kTileK": tile[2],
         "kSwapAb": swap_ab,
-        "kAIsMMajor": a_is_m_major,
-        "kBIsNMajor": b_is_n_major,
+        "kAIsMMajor": layout[0] == "t",
+        "kBIsNMajor": layout[1] == "n",
     } | constants
     is_wide = uses_cute and tile[1] not in _USUAL_WIDTHS
     return struct(

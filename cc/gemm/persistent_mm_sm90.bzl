@@ -1,19 +1,11 @@
 """persistent_mm_config: a kernel of persistent_mm_sm90.cuh.
 
 Its blocks go from tile to tile, or its clusters share the k of one.
-
-    persistent_mm_config(
-        op = "scaled_mm",
-        dtype = "e4m3",
-        out = "bf16",
-        tile = (64, 16, 256),
-        stages = 5,
-    )
 """
 
-load(":config_checks.bzl", "config_function", "field", "flag", "one_of", "positive", "positives")
+load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
-load(":tile_rules.bzl", "tile_rules")
+load(":tile_rules.bzl", "SCALE_BLOCK", "swap_ab_field", "tile_rules")
 
 _SHARED_HDRS = ["config.h", "fast_divmod.h", "persistent_mm_sm90.h"]
 
@@ -47,9 +39,6 @@ _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 # or of a warp group where there are two.
 _MAX_SPLITS = {1: 4, 2: 2, 3: 1}
 
-# Elements of k, and columns of b, that share a block scale.
-_SCALE_BLOCK = 128
-
 # The sum over k, and one of each block of a tile's k.
 _MAX_BLOCK_ACCUMULATORS = 192
 
@@ -72,11 +61,10 @@ _FIELDS = {
     "out": field(one_of("bf16", "fp16"), "the dtype of the result"),
     "tile": field(
         positives("m", "n", "k"),
-        "(m, n, k), the elements of the tile; with swap_ab that of the swapped problem, whose m runs " +
-        "along the caller's n",
+        "(m, n, k), the elements of the tile",
     ),
     "stages": field(
-        positive,
+        one_of(*range(1, 17)),
         "how many tiles of both operands are in flight; those that do not fit shared memory do not compile",
     ),
     "warp_groups": field(
@@ -84,12 +72,12 @@ _FIELDS = {
         "how many warp groups share the accumulators of one tile",
         default = 1,
     ),
-    "block_scales": field(flag, "whether scales are 1x128 of a and 128x128 of b, of fp8", default = False),
-    "swap_ab": field(
-        flag,
-        "whether d^T = b^T a^T is computed; otherwise k is not split",
-        default = True,
+    "block_scales": field(
+        one_of(True, False),
+        "whether scales are 1x128 of a and 128x128 of b, of fp8",
+        default = False,
     ),
+    "swap_ab": swap_ab_field(True),
     "max_splits": field(
         one_of(1, 2, 4),
         "how many blocks may share the k of a tile: 1 where shared memory has no room for their partial " +
@@ -106,25 +94,18 @@ def _rules(config):
     rules = tile_rules(tile, warp_groups, sharing, _MAX_ACCUMULATORS[warp_groups]) + [
         (
             b_dtype == dtype or (_OPERAND_BYTES[dtype] == 1 and _OPERAND_BYTES[b_dtype] == 1),
-            "b_dtype must be dtype's, or both fp8",
-            "it is {} with {}".format(repr(b_dtype), repr(dtype)),
-            "change one of them",
+            "b_dtype must be dtype's, or both fp8, but is {} with {}; change one of them"
+                .format(repr(b_dtype), repr(dtype)),
         ),
         (
             k_bytes % _CHUNK_BYTES == 0,
-            "tile k must be whole swizzle atoms of {} bytes".format(_CHUNK_BYTES),
-            "it is {} bytes".format(k_bytes),
-            "change it",
+            "tile k must be whole swizzle atoms of {} bytes, but is {} bytes; change it"
+                .format(_CHUNK_BYTES, k_bytes),
         ),
         (
             config.max_splits in splits,
-            "max_splits must be one of {} with {} and swap_ab = {}".format(
-                ", ".join([str(x) for x in splits]),
-                sharing,
-                config.swap_ab,
-            ),
-            "it is {}".format(config.max_splits),
-            "choose one of them",
+            "max_splits must be one of {} with {} and swap_ab = {}, but is {}; choose one of them"
+                .format(", ".join([str(x) for x in splits]), sharing, config.swap_ab, config.max_splits),
         ),
     ]
     if config.block_scales:
@@ -135,33 +116,27 @@ def _rules(config):
 
 def _block_scale_rules(config):
     dtype, tile = config.dtype, config.tile
-    blocks = tile[2] // _SCALE_BLOCK
+    blocks = tile[2] // SCALE_BLOCK
     accumulators = tile[0] * tile[1] // (128 * config.warp_groups) * (1 + blocks)
     return [
         (
             config.swap_ab,
-            "operands with block scales must be swapped",
-            "swap_ab is False",
-            "swap them, or omit block_scales",
+            "operands with block scales must be swapped, but swap_ab is False; swap them, or omit block_scales",
         ),
         (
-            _OPERAND_BYTES[dtype] == 1 and tile[0] <= _SCALE_BLOCK,
-            "block scales are of fp8, with tile m up to {}".format(_SCALE_BLOCK),
-            "dtype is {}, tile m {}".format(repr(dtype), tile[0]),
-            "change them",
+            _OPERAND_BYTES[dtype] == 1 and tile[0] <= SCALE_BLOCK,
+            "block scales are of fp8 with tile m up to {}, but dtype is {} and tile m {}; change them"
+                .format(SCALE_BLOCK, repr(dtype), tile[0]),
         ),
         (
-            blocks in [1, 2] and tile[2] % _SCALE_BLOCK == 0,
-            "tile k must be one or two blocks of {} with block scales".format(_SCALE_BLOCK),
-            "it is {}".format(tile[2]),
-            "change it",
+            blocks in [1, 2] and tile[2] % SCALE_BLOCK == 0,
+            "tile k must be one or two blocks of {} with block scales, but is {}; change it"
+                .format(SCALE_BLOCK, tile[2]),
         ),
         (
             accumulators <= _MAX_BLOCK_ACCUMULATORS,
-            "a thread must hold at most {} accumulators with block scales"
-                .format(_MAX_BLOCK_ACCUMULATORS),
-            "it is {}".format(accumulators),
-            "shrink the tile",
+            "a thread must hold at most {} accumulators with block scales, but has {}; shrink the tile"
+                .format(_MAX_BLOCK_ACCUMULATORS, accumulators),
         ),
     ]
 
@@ -173,10 +148,9 @@ def _stored_rules(config):
     places = stages * (tile[2] * _OPERAND_BYTES[config.dtype] // _CHUNK_BYTES)
     return [(
         boxes <= places,
-        "without swapped operands the stages must have a place of {} bytes of k for each {} of n that a warp group stores"
-            .format(_CHUNK_BYTES, _BOX_COLUMNS),
-        "{} stages have {}, for {}".format(stages, places, boxes),
-        "add stages, or narrow the tile",
+        ("without swapped operands the stages must have a place of {} bytes of k for each {} of n that a " +
+         "warp group stores, but {} stages have {}, for {}; add stages, or narrow the tile")
+            .format(_CHUNK_BYTES, _BOX_COLUMNS, stages, places, boxes),
     )]
 
 def _kernel(config):

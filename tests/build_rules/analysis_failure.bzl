@@ -1,10 +1,8 @@
 """analysis_failure_test: a target must fail in analysis, in the right words."""
 
+load("//cc/gemm:cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_mm_config")
 load("//cc/gemm:grouped_mm_sm90.bzl", "grouped_mm_config")
-load("//cc/gemm:matmul_sm90.bzl", "matmul_config")
 load("//cc/gemm:persistent_mm_sm90.bzl", "persistent_mm_config")
-load("//cc/gemm:scaled_mm_block_sm90.bzl", "scaled_mm_block_config")
-load("//cc/gemm:scaled_mm_sm90.bzl", "scaled_mm_config")
 load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids", "check_subset")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 

@@ -8,15 +8,15 @@ CONFIG_FAILURES = {
         ),
         "accumulators": (
             {"tile": [256, 256]},
-            ["at most 192 accumulators", "it is 256"],
+            ["at most 192 accumulators", "has 256"],
         ),
         "tile_n": (
             {"tile": [128, 16]},
-            ["tile n must be a multiple of 32 up to 256", "it is 16"],
+            ["tile n must be a multiple of 32 up to 256", "is 16"],
         ),
         "tile_of_three": (
             {"tile": [128, 128, 64]},
-            ["tile must be two positive integers", "[128, 128, 64]", "(m, n)"],
+            ["tile must be 2 positive integers", "[128, 128, 64]", "(m, n)"],
         ),
     },
     "matmul_config": {
@@ -30,25 +30,25 @@ CONFIG_FAILURES = {
         ),
         "tile_k": (
             {"tile": [128, 64, 256]},
-            ["tile k must be 64 or 128", "it is 256"],
+            ["tile k must be 64 or 128", "is 256"],
         ),
     },
     "persistent_mm_config": {
         "wide_block_scales": (
             {"block_scales": True, "stages": 2, "tile": [192, 64, 128], "warp_groups": 3},
-            ["block scales are of fp8, with tile m up to 128", "tile m 192", "change them"],
+            ["block scales are of fp8 with tile m up to 128", "tile m 192", "change them"],
         ),
         "warp_groups": (
             {"tile": [256, 64, 128], "warp_groups": 4},
-            ["warp_groups must be one of 1, 2, 3", "it is 4", "choose one of them"],
+            ["warp_groups must be one of 1, 2, 3", "is 4", "pass how many warp groups"],
         ),
         "accumulators": (
             {"stages": 3, "tile": [192, 256, 128], "warp_groups": 3},
-            ["at most 112 accumulators with 3 warp groups", "it is 128", "change how many warp groups share it"],
+            ["at most 112 accumulators with 3 warp groups", "has 128", "change how many warp groups share it"],
         ),
         "block_accumulators": (
             {"block_scales": True, "stages": 3, "tile": [64, 192, 256]},
-            ["a thread must hold at most 192 accumulators", "it is 288", "shrink the tile"],
+            ["a thread must hold at most 192 accumulators", "has 288", "shrink the tile"],
         ),
         "swap_ab": (
             {"block_scales": True, "swap_ab": False},
@@ -60,35 +60,35 @@ CONFIG_FAILURES = {
         ),
         "tile_n": (
             {"tile": [64, 24, 256]},
-            ["tile n must be a multiple of 16 up to 256", "it is 24", "change the tile"],
+            ["tile n must be a multiple of 16 up to 256", "is 24", "change the tile"],
         ),
         "tile_m": (
             {"tile": [96, 64, 256]},
-            ["tile m must be a multiple of 64 up to 256", "it is 96", "change the tile"],
+            ["tile m must be a multiple of 64 up to 256", "is 96", "change the tile"],
         ),
         "tile_k": (
             {"tile": [64, 64, 64]},
-            ["tile k must be whole swizzle atoms of 128 bytes", "it is 64 bytes", "change it"],
+            ["tile k must be whole swizzle atoms of 128 bytes", "is 64 bytes", "change it"],
         ),
         "b_dtype": (
             {"b_dtype": "bf16"},
             [
                 "b_dtype must be dtype's, or both fp8",
-                "it is \"bf16\" with \"e4m3\"",
+                "is \"bf16\" with \"e4m3\"",
                 "change one of them",
             ],
         ),
         "max_splits": (
             {"max_splits": 4, "tile": [128, 64, 128], "warp_groups": 2},
-            ["max_splits must be one of 1, 2 with 2 warp groups", "it is 4", "choose one of them"],
+            ["max_splits must be one of 1, 2 with 2 warp groups", "is 4", "choose one of them"],
         ),
         "unswapped_splits": (
             {"max_splits": 2, "swap_ab": False},
-            ["max_splits must be one of 1 with 1 warp groups and swap_ab = False", "it is 2"],
+            ["max_splits must be one of 1 with 1 warp groups and swap_ab = False", "is 2"],
         ),
         "stages": (
             {"stages": 0},
-            ["stages must be a positive integer", "it is 0"],
+            ["stages must be one of 1, 2, 3", "is 0"],
         ),
         "unknown_argument": (
             {"stage": 4},
@@ -96,11 +96,11 @@ CONFIG_FAILURES = {
         ),
         "missing_argument": (
             {"out": None},
-            ["out must be given", "it is the dtype of the result"],
+            ["out must be given", "pass the dtype of the result"],
         ),
         "op": (
             {"op": "grouped_mm"},
-            ["op must be one of matmul, scaled_mm", "it is \"grouped_mm\""],
+            ["op must be one of matmul, scaled_mm", "is \"grouped_mm\""],
         ),
     },
     "scaled_mm_block_config": {
@@ -118,25 +118,25 @@ CONFIG_FAILURES = {
         ),
         "tile_k": (
             {"tile": [64, 128, 64]},
-            ["tile k must be 128", "it is 64"],
+            ["tile k must be 128", "is 64"],
         ),
         "whole_blocks": (
             {"tile": [64, 96, 128]},
-            ["whole blocks of 128 along the caller's n", "it has 96"],
+            ["whole blocks of 128 along the caller's n", "has 96"],
         ),
         "accumulators": (
             {"schedule": "cooperative", "tile": [256, 128, 128]},
-            ["at most 96 accumulators", "it is 128"],
+            ["at most 96 accumulators", "has 128"],
         ),
     },
     "scaled_mm_config": {
         "unknown_operand_dtype": (
             {"a": "fp4"},
-            ["a must be one of e4m3, e5m2", "\"fp4\"", "choose one of them"],
+            ["a must be one of e4m3, e5m2", "\"fp4\"", "pass the dtype of the left operand"],
         ),
         "unknown_out_dtype": (
             {"out": "fp64"},
-            ["out must be one of bf16, fp16, fp32", "\"fp64\"", "choose one of them"],
+            ["out must be one of bf16, fp16, fp32", "\"fp64\"", "pass the dtype of the result"],
         ),
         "unknown_schedule": (
             {"schedule": "stream"},
@@ -144,27 +144,27 @@ CONFIG_FAILURES = {
         ),
         "tile_of_two": (
             {"tile": [128, 128]},
-            ["tile must be three positive integers", "[128, 128]", "(m, n, k)"],
+            ["tile must be 3 positive integers", "[128, 128]", "(m, n, k)"],
         ),
         "negative_cluster": (
             {"cluster": [1, -1, 1]},
-            ["cluster must be three positive integers", "[1, -1, 1]"],
+            ["cluster must be 3 positive integers", "[1, -1, 1]"],
         ),
         "swap_ab": (
             {"swap_ab": 1},
-            ["swap_ab must be True or False", "it is 1"],
+            ["swap_ab must be one of True, False", "is 1"],
         ),
         "tile_m": (
             {"schedule": "cooperative", "tile": [64, 128, 128]},
-            ["tile m must be a multiple of 128", "\"cooperative\"", "it is 64", "change the tile"],
+            ["tile m must be a multiple of 128", "\"cooperative\"", "is 64", "change the tile"],
         ),
         "tile_n": (
             {"tile": [128, 24, 128]},
-            ["tile n must be a multiple of 16 up to 256", "it is 24", "change the tile"],
+            ["tile n must be a multiple of 16 up to 256", "is 24", "change the tile"],
         ),
         "tile_k": (
             {"tile": [128, 128, 96]},
-            ["tile k must be 64, 128 or 256", "it is 96", "change the tile"],
+            ["tile k must be 64, 128 or 256", "is 96", "change the tile"],
         ),
         "cluster_k": (
             {"cluster": [2, 1, 2]},
@@ -176,11 +176,11 @@ CONFIG_FAILURES = {
         ),
         "accumulators": (
             {"tile": [128, 256, 128]},
-            ["at most 192 accumulators", "with schedule \"pingpong\"", "it is 256", "shrink the tile"],
+            ["at most 192 accumulators", "with schedule \"pingpong\"", "has 256", "shrink the tile"],
         ),
         "slow_accumulators": (
             {"accumulation": "slow"},
-            ["at most 96 accumulators", "it is 128"],
+            ["at most 96 accumulators", "has 128"],
         ),
     },
 }
