@@ -41,7 +41,7 @@ std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_
 }
 
 void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb::object state,
-          nb::list epoch, nb::object workspace, int num_tensors, int num_objects, int out,
+          nb::list epoch, int num_tensors, int num_objects, int out,
           const std::vector<int>& optional, const std::vector<int>& aligned,
           const std::vector<int>& plan_order, std::size_t max_plans) {
   if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
@@ -101,7 +101,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
       NativeFunction(nb::object(nb::getattr(native, "_cuda_getDevice", nb::none())).ptr());
   functions.forward_ad = torch.attr("autograd").attr("forward_ad").attr("__dict__");
   new (self) FastCall(std::move(signature), std::move(functions), *api, make, slow, state, epoch,
-                      workspace, max_plans);
+                      max_plans);
 }
 
 template <PyObject* (FastCall::*method)(PyObject* const*, Py_ssize_t)>
@@ -156,8 +156,8 @@ NB_MODULE(_call, m) {
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
                        "The calls of one op, and their plans.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a, "epoch"_a,
-           "workspace"_a, "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a,
-           "plan_order"_a, "max_plans"_a,
+           "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a, "plan_order"_a,
+           "max_plans"_a,
            "Args:\n"
            "  torch: the module.\n"
            "  make: make(*arguments) returns (plan, is_kept, shape, strides, dtype, device): a\n"
@@ -165,8 +165,6 @@ NB_MODULE(_call, m) {
            "  slow: slow(*arguments) is the whole call, for those that are unusual.\n"
            "  state: state() is an object that plans depend on too.\n"
            "  epoch: a list of one int, which changes when every plan must be made anew.\n"
-           "  workspace: workspace(num_bytes, tensor) returns a tensor of that many bytes for a\n"
-           "    launch on the current stream of the tensor's device.\n"
            "  num_tensors: the first arguments.\n"
            "  num_objects: the arguments after them.\n"
            "  out: position of the tensor that is allocated where it is None.\n"

@@ -40,7 +40,7 @@ std::uint64_t FastCall::Key::Hash() const {
 
 FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api,
                    nb::object make, nb::object slow, nb::object state, nb::object epoch,
-                   nb::object workspace, std::size_t max_plans)
+                   std::size_t max_plans)
     : signature_(std::move(signature)),
       torch_(std::move(torch)),
       api_(api),
@@ -48,7 +48,6 @@ FastCall::FastCall(Signature signature, TorchFunctions torch, const ExchangeApi&
       slow_(std::move(slow)),
       state_(std::move(state)),
       epoch_(std::move(epoch)),
-      workspace_(std::move(workspace)),
       get_requires_grad_(reinterpret_cast<descrgetfunc>(
           PyType_GetSlot(Py_TYPE(torch_.requires_grad.ptr()), Py_tp_descr_get))),
       current_level_(nb::steal(PyUnicode_InternFromString("_current_level"))),
@@ -298,18 +297,7 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
     const bool is_absent = position != out_idx && arguments[position] == Py_None;
     addresses[i] = is_absent ? nullptr : views[position].address();
   }
-  nb::object workspace;  // until it is queued; then the allocator reuses it in the stream's order
-  TensorView workspace_view{};
-  if (made.launch->workspace_bytes != 0) {
-    workspace = nb::steal(PyObject_CallFunction(
-        workspace_.ptr(), "KO", static_cast<unsigned long long>(made.launch->workspace_bytes),
-        arguments[0]));
-    if (!workspace || api_.view_from_py_object(workspace.ptr(), &workspace_view) != 0) {
-      return nullptr;
-    }
-  }
-  const int result =
-      made.launch->launch(made.launch, addresses.data(), workspace_view.data, stream);
+  const int result = made.launch->launch(made.launch, addresses.data(), stream);
   return result == 0 ? out.release().ptr() : nullptr;
 }
 
@@ -343,7 +331,7 @@ int FastCall::Traverse(visitproc visit, void* arg) const {
   for (const nb::object* object :
        {&torch_.tensor, &torch_.parameter, &torch_.requires_grad, &torch_.empty,
         &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &torch_.forward_ad, &make_, &slow_,
-        &state_, &epoch_, &workspace_, &objects_}) {
+        &state_, &epoch_, &objects_}) {
     Py_VISIT(object->ptr());
   }
   for (const auto& [hash, entry] : entries_) {

@@ -92,14 +92,9 @@ class FastCall {
   // Bytes; what `Signature::aligned` is about.
   static constexpr std::uintptr_t kAlignment = 16;
 
-  // `make(*arguments)` returns (plan, is_kept, shape, strides, dtype, device): the plan, whether it
-  // holds for later calls, and what to allocate for an output of None. `slow(*arguments)` is the
-  // whole call. `state()` is an object that is part of the key, and so is the int that the list
-  // `epoch` holds. `workspace(num_bytes, tensor)` returns a tensor for a launch on the current
-  // stream of that tensor's device. A table of `max_plans` is full.
+  // call_module.cc documents the arguments.
   FastCall(Signature signature, TorchFunctions torch, const ExchangeApi& api, nb::object make,
-           nb::object slow, nb::object state, nb::object epoch, nb::object workspace,
-           std::size_t max_plans);
+           nb::object slow, nb::object state, nb::object epoch, std::size_t max_plans);
   ~FastCall() { Clear(); }
 
   FastCall(const FastCall&) = delete;
@@ -183,7 +178,6 @@ class FastCall {
   const nb::object slow_;
   const nb::object state_;
   const nb::object epoch_;
-  const nb::object workspace_;
   const descrgetfunc get_requires_grad_;  // of the descriptor's type
   const nb::object current_level_;        // the name of the number of the dual level
   const std::size_t max_plans_;

@@ -11,15 +11,13 @@ namespace stoneware::call {
 
 inline constexpr char kNativeLaunchAttribute[] = "native_launch";
 // The number changes with the structure: modules of two builds then do not take each other's.
-inline constexpr char kNativeLaunchCapsule[] = "stoneware.native_launch.1";
+inline constexpr char kNativeLaunchCapsule[] = "stoneware.native_launch.2";
 
 struct NativeLaunch {
   // Queues the plan on `stream`, a CUstream. `tensors` are device addresses in the order of the
-  // plan's arguments, nullptr for one that is absent; `workspace` is `workspace_bytes` bytes of any
-  // content, or nullptr if that is 0. Called with the GIL held, which it releases meanwhile.
-  // Returns 0, or -1 with a Python exception set; throws nothing.
-  int (*launch)(const NativeLaunch* self, void* const* tensors, void* workspace, void* stream);
-  std::uint64_t workspace_bytes;
+  // plan's arguments, nullptr for one that is absent. Called with the GIL held, which it releases
+  // meanwhile. Returns 0, or -1 with a Python exception set; throws nothing.
+  int (*launch)(const NativeLaunch* self, void* const* tensors, void* stream);
   std::uint32_t num_tensors;
 };
 

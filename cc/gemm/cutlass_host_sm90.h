@@ -50,19 +50,16 @@ struct CutlassHost {
   static constexpr bool kSwapAb = Config::kSwapAb;
 
   static bool CanImplement(const GemmProblem& problem) {
-    return problem.num_groups == 0 && problem.splits == 1 && Family::Supports(problem) &&
-           Cutlass::can_implement(ToArguments(problem, {}));
-  }
-
-  static std::size_t WorkspaceBytes(const GemmProblem& problem) {
-    return Cutlass::get_workspace_size(ToArguments(problem, {}));
+    if (problem.num_groups != 0 || problem.splits != 1 || !Family::Supports(problem)) return false;
+    const Arguments arguments = ToArguments(problem, {});
+    return Cutlass::can_implement(arguments) && Cutlass::get_workspace_size(arguments) == 0;
   }
 
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
     const host_adapter::DriverHostAdapter adapter(driver::DriverApi::Get(), function);
     typename Cutlass::Params params =
-        Cutlass::to_underlying_arguments(ToArguments(problem, tensors), tensors.workspace);
+        Cutlass::to_underlying_arguments(ToArguments(problem, tensors), /*workspace=*/nullptr);
     void* parameters[] = {&params};
     // Cannot return an error: the adapter throws where the driver refuses, and there is no fallback
     // cluster that it would not support.

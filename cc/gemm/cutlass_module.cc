@@ -111,7 +111,7 @@ void Init(Plan* self, const std::string& kernel, std::int64_t m, std::int64_t n,
 
 void Call(const Plan& plan, std::uint64_t a, std::uint64_t b, std::uint64_t d,
           std::uint64_t scale_a, std::uint64_t scale_b, std::uint64_t bias, std::uint64_t stream,
-          std::uint64_t offsets, std::uint64_t workspace) {
+          std::uint64_t offsets) {
   GemmTensors tensors;
   tensors.a = reinterpret_cast<const void*>(a);
   tensors.b = reinterpret_cast<const void*>(b);
@@ -120,7 +120,6 @@ void Call(const Plan& plan, std::uint64_t a, std::uint64_t b, std::uint64_t d,
   tensors.scale_b = reinterpret_cast<const float*>(scale_b);
   tensors.bias = reinterpret_cast<const void*>(bias);
   tensors.offsets = reinterpret_cast<const std::int32_t*>(offsets);
-  tensors.workspace = reinterpret_cast<void*>(workspace);
   // The driver may wait for room in the stream's queue, and a callback that frees some may need the
   // interpreter.
   const nb::gil_scoped_release release;
@@ -148,11 +147,9 @@ struct PlanLaunch : call::NativeLaunch {
   std::vector<Tensor> order;
 };
 
-int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* workspace,
-               void* stream) {
+int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* stream) {
   const auto& launch = *static_cast<const PlanLaunch*>(self);
   GemmTensors found;
-  found.workspace = workspace;
   for (std::size_t i = 0; i < launch.order.size(); ++i) {
     switch (launch.order[i]) {
       case Tensor::kA:
@@ -197,7 +194,6 @@ nb::capsule NativeLaunchOf(nb::handle owner, const std::vector<std::string>& ten
   const auto& plan = nb::cast<const Plan&>(owner);
   auto launch = std::make_unique<PlanLaunch>();
   launch->launch = &LaunchPlan;
-  launch->workspace_bytes = plan.workspace_bytes();
   launch->num_tensors = static_cast<std::uint32_t>(tensors.size());
   launch->plan = &plan;
   launch->owner = nb::borrow(owner);
@@ -260,10 +256,9 @@ NB_MODULE(_cutlass_sm90, m) {
           "Raises:\n"
           "  ValueError: the kernel cannot compute the problem, or an argument is out of range.")
       .def("__call__", &Call, "a"_a, "b"_a, "d"_a, "scale_a"_a, "scale_b"_a, "bias"_a, "stream"_a,
-           "offsets"_a = 0, "workspace"_a = 0,
+           "offsets"_a = 0,
            "Queues the product on `stream`. All arguments are ints: device addresses (0 means\n"
-           "none) and a CUstream; `offsets` of a grouped product, `workspace` of a plan that\n"
-           "needs one.\n"
+           "none) and a CUstream; `offsets` of a grouped product.\n"
            "Raises DriverError; ValueError if an address is missing or misaligned.")
       .def("native_launch", &NativeLaunchOf, nb::is_method(), "tensors"_a,
            "A capsule by which another native module launches the plan (cc/call/native_launch.h).\n"
@@ -273,8 +268,5 @@ NB_MODULE(_cutlass_sm90, m) {
            "    the order in which the caller has them.\n\n"
            "Raises:\n"
            "  ValueError: there is no such tensor.")
-      .def_prop_ro(
-          "kernel", [](const Plan& plan) { return plan.entry().id; }, "The kernel's id.")
-      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes,
-                   "Device memory that a call needs besides its tensors.");
+      .def_prop_ro("kernel", [](const Plan& plan) { return plan.entry().id; }, "The kernel's id.");
 }

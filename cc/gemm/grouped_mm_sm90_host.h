@@ -38,8 +38,6 @@ struct GroupedMmHost {
            problem.k <= std::numeric_limits<int>::max() / 2;
   }
 
-  static std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
-
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
     GroupedMmParams params{};

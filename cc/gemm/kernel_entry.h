@@ -63,7 +63,6 @@ struct GemmTensors {
   const float* scale_b = nullptr;
   const void* bias = nullptr;
   const std::int32_t* offsets = nullptr;  // [num_groups] row after each group's last (grouped_mm)
-  void* workspace = nullptr;              // workspace_bytes() bytes, of any content
 };
 
 struct KernelEntry {
@@ -82,7 +81,6 @@ struct KernelEntry {
   unsigned out_bytes;      // of an element of d
 
   bool (*can_implement)(const GemmProblem& problem);
-  std::size_t (*workspace_bytes)(const GemmProblem& problem);
   // Queues the kernel in the current context. Throws driver::DriverError. No allocation, no query.
   void (*launch)(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                  CUstream stream);

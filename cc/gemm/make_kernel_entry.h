@@ -27,7 +27,6 @@ constexpr KernelEntry MakeKernelEntry(const char* cubin_begin, const char* cubin
       BytesOf(Config::kA),
       BytesOf(Config::kOut),
       &Host<Config>::CanImplement,
-      &Host<Config>::WorkspaceBytes,
       &Host<Config>::Launch,
   };
 }

@@ -44,8 +44,6 @@ struct PersistentMmHost {
            num_tiles * problem.splits <= std::numeric_limits<int>::max();
   }
 
-  static std::size_t WorkspaceBytes(const GemmProblem&) { return 0; }
-
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
     Params params;

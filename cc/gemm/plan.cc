@@ -13,8 +13,6 @@ namespace {
 constexpr std::int64_t kTmaBytes = 16;
 constexpr std::int64_t kScaleBytes = sizeof(float);
 constexpr std::int64_t kScaleBlock = 128;
-// Of the workspace: what cudaMalloc gives, and more than any kernel asks for.
-constexpr std::int64_t kWorkspaceAlignment = 256;
 
 [[noreturn]] void Refuse(const std::string& name, std::int64_t value, const std::string& rule,
                          const std::string& remedy) {
@@ -107,7 +105,6 @@ Plan::Plan(std::string_view kernel, const GemmProblem& problem)
         " with batch=" + std::to_string(problem_.batch) +
         " and splits=" + std::to_string(problem_.splits) + "; use another kernel or backend");
   }
-  workspace_bytes_ = entry().workspace_bytes(problem_);
 }
 
 void Plan::CheckProblem() const {
@@ -165,7 +162,6 @@ void Plan::CheckTensors(const GemmTensors& tensors) const {
   if (problem_.scale_b != Scale::kNone) CheckAddress("scale_b", tensors.scale_b, kScaleBytes);
   if (tensors.bias != nullptr) CheckAddress("bias", tensors.bias, entry().out_bytes);
   if (problem_.num_groups != 0) CheckAddress("offsets", tensors.offsets, sizeof(std::int32_t));
-  if (workspace_bytes_ != 0) CheckAddress("workspace", tensors.workspace, kWorkspaceAlignment);
 }
 
 void Plan::Launch(const GemmTensors& tensors, CUstream stream) const {

@@ -43,7 +43,6 @@ class Plan {
 
   const KernelEntry& entry() const { return kernel_.entry; }
   const GemmProblem& problem() const { return problem_; }
-  std::size_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
   void CheckProblem() const;
@@ -51,7 +50,6 @@ class Plan {
 
   EmbeddedKernel& kernel_;
   const GemmProblem problem_;
-  std::size_t workspace_bytes_ = 0;
 
   mutable std::mutex memo_mutex_;
   const std::unique_ptr<host_adapter::TensorMapMemo> memo_ =

@@ -25,7 +25,6 @@ from stoneware.kernels.registry import CALL_MODULE
 from stoneware.ops import registration, tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.spec import OpSpec
-from stoneware.ops.workspace import workspace
 from stoneware.runtime import native
 from stoneware.tuning import policy as tuning
 
@@ -149,7 +148,6 @@ class OpPlans:
                 slow=self.slow,
                 state=tuning.state,
                 epoch=tuning.EPOCH,
-                workspace=workspace,
                 num_tensors=self._num_tensors,
                 num_objects=len(spec.arguments) + 2,  # backend and config
                 out=len(spec.inputs),
