@@ -17,7 +17,7 @@ using namespace nb::literals;
 namespace stoneware::call {
 namespace {
 
-// An attribute of torch's that must be a built-in function without arguments.
+// An attribute of torch, which must be a built-in function without arguments.
 NativeFunction FunctionOf(nb::handle owner, const char* name) {
   NativeFunction function(nb::object(owner.attr(name)).ptr());
   if (function) return function;
@@ -33,7 +33,7 @@ std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_
     if (position < 0 || position >= num_tensors) {
       throw std::invalid_argument(std::string(name) + " must hold positions of tensors, 0 to " +
                                   std::to_string(num_tensors - 1) + ", but holds " +
-                                  std::to_string(position));
+                                  std::to_string(position) + "; correct it");
     }
     bits |= std::uint32_t{1} << position;
   }
@@ -49,7 +49,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
     throw std::invalid_argument("an op must have 1 to " + std::to_string(kMaxTensors) +
                                 " tensors and at most " + std::to_string(kMaxObjects) +
                                 " other arguments, but has " + std::to_string(num_tensors) +
-                                " and " + std::to_string(num_objects));
+                                " and " + std::to_string(num_objects) + "; declare fewer");
   }
   Signature signature;
   signature.num_tensors = num_tensors;
@@ -61,12 +61,13 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   Bits("out", {out}, num_tensors);
   if (out == 0 || (signature.optional & 1) != 0) {
     throw std::invalid_argument(
-        "tensor 0 must be an input that is always there: its device is the "
-        "call's");
+        "tensor 0 must be an input and never None (its device is the call's), but is out or "
+        "optional; put such an input first");
   }
   if (plan_order.size() > kMaxTensors) {
     throw std::invalid_argument("plan_order must have at most " + std::to_string(kMaxTensors) +
-                                " positions, but has " + std::to_string(plan_order.size()));
+                                " positions, but has " + std::to_string(plan_order.size()) +
+                                "; name each tensor once");
   }
   signature.plan_order = plan_order;
 
@@ -74,8 +75,8 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   const ExchangeApi* api = ExchangeApi::Find(tensor.ptr());
   if (api == nullptr) {
     throw nb::attribute_error(
-        "torch.Tensor has no DLPack exchange API of major version 1; "
-        "torch 2.10 and later have it");
+        "torch.Tensor must have the DLPack exchange API of major version 1, but has none; install "
+        "torch 2.10 or later");
   }
   const nb::object native = torch.attr("_C");
   TorchFunctions functions;

@@ -11,13 +11,13 @@ constexpr std::uint64_t kAbsent = 0;
 
 std::uint64_t Word(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
-// Of a function that returns an int; -1 with an exception.
+// The int that a function returns; -1 with an exception.
 long CallForInt(const NativeFunction& function) {
   const nb::object number = function();
   return number ? PyLong_AsLong(number.ptr()) : -1;
 }
 
-// 1, 0, or -1 with an exception, of a new reference or nullptr with an exception.
+// 1 if `answer` is true, 0 if not, -1 with an exception; so is an empty `answer`.
 int IsTrue(nb::object answer) { return answer ? PyObject_IsTrue(answer.ptr()) : -1; }
 
 }  // namespace
@@ -59,7 +59,7 @@ PyObject* FastCall::Call(PyObject* const* arguments, Py_ssize_t num_arguments) {
   std::array<TensorView, kMaxTensors> views;
   Key key;
   if (!Read(arguments, views.data(), &key) || IsUnusual(arguments, views.data())) {
-    // What could not be read says so in `slow`, in words of ours.
+    // `slow` refuses what could not be read, with a message of this package.
     PyErr_Clear();
     ++num_slow_;
     return PyObject_Vectorcall(slow_.ptr(), arguments, static_cast<std::size_t>(num_arguments),
@@ -129,8 +129,8 @@ bool FastCall::IsUnusual(PyObject* const* arguments, const TensorView* views) co
     if (tensor == Py_None) continue;
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
     if (type != torch_.tensor.ptr() && type != torch_.parameter.ptr()) return true;
-    // Memory of a negated view holds the negative of its elements, which neither its strides nor
-    // DLPack tell. torch negates no fp8, so nothing could read such a view of it.
+    // The memory of a negated view holds the negatives of its elements; neither strides nor DLPack
+    // show that. torch has no negated views of fp8.
     if (!views[i].dtype.is_fp8() && IsTrue(torch_.is_neg.Of(tensor)) != 0) return true;
   }
   return NeedsGradient(arguments, views);
@@ -141,8 +141,8 @@ bool FastCall::NeedsGradient(PyObject* const* arguments, const TensorView* views
   if (is_enabled <= 0) return is_enabled < 0;
   for (int i = 0; i < signature_.num_tensors; ++i) {
     if (arguments[i] == Py_None || views[i].dtype.is_integer()) continue;
-    // Past the look-up of the attribute: Parameter has torch.Tensor's, and Read() lets no other
-    // subclass through.
+    // Without a look-up of the attribute: Parameter has torch.Tensor's, and IsUnusual() lets no
+    // other subclass through.
     PyObject* tensor = arguments[i];
     if (IsTrue(nb::steal(get_requires_grad_(torch_.requires_grad.ptr(), tensor,
                                             reinterpret_cast<PyObject*>(Py_TYPE(tensor))))) != 0) {
@@ -228,8 +228,10 @@ FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));
   if (!returned) return nullptr;
   if (!PyTuple_Check(returned.ptr()) || PyTuple_Size(returned.ptr()) != 6) {
-    PyErr_SetString(PyExc_TypeError,
-                    "make must return (plan, is_kept, shape, strides, dtype, device)");
+    PyErr_SetString(
+        PyExc_TypeError,
+        "make must return a tuple (plan, is_kept, shape, strides, dtype, device), but returned "
+        "something else; correct make");
     return nullptr;
   }
   const auto item = [&](Py_ssize_t i) { return nb::borrow(PyTuple_GetItem(returned.ptr(), i)); };
@@ -273,7 +275,7 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
   nb::object out = nb::borrow(arguments[out_idx]);
   TensorView* out_view = &views[out_idx];
   if (arguments[out_idx] == Py_None) {
-    // The first tensor, which is never optional, says where.
+    // On the device of the first tensor, which is never None.
     out = Allocate(made, views[0].device, out_view);
     if (!out) return nullptr;
   }
@@ -304,7 +306,7 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
 nb::object FastCall::Allocate(const Made& made, const TensorDevice& device, TensorView* view) {
   PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.ptr() : nullptr;
   if (device.type == kCuda && torch_.current_cuda_device) {
-    // It allocates on the current device, where nothing of this call may lie.
+    // It allocates on the current device, which may not be the call's.
     const long current = CallForInt(torch_.current_cuda_device);
     if (current < 0) return {};
     if (current == device.id) empty_strided = torch_.empty_strided_cuda.ptr();

@@ -42,19 +42,19 @@ inline constexpr int kMaxDims = 6;
 struct Signature {
   int num_tensors = 0;          // the first arguments
   int num_objects = 0;          // the arguments after them
-  int out = 0;                  // the tensor that is allocated where it is None
+  int out = 0;                  // the tensor that is allocated if it is None
   std::uint32_t optional = 0;   // a bit per tensor that may be None
-  std::uint32_t aligned = 0;    // a bit per tensor of whose address the plan depends on alignment
+  std::uint32_t aligned = 0;    // a bit per tensor on whose alignment the plan depends
   std::vector<int> plan_order;  // the tensors, in the order of a plan's arguments
 };
 
-// A function of torch's that takes nothing but `self`, called past Python's own call protocol,
-// which takes longer than the function: each is called at every call of an op.
+// A function of torch that takes only `self`. Calling it directly avoids Python's call protocol,
+// which takes longer than the function; every call of an op calls each of them.
 class NativeFunction {
  public:
   NativeFunction() = default;
-  // `bound` is a built-in function, or a method bound to whatever it was taken of; empty if it is
-  // something else, or takes arguments.
+  // `bound` is a built-in function or a bound built-in method. Empty if it is something else or
+  // takes arguments.
   explicit NativeFunction(PyObject* bound) {
     if (!PyCFunction_Check(bound) || PyCFunction_GetFlags(bound) != METH_NOARGS) return;
     function_ = PyCFunction_GetFunction(bound);
@@ -135,7 +135,7 @@ class FastCall {
     nb::object capsule;  // the plan's native_launch, or nullptr
     const NativeLaunch* launch = nullptr;
     bool is_kept = false;
-    // Of an output that is allocated.
+    // For an output that is allocated.
     nb::object shape;
     nb::object strides;
     nb::object dtype;

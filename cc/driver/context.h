@@ -6,10 +6,10 @@
 
 namespace stoneware::driver {
 
-// While it lives, the calling thread's current context is one of `device`: the one that was current
-// if it belongs there, else the device's primary context, pushed here and popped at the end. So
-// threads without a context (autograd's, a pool's) and processes with several GPUs work, and the
-// caller finds its context as it left it.
+// While it lives, the calling thread's current context belongs to `device`: the one that was
+// current if it does, otherwise the device's primary context, pushed here and popped at the end. So
+// threads without a context (of autograd or a pool) and processes with several GPUs work, and the
+// caller's context is restored.
 class ContextGuard {
  public:
   // `device` is an ordinal. Throws DriverError.

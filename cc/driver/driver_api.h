@@ -50,18 +50,18 @@ inline constexpr int kMinimumDriverVersion = 12040;
 // cuCtxPushCurrent_v2); the members are mapped alike, so `api.cuCtxPushCurrent(...)` reads plainly.
 class DriverApi {
  public:
-  // The table with the driver initialised (cuInit). Costs one atomic load once that has succeeded.
-  // Threads that meet at first use load once; after a failed attempt the next call tries again.
+  // The table with the driver initialised (cuInit); one atomic load after the first success.
+  // Concurrent first calls load it once; after a failed attempt the next call tries again.
   // Throws DriverError: no libcuda, a driver too old, an entry point missing, cuInit failed.
   static const DriverApi& Get() {
     const DriverApi* api = initialised_.load(std::memory_order_acquire);
     return api != nullptr ? *api : Initialise();
   }
 
-  // The table without cuInit: enough to ask for the version on a machine whose GPU is out of order.
+  // The table without cuInit: enough to read the version on a machine whose GPU does not work.
   static const DriverApi& Load();
 
-  // The table if it has been loaded, else nullptr; never loads.
+  // The table if it has been loaded, otherwise nullptr; never loads.
   static const DriverApi* LoadedOrNull() { return loaded_.load(std::memory_order_acquire); }
 
   // As cuDriverGetVersion counts: 13000 is CUDA 13.0.

@@ -45,8 +45,7 @@ Scale ToScale(const char* name, const std::string& scale) {
                               scale + "; choose one of them");
 }
 
-// An extent that CUTLASS counts in 32 bits. One that is larger stays too large, and is refused with
-// its name by Plan.
+// An extent, which CUTLASS counts in 32 bits.
 int ToInt(const char* name, std::int64_t value) {
   if (value >= 0 && value <= INT32_MAX) return static_cast<int>(value);
   throw std::invalid_argument(std::string(name) + "=" + std::to_string(value) + " must be 1 to " +

@@ -7,7 +7,8 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Of a grid along y and z (CUDA C++ Programming Guide, technical specifications).
+// The most blocks of a grid along y and along z (CUDA C++ Programming Guide, technical
+// specifications).
 inline constexpr std::int64_t kMaxGridYZ = 65535;
 
 template <class Config>

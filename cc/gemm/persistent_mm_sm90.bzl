@@ -31,19 +31,19 @@ _FAMILY = kernel_family(
 
 _OPERAND_BYTES = {"bf16": 2, "e4m3": 1, "e5m2": 1, "fp16": 2}
 
-# Warp groups of a block -> fp32 accumulators that a thread may hold and leave room in its registers
-# (kConsumerRegisters). Of four warp groups a thread has too few for any.
+# Warp groups of a block -> fp32 accumulators that fit the registers of a thread (kConsumerRegisters).
+# With four warp groups a thread has too few registers for any.
 _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 
-# Warp groups of a block -> blocks that may share the k of a tile: each stores the sums of whole warps,
-# or of a warp group where there are two.
+# Warp groups of a block -> blocks that may share the k of a tile. Each block stores the sums of whole
+# warps or, with two warp groups, of a warp group.
 _MAX_SPLITS = {1: 4, 2: 2, 3: 1}
 
 # The sum over k, and one of each block of a tile's k.
 _MAX_BLOCK_ACCUMULATORS = 192
 
-# What the chunks of k of an operand and the boxes of a stored tile are wide: a swizzle atom, and as
-# many elements of 16 bits.
+# The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes, as many bytes
+# of 16-bit elements.
 _CHUNK_BYTES = 128
 _BOX_COLUMNS = 64
 

@@ -32,7 +32,7 @@ struct PersistentMmHost {
     const bool is_power_of_two = (problem.splits & (problem.splits - 1)) == 0;
     const std::int64_t num_tiles =
         std::int64_t{CeilDiv(problem.m, Shape::kTileM)} * CeilDiv(problem.n, Shape::kTileN);
-    // Of a last tile what reaches over the end is counted too, in an int.
+    // An int must hold the end of the last tile, which may lie beyond the tensor's.
     const auto fits = [](int extent, int tile) {
       return std::int64_t{CeilDiv(extent, tile)} * tile <= std::numeric_limits<int>::max();
     };
@@ -51,7 +51,7 @@ struct PersistentMmHost {
     SetTensors(&params, problem, tensors);
     SetTiles(&params, problem);
 
-    // So many blocks that each has as many tiles, or one less.
+    // As few blocks as finish in the same number of waves.
     int num_clusters = params.num_tiles;
     if (problem.splits == 1 && problem.num_sms > 0) {
       const int waves = CeilDiv(params.num_tiles, problem.num_sms * kBlocksPerSm);
@@ -68,12 +68,12 @@ struct PersistentMmHost {
   }
 
  private:
-  // What a block has of an SM's 228 KiB of shared memory, and 1 KiB that the system takes (CUDA C++
+  // An SM has 228 KiB of shared memory, of which the system takes 1 KiB per block (CUDA C++
   // Programming Guide, compute capability 9.0).
   static constexpr int kBlocksPerSm = 228 * 1024 / (Shape::kSharedBytes + 1024);
 
-  // Rows of a that are gone through for all n before the next: a's share of L2, and tiles enough
-  // for all SMs.
+  // Rows of a that are multiplied with all of b before the next rows: they fit L2, and have enough
+  // tiles for all SMs.
   static constexpr int kBandM = 2048;
 
   static int CeilDiv(int numerator, int denominator) { return (numerator - 1) / denominator + 1; }

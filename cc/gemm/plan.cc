@@ -49,8 +49,8 @@ void CheckLeadingDimension(const char* name, std::int64_t value, const char* ext
   CheckStride(name, value, element_bytes);
 }
 
-void CheckScaleStride(const char* name, std::int64_t value) {
-  if (value < 0) Refuse(name, value, "must not be negative", "pass the tensor's stride");
+void CheckAtLeast(const char* name, std::int64_t value, std::int64_t least, const char* remedy) {
+  if (value < least) Refuse(name, value, "must be at least " + std::to_string(least), remedy);
 }
 
 void CheckAddress(const char* name, const void* pointer, std::int64_t multiple) {
@@ -111,47 +111,40 @@ void Plan::CheckProblem() const {
   const GemmProblem& p = problem_;
   const std::int64_t operand_bytes = entry().operand_bytes;
   const std::int64_t out_bytes = entry().out_bytes;
-  // The extent along which an operand is contiguous, and d's, fill whole units of TMA.
+  // Extents along which an operand or d is contiguous are multiples of TMA's unit.
   const std::int64_t operand_multiple = kTmaBytes / operand_bytes;
   CheckExtent("m", p.m, entry().a_is_m_major ? operand_multiple : 1);
   CheckExtent("n", p.n, operand_multiple);
-  // No operand is contiguous along k if a is M-major and b N-major, as a weight's gradient has
-  // them.
+  // With a M-major and b N-major, as for a weight's gradient, no operand is contiguous along k.
   const bool is_k_strided = entry().a_is_m_major && entry().b_is_n_major;
   CheckExtent("k", p.k, is_k_strided ? 1 : operand_multiple);
   CheckExtent("batch", p.batch, 1);
-  if (entry().a_is_m_major) {
-    CheckLeadingDimension("lda", p.lda, "m", p.m, operand_bytes);
-  } else {
-    CheckLeadingDimension("lda", p.lda, "k", p.k, operand_bytes);
-  }
-  if (entry().b_is_n_major) {
-    CheckLeadingDimension("ldb", p.ldb, "n", p.n, operand_bytes);
-  } else {
-    CheckLeadingDimension("ldb", p.ldb, "k", p.k, operand_bytes);
-  }
+  const bool a_is_m_major = entry().a_is_m_major;
+  const bool b_is_n_major = entry().b_is_n_major;
+  CheckLeadingDimension("lda", p.lda, a_is_m_major ? "m" : "k", a_is_m_major ? p.m : p.k,
+                        operand_bytes);
+  CheckLeadingDimension("ldb", p.ldb, b_is_n_major ? "n" : "k", b_is_n_major ? p.n : p.k,
+                        operand_bytes);
   CheckLeadingDimension("ldd", p.ldd, "n", p.n, out_bytes);
   CheckStride("batch_stride_a", p.batch_stride_a, operand_bytes);
   CheckStride("batch_stride_b", p.batch_stride_b, operand_bytes);
   CheckStride("batch_stride_d", p.batch_stride_d, out_bytes);
-  if (p.num_groups < 0) {
-    Refuse("num_groups", p.num_groups, "must not be negative", "pass the number of groups");
-  }
+  CheckAtLeast("num_groups", p.num_groups, 0, "pass the number of groups");
   if (IsBlock(p.scale_a) || IsBlock(p.scale_b)) CheckExtent("k", p.k, kScaleBlock);
   if (IsBlock(p.scale_a)) {
-    CheckScaleStride("ld_scale_a", p.ld_scale_a);
-    CheckScaleStride("scale_a_stride_m", p.scale_a_stride_m);
+    CheckAtLeast("ld_scale_a", p.ld_scale_a, 0, "pass the tensor's stride");
+    CheckAtLeast("scale_a_stride_m", p.scale_a_stride_m, 0, "pass the tensor's stride");
   }
   if (IsBlock(p.scale_b)) {
-    CheckScaleStride("ld_scale_b", p.ld_scale_b);
-    CheckScaleStride("scale_b_stride_n", p.scale_b_stride_n);
+    CheckAtLeast("ld_scale_b", p.ld_scale_b, 0, "pass the tensor's stride");
+    CheckAtLeast("scale_b_stride_n", p.scale_b_stride_n, 0, "pass the tensor's stride");
   }
-  if (p.device < 0) Refuse("device", p.device, "must not be negative", "pass its ordinal");
-  if (p.num_sms < 1) Refuse("num_sms", p.num_sms, "must be positive", "pass the device's SM count");
+  CheckAtLeast("device", p.device, 0, "pass its ordinal");
+  CheckAtLeast("num_sms", p.num_sms, 1, "pass the device's SM count");
   if (p.max_swizzle != 1 && p.max_swizzle != 2 && p.max_swizzle != 4 && p.max_swizzle != 8) {
     Refuse("max_swizzle", p.max_swizzle, "must be 1, 2, 4 or 8", "choose one of them");
   }
-  if (p.splits < 1) Refuse("splits", p.splits, "must be positive", "pass 1 for no split");
+  CheckAtLeast("splits", p.splits, 1, "pass 1 for no split");
 }
 
 void Plan::CheckTensors(const GemmTensors& tensors) const {

@@ -27,7 +27,7 @@ struct EmbeddedKernel {
 // Every kernel of this module, in the order of its registry. No CUDA call.
 const std::vector<EmbeddedKernel*>& EmbeddedKernels();
 
-// Throws std::invalid_argument, naming the op's kernels, if there is none of this id.
+// Throws std::invalid_argument, naming this module's kernels, if none has this id.
 EmbeddedKernel& FindKernel(std::string_view id);
 
 class Plan {
@@ -37,8 +37,8 @@ class Plan {
   Plan(std::string_view kernel, const GemmProblem& problem);
 
   // Queues the product on `stream`. Throws driver::DriverError, or std::invalid_argument if an
-  // address is missing or misaligned. Safe for threads; of two at once, one keeps the tensor maps
-  // for the next launch.
+  // address is missing or misaligned. Thread-safe; of two concurrent launches one keeps its tensor
+  // maps for the next launch.
   void Launch(const GemmTensors& tensors, CUstream stream) const;
 
   const KernelEntry& entry() const { return kernel_.entry; }
