@@ -1,4 +1,4 @@
-// Division by a number that the host knows before the launch, without dividing on the device.
+// Division by a number that the host knows before the launch, without a division on the device.
 
 #pragma once
 

@@ -1,9 +1,9 @@
 // The device side of grouped_mm; grouped_mm_sm90.h says what it computes.
 //
 // Warp group 0 loads, one thread of it; the other two multiply. They meet at two barriers for each
-// stage of the ring in shared memory: `full` (the bytes have come) and `empty` (every warp that
-// multiplies the stage is done with it). Loader and multipliers walk the same tiles, so that the
-// number of the step within the block gives the stage and the phase of its barriers on both sides.
+// stage of the ring in shared memory: `full` (its bytes have arrived) and `empty` (every warp that
+// multiplies the stage has read it). Loader and multipliers visit the same tiles, so the number of
+// the step within the block gives the stage and the phase of its barriers on both sides.
 
 #pragma once
 
@@ -20,7 +20,7 @@ namespace stoneware::gemm::sm90 {
 // Where things are in the block's shared memory.
 template <class Shape>
 struct GroupedShared {
-  // An element of an operand, of which nothing but its place counts here.
+  // An element of an operand; only its address matters here.
   struct Element {
     char bytes[Shape::kOperandBytes];
   };
@@ -73,7 +73,7 @@ __device__ void MakeTable(const GroupedMmParams& params, const GroupedShared<Sha
   __syncthreads();
 }
 
-// One tile of the walk with its places in the tensors.
+// An output tile: where it begins in the tensors.
 struct GroupedTileOffset {
   int group;
   int m_begin;
@@ -101,9 +101,9 @@ __device__ void LoadGroups(const GroupedMmParams& params, const GroupedShared<Sh
     const GroupedTileOffset tile = FindTile(params, shared, num_n_tiles, tile_idx);
     for (int step = 0; step < num_steps; ++step) {
       Mbarrier* const full = shared.full(ring.stage);
-      // At the first round the stage is empty: the parity before the first counts as passed.
+      // In the first round the stage is empty: the phase before the first counts as complete.
       shared.empty(ring.stage)->Wait(ring.parity ^ 1);
-      // Boxes that reach over the ends of a tensor bring as many bytes, zeros there.
+      // A box that reaches beyond a tensor has as many bytes, with zeros there.
       full->ArriveAndExpect(Shape::kStageBytes);
       auto* rows = shared.rows() + ring.stage * (Shape::kTileRows * Shape::kTileK);
       auto* columns = shared.columns() + ring.stage * (Shape::kTileColumns * Shape::kTileK);
@@ -125,8 +125,7 @@ __device__ void LoadGroups(const GroupedMmParams& params, const GroupedShared<Sh
   }
 }
 
-// Scales, rounds and stores the sums of one warp group, which a thread holds as wgmma_sm90.cuh
-// says.
+// Scales, rounds and stores the sums of one warp group, laid out as wgmma_sm90.cuh describes.
 template <class Shape>
 class GroupedTileStore {
  public:
@@ -255,8 +254,8 @@ class GroupedMultiplier {
     for (; tile_idx < num_tiles; tile_idx += stride) {
       const GroupedTileOffset tile = FindTile(params_, shared_, num_n_tiles, tile_idx);
       if constexpr (Shape::kIsPingpong) {
-        // Not before the other one has waited for every step before these: a barrier tells only two
-        // phases apart.
+        // Not before the other warp group has waited for all earlier steps: a barrier can tell only
+        // two phases apart.
         SyncAtNamedBarrier(kConsumerThreads, kTurnBarrier + consumer_idx_);
       }
       Sum(sums, num_steps);
@@ -277,7 +276,7 @@ class GroupedMultiplier {
       FenceWgmma();
       MultiplyStage(sums, is_added);
       CommitWgmma();
-      // All but the newest step are done: the one before gives its stage back.
+      // All but the newest step are done: the stage of the step before can be released.
       WaitForWgmma<1>();
       FenceSums(sums);
       if (step > 0 && is_arriving) shared_.empty(last_stage)->Arrive();
@@ -292,7 +291,8 @@ class GroupedMultiplier {
     if (is_arriving) shared_.empty(last_stage)->Arrive();
   }
 
-  // Multiplies a stage, and adds the products to the sums if `is_added` is 1; after this it is.
+  // Multiplies a stage. Adds the products to the sums if `is_added` is 1, otherwise overwrites
+  // them; sets `is_added` to 1.
   __device__ void MultiplyStage(float (&sums)[Shape::kRowSteps][Shape::kSums],
                                 int& is_added) const {
     using Instruction = Wgmma<Shape::kOperand, Shape::kOperand, Shape::kTileColumns>;
@@ -318,7 +318,7 @@ class GroupedMultiplier {
   }
 
   static constexpr int kConsumerThreads = Shape::kNumConsumers * Shape::kThreadsPerGroup;
-  // Named barriers on which a warp group of pingpong waits for its turn: this one and the next.
+  // Named barriers at which the warp groups of pingpong wait for their turn: this and the next one.
   static constexpr unsigned kTurnBarrier = 9;
 
   const GroupedMmParams& params_;
@@ -337,7 +337,7 @@ struct GroupedMmKernel {
 
   static constexpr int kThreads = Shape::kThreads;
   static constexpr int kSharedBytes = Shape::kSharedBytes;
-  // The swizzle counts from multiples of it.
+  // Swizzle atoms begin at multiples of it.
   static constexpr int kSharedAlignment = 1024;
 
   static __device__ void Run(const Params& params, char* shared_bytes) {
@@ -357,7 +357,7 @@ struct GroupedMmKernel {
     const int num_n_tiles = NumTiles(params.n, Shape::kTileN);
     const int num_tiles = shared.m_tile_ends()[params.num_groups - 1] * num_n_tiles;
     const int num_steps = NumTiles(params.k, Shape::kTileK);
-    // The same for all threads of a warp, and known to be.
+    // By a shuffle, so that the compiler knows it to be the same for all threads of a warp.
     const int group_idx =
         __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x), 0) / Shape::kThreadsPerGroup;
     if (group_idx == 0) {

@@ -14,16 +14,16 @@
 // The accumulator is fp32, summed by the tensor core over all of k; scales are applied to it in
 // fp32. Rows of d from the last offset on are not written. A group may be empty or end at any row.
 //
-// The grid is persistent, at most one block per SM, each walking over output tiles. Which tiles
-// there are is known on the device alone, from the offsets: each block makes a table of them in
-// shared memory, so that there is no set-up kernel, no workspace and no tensor map but two, one for
-// all of a and one for all of b. A tile of a begins at any row, which TMA allows; it reads rows of
-// the group after its own, which are not stored.
+// The grid is persistent: at most one block per SM, and each block goes from output tile to output
+// tile. Only the device knows the tiles, from the offsets: each block makes a table of them in
+// shared memory. So there is no set-up kernel and no workspace, and two tensor maps are enough, one
+// for all of a and one for all of b. A tile of a begins at any row, which TMA allows; it also reads
+// rows of the next group, whose results are not stored.
 //
 // What makes it fast: one thread keeps TMA loads in flight, across the ends of tiles and groups,
-// while the other warp groups run wgmma and store straight from registers; and with kSwapAb the
-// weights take wgmma's side of 64 rows and the tokens the side that may be as narrow as 16, so that
-// few tokens a group cost little beside the bytes of the weights.
+// while the other warp groups run wgmma and store straight from registers. With kSwapAb the weights
+// are wgmma's 64 rows and the tokens its columns, of which there may be as few as 16: few tokens a
+// group cost little more than reading the weights.
 //
 // Beside what every config has (config.h), one of this family has kSchedule. This header is what
 // the device side (grouped_mm_sm90.cuh) and the host side (grouped_mm_sm90_host.h) share.
@@ -57,7 +57,7 @@ struct GroupedMmShape {
   static constexpr int kTileM = kSwapAb ? kTileColumns : kTileRows;
   static constexpr int kTileN = kSwapAb ? kTileRows : kTileColumns;
 
-  // With pingpong each of two warp groups multiplies a tile of its own, else both share one.
+  // With pingpong each of two warp groups multiplies a tile of its own; otherwise both share one.
   static constexpr bool kIsPingpong = Config::kSchedule == Schedule::kPingpong;
   static_assert(kIsPingpong || Config::kSchedule == Schedule::kCooperative);
   static constexpr int kNumConsumers = 2;
@@ -65,7 +65,7 @@ struct GroupedMmShape {
   static constexpr int kThreadsPerGroup = 128;
   static constexpr int kThreads = (1 + kNumConsumers) * kThreadsPerGroup;
   static_assert(kTileRows % (64 * kConsumersPerTile) == 0);
-  // The rows of 64 that each of them has, and the sums of a step and a thread.
+  // Steps of 64 rows of each of them, and the sums of a thread for one step.
   static constexpr int kRowSteps = kTileRows / (64 * kConsumersPerTile);
   static constexpr int kSums = kTileColumns / 2;
 
@@ -79,7 +79,7 @@ struct GroupedMmShape {
   static constexpr int kColumnStageBytes = kTileColumns * kTileK * kOperandBytes;
   static constexpr int kStageBytes = kRowStageBytes + kColumnStageBytes;
 
-  // Shared memory: the stages, then what is left.
+  // Shared memory: the stages, then barriers and table.
   static constexpr int kMaxStages = 16;
   static constexpr int kBarrierBytes = 2 * kMaxStages * 8;
   static constexpr int kTableBytes = 2 * kMaxGroups * 4;
@@ -103,7 +103,7 @@ struct GroupedMmParams {
   int n;
   int k;
   int num_groups;
-  int band;  // tiles along m that are taken together, for the sake of the L2
+  int band;  // tiles along m that run together, so that their operands fit L2
 };
 
 }  // namespace stoneware::gemm::sm90

@@ -1,5 +1,5 @@
-// The order in which grouped_mm goes over its output tiles. It runs on the device, and on the host
-// in its test.
+// The order of grouped_mm's output tiles. This code runs on the device, and on the host in its
+// test.
 
 #pragma once
 
@@ -22,8 +22,8 @@ struct GroupRows {
   int end;
 };
 
-// The rows of group `group`. Offsets that decrease or lie outside of [0, m] break the caller's
-// promise; they are cut, so that no row beyond d is ever written, and no count is negative.
+// The rows of group `group`. Offsets must not decrease nor lie outside of [0, m]. If they do, they
+// are clamped: no row beyond d is ever written, and no count is negative.
 STONEWARE_HOST_DEVICE GroupRows RowsOfGroup(const std::int32_t* offsets, int group, int m) {
   int begin = group == 0 ? 0 : offsets[group - 1];
   int end = offsets[group];
@@ -50,8 +50,8 @@ struct GroupTile {
 // num_n_tiles.
 STONEWARE_HOST_DEVICE GroupTile TileAt(int tile, const int* m_tile_ends, int num_groups,
                                        int num_n_tiles, int band) {
-  // The first group whose end lies after the tile; empty groups end where they begin, so that none
-  // is ever found.
+  // The first group whose end lies after the tile. An empty group ends where it begins, so it is
+  // never found.
   const int position = tile / num_n_tiles;
   int low = 0;
   int high = num_groups - 1;

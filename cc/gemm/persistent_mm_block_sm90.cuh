@@ -1,4 +1,4 @@
-// What a block of persistent_mm has: its part of the work, and its shared memory.
+// A block of persistent_mm: its part of the work, and its shared memory.
 
 #pragma once
 
@@ -9,16 +9,16 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Named barriers of the consumers, alone or with the warp that loads.
+// Named barriers: of the warp groups that multiply, and of these with the warp that loads.
 inline constexpr unsigned kAmongConsumers = 9;
 inline constexpr unsigned kBarriersReady = 10;
-// Of the two warps that load.
+// Between the two warps that load.
 inline constexpr unsigned kBarriersReadyForScales = 11;
-// Among a warp group that multiplies; of the next ones those after it.
+// Within the first warp group that multiplies; each further group has the next barrier.
 inline constexpr unsigned kAmongWarpGroup = 12;
 
-// This block's part of the work: some tiles of d, and of their k all or a slice. Nothing is
-// divided: that is a chain of some 20 instructions, for which the first load would wait.
+// This block's part of the work: some tiles of d, and all or a slice of their k. There is no
+// integer division: the first load would wait for its chain of some 20 instructions.
 template <bool kSplitsK>
 struct KSlice {
   int splits = static_cast<int>(kSplitsK ? BlocksOfCluster() : 1);
@@ -38,7 +38,8 @@ struct KSlice {
   }
 };
 
-// Where a tile begins. Bands of m, so that the operands of tiles of one time fit L2.
+// Where a tile begins. Tiles go in bands of m, so that the operands of those that run at one time
+// fit L2.
 template <class Shape>
 struct TileOffset {
   int n;
@@ -55,10 +56,11 @@ struct TileOffset {
   }
 };
 
-// The block's shared memory. `chunk` counts those of all stages: stage * kChunks + the chunk in it.
+// The block's shared memory. Chunks are numbered across stages: stage * kChunks + chunk in the
+// stage.
 template <class Shape>
 struct SharedMemory {
-  // An element of an operand, of which nothing but its place counts here.
+  // An element of an operand; only its address matters here.
   struct Element {
     char bytes[Shape::kOperandBytes];
   };
@@ -85,14 +87,14 @@ struct SharedMemory {
         empty(full + Shape::kStages),
         summed(full + 2 * Shape::kStages) {}
 
-  // Of a tile by how many the block had before it.
+  // `tile_idx`: how many tiles the block had before this one.
   __device__ float* ScalesOfB(int tile_idx) const {
     return vectors + tile_idx % 2 * Shape::kVectors;
   }
   __device__ float* Biases(int tile_idx) const { return ScalesOfB(tile_idx) + Shape::kTileN; }
   __device__ float* ScalesOfA(int tile_idx) const { return Biases(tile_idx) + Shape::kTileN; }
 
-  // One for each column, then that of the rows.
+  // One scale for each column, then the one of the rows.
   __device__ float* BlockScales(int chunk) const {
     return block_scales + chunk * Shape::kChunkScales;
   }

@@ -11,29 +11,6 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Fetches the tensor maps and makes the barriers. Runs on one thread.
-template <class Shape, bool kSplitsK>
-__device__ void PrepareLoads(const typename Shape::Params& params,
-                             const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
-  PrefetchTensorMap(&params.b_map);
-  PrefetchTensorMap(&params.a_map);
-  if constexpr (Shape::kStoresBoxes && (!kSplitsK || Shape::kSplitsStoreBoxes)) {
-    PrefetchTensorMap(&params.d_map);
-  }
-  if constexpr (Shape::kNarrowBoxes) PrefetchTensorMap(&params.narrow_d_map);
-  for (int stage = 0; stage < Shape::kStages; ++stage) {
-    shared.full[stage].Init(Shape::kBlockScales ? 1 + 32 : 1);
-    shared.empty[stage].Init(Shape::kBlockScales ? Shape::kConsumerThreads
-                                                 : Shape::kConsumerThreads / 32);
-  }
-  if constexpr (kSplitsK) {
-    shared.summed->Init(1);
-    shared.summed->ArriveAndExpect(Shape::kRows * Shape::kColumns * 4 / slice.splits *
-                                   (slice.splits - 1));
-  }
-  FenceBarrierInit();
-}
-
 // Loads the block's tiles, stage after stage. Runs on a warp, of which one thread loads.
 template <class Shape, bool kSplitsK>
 __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemory<Shape>& shared,
@@ -74,7 +51,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
       for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
         const int stage = ring.stage;
         Mbarrier* const full = &shared.full[stage];
-        // In the first round it is empty: the parity before the first counts as passed.
+        // In the first round the stage is empty: the phase before the first counts as complete.
         shared.empty[stage].Wait(ring.parity ^ 1);
         full->ArriveAndExpect(Shape::kRowStageBytes + Shape::kColumnStageBytes);
         for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
@@ -101,7 +78,7 @@ __device__ void LoadBlockScales(const typename Shape::Params& params,
     const TileOffset<Shape> offset(params, tile);
     const float* const scales_b =
         params.scale_b + offset.n / Shape::kScaleBlock * params.scale_b_stride;
-    // Left alone, the compiler unrolls this or not by the size of what stands around it.
+    // Without the pragma the compiler unrolls depending on the size of the surrounding code.
     constexpr int kUnrolled = Shape::kColumns <= 32 ? 2 : 1;
 #pragma unroll kUnrolled
     for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {

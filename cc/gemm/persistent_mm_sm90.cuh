@@ -1,8 +1,8 @@
 // The device side of persistent_mm; persistent_mm_sm90.h says what it computes.
 //
 // The first warp groups multiply; then a warp loads tiles, and one block scales. They meet at two
-// barriers for each stage in shared memory: `full` (its bytes have come) and `empty` (those who
-// multiply have read it).
+// barriers for each stage in shared memory: `full` (its bytes have arrived) and `empty` (the warps
+// that multiply have read it).
 
 #pragma once
 
@@ -16,8 +16,8 @@
 
 namespace stoneware::gemm::sm90 {
 
-// Asks L2 for what b has in the block's first stage, where no other block reads it; of rows that
-// begin between two lines of L2, for the first line of each chunk.
+// Prefetches the first stage of b to L2, if no other block reads it. A row that begins inside a
+// line of L2 has the first line of each chunk prefetched.
 template <class Shape, bool kSplitsK>
 __device__ void FetchAhead(const typename Shape::Params& params, const KSlice<kSplitsK>& slice) {
   if (params.num_m_tiles > 1) return;
@@ -32,11 +32,11 @@ __device__ void FetchAhead(const typename Shape::Params& params, const KSlice<kS
   }
 }
 
-// The sums of a thread, of each 64 rows that its warp group has.
+// A thread's sums, for each 64 rows of its warp group.
 template <class Shape>
 using Sums = float[Shape::kRowSteps][Shape::kSums];
 
-// Where this thread's warp group finds its rows and the columns, as wgmma takes it.
+// Matrix descriptors of the rows of this thread's warp group and of the columns.
 template <class Shape>
 struct Operands {
   std::uint64_t rows;
@@ -52,8 +52,8 @@ struct Operands {
   }
 };
 
-// Multiplies a chunk of the stages, and adds the products to the sums if `is_added` is 1; after
-// this it is.
+// Multiplies a chunk of the stages. Adds the products to the sums if `is_added` is 1, otherwise
+// overwrites them; sets `is_added` to 1.
 template <class Shape>
 __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& is_added,
                               Sums<Shape>& sums) {
@@ -77,14 +77,14 @@ __device__ void MultiplyChunk(const Operands<Shape>& operands, int chunk, int& i
   }
 }
 
-// Tells who loads that a stage has been read: block scales by each thread, tiles by wgmma.
+// Tells the loaders that a stage has been read: block scales by each thread, tiles by wgmma.
 template <class Shape>
 __device__ void Release(const SharedMemory<Shape>& shared, int stage) {
   if (Shape::kBlockScales || threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
 }
 
-// Sums a tile over k, and returns when all but the last products have been summed: the last stage,
-// which is to be released.
+// Sums a tile over k. On return the last products are still being summed; returns their stage,
+// which the caller must release.
 template <class Shape>
 __device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
                        RingPosition<Shape::kStages>& ring, int num_steps, Sums<Shape>& sums) {
@@ -109,7 +109,7 @@ __device__ int SumTile(const SharedMemory<Shape>& shared, const Operands<Shape>&
   return last_stage;
 }
 
-// Adds to the sums those of a chunk, scaled.
+// Scales the sums of a chunk and adds them.
 template <class Shape>
 __device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk, const Sums<Shape>& of_chunk,
                           Sums<Shape>& sums) {
@@ -171,7 +171,7 @@ template <class Shape, bool kSplitsK>
 __device__ void MultiplyTiles(const typename Shape::Params& params,
                               const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
   if constexpr (Shape::kFetchesAhead) FetchAhead<Shape>(params, slice);
-  // With the loader, which has made the barriers.
+  // Together with the loader, which has initialised the barriers.
   SyncAtNamedBarrier(Shape::kConsumerThreads + 32, kBarriersReady);
 
   const Operands<Shape> operands(shared);
@@ -211,7 +211,7 @@ struct PersistentMmKernel {
 
   static constexpr int kThreads = Shape::kThreads;
   static constexpr int kSharedBytes = Shape::kSharedBytes;
-  // A swizzle atom begins at a multiple of it.
+  // Swizzle atoms begin at multiples of it.
   static constexpr int kSharedAlignment = 1024;
 
   static __device__ void Run(const Params& params, char* shared_bytes) {
@@ -229,7 +229,7 @@ struct PersistentMmKernel {
     const KSlice<kSplitsK> slice(params);
     const int thread = static_cast<int>(threadIdx.x);
     // Every warp arrives at the cluster's barrier before its loads and products, and so waits for
-    // nothing there: who loads when its barriers are made.
+    // nothing there. The loader arrives when its barriers are initialised.
     const bool is_loader = thread / 32 == Shape::kConsumerThreads / 32;
     if (kSplitsK && !is_loader) ArriveAtCluster();
     if (thread < Shape::kConsumerThreads) {
@@ -242,8 +242,8 @@ struct PersistentMmKernel {
       } else if (Shape::kBlockScales && thread < Shape::kConsumerThreads + 64) {
         LoadBlockScales<Shape>(params, shared, slice);
       }
-      // Who has arrived at the cluster's barrier must not leave before it is complete, or is
-      // counted as one more that arrives.
+      // A thread that has arrived at the cluster's barrier must not exit before the barrier is
+      // complete: it would be counted as arriving once more.
       if constexpr (kSplitsK) WaitForClusterToArriveApart();
     }
   }

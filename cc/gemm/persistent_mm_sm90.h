@@ -1,38 +1,38 @@
-// Matrix product for small and middling m on Hopper: tiles that are cut to the problem, on blocks
-// that go from tile to tile or, where tiles are few, share the k of one.
+// Matrix product for small and medium m on Hopper. Blocks go from tile to tile or, if there are few
+// tiles, share the k of one.
 //
 //   d[m, n] = scale_a[m] * scale_b[n] * sum_k a[m, k] * b[k, n] + bias[n]
 //
 //   tensor    shape           stride                 dtype
 //   a         [m, k]          [lda, 1]               kA (fp8, bf16 or fp16)
-//   b         [k, n]          [1, ldb]               kB, of as many bytes
+//   b         [k, n]          [1, ldb]               kB, as many bytes as kA
 //   d         [m, n]          [ldd, 1]               kOut (bf16 or fp16)
 //   scale_a   [m] or scalar   [1] or [0]             fp32, or null for 1
 //   scale_b   [n] or scalar   [1] or [0]             fp32, or null for 1
 //   bias      [n] or null     [1]                    kOut
 //
-// With kBlockScales the scales stand inside the sum, a pair for each 128 of k:
+// With kBlockScales the scales are inside the sum, a pair for each 128 of k:
 //
 //   d[m, n] = sum_j scale_a[m, j] * scale_b[j, n / 128] * (the sum over block j of k) + bias[n]
 //
 //   scale_a   [m, k / 128]    any                    fp32
 //   scale_b   [k / 128, n / 128, rounded up]  any    fp32
 //
-// The accumulator is fp32; of fp8, summed by the tensor core over all of a block's k ("fast
-// accumulation"), with block scales over 128 of k. The partial sums of a tile's blocks are added in
-// an order that is fixed for each element, so the result is the same bit for bit from run to run.
+// The accumulator is fp32. The tensor core sums fp8 over all of a block's k ("fast accumulation"),
+// with block scales over 128 of k. The partial sums of a tile's blocks are added in an order that
+// is fixed for each element, so the result is the same bit for bit from run to run.
 //
-// With kSwapAb operands are swapped: it computes d^T = b^T a^T, so that n runs along the 64 rows of
-// wgmma and m along its columns, of which there may be as few as 16. A tile has kTileM of n and
-// kTileN of m. Without, rows are m and columns n, and k is not split.
+// With kSwapAb it computes d^T = b^T a^T: n runs along the 64 rows of wgmma, and m along its
+// columns, of which there may be as few as 16. A tile has kTileM of n and kTileN of m. Otherwise
+// rows are m, columns are n, and k is not split.
 //
-// The grid is a line of clusters. With splits the blocks of a cluster share the k of one tile; else
-// a cluster is one block, which goes from tile to tile until all are done.
+// The grid is one-dimensional, of clusters. With splits the blocks of a cluster share the k of one
+// tile; otherwise a cluster is one block, which goes from tile to tile until all are done.
 //
-// What makes it fast: every SM asks for bytes of b from the first microsecond to the last. Loads
-// start as soon as a block's barriers are ready, with L2 asked for the first ones before; partial
-// sums go from registers to the shared memory of other blocks; a tile is stored by TMA while the
-// next is multiplied. docs/design/persistent_mm_sm90.md has the measurements.
+// What makes it fast: every SM reads b from the first microsecond to the last. Loads start as soon
+// as a block's barriers are ready, and L2 prefetches the first ones before; partial sums go from
+// registers to the shared memory of other blocks; TMA stores a tile while the next is multiplied.
+// docs/design/persistent_mm_sm90.md has the measurements.
 //
 // Beside what every config has (config.h), one of this family has kStages, kWarpGroups,
 // kBlockScales and kMaxSplits. This header is what the device side (persistent_mm_sm90.cuh) and the
@@ -49,7 +49,7 @@
 
 namespace stoneware::gemm::sm90 {
 
-// The kernel's parameter is made of bases, so that what a config does not need takes no place.
+// The kernel's parameter is made of base classes: one that a config does not need takes no space.
 struct PersistentMmMaps {
   CUtensorMap a_map;  // [m, k]
   CUtensorMap b_map;  // of b^T: [n, k]
@@ -72,7 +72,7 @@ struct PersistentMmScalars {
   int num_k_tiles;
   int num_m_tiles;
   int num_tiles;  // of d
-  // Tiles go band by band, each of some tiles in m and all in n, and in it by m first.
+  // Tiles go band by band: a band has some tiles in m and all in n, and m runs first.
   int last_band;
   FastDivmod tiles_of_band;
   FastDivmod height_of_band;  // tiles in m
@@ -118,9 +118,9 @@ struct PersistentMmShape {
   static constexpr int kTileK = Config::kTileK;
   static constexpr int kStages = Config::kStages;
   static constexpr int kWarpGroups = Config::kWarpGroups;
-  // The rows of 64 that each warp group has.
+  // Steps of 64 rows of each warp group.
   static constexpr int kRowSteps = kRows / (64 * kWarpGroups);
-  // Of a step and a thread.
+  // Sums of a thread for one step.
   static constexpr int kSums = kColumns / 2;
 
   // A swizzle atom of shared memory is 128 bytes wide: that much of k is loaded at a time.
@@ -140,14 +140,14 @@ struct PersistentMmShape {
                 "a chunk of a tile has one scale of b");
 
   static constexpr int kConsumerThreads = 128 * kWarpGroups;
-  // Then a warp that loads, and one for block scales. Beside several warp groups they are in one of
-  // their own, which leaves registers to the others.
+  // Then a warp that loads, and one for block scales. With several warp groups these are in a warp
+  // group of their own, which gives registers to the others.
   static constexpr bool kMovesRegisters = kWarpGroups > 1;
   static constexpr int kThreads = kConsumerThreads + (kMovesRegisters ? 128
                                                       : kBlockScales  ? 64
                                                                       : 32);
-  // Registers of a thread. Together at most what the block starts with: of 65536, as many for each
-  // thread of whole groups of four warps, a multiple of 8.
+  // Registers of a thread. All together at most what the block starts with: 65536 divided by its
+  // threads, rounded down to a multiple of 8, for each thread.
   static constexpr int kLoaderRegisters = 56;
   static constexpr int kConsumerRegisters = kWarpGroups == 2 ? 224 : 152;
   static_assert(!kMovesRegisters ||
@@ -158,7 +158,7 @@ struct PersistentMmShape {
   // Scales and bias of a tile, and of the next one.
   static constexpr int kVectors = 2 * kTileN + kTileM;
   static constexpr int kVectorBytes = 2 * kVectors * 4;
-  // Of a stage's chunk: one for each column, then that of the rows, at a multiple of 16 bytes.
+  // Scales of a chunk: one for each column, then the one of the rows, padded to 16 bytes.
   static constexpr int kChunkScales = kColumns + 4;
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;
   // Of the stages, and one for partial sums.
@@ -166,9 +166,9 @@ struct PersistentMmShape {
 
   static_assert(kOutBytes == 2 && kColumns % 16 == 0, "gemm_configs.bzl refuses such a config");
 
-  // From m = 64 on a tile is stored in boxes of 64 columns of n, 128 bytes: each warp group writes
-  // them to shared memory, from where TMA stores them. What 64 rows have beyond whole ones is a
-  // narrower box.
+  // From m = 64 on a tile is stored in boxes of 64 columns of n (128 bytes): each warp group writes
+  // them to shared memory, from where TMA stores them. Columns beyond the whole boxes are a
+  // narrower one.
   static constexpr int kBoxColumns = 64;
   static constexpr int kBoxRows = kSwapAb ? kTileM : 64;
   static constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;
@@ -178,8 +178,8 @@ struct PersistentMmShape {
   static constexpr int kBoxesWanted = kSwapAb ? 1 : kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
   static constexpr int kWantedBytes =
       (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;
-  // Beside the stages there is a place for each, if there is room, or as many as fit, in turn: so
-  // the next tile is multiplied while they are stored. If none fits, registers are stored.
+  // Beside the stages each box has a place, or as many as fit are used in turn, so that the next
+  // tile is multiplied while boxes are stored. If none fits, threads store their registers.
   static constexpr int kBoxSpace =
       (kMaxSharedBytesSm90 - kStagesBytes - kVectorBytes - kBlockScaleBytes - kBarrierBytes) /
       kWarpGroups;
@@ -193,8 +193,8 @@ struct PersistentMmShape {
       kStoresBoxes && kHasPlaceForEach ? kWantedBytes : kBoxes * kBoxBytes;
   static constexpr int kBoxesBytes = kWarpGroups * kGroupBoxesBytes;
 
-  // The blocks of a cluster share the warps of a tile: what a warp has summed goes to the block
-  // that stores it. Of several warp groups a whole one stores, so that boxes stay whole.
+  // The blocks of a cluster share the warps of a tile: each warp's sums go to the block that stores
+  // them. With several warp groups one block stores a whole warp group, so that boxes stay whole.
   static constexpr int kMaxSplits = Config::kMaxSplits;
   static_assert(kMaxSplits == 1 || kMaxSplits == (kWarpGroups == 1 ? 4 : 2));
   static constexpr bool kSplitsStoreBoxes = kStoresBoxes && kMaxSplits <= kWarpGroups;
@@ -204,7 +204,7 @@ struct PersistentMmShape {
   static constexpr int kColumnsAt = kStages * kRowStageBytes;
   static constexpr int kBoxesAt = kStagesBytes;
   static_assert(kBoxesAt % 1024 == 0, "a swizzle atom of 8 rows");
-  // Partial sums arrive where the boxes are, before there are any.
+  // Partial sums arrive in the space of the boxes, before there are any.
   static constexpr int kVectorsAt =
       kBoxesAt + (kPartialBytes < kBoxesBytes ? kBoxesBytes : kPartialBytes);
   static constexpr int kBlockScalesAt = kVectorsAt + kVectorBytes;
@@ -212,7 +212,7 @@ struct PersistentMmShape {
   static constexpr int kSharedBytes = kBarriersAt + kBarrierBytes;
   static_assert(kSharedBytes <= kMaxSharedBytesSm90, "gemm_configs.bzl refuses such a config");
 
-  // Tiles of few m, for which reading b is all that counts.
+  // Tiles of few m, whose time is that of reading b.
   static constexpr bool kFetchesAhead = kSwapAb && kWarpGroups == 1 && kColumns <= 64;
 
   // The kernel's only parameter.

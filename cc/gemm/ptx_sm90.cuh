@@ -1,6 +1,6 @@
-// The PTX instructions of sm_90 that the kernels use and CUDA C++ has no words for: barriers in
-// shared memory, TMA, clusters, register counts. Each function is one instruction, named after what
-// it does; what it means in full is in the PTX ISA, under the instruction's name.
+// PTX instructions of sm_90 for which CUDA C++ has no function: barriers in shared memory, TMA,
+// clusters, register counts. Each function is one instruction, named after what it does; the PTX
+// ISA documents it under the instruction's name.
 
 #pragma once
 
@@ -15,8 +15,8 @@ __device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Barriers of threads of the block. Barrier 0 is that of __syncthreads; a count is of threads,
-// those that arrive and those that wait together.
+// Named barriers of the block's threads; barrier 0 is that of __syncthreads. `num_threads` counts
+// the threads that arrive and those that wait together.
 __device__ __forceinline__ void ArriveAtNamedBarrier(unsigned num_threads, unsigned barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(num_threads));
 }
@@ -25,8 +25,8 @@ __device__ __forceinline__ void SyncAtNamedBarrier(unsigned num_threads, unsigne
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads));
 }
 
-// A barrier in shared memory: a phase is over when all have arrived and all bytes that were
-// announced have come.
+// A barrier in shared memory: a phase is complete when all threads and all expected bytes have
+// arrived.
 class Mbarrier {
  public:
   __device__ __forceinline__ void Init(std::uint32_t num_arrivals) {
@@ -37,20 +37,20 @@ class Mbarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()));
   }
 
-  // Arrives, and announces bytes.
+  // Arrives, and adds bytes to those expected.
   __device__ __forceinline__ void ArriveAndExpect(std::uint32_t num_bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%1], %0;" ::"r"(num_bytes),
                  "r"(Address()));
   }
 
-  // One arrival of this thread once its CopyAsync so far have been written.
+  // Arrives once for this thread, when its copies by CopyAsync so far have been written.
   __device__ __forceinline__ void ArriveWhenCopied() {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(Address())
                  : "memory");
   }
 
-  // Waits until the phase of this parity is over. The last operand is for how many nanoseconds the
-  // hardware may suspend the thread before it asks again.
+  // Waits until the phase of this parity is complete. The last operand is the time in nanoseconds
+  // for which the hardware may suspend the thread before it polls again.
   __device__ __forceinline__ void Wait(std::uint32_t parity) {
     const std::uint32_t address = Address();
     asm volatile(
@@ -85,12 +85,12 @@ class Mbarrier {
   std::uint64_t state_;
 };
 
-// Barriers that this thread made are seen by the cluster and by TMA.
+// Makes barriers that this thread has initialised visible to the cluster and to TMA.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;");
 }
 
-// What L2 does with the lines of a TMA load: the values of CUTLASS's TMA::CacheHintSm90, made by
+// How L2 keeps the lines of a TMA load: the values of CUTLASS's TMA::CacheHintSm90, made by
 // createpolicy.fractional.
 enum class CacheHint : std::uint64_t {
   kEvictNormal = 0x1000000000000000,
@@ -102,7 +102,8 @@ __device__ __forceinline__ void PrefetchTensorMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");
 }
 
-// Loads the box of a tensor map that begins at (x, y) to shared memory. `barrier` gets the bytes.
+// Loads the box of a tensor map that begins at (x, y) to shared memory; its bytes arrive at
+// `barrier`.
 __device__ __forceinline__ void LoadBox(const CUtensorMap* map, const Mbarrier* barrier,
                                         CacheHint hint, void* shared, int x, int y) {
   asm volatile(
@@ -124,7 +125,7 @@ __device__ __forceinline__ void LoadBox(const CUtensorMap* map, const Mbarrier* 
       : "memory");
 }
 
-// Stores a box from shared memory, as far as it lies in the tensor, as a group of its own.
+// Stores the part of a box that lies in the tensor, from shared memory, as a group of its own.
 __device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t shared, int x,
                                          int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
@@ -134,14 +135,14 @@ __device__ __forceinline__ void StoreBox(const CUtensorMap* map, std::uint32_t s
   asm volatile("cp.async.bulk.commit_group;");
 }
 
-// Waits until all boxes that this thread stored, but for the last kNumLeft, have been read from
+// Waits until all boxes that this thread stored, except the last kNumLeft, have been read from
 // shared memory.
 template <int kNumLeft>
 __device__ __forceinline__ void WaitForStoredBoxes() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNumLeft) : "memory");
 }
 
-// What this thread wrote to shared memory is seen by TMA.
+// Makes this thread's writes to shared memory visible to TMA.
 __device__ __forceinline__ void FenceSharedForTma() {
   asm volatile("fence.proxy.async.shared::cta;");
 }
@@ -166,8 +167,8 @@ __device__ __forceinline__ float4 LoadShared(std::uint32_t address) {
   return word;
 }
 
-// Writes four 8 x 8 matrices of 16 bits, whose words the threads of a warp hold as wgmma leaves
-// them. Lane l says where row l % 8 of matrix l / 8 goes; with kTransposes column l % 8.
+// Writes four 8 x 8 matrices of 16-bit elements, held by the threads of a warp in wgmma's layout.
+// Lane l gives the address of row l % 8 of matrix l / 8, or with kTransposes of column l % 8.
 template <bool kTransposes>
 __device__ __forceinline__ void StoreMatrices(std::uint32_t address, const unsigned (&words)[4]) {
   if constexpr (kTransposes) {
@@ -182,7 +183,7 @@ __device__ __forceinline__ void StoreMatrices(std::uint32_t address, const unsig
   }
 }
 
-// Changes the registers that each thread of a warp group has.
+// Changes the number of registers of each thread of a warp group.
 template <int kRegisters>
 __device__ __forceinline__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -218,29 +219,29 @@ __device__ __forceinline__ unsigned ClustersOfGrid() {
   return x;
 }
 
-// Arrives at the cluster's barrier, and waits for nothing. All threads of a warp call together.
+// Arrives at the cluster's barrier without waiting. All threads of a warp call it together.
 __device__ __forceinline__ void ArriveAtCluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;");
 }
 
-// Waits until all threads of the cluster have arrived. All threads of a warp call together.
+// Waits until all threads of the cluster have arrived. All threads of a warp call it together.
 __device__ __forceinline__ void WaitForClusterToArrive() {
   asm volatile("barrier.cluster.wait.aligned;");
 }
 
-// The same for threads of a warp that are apart.
+// The same for a warp whose threads have diverged.
 __device__ __forceinline__ void WaitForClusterToArriveApart() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The address in the shared memory of block `block` of the cluster that is `address` in this one's.
+// The shared memory address of the cluster's block `block` that corresponds to `address` here.
 __device__ __forceinline__ std::uint32_t AddressInBlock(std::uint32_t address, int block) {
   std::uint32_t mapped;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(block));
   return mapped;
 }
 
-// Writes 16 bytes to the shared memory of a block of the cluster, and tells its barrier.
+// Writes 16 bytes to the shared memory of a block of the cluster; they arrive at its `barrier`.
 __device__ __forceinline__ void StoreToBlock(std::uint32_t address, std::uint32_t barrier, float x,
                                              float y, float z, float w) {
   asm volatile(

@@ -4,7 +4,7 @@
 
 namespace stoneware::gemm::sm90 {
 
-// The stage, and the parity of how often it has been come to.
+// The stage, and the parity of the round through the ring.
 template <int kStages>
 struct RingPosition {
   int stage = 0;

@@ -23,7 +23,7 @@ inline constexpr int kWgmmaBytes = 32;
 // What a matrix descriptor counts.
 inline constexpr int kDescriptorBytes = 16;
 
-// Before the first wgmma that reads these registers: what was written to them is seen.
+// Needed before the first wgmma that reads registers: makes writes to them visible to it.
 __device__ __forceinline__ void FenceWgmma() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -39,8 +39,8 @@ __device__ __forceinline__ void WaitForWgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNumLeft) : "memory");
 }
 
-// wgmma writes the sums behind the compiler's back: nothing that reads or writes them may be moved
-// over this.
+// wgmma writes the sums without the compiler's knowledge: no read or write of them may be moved
+// across this.
 template <int kSteps, int kSums>
 __device__ __forceinline__ void FenceSums(float (&sums)[kSteps][kSums]) {
 #pragma unroll
@@ -60,8 +60,8 @@ __device__ __forceinline__ std::uint64_t OperandDescriptor(const void* shared) {
   return (SharedAddress(shared) >> 4 & 0x3fff) | kLeadingOffset | kRowsOffset | kSwizzle;
 }
 
-// Of what lies `offset` times 16 bytes later. The sum stays within the address: half of the
-// registers of a sum of 64 bits.
+// The descriptor of what lies `offset` * 16 bytes later. The sum does not leave the address's half,
+// so adding 32 bits is enough.
 __device__ __forceinline__ std::uint64_t Advance(std::uint64_t descriptor, int offset) {
   union {
     std::uint64_t whole;
@@ -74,12 +74,12 @@ __device__ __forceinline__ std::uint64_t Advance(std::uint64_t descriptor, int o
   return to.whole;
 }
 
-// Wgmma<kA, kB, kColumns>::Multiply(sums, a, b, scale_d): one wgmma of these operands and so many
-// columns, on matrix descriptors; scale_d is 0 or 1.
+// Wgmma<kA, kB, kColumns>::Multiply(sums, a, b, scale_d): one wgmma with kColumns columns; a and b
+// are matrix descriptors, scale_d is 0 or 1.
 template <DType kA, DType kB, int kColumns>
 struct Wgmma;
 
-// The first so many registers of an instruction.
+// The first N registers of an instruction.
 // clang-format off
 #define STONEWARE_REGISTERS_8                                                                      \
   "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -115,7 +115,7 @@ struct Wgmma;
   ", %126, %127"
 // clang-format on
 
-// The operands that these are.
+// The operands that these registers are.
 #define STONEWARE_SUMS_8(i)                                                                  \
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
       "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
