@@ -324,14 +324,14 @@ def device_named(name: str, known: Sequence[Known], where: str, others: str = ""
 
 
 def devices_named(name: str, known: Iterable[Known]) -> list[Known]:
-    """The first device with this name or alias; without one, those with it as part of a name, one
-    of each name."""
+    """The first device with this name or alias; without one, those with its words in a name, one of
+    each name. A part of a word is none: an H20 is no H200."""
     folded = normalized_name(name)
     parts: dict[str, Known] = {}
     for device in known:
         if names_match(name, device.names):
             return [device]
-        if folded and any(folded in normalized_name(one) for one in device.names):
+        if folded and any(f" {folded} " in f" {normalized_name(one)} " for one in device.names):
             parts.setdefault(device.fingerprint.name, device)
     return list(parts.values())
 

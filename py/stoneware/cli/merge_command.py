@@ -30,7 +30,11 @@ def merge(
         str, typer.Option(help="Folder to write to: new, empty, or one of the sources.", show_default=False)
     ],
     keep: Annotated[
-        str, typer.Option(help="all, or newest: only the newest sample of each problem, candidate and kernel.")
+        str,
+        typer.Option(
+            help="all; newest, of each problem, candidate and kernel; or current, of these only those of kernels "
+            "that this installation has, with the bytes that they have now."
+        ),
     ] = "all",
     json: Json = False,
 ) -> int:
