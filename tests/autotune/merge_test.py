@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoneware.errors import TableError
+from stoneware.kernels import manifest
+from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import differences, merge, table_file
@@ -191,8 +193,31 @@ def test_newest_keeps_of_each_candidate_the_newest_run(tmp_path):
     assert merge.merge([folder], tmp_path / "all").num_samples == 5
     merge.merge([folder], tmp_path / "newest", keep="newest")
     assert texts(tmp_path / "newest") == sorted(canonical_json(sample.to_json()) for sample in samples[1:])
-    with pytest.raises(ValueError, match="keep='oldest' must be one of all, newest"):
+    with pytest.raises(ValueError, match="keep='oldest' must be one of all, newest, current"):
         merge.merge([folder], tmp_path / "x", keep="oldest")
+
+
+def test_current_keeps_what_is_built_with_the_same_bytes(tmp_path, monkeypatch):
+    old, new = data.run("old", date="2026-01-01"), data.run("new", date="2026-02-01")
+    current = data.sample(run="new", median_us=2, kernel_sha256=data.sha256("its bytes"))
+    samples = [
+        data.sample(run="old", median_us=1, kernel_sha256=data.sha256("its bytes")),
+        current,
+        data.sample(run="new", kernel_sha256=data.sha256("other bytes")),
+        data.sample(run="old", kernel="removed"),
+    ]
+    record = KernelRecord(
+        id=current.config.kernel,
+        op="scaled_mm",
+        backend=current.config.backend,
+        arch="sm_90a",
+        config={},
+        sha256=data.sha256("its bytes"),
+        size_bytes=1,
+    )
+    monkeypatch.setattr(manifest, "packaged", lambda: Manifest({record.id: record}))
+    merge.merge([write_folder(tmp_path / "a", samples, [old, new])], tmp_path / "current", keep="current")
+    assert texts(tmp_path / "current") == [canonical_json(current.to_json())]
 
 
 def test_two_runs_with_one_id_are_an_error_that_names_both_sources(tmp_path):

@@ -148,10 +148,11 @@ def _scale_kind(name: str, scale: torch.Tensor, vector_shape: list[int], index: 
         return "row"
     if scale.numel() == 1 and scale.ndim <= 2:
         return "tensor"
+    remedy = f"{name}.t()" if list(scale.shape) == vector_shape[::-1] else f"a flat vector as {name}{index}"
     letters = "[m, 1]" if vector_shape[1] == 1 else "[1, n]"
     raise ValueError(
         f"{name}.shape={list(scale.shape)} must be one element, {letters}={vector_shape}, or "
-        f"{block_shape} of block scales; pass a flat vector as {name}{index}"
+        f"{block_shape} of block scales; pass {remedy}"
     )
 
 
