@@ -146,10 +146,10 @@ def test_launch_description_has_its_digest_and_only_a_kernel_that_has_one(write,
     assert "description_sha256" not in second
 
 
-def test_digest_is_that_of_the_canonical_content(write):
-    manifest = json.loads(write([kernel("a", "a.cubin")]))
-    content = json.dumps({**manifest, "digest": ""}, sort_keys=True, separators=(",", ":"))
-    assert manifest["digest"] == hashlib.sha256(content.encode("ascii")).hexdigest()
+def test_digest_is_that_of_the_text_with_an_empty_digest(write):
+    text = write([kernel("a", "a.cubin")])
+    digest = json.loads(text)["digest"]
+    assert digest == hashlib.sha256(text.replace(digest, "").encode("ascii")).hexdigest()
 
 
 @pytest.fixture
