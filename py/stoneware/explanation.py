@@ -196,8 +196,8 @@ def explain(
     m: int,
     n: int,
     k: int,
-    dtype: str | None = None,
-    out_dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    out_dtype: str | torch.dtype | None = None,
     scales: str = "row",
     has_bias: bool = False,
     num_groups: int = 0,
@@ -210,7 +210,7 @@ def explain(
     Args:
       op: "scaled_mm", "matmul" or "grouped_mm".
       m, n, k: sizes, ints up to 2**31-1.
-      dtype: of a and b; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
+      dtype: of a and b, as torch or Stoneware names it; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
       out_dtype: "bf16" or "fp16"; None for `dtype` (matmul) or "bf16".
       scales: "row", "tensor" or "block" (1x128 of a, 128x128 of b), or that of a and that of b as
         "tensor/row"; matmul has none and ignores it.
@@ -241,7 +241,7 @@ def explain(
             f"scales={scales!r} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or 'tensor/row'"
         )
     described = {"scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch, "layout": layout}
-    dtypes = {"dtype": dtype, "out_dtype": out_dtype}
+    dtypes = {"dtype": _dtype_name(dtype), "out_dtype": _dtype_name(out_dtype)}
     spec = registry.spec(op)
     problem = spec.make_problem(
         m=m,
@@ -263,6 +263,13 @@ def explain(
         table_digest=packaged.digest if packaged else "",
         run=dict(decision.run) or None,
     )
+
+
+def _dtype_name(dtype: str | torch.dtype | None) -> str | torch.dtype | None:
+    """A dtype of torch's as Stoneware names it; another one as it is, for the check of its problem."""
+    from stoneware.runtime.dtypes import DTYPE_NAMES
+
+    return dtype if dtype is None or isinstance(dtype, str) else DTYPE_NAMES.get(dtype, dtype)
 
 
 def _device(op: str, device: str | torch.device | None) -> Device:

@@ -45,7 +45,9 @@ def parse_shape(text: str) -> Problem:
         m, n, k = map(int, text.lower().split("x"))
         return Problem.dense(m=m, n=n, k=k)
     except ValueError as error:
-        raise app.UsageError(f"--shapes={text} must be MxNxK, as 16x4096x4096: {error}") from error
+        raise app.UsageError(
+            f"--shapes={text} must be MxNxK, as 16x4096x4096; separate sizes by x, shapes by a comma: {error}"
+        ) from error
 
 
 def kernel_name(explanation: Explanation) -> str:

@@ -60,9 +60,9 @@ class Config:
             if type(value) is not int:
                 raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
             if value not in known:
-                raise ValueError(f"{name}={value} must be one of {known}")
+                raise ValueError(f"{name}={value} must be one of {known}; pass one of these")
         if self.raster not in RASTERS:
-            raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}")
+            raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}; pass one of these")
 
     @classmethod
     def of_kernel(cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1) -> Config:

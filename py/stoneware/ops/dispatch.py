@@ -300,7 +300,7 @@ _said_capture: set[str] = set()
 
 @functools.cache
 def _say_no_promise(op: str) -> None:
-    _LOG.warning("%s runs on the CPU, where batch invariance is not promised: torch's own kernels run there", op)
+    _LOG.warning("sw.%s runs on the CPU, where batch invariance is not promised: torch's own kernels run there", op)
 
 
 _said_reference: set[str] = set()
@@ -313,7 +313,9 @@ def _say_reference(op: str, device: Device, decision: Decision) -> None:
         return
     _said_reference.add(device.kind)
     if device.kind == "cpu":
-        _LOG.warning("%s runs on the CPU with the reference backend, which is slow and meant for checking results", op)
+        _LOG.warning(
+            "sw.%s runs on the CPU with the reference backend, which is slow and meant for checking results", op
+        )
         return
     _LOG.warning(
         "%s runs on %s with the reference backend, which is slow, because no other backend can: %s",

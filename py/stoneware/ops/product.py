@@ -95,13 +95,16 @@ class Product:
         """Raises ValueError unless these fields are at least 1."""
         for name in names:
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; nothing is computed for none")
+                remedy = "pass how many groups there are" if name == "num_groups" else "nothing is computed for none"
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; {remedy}")
 
     def check_known(self, known: Mapping[str, Iterable[str]]) -> None:
         """Raises ValueError unless each named field has one of the values known for it."""
         for name, values in known.items():
             if getattr(self, name) not in values:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(values)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be one of {', '.join(values)}; pass one of these"
+                )
 
 
 def check_int(name: str, value: object) -> None:

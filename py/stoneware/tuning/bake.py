@@ -91,7 +91,9 @@ def _read_devices(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> li
     folders: dict[Path, dict[str, Path]] = {}
     for path in map(Path, sample_files):
         if path.name not in ("runs.json", "device.json") and path.suffix != ".jsonl":
-            raise ValueError(f"{path}: a sample file is <op>.jsonl, runs.json or device.json")
+            raise ValueError(
+                f"{path}: a sample file is <op>.jsonl, runs.json or device.json; pass these, or a folder that is there"
+            )
         folders.setdefault(path.parent, {})[path.name] = path
     devices = []
     for files in folders.values():
@@ -183,7 +185,8 @@ def _check(op: str, device: _DeviceSamples, manifest: Manifest | None, kernels: 
         if not is_kernel(op) and not entry_rules.is_known(sample.config, manifest):
             raise TableError(
                 f"{place}: kernel {sample.config.kernel!r} of {sample.config.backend} is not in "
-                "the kernel manifest; delete the samples of a removed kernel, or build the kernel"
+                "the kernel manifest; build the kernel, or drop the samples of removed kernels with `stoneware "
+                "merge FOLDER --out FOLDER --keep current`"
             )
         mark = (*sample.sort_key, sample.kernel_sha256)
         if mark in seen:

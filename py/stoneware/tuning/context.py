@@ -39,7 +39,7 @@ def tuning(
       TableError: a file of the overlay is damaged.
     """
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}")
+        raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}; pass one of these")
     if batch_invariant is not None:
         _check_is_bool("batch_invariant", batch_invariant)
     return policy.entered(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)

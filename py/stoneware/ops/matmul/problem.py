@@ -84,7 +84,7 @@ class Problem(Product):
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} must be one of "
-                    f"{', '.join(allowed)}; cast the tensor with .to(torch.bfloat16)"
+                    f"{', '.join(allowed)}; pass one of these, or cast the tensor with .to(torch.bfloat16)"
                 )
         if self.a_dtype != self.b_dtype or self.out_dtype not in (self.a_dtype, WIDE_DTYPE):
             raise ValueError(

@@ -52,6 +52,7 @@ def checked_plan(
         raise TypeError(
             f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast the result"
         )
+    check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
         scale_a_kind = "row"  # of one row; backends that want two scales of one kind take it
@@ -68,7 +69,6 @@ def checked_plan(
             else "pass an out of torch.bfloat16, torch.float16 or torch.float32, and its dtype as out_dtype",
         )
     device = tensor_checks.check_one_device(tensors)
-    check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
     if m == 0 or n == 0:
         return tensor_checks.run_nothing
     _check_layouts(a, b)
