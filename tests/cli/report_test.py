@@ -298,7 +298,7 @@ def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
     )
     _, out, _ = report(capsys, "--json", folder, other)
     assert len(json.loads(out)["devices"]) == 2
-    for name in ("x1", "nvidia x"):
+    for name in ("x1", "NVIDIA X1"):
         _, out, _ = report(capsys, "--json", "--device", name, folder, other)
         assert [item["device"]["name"] for item in json.loads(out)["devices"]] == ["NVIDIA X1"]
     code, _, err = report(capsys, "--json", "--device", "A100", folder, other)
