@@ -291,7 +291,11 @@ def _device(op: str, device: str | torch.device | None) -> Device:
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
     known = [device for source in sources.sources(op) for device in source.table.devices]
-    found = device_named(name, known, f"the tuning table of {op}", ", 'cuda', 'cpu' or None")
+    where = f"the tuning table of {op}"
+    if not devices_named(name, known):  # an op that nobody measured has the devices of the others
+        known = [device for other in OPS for source in sources.sources(other) for device in source.table.devices]
+        where = "the tuning tables"
+    found = device_named(name, known, where, ", 'cuda', 'cpu' or None")
     return Device(kind="cuda", fingerprint=found.fingerprint)
 
 

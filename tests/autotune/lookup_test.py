@@ -41,7 +41,7 @@ def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
         ({"dtype": ""}, ValueError, ["a_dtype=''", "must be one of"]),
         ({"out_dtype": ""}, ValueError, ["out_dtype=''", "must be one of"]),
         ({"device": 0}, TypeError, ["device=0", "str, a torch.device or None", "'cuda:1'"]),
-        ({"device": ""}, ValueError, ["device='' is not in the tuning table", "'cuda', 'cpu' or None"]),
+        ({"device": ""}, ValueError, ["device='' is not in the tuning tables", "'cuda', 'cpu' or None"]),
         ({"device": "cuda"}, ValueError, ["device='cuda'", "finds none", "'cpu'"]),
         ({"device": torch.device("cuda", 1)}, ValueError, ["device='cuda:1'", "finds none"]),
         ({"device": "cuda:abc"}, ValueError, ["device='cuda:abc'", "'cuda:1'"]),

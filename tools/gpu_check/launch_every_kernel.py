@@ -192,7 +192,8 @@ def plan(launch: Launch, kernel: KernelRecord, device: Device) -> Callable[..., 
 def call_op(op: str, problem: Any, config: Config, tensors: Operands) -> None:
     """The public op, into `tensors.out`."""
     options = {name: getattr(problem, name) for name, _ in spec(op).arguments}
-    options["out_dtype"] = tensors.out.dtype
+    if "out_dtype" in options:
+        options["out_dtype"] = tensors.out.dtype
     getattr(stoneware, op)(**tensors.tensors, **options, config=config)
 
 

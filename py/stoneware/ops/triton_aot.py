@@ -1,7 +1,8 @@
 """Backend of an op's Triton kernels, compiled during the build for sm_80 to sm_120.
 
 The kernel is `triton_kernel.py` in the op's folder; Triton itself is not needed. Its parameters are
-the tensors in the order of a plan, m, n, k, lda, ldb, ldd, the op's `flags`, and has_bias.
+the tensors in the order of a plan, m, n, k, lda, ldb, ldd, the op's `flags`, and has_bias if the op
+has a bias.
 """
 
 from __future__ import annotations
@@ -65,15 +66,16 @@ class TritonAot(Backend):
         numbers = (problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd, *self._flags(problem))
         from stoneware.kernels import aot_kernels
 
-        kernel = aot_kernels.load(config.kernel, len(self._order) + len(numbers) + 1)
+        bias_position = self._order.index("bias") if "bias" in self._order else None
+        num_arguments = len(self._order) + len(numbers) + (bias_position is not None)
+        kernel = aot_kernels.load(config.kernel, num_arguments)
         launch, ordinal = kernel.launch, device.ordinal
         grid_x = kernel.grid_x(problem.m, problem.n)
         scratch = (0,) * kernel.num_scratch
-        bias_position = self._order.index("bias")
 
         def run(*tensors: torch.Tensor | None) -> None:
             pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-            has_bias = tensors[bias_position] is not None
-            launch(ordinal, current_stream(ordinal), grid_x, 1, 1, *pointers, *numbers, int(has_bias), *scratch)
+            has_bias = () if bias_position is None else (int(tensors[bias_position] is not None),)
+            launch(ordinal, current_stream(ordinal), grid_x, 1, 1, *pointers, *numbers, *has_bias, *scratch)
 
         return run
