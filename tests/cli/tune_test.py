@@ -426,3 +426,30 @@ def test_on_a_terminal_the_lines_stand_above_a_bar(monkeypatch, capsys):
         "interrupted",
     ):
         assert text in err, (text, err)
+
+
+def test_a_model_is_measured_and_the_gain_is_told(measuring, package, own_store, tmp_path, capsys):
+    config = {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 8192, "vocab_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    measured = sample(SMALL, 10.0, m=16, n=4096, k=4096), sample(VENDOR, 16.0, m=16, n=4096, k=4096)
+    measuring["samples"] = list(measured)
+    code, out, _ = tune(capsys, "--json", "--model", tmp_path, "--max-batch-tokens", "16", "--dtype", "fp8")
+    assert code == exit_codes.OK
+    assert {(problem.op, problem.scales) for problem in measuring["problems"]} == {("scaled_mm", "row")}
+    assert {problem.m for problem in measuring["problems"]} == {1, 2, 4, 8, 16}
+    assert "--model MODEL" in measuring["settings"].command and str(tmp_path) not in measuring["settings"].command
+    gain = json.loads(out)["gain"]
+    assert gain["num_problems"] == 1 and gain["over_torch"] == 1.6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--tensor-parallel", "2"], "--tensor-parallel=2 is for --model, which is missing; pass --model too"),
+        (["--model", "x", "--ops", "matmul"], "--ops must be left out: for --model says what is measured"),
+        (["--model", "nowhere"], "model='nowhere' must be a Hugging Face config.json"),
+    ],
+)
+def test_flags_of_a_model_are_refused_elsewhere(measuring, own_store, capsys, arguments, text):
+    code, _, err = tune(capsys, *arguments)
+    assert code == exit_codes.USAGE and text in " ".join(err.split())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, flag, integers, listed
+from stoneware.cli.flags import Json, flag, integers, listed, refuse
 from stoneware.cli.output import Output
 from stoneware.errors import StoreError, TableError, UnsupportedError
 from stoneware.kernels.registry import OPS, spec
@@ -35,12 +35,14 @@ HELP = help.text(
         "stoneware tune --ops grouped_mm --weights mixtral_8x7b_down --dtypes e4m3",
         "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
         "stoneware tune --ops grouped_mm --shapes @shapes.txt",
+        "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096",
         "stoneware tune --out samples --alias H200 --commit 1a2b3c4",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
     found="a candidate was wrong, failed or hung, or a problem was not measured",
     json_keys="run, rank, world_size, store, num_problems, num_known, num_measured, statuses "
-    "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written)",
+    "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written); with "
+    "--model also gain {num_problems, over_torch, over_wheel, num_changed}",
 )
 
 _LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes")
@@ -62,6 +64,17 @@ _Shapes = Annotated[
         show_default=False,
     ),
 ]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        help="A Hugging Face config.json, or a folder with one: measures every linear and expert of that model, "
+        "and says what was gained.",
+        show_default=False,
+    ),
+]
+_OF_MODEL = ("tensor_parallel", "max_batch_tokens", "dtype")
+_NOT_OF_MODEL = (*_LISTS, "shapes", "m_values")
+
 _Out = Annotated[
     str | None,
     typer.Option(
@@ -93,6 +106,12 @@ def tune(
     ] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
     dtypes: Annotated[str, typer.Option(help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
+    model: _Model = None,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs that share a layer of --model.")] = 1,
+    max_batch_tokens: Annotated[int, typer.Option(help="Most tokens of a batch of --model.")] = 8192,
+    dtype: Annotated[
+        str, typer.Option(help="Dtypes of --model: bf16, fp16, fp8 (a scale per row) or fp8_block.")
+    ] = "bf16,fp8",
     rounds: Annotated[int, typer.Option(help="Timings of each candidate.")] = 50,
     seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again even if a sample exists.")] = False,
@@ -120,7 +139,13 @@ def tune(
     found_store = _store(store)
     from stoneware.measuring.settings import Settings
 
-    problems = _problems(_given(context))
+    output = Output("tune", json)
+    given = _given(context)
+    problems = (
+        _problems(given)
+        if model is None
+        else _problems_of_model(given, output, model, tensor_parallel, max_batch_tokens, dtype)
+    )
     settings = Settings(
         rounds=rounds,
         seconds_per_problem=seconds_per_problem,
@@ -130,13 +155,15 @@ def tune(
     )
     if out is not None:
         _check_folder(out)
-    return _measure(Output("tune", json), problems, settings, found_store, out, alias or (), device)
+    return _measure(output, problems, settings, found_store, out, alias or (), device, says_gain=model is not None)
 
 
 def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
     """What is to be measured; flags that none of the named ops takes are refused."""
     from stoneware.measuring import workloads
 
+    if of_model := [name for name in _OF_MODEL if name in given]:
+        raise ValueError(f"{flag(of_model[0])}={given[of_model[0]]} is for --model, which is missing; pass --model too")
     selection: dict[str, Any] = {name: listed(name, given[name]) for name in _LISTS if name in given}
     if "m_values" in given:
         selection["m_values"] = integers("m_values", given["m_values"])
@@ -153,6 +180,19 @@ def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
                 f"{flag(name)}={given[name]} is for {' and '.join(takers)}, which "
                 f"--ops={given['ops']} leaves out; add {takers[0]}, or leave {flag(name)} out"
             )
+    return problems
+
+
+def _problems_of_model(
+    given: Mapping[str, Any], output: Output, path: str, tensor_parallel: int, max_batch_tokens: int, dtype: str
+) -> Sequence[Any]:
+    from stoneware.measuring import model
+
+    refuse([name for name in _NOT_OF_MODEL if name in given], "--model says what is measured")
+    layers = model.layers(model.read_config(path), tensor_parallel)
+    problems, skipped = model.problems(layers, max_batch_tokens, listed("dtype", dtype))
+    for reason in skipped:
+        output.note(f"left out: {reason}")
     return problems
 
 
@@ -187,6 +227,7 @@ def _measure(
     out: str | None,
     aliases: Sequence[str],
     device: int | None,
+    says_gain: bool,
 ) -> int:
     from stoneware.cli import progress
     from stoneware.measuring import session
@@ -215,9 +256,11 @@ def _measure(
     code = exit_codes.OK if is_good else exit_codes.FOUND
     if ranks.rank != 0:
         return code
-    output.text(str(summary), *(f"wrote {folder}" for folder in folders))
+    gain = _gain(problems, store, cuda_device(ordinal)) if says_gain else None
+    output.text(str(summary), *([str(gain)] if gain else []), *(f"wrote {folder}" for folder in folders))
     return output.document(
         {
+            **({"gain": dataclasses.asdict(gain)} if gain else {}),
             "run": summary.run,
             "rank": ranks.rank,
             "world_size": ranks.world_size,
@@ -234,6 +277,13 @@ def _measure(
     )
 
 
+def _gain(problems: Sequence[Any], store: Store, device: Device) -> Any:
+    from stoneware.measuring import model
+
+    assert device.fingerprint is not None  # a GPU has one
+    return model.gain(problems, store, device.fingerprint)
+
+
 def _given(context: typer.Context) -> dict[str, Any]:
     """The flags that were typed."""
     return {
@@ -247,7 +297,7 @@ def _typed(given: Mapping[str, Any]) -> str:
     """The command for the record of the run: what was typed, without paths of this machine."""
     words = ["stoneware tune"]
     for name, value in given.items():
-        if name in ("store", "out"):
+        if name in ("store", "out", "model"):
             words.append(f"{flag(name)} {name.upper()}")
         elif name == "shapes" and value.startswith("@"):
             words.append(f"{flag(name)} @FILE")

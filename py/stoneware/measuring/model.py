@@ -1,0 +1,260 @@
+"""The products of a model: its linears and its experts, from a Hugging Face config.json.
+
+Linears as Hugging Face builds them (q, k, v, gate and up apart) and as serving engines fuse them (qkv,
+gate_up), each once. Under tensor parallelism the projections out of the hidden size are cut along n, and
+those back to it along k, as in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any
+
+from stoneware.kernels import registry
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning import lookup, sources, table_file
+from stoneware.tuning.choose import is_vendor
+from stoneware.tuning.sources import Source
+
+if TYPE_CHECKING:
+    from stoneware.ops.product import Product
+    from stoneware.tuning.store import Store
+
+DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
+"""Of operands: matmul's two; e4m3 with a scale for each row and column; e4m3 with block scales."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A weight [n, k], or of experts [num_experts, n, k] of which each token goes to `per_token`."""
+
+    name: str
+    n: int
+    k: int
+    num_experts: int = 0
+    per_token: int = 0
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """A model's config.json, or that in a folder.
+
+    Raises:
+      ValueError: there is none, or it is no JSON object.
+    """
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model={path!r} must be a Hugging Face config.json, or a folder with one: {error}; pass its path"
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(f"model={path!r} must hold a JSON object, not a {type(config).__name__}; pass a config.json")
+    # A model of several kinds of input has its language model's config inside.
+    return {**config, **config.get("text_config", {})}
+
+
+class _Fields:
+    """A config's numbers, and their shares under tensor parallelism."""
+
+    def __init__(self, config: Mapping[str, Any], tensor_parallel: int) -> None:
+        self._config, self.ranks = config, tensor_parallel
+
+    def maybe(self, *names: str) -> int:
+        """The first that is there; 0 if none is."""
+        found = next((self._config[name] for name in names if self._config.get(name)), 0)
+        if type(found) is not int or found < 0:
+            raise ValueError(f"{names[0]}={found!r} of the model's config must be an int >= 0; correct the config")
+        return found
+
+    def of(self, name: str) -> int:
+        found = self.maybe(name)
+        if not found:
+            raise ValueError(f"the model's config must have {name}, and lacks it; pass that of a decoder model")
+        return found
+
+    def share(self, name: str, value: int) -> int:
+        if value % self.ranks:
+            raise ValueError(f"tensor_parallel={self.ranks} must divide {name}={value}; pass a divisor of it")
+        return value // self.ranks
+
+
+def layers(config: Mapping[str, Any], tensor_parallel: int = 1) -> list[Layer]:
+    """The layers of a model on one of `tensor_parallel` GPUs, each shape once, the first name counts.
+
+    Raises:
+      ValueError: the config lacks a size, or a size is no multiple of `tensor_parallel`.
+    """
+    if tensor_parallel < 1:
+        raise ValueError(f"tensor_parallel={tensor_parallel} must be at least 1; pass how many GPUs share a layer")
+    fields = _Fields(config, tensor_parallel)
+    found: dict[tuple[int, ...], Layer] = {}
+    for layer in (*_attention(fields), *_mlp(fields), _head(fields)):
+        found.setdefault((layer.num_experts, layer.n, layer.k), layer)
+    return list(found.values())
+
+
+def _attention(fields: _Fields) -> Iterator[Layer]:
+    hidden, all_heads = fields.of("hidden_size"), fields.of("num_attention_heads")
+    heads = fields.share("num_attention_heads", all_heads)
+    if rank := fields.maybe("kv_lora_rank"):  # latent attention, as of DeepSeek-V3
+        nope, rope, value = (fields.of(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+        down = rank + rope
+        if q_rank := fields.maybe("q_lora_rank"):
+            yield Layer("q_a", q_rank, hidden)
+            yield Layer("q_b", heads * (nope + rope), q_rank)
+            yield Layer("q_kv_a", q_rank + down, hidden)
+        else:
+            yield Layer("q", heads * (nope + rope), hidden)
+        yield Layer("kv_a", down, hidden)
+        yield Layer("kv_b", heads * (nope + value), rank)
+        yield Layer("o", hidden, heads * value)
+        return
+    head = fields.maybe("head_dim") or hidden // all_heads
+    all_kv = fields.maybe("num_key_value_heads") or all_heads
+    # With more ranks than heads each rank has a copy of one.
+    kv = 1 if all_kv < fields.ranks else fields.share("num_key_value_heads", all_kv)
+    yield Layer("q", heads * head, hidden)
+    yield Layer("kv", kv * head, hidden)
+    yield Layer("qkv", (heads + 2 * kv) * head, hidden)
+    yield Layer("o", hidden, heads * head)
+
+
+def _mlp(fields: _Fields) -> Iterator[Layer]:
+    hidden = fields.of("hidden_size")
+    num_experts = fields.maybe("num_local_experts", "num_experts", "n_routed_experts")
+    width = fields.maybe("moe_intermediate_size") or fields.of("intermediate_size")
+    if num_experts:
+        per_token = fields.of("num_experts_per_tok")
+        part = fields.share("the width of an expert", width)
+        yield Layer("router", num_experts, hidden)
+        yield Layer("experts_gate_up", 2 * part, hidden, num_experts, per_token)
+        yield Layer("experts_down", hidden, part, num_experts, per_token)
+    shared = fields.maybe("shared_expert_intermediate_size") or width * fields.maybe("n_shared_experts")
+    # A mixture may begin with dense layers.
+    dense = fields.of("intermediate_size") if not num_experts or fields.maybe("first_k_dense_replace") else 0
+    for name, size in (("", dense), ("shared_", shared)):
+        if size:
+            part = fields.share("intermediate_size", size)
+            yield Layer(f"{name}gate", part, hidden)
+            yield Layer(f"{name}gate_up", 2 * part, hidden)
+            yield Layer(f"{name}down", hidden, part)
+
+
+def _head(fields: _Fields) -> Layer:
+    # Vocabularies are padded to a multiple of the ranks.
+    return Layer("lm_head", -(-fields.of("vocab_size") // fields.ranks), fields.of("hidden_size"))
+
+
+def problems(
+    found: Sequence[Layer], max_batch_tokens: int = 8192, dtypes: Sequence[str] = ("bf16", "fp8")
+) -> tuple[list[Product], list[str]]:
+    """What to measure: each layer at 1, 2, 4, ... tokens up to the most, in each dtype.
+
+    The head and a router stay in 16 bits. Of experts the tokens are spread evenly.
+
+    Returns:
+      The problems, none twice; and of each layer that cannot run in a dtype, why not.
+
+    Raises:
+      ValueError: an argument breaks its rule.
+    """
+    if max_batch_tokens < 1:
+        raise ValueError(f"max_batch_tokens={max_batch_tokens} must be at least 1; pass the most tokens of a batch")
+    unknown = sorted(set(dtypes) - set(DTYPES))
+    if unknown or not dtypes:
+        raise ValueError(f"dtypes={','.join(unknown)} must be among {', '.join(DTYPES)}; name some of them")
+    tokens = [1 << power for power in range(max_batch_tokens.bit_length())]
+    tokens += [max_batch_tokens] if tokens[-1] != max_batch_tokens else []
+    taken: dict[Product, None] = {}
+    skipped: list[str] = []
+    for layer in found:
+        for dtype in dtypes:
+            if dtype.startswith("fp8") and layer.name in ("lm_head", "router"):
+                continue
+            try:
+                taken.update(dict.fromkeys(_of_layer(layer, dtype, tokens)))
+            except ValueError as error:
+                skipped.append(f"{layer.name} in {dtype}: {error}")
+    return list(taken), skipped
+
+
+def _of_layer(layer: Layer, dtype: str, tokens: Sequence[int]) -> Iterator[Product]:
+    sizes = {"n": layer.n, "k": layer.k}
+    if layer.num_experts:
+        if dtype in ("fp16", "fp8_block"):
+            raise ValueError(f"grouped_mm takes bf16, or fp8 with a scale per row, not {dtype}; name one of these")
+        make = registry.spec("grouped_mm").make_problem
+        groups = layer.num_experts
+        for rows in dict.fromkeys(max(1, one * layer.per_token // groups) * groups for one in tokens):
+            yield make(m=rows, num_groups=groups, dtype="e4m3" if dtype == "fp8" else dtype, **sizes)
+        return
+    for m in tokens:
+        if dtype.startswith("fp8"):
+            yield registry.spec("scaled_mm").make_problem(m=m, scales="block" if "block" in dtype else "row", **sizes)
+        else:
+            yield registry.spec("matmul").make_problem(m=m, dtype=dtype, **sizes)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What measuring brought, over the problems that have what is compared.
+
+    Attributes:
+      num_problems: that were measured.
+      over_torch: torch's time over that of the choice now, geometric mean; 0 if torch ran none.
+      over_wheel: the same of what the wheel's table chooses; 0 if it knows nothing here.
+      num_changed: problems that choose another kernel than by the wheel's table.
+    """
+
+    num_problems: int
+    over_torch: float
+    over_wheel: float
+    num_changed: int
+
+    def __str__(self) -> str:
+        parts = [f"{self.num_problems} problems"]
+        if self.over_torch:
+            parts.append(f"{self.over_torch:.3f} times as fast as torch")
+        if self.over_wheel:
+            parts.append(f"{self.over_wheel:.3f} times as fast as the wheel's table")
+        return (
+            ", ".join(parts) + f" (geometric means); {self.num_changed} choose another kernel than by the wheel's table"
+        )
+
+
+def gain(measured: Sequence[Product], store: Store, device: DeviceFingerprint) -> Gain:
+    """Compares the choices by a store's samples with torch and with the wheel's table, at these problems.
+
+    Args:
+      measured: the problems.
+      store: has their samples.
+      device: where they were taken.
+    """
+    over_torch: list[float] = []
+    over_wheel: list[float] = []
+    num_problems = num_changed = 0
+    for op in dict.fromkeys(problem.key.op for problem in measured):
+        own = [Source(sources.STORE, sources.table_of_store(store, op))]
+        wheel = table_file.packaged(op)
+        for key in dict.fromkeys(problem.key for problem in measured if problem.key.op == op):
+            found = lookup.find(key, device, own)
+            if found is None or found.layer is not lookup.Layer.EXACT:
+                continue
+            num_problems += 1
+            chosen, times = found.choice, {choice.config: choice.median_us for choice in found.entry.choices}
+            over_torch += [us / chosen.median_us for config, us in times.items() if is_vendor(config)]
+            before = lookup.find(key, device, [Source(sources.WHEEL, wheel)]) if wheel is not None else None
+            if before is not None and before.choice.config in times:
+                over_wheel.append(times[before.choice.config] / chosen.median_us)
+                num_changed += before.choice.config != chosen.config
+    return Gain(
+        num_problems=num_problems,
+        over_torch=round(geometric_mean(over_torch), 4) if over_torch else 0.0,
+        over_wheel=round(geometric_mean(over_wheel), 4) if over_wheel else 0.0,
+        num_changed=num_changed,
+    )

@@ -1,0 +1,125 @@
+"""Which products a model has, from its config.json; what measuring them brought."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from stoneware.measuring import model
+
+LLAMA = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+MIXTRAL = {**LLAMA, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+
+
+def sizes(config, tensor_parallel=1):
+    return {
+        one.name: (one.num_experts, one.n, one.k) if one.num_experts else (one.n, one.k)
+        for one in model.layers(config, tensor_parallel)
+    }
+
+
+def test_a_dense_model_has_its_linears_apart_and_fused():
+    assert sizes(LLAMA) == {
+        "q": (4096, 4096),  # o has this shape too
+        "kv": (1024, 4096),
+        "qkv": (6144, 4096),
+        "gate": (14336, 4096),
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+        "lm_head": (128256, 4096),
+    }
+
+
+def test_tensor_parallelism_cuts_columns_and_rows():
+    found = sizes(LLAMA, 8)
+    assert (found["q"], found["kv"], found["o"]) == ((512, 4096), (128, 4096), (4096, 512))
+    assert (found["gate_up"], found["down"], found["lm_head"]) == ((3584, 4096), (4096, 1792), (16032, 4096))
+    # Of 8 key-value heads each of 16 ranks has a copy of one.
+    assert sizes(LLAMA, 16)["kv"] == (128, 4096)
+
+
+def test_a_mixture_has_experts_and_a_router():
+    found = sizes(MIXTRAL)
+    assert found["experts_gate_up"] == (8, 28672, 4096) and found["experts_down"] == (8, 4096, 14336)
+    assert found["router"] == (8, 4096) and "gate_up" not in found
+
+
+def test_latent_attention_shared_experts_and_dense_layers():
+    found = sizes(DEEPSEEK, 8)
+    assert (found["q_a"], found["q_b"], found["kv_a"]) == ((1536, 7168), (3072, 1536), (576, 7168))
+    assert (found["kv_b"], found["o"], found["q_kv_a"]) == ((4096, 512), (7168, 2048), (2112, 7168))
+    assert found["experts_gate_up"] == (256, 512, 7168) and found["shared_gate_up"] == (512, 7168)
+    assert found["gate_up"] == (4608, 7168)
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "text"),
+    [
+        ({**LLAMA, "hidden_size": None}, 1, "must have hidden_size, and lacks it; pass"),
+        ({**LLAMA, "vocab_size": "many"}, 1, "vocab_size='many' of the model's config must be an int"),
+        (LLAMA, 3, "tensor_parallel=3 must divide num_attention_heads=32; pass a divisor"),
+        (LLAMA, 0, "tensor_parallel=0 must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(config, ranks, text):
+    with pytest.raises(ValueError, match=text):
+        model.layers(config, ranks)
+
+
+def test_problems_double_the_tokens_up_to_the_most():
+    problems, skipped = model.problems([model.Layer("q", 64, 128)], 100, ["bf16", "fp8", "fp8_block"])
+    assert skipped == []
+    assert [one.m for one in problems if one.op == "matmul"] == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert {one.scales for one in problems if one.op == "scaled_mm"} == {"row", "block"}
+
+
+def test_experts_get_their_share_of_the_tokens():
+    problems, skipped = model.problems([model.Layer("experts_down", 64, 128, 8, 2)], 64, ["bf16", "fp8", "fp16"])
+    assert {(one.m, one.num_groups) for one in problems} == {(8, 8), (16, 8), (32, 8), (64, 8), (128, 8)}
+    assert {one.a_dtype for one in problems} == {"bf16", "e4m3"}
+    [reason] = skipped
+    assert "experts_down in fp16: grouped_mm takes bf16" in reason
+
+
+def test_heads_stay_in_16_bits_and_odd_sizes_are_named():
+    problems, skipped = model.problems(
+        [model.Layer("lm_head", 32001, 64), model.Layer("up", 72, 100)], 2, ["bf16", "fp8"]
+    )
+    assert {(one.op, one.n) for one in problems} == {("matmul", 32001), ("matmul", 72)}
+    [reason] = skipped
+    assert "up in fp8: n=72 must be a positive multiple of 16" in reason
+
+
+def test_a_config_is_read_from_a_file_or_a_folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA, "vocab_size": 1}))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert model.read_config(str(path))["vocab_size"] == 128256
+    with pytest.raises(ValueError, match="must be a Hugging Face config.json, or a folder with one: .*; pass its path"):
+        model.read_config(str(tmp_path / "none.json"))
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a JSON object, not a list"):
+        model.read_config(str(tmp_path / "list.json"))
