@@ -7,6 +7,7 @@
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
     print(sw.info())                                          # what this installation has
     with sw.tuning("on_miss"): ...                            # measure what was not measured yet
+    print(sw.tune(model, tokens=[1, 16, 512]))                # measure a model's linears, in minutes
     with sw.batch_invariant(): ...                            # a row's bits do not depend on the batch
 
     @sw.autotune(configs=[...], key=["M", "N", "K"])          # as triton.autotune, and remembered
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from stoneware import distributed, errors
     from stoneware.explanation import explain
     from stoneware.installation import info
+    from stoneware.measuring.model import tune
     from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         "info",
         "matmul",
         "scaled_mm",
+        "tune",
         "tuning",
     ]
 
@@ -51,6 +54,7 @@ _HOMES = {
     "batch_invariant": "stoneware.tuning.context",
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
+    "tune": "stoneware.measuring.model",
 }
 _MODULES = ("distributed", "errors", "tuning")
 """Names that are modules of the package; `tuning` is one that can be called."""

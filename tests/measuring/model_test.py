@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from stoneware.measuring import model
+import stoneware as sw
+from stoneware.errors import UnsupportedError
+from stoneware.measuring import model, session
+from stoneware.tuning import policy
 
 LLAMA = {
     "hidden_size": 4096,
@@ -91,14 +95,18 @@ def test_what_cannot_be_is_refused(config, ranks, text):
 
 
 def test_problems_double_the_tokens_up_to_the_most():
-    problems, skipped = model.problems([model.Layer("q", 64, 128)], 100, ["bf16", "fp8", "fp8_block"])
+    problems, skipped = model.problems(
+        [model.Layer("q", 64, 128)], model.tokens_up_to(100), ["bf16", "fp8", "fp8_block"]
+    )
     assert skipped == []
     assert [one.m for one in problems if one.op == "matmul"] == [1, 2, 4, 8, 16, 32, 64, 100]
     assert {one.scales for one in problems if one.op == "scaled_mm"} == {"row", "block"}
 
 
 def test_experts_get_their_share_of_the_tokens():
-    problems, skipped = model.problems([model.Layer("experts_down", 64, 128, 8, 2)], 64, ["bf16", "fp8", "fp16"])
+    problems, skipped = model.problems(
+        [model.Layer("experts_down", 64, 128, 8, 2)], model.tokens_up_to(64), ["bf16", "fp8", "fp16"]
+    )
     assert {(one.m, one.num_groups) for one in problems} == {(8, 8), (16, 8), (32, 8), (64, 8), (128, 8)}
     assert {one.a_dtype for one in problems} == {"bf16", "e4m3"}
     [reason] = skipped
@@ -107,7 +115,7 @@ def test_experts_get_their_share_of_the_tokens():
 
 def test_heads_stay_in_16_bits_and_odd_sizes_are_named():
     problems, skipped = model.problems(
-        [model.Layer("lm_head", 32001, 64), model.Layer("up", 72, 100)], 2, ["bf16", "fp8"]
+        [model.Layer("lm_head", 32001, 64), model.Layer("up", 72, 100)], [1, 2], ["bf16", "fp8"]
     )
     assert {(one.op, one.n) for one in problems} == {("matmul", 32001), ("matmul", 72)}
     [reason] = skipped
@@ -123,3 +131,52 @@ def test_a_config_is_read_from_a_file_or_a_folder(tmp_path):
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ValueError, match="must hold a JSON object, not a list"):
         model.read_config(str(tmp_path / "list.json"))
+
+
+class Fp8(torch.nn.Module):
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(n, k).to(torch.float8_e4m3fn))
+
+
+def test_a_module_has_its_linears_by_dtype():
+    module = torch.nn.Sequential(
+        torch.nn.Linear(64, 128).bfloat16(),
+        torch.nn.Linear(64, 128).bfloat16(),
+        torch.nn.Linear(64, 32),  # float32
+        torch.nn.Embedding(16, 64).bfloat16(),
+        Fp8(32, 64),
+    )
+    assert model.layers_of_module(module) == {"bf16": [model.Layer("0", 128, 64)], "fp8": [model.Layer("4", 32, 64)]}
+
+
+def test_tune_measures_a_module_and_plans_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(session, "tune", lambda problems, *arguments, **others: asked.extend(problems))
+    monkeypatch.setattr(model, "_ordinal", lambda module: 0)
+    monkeypatch.setattr(model, "gain", lambda problems, store, device: len(problems))
+    monkeypatch.setattr("stoneware.runtime.device.cuda_device", lambda ordinal: type("D", (), {"fingerprint": "GPU"}))
+    before = policy.generation()
+    assert sw.tune(torch.nn.Linear(64, 128).bfloat16(), [1, 16]) == 2
+    assert [(one.op, one.m, one.n, one.k) for one in asked] == [("matmul", 1, 128, 64), ("matmul", 16, 128, 64)]
+    assert policy.generation() != before
+
+
+@pytest.mark.parametrize(
+    ("module", "tokens", "error", "text"),
+    [
+        (torch.nn.Linear(64, 128), [1], ValueError, "module must have an nn.Linear in bf16 or fp16"),
+        (torch.nn.Linear(64, 128).bfloat16(), [], ValueError, r"tokens=\[\] must be integers >= 1"),
+        (torch.nn.Linear(64, 128).bfloat16(), [1.5], ValueError, r"tokens=\[1.5\] must be integers >= 1"),
+        (
+            torch.nn.Linear(64, 128).bfloat16(),
+            [1],
+            UnsupportedError,
+            "needs a module on one GPU, and this one is on cpu",
+        ),
+    ],
+)
+def test_tune_refuses_what_it_cannot_measure(module, tokens, error, text):
+    with pytest.raises(error, match=text):
+        sw.tune(module, tokens)

@@ -190,7 +190,7 @@ def _problems_of_model(
 
     refuse([name for name in _NOT_OF_MODEL if name in given], "--model says what is measured")
     layers = model.layers(model.read_config(path), tensor_parallel)
-    problems, skipped = model.problems(layers, max_batch_tokens, listed("dtype", dtype))
+    problems, skipped = model.problems(layers, model.tokens_up_to(max_batch_tokens), listed("dtype", dtype))
     for reason in skipped:
         output.note(f"left out: {reason}")
     return problems

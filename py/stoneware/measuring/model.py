@@ -1,6 +1,6 @@
-"""The products of a model: its linears and its experts, from a Hugging Face config.json.
+"""The products of a model: of a torch module, or of a Hugging Face config.json; and `sw.tune`.
 
-Linears as Hugging Face builds them (q, k, v, gate and up apart) and as serving engines fuse them (qkv,
+Of a config, linears as Hugging Face builds them (q, k, v, gate and up apart) and as serving engines fuse them (qkv,
 gate_up), each once. Under tensor parallelism the projections out of the hidden size are cut along n, and
 those back to it along k, as in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3).
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+from stoneware.errors import StoreError, UnsupportedError
 from stoneware.kernels import registry
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup, sources, table_file
@@ -21,6 +22,8 @@ from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.sources import Source
 
 if TYPE_CHECKING:
+    import torch
+
     from stoneware.ops.product import Product
     from stoneware.tuning.store import Store
 
@@ -150,26 +153,30 @@ def _head(fields: _Fields) -> Layer:
     return Layer("lm_head", -(-fields.of("vocab_size") // fields.ranks), fields.of("hidden_size"))
 
 
-def problems(
-    found: Sequence[Layer], max_batch_tokens: int = 8192, dtypes: Sequence[str] = ("bf16", "fp8")
-) -> tuple[list[Product], list[str]]:
-    """What to measure: each layer at 1, 2, 4, ... tokens up to the most, in each dtype.
+def tokens_up_to(most: int) -> list[int]:
+    """1, 2, 4, ... tokens, up to the most."""
+    if most < 1:
+        raise ValueError(f"max_batch_tokens={most} must be at least 1; pass the most tokens of a batch")
+    tokens = [1 << power for power in range(most.bit_length())]
+    return tokens if tokens[-1] == most else [*tokens, most]
 
-    The head and a router stay in 16 bits. Of experts the tokens are spread evenly.
+
+def problems(
+    found: Sequence[Layer], tokens: Sequence[int], dtypes: Sequence[str] = ("bf16", "fp8")
+) -> tuple[list[Product], list[str]]:
+    """What to measure: each layer at each number of tokens, in each dtype.
+
+    A language model's head and a router stay in 16 bits. Of experts the tokens are spread evenly.
 
     Returns:
       The problems, none twice; and of each layer that cannot run in a dtype, why not.
 
     Raises:
-      ValueError: an argument breaks its rule.
+      ValueError: a dtype is unknown.
     """
-    if max_batch_tokens < 1:
-        raise ValueError(f"max_batch_tokens={max_batch_tokens} must be at least 1; pass the most tokens of a batch")
     unknown = sorted(set(dtypes) - set(DTYPES))
     if unknown or not dtypes:
         raise ValueError(f"dtypes={','.join(unknown)} must be among {', '.join(DTYPES)}; name some of them")
-    tokens = [1 << power for power in range(max_batch_tokens.bit_length())]
-    tokens += [max_batch_tokens] if tokens[-1] != max_batch_tokens else []
     taken: dict[Product, None] = {}
     skipped: list[str] = []
     for layer in found:
@@ -258,3 +265,85 @@ def gain(measured: Sequence[Product], store: Store, device: DeviceFingerprint) -
         over_wheel=round(geometric_mean(over_wheel), 4) if over_wheel else 0.0,
         num_changed=num_changed,
     )
+
+
+def layers_of_module(module: torch.nn.Module) -> dict[str, list[Layer]]:
+    """dtype of DTYPES -> the weights [n, k] of a module's linears: of nn.Linear in 16 bits, and of any
+    module whose `weight` is an e4m3 matrix."""
+    import torch
+
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "fp8"}
+    found: dict[str, dict[tuple[int, int], Layer]] = {}
+    for name, part in module.named_modules():
+        weight = getattr(part, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.ndim != 2 or weight.dtype not in names:
+            continue
+        if isinstance(part, torch.nn.Linear) or weight.dtype == torch.float8_e4m3fn:
+            n, k = weight.shape
+            found.setdefault(names[weight.dtype], {}).setdefault((n, k), Layer(name or "weight", n, k))
+    return {dtype: list(layers.values()) for dtype, layers in found.items()}
+
+
+def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024, 4096), *, rounds: int = 16) -> Gain:
+    """Measures the products of a module's linears on its GPU; later calls take the fastest kernels.
+
+    Samples go to the user's store as they are taken, and what it has is not measured again: an
+    interrupted call continues where it stopped. Progress and the time left are logged to
+    "stoneware.measuring". Another process measures, so the GPU needs room for one layer besides the
+    module.
+
+    Args:
+      module: with nn.Linear in bf16 or fp16, or modules with a `weight` [n, k] in float8_e4m3fn, which
+        are measured with a scale per row; experts are not.
+      tokens: rows of the input, which are measured.
+      rounds: timings of each candidate.
+
+    Returns:
+      What was gained; print it.
+
+    Raises:
+      ValueError: the module has no such linear, or an argument breaks its rule.
+      UnsupportedError: its weights are not on one GPU.
+      StoreError: samples cannot be stored.
+    """
+    from stoneware.measuring import session
+    from stoneware.measuring.progress import Reporter
+    from stoneware.measuring.settings import Settings
+    from stoneware.runtime.device import cuda_device
+    from stoneware.tuning import policy
+    from stoneware.tuning.store import user_store
+
+    by_dtype = layers_of_module(module)
+    if not by_dtype:
+        raise ValueError(
+            "module must have an nn.Linear in bf16 or fp16, or a weight in float8_e4m3fn; pass such a model"
+        )
+    if not tokens or any(type(one) is not int or one < 1 for one in tokens):
+        raise ValueError(f"tokens={tokens!r} must be integers >= 1; pass for example [1, 16, 512]")
+    ordinal = _ordinal(module)
+    reporter, wanted = Reporter(), []
+    for dtype, found in by_dtype.items():
+        taken, skipped = problems(found, tokens, [dtype])
+        wanted += taken
+        for reason in skipped:
+            reporter.note(f"left out: {reason}")
+    store = user_store()
+    if store is None:
+        raise StoreError("the user's store needs a folder, and there is no home for one; set STONEWARE_CACHE_DIR")
+    settings = Settings(rounds=rounds, command="sw.tune")
+    session.tune(wanted, store, ordinal, settings, reporter, ranks=session.Ranks())
+    policy.forget_plans()
+    device = cuda_device(ordinal).fingerprint
+    assert device is not None  # a GPU has one
+    return gain(wanted, store, device)
+
+
+def _ordinal(module: torch.nn.Module) -> int:
+    """The GPU that a module is on."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        raise UnsupportedError(
+            f"tune needs a module on one GPU, and this one is on {', '.join(sorted(map(str, devices)))}; "
+            "move it with .to('cuda'), or use `stoneware tune --model`"
+        )
+    return next(iter(devices)).index or 0
