@@ -121,7 +121,7 @@ def test_reference_on_a_cpu_is_announced_once_in_one_sentence(monkeypatch, caplo
         sw.matmul(y, y.t())
     (record,) = caplog.records
     assert record.getMessage() == (
-        "scaled_mm runs on the CPU with the reference backend, which is slow and meant for checking results"
+        "sw.scaled_mm runs on the CPU with the reference backend, which is slow and meant for checking results"
     )
 
 
