@@ -211,3 +211,9 @@ def test_the_installed_wheel_is_sound(capsys):
         pytest.skip("needs the wheel, not the sources")
     code, document = as_json(capsys, "verify")
     assert (code, document["problems"]) == (exit_codes.OK, [])
+
+
+@pytest.mark.parametrize("command", [["verify"], ["bake", "--op", "scaled_mm", "--out", "x.table"]])
+def test_a_path_with_nothing_there_is_named(capsys, command):
+    code, _, err = stoneware(capsys, *command, "nowhere/nvidia_h200")
+    assert code == exit_codes.USAGE and "nowhere/nvidia_h200: no such file or folder; check the path" in err

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, listed
+from stoneware.cli.flags import Json, listed, there
 from stoneware.cli.output import Output
 
 HELP = help.text(
@@ -54,7 +55,7 @@ def bake(
         found = manifest_format.read_manifest(manifest, remedy="build it with the kernel_manifest rule")
     else:
         found = None if is_kernel(op) else manifest_format.packaged()
-    paths = _files(files or [])
+    paths = _files(there(files or []))
     if is_kernel(op):
         _check_kernel(op, paths)
     data = baking.bake(op, paths, found, listed("kernels", kernels) if kernels is not None else ())
@@ -91,7 +92,7 @@ def _check_kernel(op: str, paths: list[Path]) -> None:
     )
 
 
-def _files(paths: list[str]) -> list[Path]:
+def _files(paths: Sequence[str]) -> list[Path]:
     """The sample files among the paths, and those in the folders among them."""
     found: list[Path] = []
     for path in map(Path, paths):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,6 +50,18 @@ def integers(name: str, text: str) -> list[int]:
                 "pass for example 1,16,64"
             )
     return [int(part) for part in parts]
+
+
+def there(paths: Sequence[str]) -> Sequence[str]:
+    """The same paths.
+
+    Raises:
+      ValueError: one is empty, or nothing is there.
+    """
+    for path in not_empty(paths):
+        if not Path(path).exists():
+            raise ValueError(f"{path}: no such file or folder; check the path")
+    return paths
 
 
 def not_empty(paths: Sequence[str]) -> Sequence[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, not_empty
+from stoneware.cli.flags import Json, there
 from stoneware.cli.output import Output
 
 HELP = help.text(
@@ -32,7 +32,7 @@ def verify(
 
     output = Output("verify", json)
     if paths:
-        parts = {path: verification.path(Path(path)) for path in not_empty(paths)}
+        parts = {path: verification.path(Path(path)) for path in there(paths)}
     else:
         parts = verification.installation()
     for part, problems in parts.items():
