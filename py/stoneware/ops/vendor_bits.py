@@ -12,6 +12,7 @@ sums. Where the vendor split k, 7 to 40 % of the elements differed (docs/batch_i
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,19 @@ def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, 
         return "whether it gives the bits of our kernels here is checked at the first call outside of a capture"
     try:
         _found[place] = _difference(operation, vendor, problem, device)
-    except torch.OutOfMemoryError as error:
+    except torch.OutOfMemoryError:
         _found[place] = "there was no memory to compare it with our kernel"
-        _LOG.warning(
-            "%s runs our kernel: there was no memory to check that the vendor's has the same bits (%s)", problem, error
-        )
+        _say_no_memory(operation.spec.name)
     return _found[place]
+
+
+@functools.cache
+def _say_no_memory(op: str) -> None:
+    _LOG.warning(
+        "sw.%s runs our kernels, which may be slower: no memory is left to check that the vendor's have the same bits; "
+        "make the first calls while there is room for another weight",
+        op,
+    )
 
 
 def _difference(operation: Operation, vendor: Config, problem: Any, device: Device) -> str | None:
