@@ -167,7 +167,7 @@ def test_unknown_kernel_is_refused_with_file_line_and_remedy(tmp_path):
     message = str(caught.value)
     assert f"{files[0]}:1: " in message
     assert gone.kernel in message
-    assert "delete the samples" in message
+    assert "drop the samples of removed kernels" in message
 
 
 def test_kernel_of_another_backend_is_unknown_too(tmp_path):
