@@ -12,7 +12,7 @@ from stoneware.errors import explained
 from stoneware.kernels import manifest, registry, sum_order
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, Key
-from stoneware.kernels.registry import OPS
+from stoneware.kernels.registry import OPS, VENDOR
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint, cuda_device, names_match, normalized_name
 from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
@@ -258,11 +258,17 @@ def explain(
         problem=problem,
         device=where,
         decision=decision,
-        sum_order=sum_order.of(manifest.packaged().kernels.get(decision.config.kernel), decision.config.splits),
+        sum_order=_sum_order(decision.config),
         batch_invariant=policy.is_batch_invariant(),
         table_digest=packaged.digest if packaged else "",
         run=dict(decision.run) or None,
     )
+
+
+def _sum_order(config: Config) -> str:
+    if config.backend == VENDOR and policy.is_batch_invariant():
+        return "that of our kernels, as a comparison in this process showed"
+    return sum_order.of(manifest.packaged().kernels.get(config.kernel), config.splits)
 
 
 def _dtype_name(dtype: str | torch.dtype | None) -> str | torch.dtype | None:

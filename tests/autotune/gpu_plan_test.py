@@ -227,7 +227,7 @@ def test_plan_cache_is_bounded(gpu, monkeypatch):
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
     for m in range(1, 21):
         sw.scaled_mm(*operands(m, 16, 16), backend="cutlass_sm90")
-    assert 0 < len(api._PLANS.fast) <= 8
+    assert len(api._PLANS.fast) == 4  # it was emptied when the 9th and the 17th came
     sw.scaled_mm(*operands(20, 16, 16), backend="cutlass_sm90")
     assert len(gpu) == 20
 

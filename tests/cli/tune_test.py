@@ -280,7 +280,7 @@ def test_mistakes_are_named(measuring, capsys, arguments, said):
         (["--out", ""], "--out must be a folder, and is empty"),
         (["--store", ""], "--store= must be the path of a file"),
         (["--store", "FOLDER"], "must be the path of a file"),
-        (["--device", "-1"], "Invalid value for '--device': "),
+        (["--device", "-1"], "Invalid value for '--device': -1 is not in the range x>=0"),
     ],
 )
 def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(monkeypatch, capsys, tmp_path, arguments, said):

@@ -194,8 +194,8 @@ def _problems(rng: random.Random) -> Iterator[tuple[str, str, Any]]:
     for name, kind in (("matmul", "bf16 nt"), ("scaled_mm", "fp8 row"), ("scaled_mm_block", "fp8 block")):
         spec = registry.spec(str(KINDS[kind]["op"]))
         make = {key: value for key, value in KINDS[kind].items() if key not in ("op", "use_fast_accum")}
-        family = bench_cases.FAMILIES.get(name)
-        sizes = [("benchmark", w.m, w.n, w.k) for w in family.workloads("bench")] if family else []
+        family = bench_cases.FAMILIES[name]
+        sizes = [("benchmark", w.m, w.n, w.k) for w in family.workloads("bench")]
         sizes += [("layers", m, n, k) for layers in LAYERS.values() for n, k in layers for m in COST_ROWS]
         for _ in range(120):
             n, k = (128 * round(2 ** rng.uniform(3, 7.8)) for _ in range(2))
