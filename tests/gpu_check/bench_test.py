@@ -263,19 +263,13 @@ def test_a_peer_that_fails_when_it_is_timed_leaves_the_others_their_figures():
         bench.measure(family, workload, device.CPU, FakeTimer(OURS), schedule, 3)
 
 
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [
-        (lambda: {"family": "matmul", "call": OURS, "first_call_ms": 1.0}, None),
-        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda: os._exit(7), "the process ended with exit code 7"),
-    ],
-)
-def test_each_first_call_has_a_process_whose_end_is_told(end, said, monkeypatch):
-    monkeypatch.setattr(first_call, "measure", lambda family, whose: end())
-    found = first_call.in_fresh_process("matmul", OURS)
+def test_a_process_that_cannot_measure_its_first_call_says_why(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    (found,) = first_call.in_new_process("matmul")
     assert (found["family"], found["call"]) == ("matmul", OURS)
-    assert found.get("error") == said
+    assert "ended with exit code 1" in found["error"]
+    assert "CUDA" in found["error"]
 
 
 def test_first_calls_import_stoneware_only_when_the_clock_runs():

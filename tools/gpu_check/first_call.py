@@ -1,14 +1,14 @@
-"""What importing a family and its first call cost a process: a JSON line for each fresh process.
+"""What importing a family and its first call cost a process: a JSON line for each call of each process.
 
     python -m tools.gpu_check.first_call --of scaled_mm,matmul --repeat 9
 
-This program imports torch, and leaves CUDA and Stoneware alone; each figure is from a process that
-is forked from it, so that torch is imported once. In the child CUDA is started and the operands
-exist before the clock runs. `import_and_first_call_ms` is the number to look at: the time from a
-process that has no Stoneware to its first result. Beside it stands how many full garbage collections
-Python ran meanwhile: with torch loaded, one takes longer than all the rest. It also reports what the
-call did to the outside: files opened for writing and programs started, which must be none, and
-whether Triton was imported.
+Each figure is from a new process, which imports torch, starts CUDA and makes the operands before the
+clock runs; then it makes our call and after it torch's. A fork of a process that has torch would be
+quicker to make, but its imports take half as long again, as each page it writes to is copied first.
+`import_and_first_call_ms` is the number to look at: the time from a process that has no Stoneware to
+its first result. Beside it stands how many full garbage collections Python ran meanwhile: with torch
+loaded, one takes longer than all the rest. It also reports what the call did to the outside: files
+opened for writing and programs started, which must be none, and whether Triton was imported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import contextlib
 import gc
 import json
 import os
+import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from absl import app, flags
 
-from tools.gpu_check.bench_cases import FAMILIES, OURS
+from tools.gpu_check.bench_cases import FAMILIES, OURS, Call
 
 _FAMILIES = flags.DEFINE_list("of", list(FAMILIES), "Whose first call.")
-_PROCESSES = flags.DEFINE_integer("repeat", 9, "Fresh processes for each.", lower_bound=1)
+_PROCESSES = flags.DEFINE_integer("repeat", 9, "New processes for each family; 0 measures in this one.", lower_bound=0)
 
 _WRITING_MODES = frozenset("wax+")
 _STARTING_EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.system")
@@ -85,30 +85,33 @@ def _timed_ms(step: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def measure(family_name: str, whose: str) -> dict[str, object]:
-    """What the call of `whose` costs this process, which has not started CUDA yet."""
+def measure(family_name: str) -> Iterator[dict[str, object]]:
+    """What our call costs this process, which has not started CUDA yet, and then what torch's does."""
     torch.cuda.init()
     family = FAMILIES[family_name]
     case = family.make(family.first, torch.device("cuda", torch.cuda.current_device()))
     torch.cuda.synchronize()
+    for whose in (OURS, family.rival):
+        yield {"family": family_name, "call": whose, **_first(case.calls[whose], is_ours=whose == OURS)}
+
+
+def _first(call: Call, *, is_ours: bool) -> dict[str, object]:
     watch = OutsideWatch()
     package_ms = 0.0
     with full_collections() as collections:
-        if whose == OURS:
+        if is_ours:
 
             def import_package() -> None:
                 import stoneware  # noqa: F401
 
             package_ms = _timed_ms(import_package)
         begin = time.perf_counter()
-        run = case.calls[whose].load()
+        run = call.load()
         import_ms = package_ms + (time.perf_counter() - begin) * 1e3
         first_ms = _timed_ms(lambda: run(None))
     second_ms = _timed_ms(lambda: run(None))
     watch.is_on = False
     return {
-        "family": family_name,
-        "call": whose,
         "package_ms": round(package_ms, 3),
         "import_ms": round(import_ms, 3),
         "first_call_ms": round(first_ms, 3),
@@ -120,40 +123,26 @@ def measure(family_name: str, whose: str) -> dict[str, object]:
     }
 
 
-def in_fresh_process(family_name: str, whose: str) -> dict[str, object]:
-    """`measure` in a child of this process; with "error" in place of figures if it failed."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            result = measure(family_name, whose)
-        except BaseException as error:  # the parent reports it, whatever it is
-            traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"[:1000]
-            result = {"family": family_name, "call": whose, "error": message}
-        with os.fdopen(writing, "w") as file:
-            json.dump(result, file)
-        sys.stderr.flush()
-        os._exit(0)  # no handler of the parent's runs here
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        text = file.read()
-    _, status = os.waitpid(child, 0)
-    if not text:
-        code = os.waitstatus_to_exitcode(status)
-        message = f"the process ended with exit code {code}"
-        return {"family": family_name, "call": whose, "error": message}
-    return json.loads(text)
+def in_new_process(family_name: str) -> list[dict[str, object]]:
+    """`measure` in a process of its own; with "error" in place of figures if it failed."""
+    command = [sys.executable, "-m", "tools.gpu_check.first_call", f"--of={family_name}", "--repeat=0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        message = f"the process ended with exit code {done.returncode}: {done.stderr[-1000:]}"
+        return [{"family": family_name, "call": OURS, "error": message}]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
+    for name in _FAMILIES.value if not _PROCESSES.value else ():
+        for result in measure(name):
+            print(json.dumps(result), flush=True)
     for _ in range(_PROCESSES.value):
         for name in _FAMILIES.value:
-            for whose in (OURS, FAMILIES[name].rival):
-                print(json.dumps(in_fresh_process(name, whose)), flush=True)
+            for result in in_new_process(name):
+                print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
