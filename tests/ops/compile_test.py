@@ -145,13 +145,13 @@ def test_grouped_mm_into_out(compiler):
 
 
 def test_gradient_is_refused_when_the_graph_is_made():
-    a = torch.randn(8, 24).bfloat16().requires_grad_()
-    b = torch.randn(24, 40).bfloat16()
-    compiled = torch.compile(lambda a, b: sw.matmul(a, b), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match="matmul has no backward, and a requires a gradient"):
-        compiled(a, b)
+    tensors = grouped_operands("e4m3", [3, 8])
+    tensors[3].requires_grad_()
+    compiled = torch.compile(lambda *tensors: sw.grouped_mm(*tensors), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="grouped_mm has no backward, and scale_a requires a gradient"):
+        compiled(*tensors)
     with torch.no_grad():
-        assert torch.equal(compiled(a, b), sw.matmul(a, b))
+        assert torch.equal(compiled(*tensors), sw.grouped_mm(*tensors))
 
 
 def test_shapes_that_do_not_fit_are_refused_when_the_graph_is_made():

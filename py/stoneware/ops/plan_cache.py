@@ -7,7 +7,8 @@ The call path, after the op's function in `api.py`:
     OpPlans.slow   the whole call in Python, for what the native module leaves to it: gradients,
                    forward-mode AD, torch.func, negated views, subclasses of torch.Tensor, torch
                    dispatch modes, tensors without memory. It asks the native module for the plan,
-                   so plans are in one place and have one key.
+                   so plans are in one place and have one key. A call that needs a gradient comes
+                   back to OpPlans.call, inside a torch.autograd.Function.
 
 Where the native module cannot be used, `slow` is every call, and each call makes its plan.
 """
@@ -22,7 +23,7 @@ import torch
 
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.registry import CALL_MODULE
-from stoneware.ops import registration, tensor_checks
+from stoneware.ops import backward, registration, tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime import native
@@ -53,10 +54,12 @@ class OpPlans:
       plan: plan(*tensors, *objects) is the plan of a call, which is checked.
       fast: the native module's part, a FastCall; None where it cannot be used.
       why_not_fast: the reason for that; empty if it can.
+      gradients: the op's rule for its gradients; None if it has none.
     """
 
     spec: ClassVar[OpSpec]
     operator: ClassVar[Callable[..., torch.Tensor]]
+    gradients: ClassVar[backward.Rule | None] = None
 
     def __init_subclass__(cls, spec: OpSpec | None = None) -> None:
         if spec is None:
@@ -64,7 +67,7 @@ class OpPlans:
         cls.spec = spec
         api = sys.modules[cls.__module__]
         cls.operator = staticmethod(
-            registration.register(spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments))
+            registration.register(spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments), cls.gradients)
         )
 
     def __init__(self) -> None:
@@ -103,9 +106,15 @@ class OpPlans:
 
     def run(self, *arguments: Any) -> torch.Tensor:
         """A whole call on tensors with memory, in Python."""
-        plan = self.plan(*arguments)
         tensors = list(arguments[: self._num_tensors])
-        tensor_checks.refuse_gradients(self.spec.name, list(zip(self.spec.tensors, tensors)))
+        named = list(zip(self.spec.tensors, tensors))
+        if backward.is_needed(tensors):
+            if self.gradients is None or tensors[-1] is not None:
+                tensor_checks.refuse_gradients(self.spec.name, named, is_out=self.gradients is not None)
+            tensor_checks.refuse_tangents(self.spec.name, named)
+            return backward.apply(self.call, self.gradients, self.spec.tensors, *arguments)
+        plan = self.plan(*arguments)
+        tensor_checks.refuse_tangents(self.spec.name, named)
         if any(tensor is not None and tensor.is_neg() for tensor in tensors):
             return self._run_negated(arguments)
         out = tensors[-1]

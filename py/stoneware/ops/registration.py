@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import tensor_checks
+from stoneware.ops import backward, tensor_checks
 from stoneware.ops.spec import OpSpec
 
 NAMESPACE = "stoneware"
@@ -33,13 +33,14 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 Call = Callable[..., torch.Tensor]
 
 
-def register(spec: OpSpec, fake: Call, call: Call) -> Call:
+def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | None = None) -> Call:
     """Registers an op's two operators; takes a fraction of a millisecond and imports nothing.
 
     Args:
       spec: of the op.
       fake: infers the result: (*inputs, *other arguments) -> a tensor like it.
       call: the eager call: (*inputs, out or None, *other arguments) -> out.
+      gradients: the rule for its gradients, which takes the arguments of `call`; None if it has none.
 
     Returns:
       The call by its operator, with the arguments of `call`; Dynamo can trace it.
@@ -60,8 +61,28 @@ def register(spec: OpSpec, fake: Call, call: Call) -> Call:
     def fake_out(*arguments: Any) -> None:
         fake(*arguments[:num_inputs], *arguments[num_inputs + 1 :])
 
-    _define(spec, name, f"({inputs}, {others}) -> Tensor", eager, fake, num_inputs)
-    _define(spec, f"{name}_out", f"({inputs}, Tensor(a!) out, {others}) -> ()", write_out, fake_out, num_inputs + 1)
+    def rule(needed: frozenset[str], *arguments: Any) -> Any:
+        assert gradients is not None  # `followed` asked
+        return gradients(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
+
+    def followed(*arguments: Any) -> torch.Tensor:
+        named = list(zip(spec.tensors, arguments[:num_inputs]))
+        tensor_checks.refuse_tangents(name, named)
+        if gradients is not None and backward.is_needed(arguments[:num_inputs]):
+            return backward.apply_below_autograd(operator, rule, spec.tensors[:-1], *arguments)
+        tensor_checks.refuse_gradients(name, named)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    def refused(*arguments: Any) -> None:
+        named = list(zip(spec.tensors, arguments[: num_inputs + 1]))
+        tensor_checks.refuse_gradients(name, named, is_out=gradients is not None)
+        tensor_checks.refuse_tangents(name, named)
+        with torch._C._AutoDispatchBelowAutograd():
+            operator_out(*arguments)
+
+    _define(name, f"({inputs}, {others}) -> Tensor", eager, followed, fake)
+    _define(f"{name}_out", f"({inputs}, Tensor(a!) out, {others}) -> ()", write_out, refused, fake_out)
     operator = getattr(torch.ops.stoneware, name)
     operator_out = getattr(torch.ops.stoneware, f"{name}_out")
 
@@ -78,17 +99,12 @@ def register(spec: OpSpec, fake: Call, call: Call) -> Call:
 
 
 def _define(
-    spec: OpSpec, name: str, schema: str, eager: Callable[..., Any], fake: Callable[..., Any], num_tensors: int
+    name: str, schema: str, eager: Callable[..., Any], autograd: Callable[..., Any], fake: Callable[..., Any]
 ) -> None:
-    def forward_only(*arguments: Any) -> Any:
-        # Where the eager call refuses gradients, a trace does.
-        tensor_checks.refuse_gradients(spec.name, list(zip(spec.tensors, arguments[:num_tensors])))
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.stoneware, name)(*arguments)
-
     _LIBRARY.define(name + schema, tags=_TAGS)
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, forward_only, "Autograd")
+    # Not register_autograd, whose functions the transforms of torch.func refuse.
+    _LIBRARY.impl(name, autograd, "Autograd")
     # Not register_fake, which reads the source of its caller, 6 ms for all.
     _LIBRARY.impl(name, fake, "Meta")
 

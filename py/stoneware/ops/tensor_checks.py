@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import torch
 from torch.autograd import forward_ad
@@ -123,23 +123,28 @@ def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy:
         raise ValueError(f"out.stride()={out.stride()} must be (ldd, 1), row-major; pass a row-major out")
 
 
-def refuse_gradients(op: str, tensors: Sequence[tuple[str, torch.Tensor | None]]) -> None:
-    """Raises ForwardOnlyError for a call that autograd, of either mode, would have to follow."""
-    if torch.is_grad_enabled():
-        present = [(name, tensor) for name, tensor in tensors if tensor is not None]
-        names = [name for name, tensor in present if tensor.requires_grad]
-        if names:
-            raise ForwardOnlyError(
-                f"{op} has no backward, and {', '.join(names)} "
-                f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under "
-                f"torch.no_grad(), or pass {', '.join(f'{name}.detach()' for name in names)}"
-            )
+def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) -> None:
+    """Raises ForwardOnlyError for a call that needs a gradient, where its op has none, or with `out`
+    if `is_out`."""
+    if not torch.is_grad_enabled():
+        return
+    names = [name for name, tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
+    if names:
+        raise ForwardOnlyError(
+            f"{op}{' with out=' if is_out else ''} has no backward, and {', '.join(names)} "
+            f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under torch.no_grad(), or "
+            + ("leave out=... away" if is_out else f"pass {', '.join(f'{name}.detach()' for name in names)}")
+        )
+
+
+def refuse_tangents(op: str, tensors: NamedTensors) -> None:
+    """Raises ForwardOnlyError for a call that forward-mode AD would have to follow."""
     # Outside of every dual level, as nearly always, no tensor has a tangent.
     if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
         names = [
             name
             for name, tensor in tensors
-            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None
+            if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
         ]
         if names:
             raise ForwardOnlyError(

@@ -10,7 +10,7 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
+from stoneware.ops.matmul import backward, cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.matmul.checks import checked_plan
 from stoneware.ops.matmul.layouts import result_shape
 from stoneware.ops.matmul.problem import Problem
@@ -42,6 +42,10 @@ def matmul(
     leading dimensions of a become rows of one product. An operand is copied first if its matrices
     are neither row-major nor column-major, or if its leading dimensions have no single stride.
 
+    Differentiable, to any order: its gradients are matmuls of views, with the same backend. They are
+    rounded to the operands' dtype; so is the gradient of a float32 result before it is multiplied.
+    There is no forward-mode derivative.
+
     Args:
       a: [..., m, k] or [k], bfloat16 or float16.
       b: [..., k, n] or [k], of the same dtype.
@@ -52,7 +56,7 @@ def matmul(
       out_dtype: the result's dtype: the operands' or torch.float32; None takes out's, else the
         operands'.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
-      config: run this config; None takes what `stoneware.explain` shows.
+      config: run this config; None takes what `stoneware.explain` shows. Not for gradients.
 
     Returns:
       out.
@@ -60,7 +64,7 @@ def matmul(
     Raises:
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride or device breaks a rule.
-      ForwardOnlyError: a gradient would be needed.
+      ForwardOnlyError: a gradient would be needed together with out, or a tangent.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
@@ -73,6 +77,7 @@ def matmul(
 
 class _Plans(OpPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
+    gradients = staticmethod(backward.rule)
 
     def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)

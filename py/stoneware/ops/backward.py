@@ -1,0 +1,77 @@
+"""A call that autograd follows: the op's own plan forward, and the op's rule for its gradients.
+
+    OpPlans.run                an eager call that needs a gradient: `apply`
+    the operator's Autograd    the same call under torch.compile, torch.export, torch dispatch modes
+      kernel (registration)    and the transforms of torch.func: `apply_below_autograd`
+
+A rule's gradients are calls of ops again, so that they have gradients themselves where those ops do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+Gradients = Callable[..., Tensors]
+"""(gradient of the result, *what was saved) -> the gradient of each input, or None."""
+
+Rule = Callable[..., tuple[Tensors, Gradients]]
+"""(the inputs that need a gradient, *arguments of the call, which was checked) -> what to save, and the
+gradients. Gradients hold no tensor of the call themselves, or it would outlive its backward."""
+
+
+class _Call(torch.autograd.Function):
+    """_Call.apply(run, rule, names, *arguments) is run(*arguments), and differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[..., torch.Tensor], rule: Rule, names: Sequence[str], *arguments: Any
+    ) -> torch.Tensor:
+        out = run(*arguments)
+        needs = frozenset(name for name, is_needed in zip(names, ctx.needs_input_grad[3:]) if is_needed)
+        saved, ctx.gradients = rule(needs, *arguments)
+        ctx.save_for_backward(*saved)
+        ctx.num_arguments = len(arguments)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        found = ctx.gradients(grad, *ctx.saved_tensors)
+        return None, None, None, *found, *[None] * (ctx.num_arguments - len(found))
+
+
+apply = _Call.apply
+_apply_at_one_level = super(torch.autograd.Function, _Call).apply
+
+
+def is_needed(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether autograd has to follow a call with these tensors."""
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
+
+
+def apply_below_autograd(
+    operator: Callable[..., torch.Tensor], rule: Rule, names: Sequence[str], *arguments: Any
+) -> torch.Tensor:
+    """An operator's call as its Autograd kernel makes it."""
+
+    def below(*arguments: Any) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    if not torch._C._are_functorch_transforms_active():
+        return apply(below, rule, names, *arguments)
+
+    # The dispatcher has come to one of the nested transforms, and `below` leads to the next one,
+    # which may be a gradient too: so the function is of this level alone, and leaves gradients on.
+    from torch._functorch.autograd_function import enable_single_level_autograd_function
+
+    def at_next_level(*arguments: Any) -> torch.Tensor:
+        with torch.enable_grad():
+            return below(*arguments)
+
+    with enable_single_level_autograd_function():
+        return _apply_at_one_level(at_next_level, rule, names, *arguments)
