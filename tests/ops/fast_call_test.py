@@ -190,17 +190,18 @@ def test_parameter_is_a_tensor(plans):
     assert counts(plans) == (1, 1, 0)
 
 
-def test_gradients_are_refused_by_python(plans):
+def test_gradients_are_left_to_python_which_makes_the_same_call(plans):
     x = scaled_operands(M, N, K)
-    call(x)
+    expected = call(x)
     x.scale_a.requires_grad_()
-    with pytest.raises(ForwardOnlyError, match="scale_a requires a gradient"):
-        call(x)
+    result = call(x)
+    assert result.requires_grad and torch.equal(result, expected)
+    assert counts(plans) == (1, 1, 1)
     with torch.no_grad():
         call(x)
     with torch.inference_mode():
         assert call(x).is_inference()
-    assert counts(plans) == (2, 1, 1)
+    assert counts(plans) == (3, 1, 1)
 
 
 def test_tangents_are_refused_and_a_dual_level_alone_is_left_to_python(plans):

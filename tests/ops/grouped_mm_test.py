@@ -10,7 +10,6 @@ import torch
 from operands import poisoned, random_fp8, relative_error
 
 import stoneware as sw
-from stoneware.errors import ForwardOnlyError
 from stoneware.measuring.tolerance import tolerance
 from stoneware.ops.grouped_mm.problem import Problem
 
@@ -151,11 +150,6 @@ def test_bad_arguments_are_told_rule_value_and_remedy(name):
         given.call(**changes)
     for part in parts:
         assert part in str(caught.value)
-
-
-def test_a_gradient_is_refused():
-    with pytest.raises(ForwardOnlyError, match="grouped_mm has no backward"):
-        PLAIN.call(a=PLAIN.a.clone().requires_grad_())
 
 
 @pytest.mark.parametrize(

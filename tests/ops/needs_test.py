@@ -21,13 +21,35 @@ WGRAD = {
     "tt": ("tt", "dc^T", "a", "db^T"),
     "tn": ("nn", "a^T", "dc", "db"),
 }
-SETS = [frozenset(names) for count in range(4) for names in itertools.combinations(("a", "b", "bias"), count)]
+
+
+def subsets(*names: str) -> list[frozenset[str]]:
+    return [frozenset(some) for count in range(len(names) + 1) for some in itertools.combinations(names, count)]
+
+
+def named(sets):
+    return pytest.mark.parametrize("needed", sets, ids=lambda names: "+".join(sorted(names)) or "nothing")
+
+
+def found(op: str, **options) -> list[tuple]:
+    """(role, layout, left, right, result, dtypes) of each product."""
+    return [
+        (one.role, one.layout, one.left, one.right, one.result, one.a_dtype, one.b_dtype, one.out_dtype)
+        for one in needs.products(op, **options)
+    ]
+
+
+def saved(op: str, **options) -> set[str]:
+    return {name for one in needs.products(op, **options)[1:] for name in one.saved}
 
 
 @pytest.mark.parametrize("layout", DGRAD)
-@pytest.mark.parametrize("needed", SETS, ids=lambda names: "+".join(sorted(names)) or "nothing")
-@pytest.mark.parametrize(("dtype", "out_dtype"), [("bf16", "bf16"), ("fp16", "fp32")])
+@named(subsets("a", "b", "bias"))
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"), [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32")]
+)
 def test_products_of_matmul(layout, needed, dtype, out_dtype):
+    options = {"dtypes": (dtype, dtype, out_dtype), "layout": layout, "needs_input_grad": needed}
     expected = [("forward", layout, "a", "b", "c", dtype, dtype, out_dtype)]
     if "a" in needed:
         expected.append(("dgrad", *DGRAD[layout], dtype, dtype, dtype))
@@ -35,15 +57,45 @@ def test_products_of_matmul(layout, needed, dtype, out_dtype):
         expected.append(("wgrad", *WGRAD[layout], dtype, dtype, dtype))
     if "bias" in needed:
         expected.append(("dbias", "", "dc", "", "dbias", out_dtype, "", out_dtype))
-    found = needs.products("matmul", dtype=dtype, out_dtype=out_dtype, layout=layout, needs_input_grad=needed)
-    assert [
-        (one.role, one.layout, one.left, one.right, one.result, one.a_dtype, one.b_dtype, one.out_dtype)
-        for one in found
-    ] == expected
-    saved = {name for one in found[1:] for name in one.saved}
-    assert saved == ({"b"} if "a" in needed else set()) | ({"a"} if "b" in needed else set())
+    assert found("matmul", **options) == expected
+    assert saved("matmul", **options) == ({"b"} if "a" in needed else set()) | ({"a"} if "b" in needed else set())
 
 
-def test_an_op_without_gradients_is_refused():
-    with pytest.raises(ValueError, match="op='toy_add' must be"):
-        needs.products("toy_add", dtype="bf16", out_dtype="bf16", layout="nt", needs_input_grad=frozenset())
+@named(subsets("a", "b"))
+def test_products_of_grouped_mm(needed):
+    options = {"dtypes": ("bf16",) * 3, "layout": "nt", "needs_input_grad": needed}
+    expected = [("forward", "nt", "a", "b", "c", "bf16", "bf16", "bf16")]
+    if "a" in needed:
+        expected.append(("dgrad", *DGRAD["nt"], "bf16", "bf16", "bf16"))
+    if "b" in needed:
+        expected.append(("wgrad", *WGRAD["nt"], "bf16", "bf16", "bf16"))
+    assert found("grouped_mm", **options) == expected
+
+
+@named(subsets("scale_a", "scale_b", "bias"))
+@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+@pytest.mark.parametrize(("a_dtype", "b_dtype"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp16", "fp32"])
+def test_products_of_scaled_mm(needed, scales, a_dtype, b_dtype, out_dtype):
+    options = {"dtypes": (a_dtype, b_dtype, out_dtype), "layout": "nt", "scales": scales, "needs_input_grad": needed}
+    expected = [("forward", "nt", "a", "b", "c", a_dtype, b_dtype, out_dtype)]
+    if needed & {"scale_a", "scale_b"}:
+        expected.append(("unscaled", "nt", "a", "b", "ab", a_dtype, b_dtype, "fp32"))
+    if "scale_a" in needed:
+        expected.append(("dscale", "", "ab", "scale_b", "dscale_a", "fp32", "fp32", "fp32"))
+    if "scale_b" in needed:
+        expected.append(("dscale", "", "ab", "scale_a", "dscale_b", "fp32", "fp32", "fp32"))
+    if "bias" in needed:
+        expected.append(("dbias", "", "dc", "", "dbias", out_dtype, "", out_dtype))
+    assert found("scaled_mm", **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "scales", "needed"),
+    [("toy_add", "", ""), ("scaled_mm", "row", "a"), ("grouped_mm", "row", "a"), ("matmul", "", "scale_a")],
+)
+def test_what_has_no_gradient_is_refused(op, scales, needed):
+    with pytest.raises(ValueError, match=f"op='{op}' with scales='{scales}' has no gradients of {needed}; ask for"):
+        needs.products(
+            op, dtypes=("bf16",) * 3, layout="nt", scales=scales, needs_input_grad=frozenset([needed] if needed else ())
+        )

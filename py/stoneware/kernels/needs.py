@@ -1,11 +1,15 @@
 """Which products a call needs: its own and, of those of its gradients, the ones that are asked for.
 
-    matmul    c = a @ b + bias        da = dc @ b^T   (dgrad)
-                                      db = a^T @ dc   (wgrad)
-                                      dbias = the sum of dc over its rows
+    matmul      c = a @ b + bias                da = dc @ b^T                            (dgrad)
+                                                db = a^T @ dc                            (wgrad)
+                                                dbias = the sum of dc over its rows
+    grouped_mm  c = a @ b of each row's group   da, db as of matmul, db along a group's rows
+    scaled_mm   c = scale_a * scale_b * ab      ab = a @ b, which scales had been applied to (unscaled)
+                    + bias                      dscale_a, dscale_b = sums of dc * ab * the other scale
 
 Autograd saves and computes what this says, and nothing else: for a frozen weight there is no wgrad
-and `a` is not saved, for an input without a gradient no dgrad and `b` is not saved. Free of torch.
+and `a` is not saved, for an input without a gradient no dgrad and `b` is not saved. Operands in fp8
+have no gradients. Free of torch.
 """
 
 from __future__ import annotations
@@ -15,26 +19,30 @@ from collections.abc import Iterator
 
 from stoneware.runtime.fast_dataclass import dataclass
 
-FORWARD, DGRAD, WGRAD, DBIAS = "forward", "dgrad", "wgrad", "dbias"
+FORWARD, DGRAD, WGRAD, DBIAS, UNSCALED, DSCALE = "forward", "dgrad", "wgrad", "dbias", "unscaled", "dscale"
 
 _FLIPPED = {"n": "t", "t": "n"}
+_NOT_SAVED = ("", "dc", "ab")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """A product, or for `dbias` a sum, with the gradient dc row-major.
+    """A product, or a sum, for which layout and b_dtype are empty; dc is row-major.
 
     Attributes:
-      role: FORWARD, DGRAD, WGRAD or DBIAS.
-      left, right: its operands, "a", "b" or "dc", and "^T" behind one that is transposed; a sum has
-        no right one.
-      result: "c", "da", "db" or "dbias". "da^T" and "db^T" are gradients of a column-major operand:
-        their transposed views have its layout.
-      layout: of left and right, as a Problem's; empty for a sum.
-      a_dtype, b_dtype: of left and right; b_dtype is empty for a sum.
+      op: of the call.
+      role: one of the constants above.
+      left, right: what is multiplied: an input, "dc" or "ab", and "^T" behind what is transposed;
+        right is empty for DBIAS.
+      result: "c", "ab", or "d" and an input. "da^T" and "db^T" are gradients of a column-major
+        operand: their transposed views have its layout.
+      layout: of left and right, as a Problem's.
+      a_dtype, b_dtype: of left and right.
       out_dtype: of the result.
+      scales: of scaled_mm and grouped_mm in fp8, as a Problem's.
     """
 
+    op: str
     role: str
     left: str
     right: str = ""
@@ -43,46 +51,95 @@ class Product:
     a_dtype: str
     b_dtype: str = ""
     out_dtype: str
+    scales: str = ""
 
     @property
     def saved(self) -> tuple[str, ...]:
-        """The operands that the forward call must keep for it."""
-        return tuple(name.removesuffix("^T") for name in (self.left, self.right) if name and name[:2] != "dc")
+        """The inputs that the forward call must keep for it."""
+        names = (name.removesuffix("^T") for name in (self.left, self.right))
+        return tuple(name for name in names if name not in _NOT_SAVED)
 
 
 @functools.lru_cache(maxsize=1024)
 def products(
-    op: str, *, dtype: str, out_dtype: str, layout: str, needs_input_grad: frozenset[str]
+    op: str, *, dtypes: tuple[str, str, str], layout: str, scales: str = "", needs_input_grad: frozenset[str]
 ) -> tuple[Product, ...]:
     """The products of a call, its own first.
 
     Args:
-      op: "matmul".
-      dtype: of a and b.
-      out_dtype: of the result and of the bias.
+      op: "matmul", "scaled_mm" or "grouped_mm".
+      dtypes: of a, of b, and of the result and the bias.
       layout: of a and b, as a Problem's.
-      needs_input_grad: the inputs that need a gradient: of "a", "b" and "bias".
+      scales: as a Problem's, of operands in fp8; else empty.
+      needs_input_grad: the inputs that need a gradient.
+
+    Raises:
+      ValueError: the op has no gradient of one of them.
     """
-    if op != "matmul":
-        raise ValueError(f"op={op!r} must be matmul; no other op has gradients")
-    return tuple(_of_matmul(dtype, out_dtype, layout, needs_input_grad))
+    of_op = {"matmul": _of_matmul, "grouped_mm": _of_matmul, "scaled_mm": _of_scaled_mm}
+    allowed = {
+        "matmul": {"a", "b", "bias"},
+        "grouped_mm": set() if scales else {"a", "b"},
+        "scaled_mm": {"scale_a", "scale_b", "bias"},
+    }
+    if op not in of_op or not needs_input_grad <= allowed[op]:
+        raise ValueError(
+            f"op={op!r} with scales={scales!r} has no gradients of {', '.join(sorted(needs_input_grad))}; "
+            f"ask for those of {', '.join(sorted(allowed.get(op, ()))) or 'none'}"
+        )
+    a_dtype, b_dtype, out_dtype = dtypes
+    forward = Product(
+        op=op,
+        role=FORWARD,
+        left="a",
+        right="b",
+        result="c",
+        layout=layout,
+        a_dtype=a_dtype,
+        b_dtype=b_dtype,
+        out_dtype=out_dtype,
+        scales=scales,
+    )
+    bias = Product(op=op, role=DBIAS, left="dc", result="dbias", a_dtype=out_dtype, out_dtype=out_dtype)
+    return (forward, *of_op[op](forward, needs_input_grad), *([bias] if "bias" in needs_input_grad else []))
 
 
-def _of_matmul(dtype: str, out_dtype: str, layout: str, needs: frozenset[str]) -> Iterator[Product]:
-    a, b = layout[0], layout[1]
-    dtypes = {"a_dtype": dtype, "b_dtype": dtype}
-    yield Product(role=FORWARD, left="a", right="b", result="c", layout=layout, **dtypes, out_dtype=out_dtype)
+def _of_matmul(forward: Product, needs: frozenset[str]) -> Iterator[Product]:
+    (a, b), dtype = tuple(forward.layout), forward.a_dtype
+    known = {"op": forward.op, "a_dtype": dtype, "b_dtype": dtype, "out_dtype": dtype}
     if "a" in needs and a == "n":
-        yield Product(
-            role=DGRAD, left="dc", right="b^T", result="da", layout="n" + _FLIPPED[b], **dtypes, out_dtype=dtype
-        )
+        yield Product(role=DGRAD, left="dc", right="b^T", result="da", layout="n" + _FLIPPED[b], **known)
     elif "a" in needs:
-        yield Product(role=DGRAD, left="b", right="dc^T", result="da^T", layout=b + "t", **dtypes, out_dtype=dtype)
+        yield Product(role=DGRAD, left="b", right="dc^T", result="da^T", layout=b + "t", **known)
     if "b" in needs and b == "n":
-        yield Product(
-            role=WGRAD, left="a^T", right="dc", result="db", layout=_FLIPPED[a] + "n", **dtypes, out_dtype=dtype
-        )
+        yield Product(role=WGRAD, left="a^T", right="dc", result="db", layout=_FLIPPED[a] + "n", **known)
     elif "b" in needs:
-        yield Product(role=WGRAD, left="dc^T", right="a", result="db^T", layout="t" + a, **dtypes, out_dtype=dtype)
-    if "bias" in needs:
-        yield Product(role=DBIAS, left="dc", result="dbias", a_dtype=out_dtype, out_dtype=out_dtype)
+        yield Product(role=WGRAD, left="dc^T", right="a", result="db^T", layout="t" + a, **known)
+
+
+def _of_scaled_mm(forward: Product, needs: frozenset[str]) -> Iterator[Product]:
+    if needs & {"scale_a", "scale_b"}:
+        yield Product(
+            op=forward.op,
+            role=UNSCALED,
+            left="a",
+            right="b",
+            result="ab",
+            layout=forward.layout,
+            a_dtype=forward.a_dtype,
+            b_dtype=forward.b_dtype,
+            out_dtype="fp32",
+            scales="tensor",
+        )
+    for name, other in (("scale_a", "scale_b"), ("scale_b", "scale_a")):
+        if name in needs:
+            yield Product(
+                op=forward.op,
+                role=DSCALE,
+                left="ab",
+                right=other,
+                result=f"d{name}",
+                a_dtype="fp32",
+                b_dtype="fp32",
+                out_dtype="fp32",
+            )

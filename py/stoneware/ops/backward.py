@@ -9,10 +9,13 @@ A rule's gradients are calls of ops again, so that they have gradients themselve
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from stoneware.ops.spec import OpSpec
 
 Tensors = tuple[torch.Tensor | None, ...]
 
@@ -75,3 +78,15 @@ def apply_below_autograd(
 
     with enable_single_level_autograd_function():
         return _apply_at_one_level(at_next_level, rule, names, *arguments)
+
+
+def sum_of_rows(dc: torch.Tensor) -> torch.Tensor:
+    """The gradient of a bias."""
+    return dc.sum(tuple(range(dc.ndim - 1)), dtype=torch.float32).to(dc.dtype) if dc.ndim > 1 else dc
+
+
+def call_of(spec: OpSpec) -> Callable[..., torch.Tensor]:
+    """The op's call, for its gradients, which must not keep it: a graph that is alive when the
+    interpreter ends is never freed, and would keep the native module's objects with it, of which
+    nanobind complains."""
+    return importlib.import_module(f"{spec.package}.api")._PLANS.call

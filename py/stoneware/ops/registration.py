@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,33 @@ def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | No
         return out
 
     return traced
+
+
+def register_product(
+    name: str, tensors: Sequence[str], eager: Call, fake: Call, gradients: backward.Rule
+) -> Callable[..., torch.Tensor]:
+    """Registers an operator that gradients are computed with: (*tensors, backend) -> a tensor.
+
+    Args:
+      name: of the operator.
+      tensors: the names of its tensors.
+      eager: computes it.
+      fake: infers the result.
+      gradients: the rule for its own gradients.
+    """
+
+    def followed(*arguments: Any) -> torch.Tensor:
+        named = list(zip(tensors, arguments))
+        tensor_checks.refuse_tangents(name, named)
+        if backward.is_needed(arguments[:-1]):
+            return backward.apply_below_autograd(operator, gradients, tensors, *arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
+
+    inputs = "".join(f"Tensor {one}, " for one in tensors)
+    _define(name, f"({inputs}str? backend) -> Tensor", eager, followed, fake)
+    operator = getattr(torch.ops.stoneware, name)
+    return operator
 
 
 def _define(

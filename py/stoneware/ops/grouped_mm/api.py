@@ -10,7 +10,7 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.grouped_mm import cutlass_sm90, reference, vendor
+from stoneware.ops.grouped_mm import backward, cutlass_sm90, reference, vendor
 from stoneware.ops.grouped_mm.checks import checked_plan
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.ops.grouped_mm.spec import SPEC
@@ -44,6 +44,8 @@ def grouped_mm(
     CUDA graph serves any offsets. Groups may be empty, and may begin and end at any row. Sliced views
     are used without a copy.
 
+    In bf16 differentiable, to any order; the gradient of rows from offs[-1] on is zero.
+
     Args:
       a: [m, k] float8_e4m3fn or bfloat16, row-major, with the groups one after another; a row and
         a.stride(0) are multiples of 16 bytes.
@@ -66,7 +68,7 @@ def grouped_mm(
     Raises:
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
-      ForwardOnlyError: a gradient would be needed.
+      ForwardOnlyError: a gradient in fp8, or one together with out, or a tangent would be needed.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
@@ -79,6 +81,7 @@ def grouped_mm(
 
 class _Plans(OpPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
+    gradients = staticmethod(backward.rule)
 
     def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)

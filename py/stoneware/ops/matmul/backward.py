@@ -16,7 +16,7 @@ import torch
 
 from stoneware.kernels import needs
 from stoneware.kernels.needs import Product
-from stoneware.ops.backward import Gradients, Tensors
+from stoneware.ops.backward import Gradients, Tensors, call_of, sum_of_rows
 from stoneware.ops.matmul.spec import SPEC
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
@@ -34,8 +34,7 @@ def rule(
     """See `stoneware.ops.backward.Rule`."""
     products = needs.products(
         SPEC.name,
-        dtype=DTYPE_NAMES[a.dtype],
-        out_dtype=DTYPE_NAMES[out_dtype or a.dtype],
+        dtypes=(DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[out_dtype or a.dtype]),
         layout=_layout(a, "n") + _layout(b, "t"),
         needs_input_grad=needed,
     )[1:]
@@ -45,10 +44,7 @@ def rule(
     dtype = a.dtype
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
-        # Not at the top, and not kept: a graph that is alive when the interpreter ends is never freed,
-        # and would keep the native module's objects with it, of which nanobind complains.
-        from stoneware.ops.matmul.api import _PLANS
-
+        matmul = call_of(SPEC)
         found: dict[str, torch.Tensor] = {}
         operands: dict[str, torch.Tensor] = {}
         if saved_names:
@@ -56,9 +52,9 @@ def rule(
         for product in products:
             name = product.result.removesuffix("^T")
             found[name] = (
-                _sum_of_rows(dc)
+                sum_of_rows(dc)
                 if product.role == needs.DBIAS
-                else _gradient(_PLANS.call, product, operands, shapes[name], backend)
+                else _gradient(matmul, product, operands, shapes[name], backend)
             )
         return found.get("da"), found.get("db"), found.get("dbias")
 
@@ -117,7 +113,3 @@ def _gradient(
     if batch != kept:
         result = result.sum_to_size(*kept, *result.shape[-2:]).to(left.dtype)
     return result.reshape(shape) if len(shape) == 1 else result
-
-
-def _sum_of_rows(dc: torch.Tensor) -> torch.Tensor:
-    return dc.sum(tuple(range(dc.ndim - 1)), dtype=torch.float32).to(dc.dtype) if dc.ndim > 1 else dc

@@ -11,7 +11,7 @@ from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
-from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
+from stoneware.ops.scaled_mm import backward, cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.checks import checked_plan
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.scaled_mm.spec import SPEC
@@ -44,6 +44,8 @@ def scaled_mm(
     Block scales have one scale per 1 x 128 elements of a and one per 128 x 128 of b, as in
     DeepSeek-V3; k must then be a multiple of 128.
 
+    Differentiable, to any order, in its scales and its bias; a and b are frozen.
+
     Args:
       a: [m, k] float8_e4m3fn or float8_e5m2, row-major; m >= 0, k a multiple of 16, a.stride(0)
         too.
@@ -68,7 +70,7 @@ def scaled_mm(
     Raises:
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
-      ForwardOnlyError: a gradient would be needed.
+      ForwardOnlyError: a gradient of a or b, or one together with out, or a tangent would be needed.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.
@@ -84,6 +86,7 @@ def scaled_mm(
 
 class _Plans(OpPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
+    gradients = staticmethod(backward.rule)
 
     def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)

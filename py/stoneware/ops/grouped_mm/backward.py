@@ -1,0 +1,136 @@
+"""The gradients of grouped_mm in bf16, as two operators that are each other's gradients:
+
+    rows    x[m, p], b[groups, p, q] -> [m, q]              x @ b of each row's group: dgrad
+    groups  x[m, p], y[m, q]         -> [groups, p, q]      x^T @ y of each group's rows: wgrad
+
+Rows after the last offset belong to no group: their gradient is zero. On an H100 or H200 both run
+torch._grouped_mm, as the backend "vendor" does, elsewhere plain torch in float32.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.kernels import needs
+from stoneware.kernels.registry import REFERENCE, VENDOR
+from stoneware.ops import registration
+from stoneware.ops.backward import Gradients, Tensors
+from stoneware.ops.grouped_mm.spec import SPEC
+
+
+def rule(
+    needed: frozenset[str],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    out: None,
+    out_dtype: torch.dtype | None,
+    backend: str | None,
+    config: object,
+) -> tuple[Tensors, Gradients]:
+    """See `stoneware.ops.backward.Rule`."""
+    if scale_a is not None:
+        raise ForwardOnlyError(
+            f"{SPEC.name} has no backward in fp8, and {', '.join(sorted(needed))} "
+            f"{'requires' if len(needed) == 1 else 'require'} a gradient; multiply in bf16, or pass "
+            + ", ".join(f"{name}.detach()" for name in sorted(needed))
+        )
+    if backend not in (None, VENDOR, REFERENCE):
+        raise UnsupportedError(
+            f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or leave it out"
+        )
+    products = needs.products(SPEC.name, dtypes=("bf16",) * 3, layout="nt", needs_input_grad=needed)[1:]
+    names = {name for product in products for name in product.saved}
+
+    def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
+        tensors = {"dc": _row_major(dc), "a": saved[0], "b": saved[1]}
+        offs, found = saved[2], {}
+        for product in products:
+            operator = _ROWS if product.role == needs.DGRAD else _GROUPS
+            left, right = (tensors[name.removesuffix("^T")] for name in (product.left, product.right))
+            if product.right.endswith("^T"):
+                right = right.mT
+            result = operator(left, right, offs, backend)
+            found[product.result] = result
+        transposed = found.get("db^T")
+        return found.get("da"), None if transposed is None else transposed.mT
+
+    return (a if "a" in names else None, b if "b" in names else None, offs), gradients
+
+
+def _is_vendor_s(x: torch.Tensor, backend: str | None) -> bool:
+    return backend != REFERENCE and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
+
+
+def _ends(offs: torch.Tensor) -> list[int]:
+    return [0, *offs.tolist()]
+
+
+def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
+    if x.shape[0] and _is_vendor_s(x, backend):
+        out = torch._grouped_mm(x, b, offs=offs)
+        after = torch.arange(x.shape[0], device=x.device) >= offs[-1]
+        return out.masked_fill_(after[:, None], 0)  # torch leaves them as they were
+    out = x.new_zeros(x.shape[0], b.shape[2])
+    for group, (begin, end) in enumerate(pairwise(_ends(offs))):
+        out[begin:end] = (x[begin:end].float() @ b[group].float()).to(x.dtype)
+    return out
+
+
+def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
+    if x.shape[0] and _is_vendor_s(x, backend):
+        return torch._grouped_mm(x.t(), y, offs=offs)
+    out = x.new_zeros(offs.shape[0], x.shape[1], y.shape[1])
+    for group, (begin, end) in enumerate(pairwise(_ends(offs))):
+        out[group] = (x[begin:end].float().t() @ y[begin:end].float()).to(x.dtype)
+    return out
+
+
+def _rule_of_rows(needed: frozenset[str], x: Any, b: Any, offs: Any, backend: str | None) -> tuple[Tensors, Gradients]:
+    def gradients(grad: torch.Tensor, *saved: Any) -> Tensors:
+        x, b, offs = saved
+        return (
+            None if b is None else _ROWS(_row_major(grad), b.mT, offs, backend),
+            None if x is None else _GROUPS(x, _row_major(grad), offs, backend),
+        )
+
+    return (x if "b" in needed else None, b if "x" in needed else None, offs), gradients
+
+
+def _rule_of_groups(
+    needed: frozenset[str], x: Any, y: Any, offs: Any, backend: str | None
+) -> tuple[Tensors, Gradients]:
+    def gradients(grad: torch.Tensor, *saved: Any) -> Tensors:
+        x, y, offs = saved
+        return (
+            None if y is None else _ROWS(y, grad.mT, offs, backend),
+            None if x is None else _ROWS(x, grad, offs, backend),
+        )
+
+    return (x if "y" in needed else None, y if "x" in needed else None, offs), gradients
+
+
+def _row_major(grad: torch.Tensor) -> torch.Tensor:
+    return grad if grad.stride(-1) == 1 else grad.contiguous()
+
+
+_ROWS = registration.register_product(
+    "grouped_mm_rows",
+    ("x", "b", "offs"),
+    _rows,
+    lambda x, b, offs, backend: x.new_empty(x.shape[0], b.shape[2]),
+    _rule_of_rows,
+)
+_GROUPS = registration.register_product(
+    "grouped_mm_groups",
+    ("x", "y", "offs"),
+    _groups,
+    lambda x, y, offs, backend: x.new_empty(offs.shape[0], x.shape[1], y.shape[1]),
+    _rule_of_groups,
+)

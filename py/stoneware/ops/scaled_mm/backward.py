@@ -1,0 +1,125 @@
+"""The gradients of scaled_mm: of its scales and its bias. Its fp8 operands are frozen.
+
+    ab = a @ b                                  dbias = the sum of dc over its rows, in float32
+    dscale_a = sums of dc * ab * scale_b        dscale_b = sums of dc * ab * scale_a
+
+`ab` is computed anew in float32, from operands that the caller holds anyway: the result is rounded,
+has the bias in it, and says nothing where a scale is zero. With block scales it is one product for
+each block of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from stoneware.errors import ForwardOnlyError
+from stoneware.kernels import needs
+from stoneware.ops.backward import Gradients, Tensors, call_of, sum_of_rows
+from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.ops.scaled_mm.spec import SPEC
+from stoneware.runtime.dtypes import DTYPE_NAMES
+
+
+def rule(
+    needed: frozenset[str],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    backend: str | None,
+    config: object,
+) -> tuple[Tensors, Gradients]:
+    """See `stoneware.ops.backward.Rule`."""
+    refuse_fp8(SPEC.name, needed)
+    is_block = _is_block(scale_a, scale_b, b.shape[1])
+    products = needs.products(
+        SPEC.name,
+        dtypes=(DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[out_dtype]),
+        layout="nt",
+        scales="block" if is_block else "row" if max(scale_a.numel(), scale_b.numel()) > 1 else "tensor",
+        needs_input_grad=needed,
+    )[1:]
+    names = {name for product in products for name in product.saved}
+    inputs = (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b))
+    shapes = {"dscale_a": scale_a.shape, "dscale_b": scale_b.shape}
+
+    def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
+        scaled_mm = call_of(SPEC)
+
+        def unscaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            one = torch.ones((), device=a.device)
+            return scaled_mm(a, b, one, one, None, None, torch.float32, use_fast_accum, backend, None)
+
+        a, b, scale_a, scale_b = saved
+        found: dict[str, torch.Tensor] = {}
+        if any(product.role == needs.UNSCALED for product in products):
+            parts = (a,), (b,)
+            if is_block:
+                parts = a.split(BLOCK, 1), b.split(BLOCK, 0)
+            weighted = (dc.float() * unscaled(*part) for part in zip(*parts))
+            found = (_of_blocks if is_block else _of_one)(weighted, scale_a, scale_b, shapes)
+        if "bias" in needed:
+            found["dbias"] = sum_of_rows(dc)
+        return None, None, found.get("dscale_a"), found.get("dscale_b"), found.get("dbias")
+
+    return tuple(tensor if name in names else None for name, tensor in inputs), gradients
+
+
+def refuse_fp8(op: str, needed: frozenset[str]) -> None:
+    """Raises ForwardOnlyError if an operand in fp8 needs a gradient."""
+    names = sorted(needed & {"a", "b"})
+    if names:
+        raise ForwardOnlyError(
+            f"{op} has no gradients of operands in fp8, and {', '.join(names)} "
+            f"{'requires' if len(names) == 1 else 'require'} one; keep the weight in bf16 and train it with "
+            f"sw.nn.Float8Linear, or pass {', '.join(f'{name}.detach()' for name in names)}"
+        )
+
+
+def _is_block(scale_a: torch.Tensor, scale_b: torch.Tensor, n: int) -> bool:
+    """Whether scales that passed the checks are of blocks; of one block alone they are as a tensor's."""
+    if scale_a.ndim != 2 or scale_b.ndim != 2:
+        return False
+    return scale_a.shape[1] > 1 or scale_b.shape[0] > 1 or scale_b.shape[1] not in (1, n)
+
+
+def _of_one(
+    weighted: Iterator[torch.Tensor],
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    shapes: Mapping[str, torch.Size],
+) -> dict[str, torch.Tensor]:
+    """The gradients from dc * ab: of each scale if the other one is there."""
+    (dc_ab,) = weighted
+    others = {"dscale_a": scale_b, "dscale_b": scale_a}
+    return {name: (dc_ab * other).sum_to_size(shapes[name]) for name, other in others.items() if other is not None}
+
+
+def _of_blocks(
+    weighted: Iterator[torch.Tensor],
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    shapes: Mapping[str, torch.Size],
+) -> dict[str, torch.Tensor]:
+    """As `_of_one`, from dc * ab of each block of k."""
+    rows, columns = [], []
+    for block, dc_ab in enumerate(weighted):
+        n = dc_ab.shape[1]
+        if scale_b is not None:
+            rows.append((dc_ab * scale_b[block].repeat_interleave(BLOCK)[:n]).sum(1))
+        if scale_a is not None:
+            sums = torch.nn.functional.pad((dc_ab * scale_a[:, block, None]).sum(0), (0, -n % BLOCK))
+            columns.append(sums.unflatten(0, (-1, BLOCK)).sum(1))
+    found = {}
+    if rows:
+        found["dscale_a"] = torch.stack(rows, 1)
+    if columns:
+        padding = shapes["dscale_b"][0] - len(columns)
+        found["dscale_b"] = torch.nn.functional.pad(torch.stack(columns), (0, 0, 0, padding))
+    return found
