@@ -4,18 +4,22 @@
 // argument is a TypeError or ValueError.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "cc/call/native_launch.h"
 #include "cc/driver/cubin_module.h"
 #include "cc/driver/launch.h"
 #include "cc/driver/python_errors.h"
@@ -94,32 +98,73 @@ class Kernel {
 
   void Launch(int device, std::uint64_t stream, unsigned grid_x, unsigned grid_y, unsigned grid_z,
               const nb::args& arguments) {
-    if (arguments.size() != parameters_.size()) {
-      throw nb::type_error(("kernel " + kernel_.spec().name + " takes " +
-                            std::to_string(parameters_.size()) + " arguments (\"" + parameters_ +
-                            "\"), but got " + std::to_string(arguments.size()) +
-                            "; pass one for each parameter")
-                               .c_str());
-    }
-    LaunchShape shape = shape_;
-    shape.grid = {grid_x, grid_y, grid_z};
-    CheckGrid(shape);
-
-    // Little-endian: the first bytes of a slot are the value, whatever its size.
+    CheckNumber(arguments.size());
     std::array<std::uint64_t, kMaxParameters> slots;
-    std::array<void*, kMaxParameters> pointers;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       slots[i] = Slot(arguments[i], i, parameters_[i]);
-      pointers[i] = &slots[i];
     }
+    const LaunchShape shape = ShapeOf({grid_x, grid_y, grid_z});
 
     // The driver may wait for room in the stream's queue, and a callback that frees some may need
     // the interpreter.
     const nb::gil_scoped_release release;
     const DriverApi& api = DriverApi::Get();
     const ContextGuard context(api, device);
-    driver::Launch(api, kernel_.FunctionOn(api, context), shape, reinterpret_cast<CUstream>(stream),
-                   pointers.data());
+    Queue(api, context, shape, slots.data(), reinterpret_cast<CUstream>(stream));
+  }
+
+  // Queues the kernel in the current context, with the GIL released; a slot for each parameter.
+  void Queue(const DriverApi& api, const ContextGuard& context, const LaunchShape& shape,
+             std::uint64_t* slots, CUstream stream) {
+    std::array<void*, kMaxParameters> pointers;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) pointers[i] = &slots[i];
+    driver::Launch(api, kernel_.FunctionOn(api, context), shape, stream, pointers.data());
+  }
+
+  const std::string& parameters() const { return parameters_; }
+
+  void CheckNumber(std::size_t num_arguments) const {
+    if (num_arguments == parameters_.size()) return;
+    throw nb::type_error(("kernel " + kernel_.spec().name + " takes " +
+                          std::to_string(parameters_.size()) + " arguments (\"" + parameters_ +
+                          "\"), but got " + std::to_string(num_arguments) +
+                          "; pass one for each parameter")
+                             .c_str());
+  }
+
+  // The shape of a launch on this grid, which is checked.
+  LaunchShape ShapeOf(Extent grid) const {
+    LaunchShape shape = shape_;
+    shape.grid = grid;
+    CheckGrid(shape);
+    return shape;
+  }
+
+  // An argument as a launch packs it. Little-endian: the first bytes of a slot are the value,
+  // whatever its size.
+  static std::uint64_t Slot(nb::handle argument, std::size_t index, char kind) {
+    const auto bits = [](auto value) {
+      std::uint64_t slot = 0;
+      static_assert(sizeof(value) <= sizeof(slot));
+      std::memcpy(&slot, &value, sizeof(value));
+      return slot;
+    };
+    switch (kind) {
+      case 'P':
+        return CastArgument<std::uint64_t>(argument, index, kind, "an address, 0 to 2**64 - 1");
+      case 'q':
+        return bits(CastArgument<std::int64_t>(argument, index, kind, "an int of 64 bits"));
+      case 'i':
+        return bits(CastArgument<std::int32_t>(argument, index, kind, "an int of 32 bits"));
+      default: {
+        if (!PyLong_Check(argument.ptr())) {
+          return bits(static_cast<float>(CastArgument<double>(argument, index, kind, "a float")));
+        }
+        const double value = PyLong_AsDouble(argument.ptr());
+        if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();  // beyond a double
+        return bits(static_cast<float>(value));
+      }
+    }
   }
 
  private:
@@ -151,36 +196,130 @@ class Kernel {
     check("grid_z", shape.grid.z, shape.cluster.z);
   }
 
-  static std::uint64_t Slot(nb::handle argument, std::size_t index, char kind) {
-    const auto bits = [](auto value) {
-      std::uint64_t slot = 0;
-      static_assert(sizeof(value) <= sizeof(slot));
-      std::memcpy(&slot, &value, sizeof(value));
-      return slot;
-    };
-    switch (kind) {
-      case 'P':
-        return CastArgument<std::uint64_t>(argument, index, kind, "an address, 0 to 2**64 - 1");
-      case 'q':
-        return bits(CastArgument<std::int64_t>(argument, index, kind, "an int of 64 bits"));
-      case 'i':
-        return bits(CastArgument<std::int32_t>(argument, index, kind, "an int of 32 bits"));
-      default: {
-        if (!PyLong_Check(argument.ptr())) {
-          return bits(static_cast<float>(CastArgument<double>(argument, index, kind, "a float")));
-        }
-        const double value = PyLong_AsDouble(argument.ptr());
-        if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();  // beyond a double
-        return bits(static_cast<float>(value));
-      }
-    }
-  }
-
   const std::vector<char> cubin_;
   const std::string parameters_;
   const LaunchShape shape_;  // all but the grid
   CubinKernel kernel_;
 };
+
+// Launches of kernels one after another, with all arguments but the tensors' addresses fixed.
+class Plan {
+ public:
+  // A launch: kernel, grid, and for each parameter a number, or a pair of "address" or "presence"
+  // and the position of a tensor.
+  using Step = std::tuple<nb::object, std::tuple<unsigned, unsigned, unsigned>, nb::list>;
+
+  Plan(int device, std::uint32_t num_tensors, const std::vector<Step>& steps)
+      : device_(device), num_tensors_(num_tensors) {
+    for (const auto& [kernel, grid, arguments] : steps) {
+      Made& made = steps_.emplace_back();
+      made.owner = kernel;
+      made.kernel = nb::cast<Kernel*>(kernel);
+      made.kernel->CheckNumber(arguments.size());
+      made.shape = made.kernel->ShapeOf({std::get<0>(grid), std::get<1>(grid), std::get<2>(grid)});
+      for (std::size_t i = 0; i < arguments.size(); ++i) AddArgument(arguments[i], i, &made);
+    }
+  }
+
+  // With the GIL released.
+  void Launch(void* const* tensors, CUstream stream) const {
+    const DriverApi& api = DriverApi::Get();
+    const ContextGuard context(api, device_);
+    for (const Made& step : steps_) {
+      std::array<std::uint64_t, kMaxParameters> slots = step.slots;
+      for (const auto& [parameter, tensor] : step.addresses) {
+        slots[parameter] = reinterpret_cast<std::uintptr_t>(tensors[tensor]);
+      }
+      for (const auto& [parameter, tensor] : step.presences) {
+        slots[parameter] = tensors[tensor] != nullptr ? 1 : 0;
+      }
+      step.kernel->Queue(api, context, step.shape, slots.data(), stream);
+    }
+  }
+
+  void Call(std::uint64_t stream, const nb::args& addresses) const {
+    if (addresses.size() != num_tensors_) {
+      throw nb::type_error(("the plan takes " + std::to_string(num_tensors_) +
+                            " addresses, but got " + std::to_string(addresses.size()) +
+                            "; pass one for each tensor, 0 for none")
+                               .c_str());
+    }
+    std::vector<void*> tensors;
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      tensors.push_back(reinterpret_cast<void*>(Kernel::Slot(addresses[i], i, 'P')));
+    }
+    const nb::gil_scoped_release release;
+    Launch(tensors.data(), reinterpret_cast<CUstream>(stream));
+  }
+
+  std::uint32_t num_tensors() const { return num_tensors_; }
+
+ private:
+  using Positions = std::vector<std::pair<std::size_t, std::uint32_t>>;  // (parameter, tensor)
+
+  struct Made {
+    nb::object owner;  // of the kernel
+    Kernel* kernel = nullptr;
+    LaunchShape shape;
+    std::array<std::uint64_t, kMaxParameters> slots{};
+    Positions addresses;
+    Positions presences;
+  };
+
+  void AddArgument(nb::handle argument, std::size_t index, Made* step) const {
+    const char kind = step->kernel->parameters()[index];
+    std::pair<std::string, std::uint32_t> of;
+    if (!nb::isinstance<nb::tuple>(argument)) {
+      step->slots[index] = Kernel::Slot(argument, index, kind);
+    } else if (!nb::try_cast(argument, of) || of.second >= num_tensors_ ||
+               of.first != (kind == 'P' ? "address" : "presence") || kind == 'f') {
+      throw std::invalid_argument(
+          "argument " + std::to_string(index) + " must be a number, (\"address\", tensor) of a " +
+          "pointer or (\"presence\", tensor) of an int, with a tensor below " +
+          std::to_string(num_tensors_) + ", but is " + nb::repr(argument).c_str() + "; correct it");
+    } else {
+      (kind == 'P' ? step->addresses : step->presences).emplace_back(index, of.second);
+    }
+  }
+
+  const int device_;
+  const std::uint32_t num_tensors_;
+  std::vector<Made> steps_;
+};
+
+struct PlanLaunch : call::NativeLaunch {
+  nb::object owner;  // of the plan
+  const Plan* plan;
+};
+
+int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* stream) {
+  try {
+    // The exception is caught with the GIL held again.
+    const nb::gil_scoped_release release;
+    static_cast<const PlanLaunch*>(self)->plan->Launch(tensors, static_cast<CUstream>(stream));
+    return 0;
+  } catch (const DriverError& error) {
+    SetPythonError(error);
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return -1;
+}
+
+nb::capsule NativeLaunchOf(nb::handle owner) {
+  const auto& plan = nb::cast<const Plan&>(owner);
+  auto launch = std::make_unique<PlanLaunch>();
+  launch->launch = &LaunchPlan;
+  launch->num_tensors = plan.num_tensors();
+  launch->owner = nb::borrow(owner);
+  launch->plan = &plan;
+  const call::NativeLaunch* shown = launch.get();
+  nb::capsule capsule(shown, call::kNativeLaunchCapsule, [](void* pointer) noexcept {
+    delete static_cast<PlanLaunch*>(static_cast<call::NativeLaunch*>(pointer));
+  });
+  launch.release();
+  return capsule;
+}
 
 std::tuple<int, int> DriverVersion() {
   const int version = DriverApi::Load().version;
@@ -265,6 +404,27 @@ NB_MODULE(_driver, m) {
            "Raises:\n"
            "  DriverError: the driver refused, or the cubin does not fit the device.\n"
            "  TypeError, ValueError: an argument is missing, of the wrong type or out of range.");
+
+  nb::class_<Plan>(m, "Plan",
+                   "Launches of kernels one after another, with all but the tensors fixed.")
+      .def(
+          nb::init<int, std::uint32_t, const std::vector<Plan::Step>&>(), "device"_a,
+          "num_tensors"_a, "steps"_a,
+          "Checks the launches; makes no CUDA call.\n\n"
+          "Args:\n"
+          "  device: ordinal of the device.\n"
+          "  num_tensors: how many tensors a call passes.\n"
+          "  steps: (kernel, (grid_x, grid_y, grid_z), arguments) of each launch. An argument is\n"
+          "    a number, (\"address\", i) for the address of tensor i, or (\"presence\", i) for 1\n"
+          "    where there is a tensor i, else 0.\n\n"
+          "Raises:\n"
+          "  TypeError, ValueError: an argument is missing, of the wrong type or out of range.")
+      .def("__call__", &Plan::Call, "stream"_a, "addresses"_a,
+           "Queues the launches on a stream; an address for each tensor, 0 for none.\n"
+           "Raises DriverError.")
+      .def("native_launch", &NativeLaunchOf, nb::is_method(),
+           "A capsule by which another native module launches the plan (cc/call/native_launch.h).\n"
+           "Keeps the plan alive.");
 
   m.def("driver_version", &DriverVersion, nb::call_guard<nb::gil_scoped_release>(),
         "The CUDA version that the driver supports, as (major, minor). Raises DriverError.");

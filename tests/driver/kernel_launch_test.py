@@ -230,3 +230,53 @@ def test_wrong_launch_arguments_are_refused(arguments: str, type_name: str, part
     assert error["type"] == type_name
     assert part in error["message"]
     assert names == []
+
+
+_PLAN = """
+from stoneware.runtime import _driver
+fake.set_parameter_bytes([8, 4, 8, 4, 4])
+kernel = _driver.Kernel(fake.cubin(), "k", "Piqfi", 96, 1024)
+arguments = [("address", 1), 5, -3, 1.5, ("presence", 0)]
+"""
+
+
+def test_a_plan_queues_its_launches_with_the_tensors_of_the_call(run_with_fake: Any) -> None:
+    launches = run_with_fake(f"""{_PLAN}
+plan = _driver.Plan(0, 2, [(kernel, (4, 5, 6), arguments), (kernel, (1, 1, 1), [("address", 0), *arguments[1:]])])
+plan(77, 0, 2**63)
+plan(78, 16, 32)
+report(fake.calls("cuLaunchKernelEx"))
+    """)
+    assert [(launch["grid"], launch["stream"]) for launch in launches] == [
+        ("4,5,6", "77"),
+        ("1,1,1", "77"),
+        ("4,5,6", "78"),
+        ("1,1,1", "78"),
+    ]
+    pairs = [(2**63, 0), (0, 0), (32, 1), (16, 1)]
+    assert [launch["parameters"] for launch in launches] == [
+        ",".join(
+            struct.pack(kind, value).hex()
+            for kind, value in (("<Q", address), ("<i", 5), ("<q", -3), ("<f", 1.5), ("<i", presence))
+        )
+        for address, presence in pairs
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "type_name", "part"),
+    [
+        ("_driver.Plan(0, 2, [(kernel, (1, 1, 1), arguments[:4])])", "TypeError", "takes 5 arguments"),
+        ("_driver.Plan(0, 2, [(kernel, (0, 1, 1), arguments)])", "ValueError", "grid_x must be a positive multiple"),
+        ("_driver.Plan(0, 1, [(kernel, (1, 1, 1), arguments)])", "ValueError", "with a tensor below 1"),
+        ('_driver.Plan(0, 2, [(kernel, (1, 1, 1), [5, ("address", 0), *arguments[2:]])])', "ValueError", "argument 1"),
+        ('_driver.Plan(0, 2, [(kernel, (1, 1, 1), [("presence", 0), *arguments[1:]])])', "ValueError", "argument 0"),
+        ("_driver.Plan(0, 2, [(kernel, (1, 1, 1), arguments)])(0, 16)", "TypeError", "takes 2 addresses, but got 1"),
+    ],
+)
+def test_a_plan_that_cannot_be_launched_is_refused(call: str, type_name: str, part: str, run_with_fake: Any) -> None:
+    error = run_with_fake(f"""{_PLAN}
+report(error_of(lambda: {call}))
+    """)
+    assert error["type"] == type_name
+    assert part in error["message"]

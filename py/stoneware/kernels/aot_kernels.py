@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import TableError, UnsupportedError
 from stoneware.kernels import manifest, tile_rule
@@ -23,6 +23,9 @@ from stoneware.kernels.registry import TRITON_AOT
 from stoneware.runtime import native, package_files, regular_file
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.runtime.fast_dataclass import dataclass
+
+if TYPE_CHECKING:
+    import torch
 
 BACKEND = TRITON_AOT
 
@@ -116,18 +119,43 @@ class AotKernel:
     """A kernel ready to launch.
 
     Attributes:
-      launch: `_driver.Kernel.launch`: (device, stream, grid_x, grid_y, grid_z, *arguments).
+      kernel: the native module's.
       tile: (m, n, k), in the caller's orientation also where the kernel works on the transpose.
       num_scratch: how many null pointers follow the arguments (Triton's scratch memory, unused).
     """
 
-    launch: Any
+    kernel: Any
     tile: tuple[int, int, int]
     num_scratch: int
 
     def grid_x(self, m: int, n: int) -> int:
         """One program per output tile."""
         return -(-m // self.tile[0]) * -(-n // self.tile[1])
+
+
+def plan(
+    device: Device, num_tensors: int, steps: Sequence[tuple[AotKernel, tuple[int, int, int], Sequence[Any]]]
+) -> Any:
+    """Launches of kernels one after another, as a plan of so many tensors.
+
+    Args:
+      device: where.
+      num_tensors: that a call of the plan takes; each may be None.
+      steps: (kernel, grid, arguments) of each launch. An argument is a number, ("address", i) for the
+        address of tensor i, or ("presence", i) for 1 if there is one, else 0.
+    """
+    from torch._C import _cuda_getCurrentRawStream as current_stream
+
+    ordinal = device.ordinal
+    packed = [(kernel.kernel, grid, [*arguments, *[0] * kernel.num_scratch]) for kernel, grid, arguments in steps]
+    launch = native.load(DRIVER_MODULE).Plan(ordinal, num_tensors, packed)
+
+    def run(*tensors: torch.Tensor | None) -> None:
+        launch(current_stream(ordinal), *[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+
+    # fast_call.cc asks a plan for it.
+    run.native_launch = launch.native_launch()  # type: ignore[attr-defined]
+    return run
 
 
 @functools.cache
@@ -166,7 +194,7 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
         raise TableError(
             f"{json_path}: does not describe a kernel that can be launched: {error}; {package_files.REMEDY}"
         ) from error
-    return AotKernel(launch=kernel.launch, tile=tuple(description["tile"]), num_scratch=len(scratch))
+    return AotKernel(kernel=kernel, tile=tuple(description["tile"]), num_scratch=len(scratch))
 
 
 def _described(path: Path, record: KernelRecord) -> dict[str, Any]:

@@ -8,16 +8,13 @@ has a bias.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.registry import TRITON_AOT
 from stoneware.ops.backend import Backend, Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
-
-if TYPE_CHECKING:
-    import torch
 
 _MULTIPLE = 16
 """Of n, k and the leading dimensions: Triton knows one promise of alignment, and without it a kernel
@@ -61,21 +58,13 @@ class TritonAot(Backend):
         return aot_kernels.configs(problem.key, device)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        from torch._C import _cuda_getCurrentRawStream as current_stream
-
-        numbers = (problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd, *self._flags(problem))
         from stoneware.kernels import aot_kernels
 
-        bias_position = self._order.index("bias") if "bias" in self._order else None
-        num_arguments = len(self._order) + len(numbers) + (bias_position is not None)
-        kernel = aot_kernels.load(config.kernel, num_arguments)
-        launch, ordinal = kernel.launch, device.ordinal
-        grid_x = kernel.grid_x(problem.m, problem.n)
-        scratch = (0,) * kernel.num_scratch
-
-        def run(*tensors: torch.Tensor | None) -> None:
-            pointers = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-            has_bias = () if bias_position is None else (int(tensors[bias_position] is not None),)
-            launch(ordinal, current_stream(ordinal), grid_x, 1, 1, *pointers, *numbers, *has_bias, *scratch)
-
-        return run
+        num_tensors = len(self._order)
+        arguments: list[Any] = [("address", position) for position in range(num_tensors)]
+        arguments += [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldd, *self._flags(problem)]
+        if "bias" in self._order:
+            arguments.append(("presence", self._order.index("bias")))
+        kernel = aot_kernels.load(config.kernel, len(arguments))
+        grid = (kernel.grid_x(problem.m, problem.n), 1, 1)
+        return aot_kernels.plan(device, num_tensors, [(kernel, grid, arguments)])
