@@ -41,9 +41,9 @@ std::uint32_t Bits(const char* name, const std::vector<int>& positions, int num_
 }
 
 void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb::object state,
-          nb::list epoch, int num_tensors, int num_objects, int out,
+          nb::list epoch, int num_tensors, int num_objects, const std::vector<int>& outs,
           const std::vector<int>& optional, const std::vector<int>& aligned,
-          const std::vector<int>& plan_order, std::size_t max_plans) {
+          const std::vector<int>& plan_order, std::size_t max_plans, std::size_t num_results) {
   if (num_tensors < 1 || num_tensors > kMaxTensors || num_objects < 0 ||
       num_objects > kMaxObjects) {
     throw std::invalid_argument("an op must have 1 to " + std::to_string(kMaxTensors) +
@@ -54,15 +54,21 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   Signature signature;
   signature.num_tensors = num_tensors;
   signature.num_objects = num_objects;
-  signature.out = out;
+  signature.outs = outs;
+  signature.num_results = num_results;
   signature.optional = Bits("optional", optional, num_tensors);
   signature.aligned = Bits("aligned", aligned, num_tensors);
   Bits("plan_order", plan_order, num_tensors);
-  Bits("out", {out}, num_tensors);
-  if (out == 0 || (signature.optional & 1) != 0) {
+  const std::uint32_t out_bits = Bits("outs", outs, num_tensors);
+  if (outs.empty() || (out_bits & 1) != 0 || (signature.optional & 1) != 0) {
     throw std::invalid_argument(
-        "tensor 0 must be an input and never None (its device is the call's), but is out or "
-        "optional; put such an input first");
+        "tensor 0 must be an input and never None (its device is the call's), and there must be an "
+        "output, but outs or optional say otherwise; put such an input first");
+  }
+  if (num_results < 1 || num_results > outs.size()) {
+    throw std::invalid_argument("num_results must be 1 to " + std::to_string(outs.size()) +
+                                ", the number of outs, but is " + std::to_string(num_results) +
+                                "; correct it");
   }
   if (plan_order.size() > kMaxTensors) {
     throw std::invalid_argument("plan_order must have at most " + std::to_string(kMaxTensors) +
@@ -92,7 +98,7 @@ void Init(FastCall* self, nb::object torch, nb::object make, nb::object slow, nb
   functions.is_neg = FunctionOf(tensor(), "is_neg");
   functions.num_dispatch_modes = FunctionOf(native, "_len_torch_dispatch_stack");
   functions.num_function_modes = FunctionOf(native, "_len_torch_function_stack");
-  functions.empty = torch.attr("empty");
+  functions.empty_strided = torch.attr("empty_strided");
   // What torch.compile's generated code allocates with: no parsing of arguments, no dispatcher.
   const nb::object guards =
       nb::getattr(nb::getattr(native, "_dynamo", nb::none()), "guards", nb::none());
@@ -157,29 +163,32 @@ NB_MODULE(_call, m) {
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
                        "The calls of one op, and their plans.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a, "epoch"_a,
-           "num_tensors"_a, "num_objects"_a, "out"_a, "optional"_a, "aligned"_a, "plan_order"_a,
-           "max_plans"_a,
+           "num_tensors"_a, "num_objects"_a, "outs"_a, "optional"_a, "aligned"_a, "plan_order"_a,
+           "max_plans"_a, "num_results"_a = 1,
            "Args:\n"
            "  torch: the module.\n"
-           "  make: make(*arguments) returns (plan, is_kept, shape, strides, dtype, device): a\n"
-           "    plan, whether it holds for later calls, and what to allocate where out is None.\n"
+           "  make: make(*arguments) returns (plan, is_kept, device, outputs): a plan, whether it\n"
+           "    holds for later calls, and where and what to allocate for outputs that are None:\n"
+           "    (shape, strides, dtype) of each.\n"
            "  slow: slow(*arguments) is the whole call, for those that are unusual.\n"
            "  state: state() is an object that plans depend on too.\n"
            "  epoch: a list of one int, which changes when every plan must be made anew.\n"
            "  num_tensors: the first arguments.\n"
            "  num_objects: the arguments after them.\n"
-           "  out: position of the tensor that is allocated where it is None.\n"
+           "  outs: positions of the tensors that are allocated where they are None.\n"
            "  optional: positions of the tensors that may be None.\n"
            "  aligned: positions of the tensors whose plan depends on whether their address is a\n"
            "    multiple of 16 bytes.\n"
            "  plan_order: positions of the tensors in the order of a plan's arguments.\n"
-           "  max_plans: how many the table holds; a full one is emptied.\n\n"
+           "  max_plans: how many the table holds; a full one is emptied.\n"
+           "  num_results: how many of outs, the first, a call returns; the others are memory for\n"
+           "    what is in between.\n\n"
            "Raises:\n"
            "  AttributeError: this torch lacks what is needed.\n"
            "  ValueError: a position or a number is out of range.")
       .def_prop_ro(
           "call", [](nb::handle self) { return Bound(&call_definition, self); },
-          "call(*tensors, *objects) returns the output.")
+          "call(*tensors, *objects) returns the output, or a tuple of several.")
       .def_prop_ro(
           "plan", [](nb::handle self) { return Bound(&plan_definition, self); },
           "plan(*tensors, *objects) returns the plan of a call, of whatever kind.")

@@ -227,39 +227,81 @@ FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
       make_.ptr(), arguments,
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));
   if (!returned) return nullptr;
-  if (!PyTuple_Check(returned.ptr()) || PyTuple_Size(returned.ptr()) != 6) {
-    PyErr_SetString(
-        PyExc_TypeError,
-        "make must return a tuple (plan, is_kept, shape, strides, dtype, device), but returned "
-        "something else; correct make");
+  if (!PyTuple_Check(returned.ptr()) || PyTuple_Size(returned.ptr()) != 4) {
+    PyErr_SetString(PyExc_TypeError,
+                    "make must return a tuple (plan, is_kept, device, outputs), but returned "
+                    "something else; correct make");
     return nullptr;
   }
   const auto item = [&](Py_ssize_t i) { return nb::borrow(PyTuple_GetItem(returned.ptr(), i)); };
   Made made;
   made.plan = item(0);
-  made.shape = item(2);
-  made.strides = item(3);
-  made.dtype = item(4);
-  made.device = item(5);
+  made.device = item(2);
+  const nb::object outputs = item(3);
+  for (Py_ssize_t i = 0; i < static_cast<Py_ssize_t>(signature_.outs.size()); ++i) {
+    const nb::object output = nb::steal(PySequence_GetItem(outputs.ptr(), i));
+    if (!output) return nullptr;
+    Output& one = made.outputs.emplace_back();
+    one.shape = nb::steal(PySequence_GetItem(output.ptr(), 0));
+    if (one.shape) one.strides = nb::steal(PySequence_GetItem(output.ptr(), 1));
+    if (one.strides) one.dtype = nb::steal(PySequence_GetItem(output.ptr(), 2));
+    if (!one.dtype) return nullptr;
+  }
   const int is_kept = PyObject_IsTrue(item(1).ptr());
   if (is_kept < 0) return nullptr;
   made.is_kept = is_kept > 0;
-  made.capsule = nb::steal(PyObject_GetAttrString(made.plan.ptr(), kNativeLaunchAttribute));
-  if (!made.capsule) {
+  const nb::object found =
+      nb::steal(PyObject_GetAttrString(made.plan.ptr(), kNativeLaunchAttribute));
+  if (!found) {
     if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
     PyErr_Clear();  // a plan in Python
-  } else if (!made.capsule.is_none()) {
-    made.launch = static_cast<const NativeLaunch*>(
-        PyCapsule_GetPointer(made.capsule.ptr(), kNativeLaunchCapsule));
-    if (made.launch == nullptr) return nullptr;
-    if (made.launch->num_tensors != signature_.plan_order.size()) {
-      PyErr_Format(PyExc_TypeError,
-                   "a plan of this op must take %zu tensors, but its native launch takes %u",
-                   signature_.plan_order.size(), made.launch->num_tensors);
-      return nullptr;
-    }
+  } else if (!found.is_none() && !ReadLaunches(found, &made.launches)) {
+    return nullptr;
   }
   return std::make_shared<const Made>(std::move(made));
+}
+
+bool FastCall::ReadLaunches(const nb::object& found, std::vector<Launch>* launches) const {
+  if (!PyList_Check(found.ptr())) {
+    Launch& launch = launches->emplace_back();
+    launch.capsule = found;
+    for (std::size_t i = 0; i < signature_.plan_order.size(); ++i) {
+      launch.tensors.push_back(static_cast<int>(i));
+    }
+  }
+  for (Py_ssize_t i = 0; PyList_Check(found.ptr()) && i < PyList_Size(found.ptr()); ++i) {
+    const nb::object one = nb::borrow(PyList_GetItem(found.ptr(), i));
+    Launch& launch = launches->emplace_back();
+    launch.capsule = nb::steal(PySequence_GetItem(one.ptr(), 0));
+    const nb::object tensors =
+        launch.capsule ? nb::steal(PySequence_GetItem(one.ptr(), 1)) : nb::object();
+    if (!tensors) return false;
+    for (Py_ssize_t j = 0; j < PySequence_Size(tensors.ptr()); ++j) {
+      const nb::object tensor = nb::steal(PySequence_GetItem(tensors.ptr(), j));
+      launch.tensors.push_back(tensor ? static_cast<int>(PyLong_AsLong(tensor.ptr())) : -1);
+    }
+    if (PyErr_Occurred() != nullptr) return false;
+  }
+  for (Launch& launch : *launches) {
+    launch.native = static_cast<const NativeLaunch*>(
+        PyCapsule_GetPointer(launch.capsule.ptr(), kNativeLaunchCapsule));
+    if (launch.native == nullptr) return false;
+    if (launch.native->num_tensors != launch.tensors.size() ||
+        launch.tensors.size() > static_cast<std::size_t>(kMaxTensors)) {
+      PyErr_Format(PyExc_TypeError,
+                   "a plan of this op must take %zu tensors, but its native launch takes %u",
+                   launch.tensors.size(), launch.native->num_tensors);
+      return false;
+    }
+    for (const int tensor : launch.tensors) {
+      if (tensor >= 0 && tensor < static_cast<int>(signature_.plan_order.size())) continue;
+      PyErr_Format(PyExc_ValueError,
+                   "a native launch must name tensors of the plan, 0 to %zu, but names %d",
+                   signature_.plan_order.size() - 1, tensor);
+      return false;
+    }
+  }
+  return true;
 }
 
 void FastCall::Clear() {
@@ -271,76 +313,105 @@ void FastCall::Clear() {
 }
 
 PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView* views) {
-  const int out_idx = signature_.out;
-  nb::object out = nb::borrow(arguments[out_idx]);
-  TensorView* out_view = &views[out_idx];
-  if (arguments[out_idx] == Py_None) {
-    // On the device of the first tensor, which is never None.
-    out = Allocate(made, views[0].device, out_view);
-    if (!out) return nullptr;
-  }
+  // By position; an input's is empty.
+  std::array<nb::object, kMaxTensors> outs;
+  if (!Outputs(made, arguments, views, outs.data())) return nullptr;
+  const auto tensor_at = [&](int position) {
+    return outs[position] ? outs[position].ptr() : arguments[position];
+  };
   const int num_tensors = static_cast<int>(signature_.plan_order.size());
-  if (made.launch == nullptr) {
+  if (made.launches.empty()) {
     std::array<PyObject*, kMaxTensors> tensors;
-    for (int i = 0; i < num_tensors; ++i) {
-      const int position = signature_.plan_order[i];
-      tensors[i] = position == out_idx ? out.ptr() : arguments[position];
-    }
+    for (int i = 0; i < num_tensors; ++i) tensors[i] = tensor_at(signature_.plan_order[i]);
     const nb::object nothing = nb::steal(PyObject_Vectorcall(
         made.plan.ptr(), tensors.data(), static_cast<std::size_t>(num_tensors), nullptr));
-    return nothing ? out.release().ptr() : nullptr;
+    if (!nothing) return nullptr;
+  } else {
+    void* stream = nullptr;
+    const TensorDevice& device = views[0].device;
+    if (api_.current_work_stream(device.type, device.id, &stream) != 0) return nullptr;
+    std::array<void*, kMaxTensors> addresses;
+    for (const Launch& launch : made.launches) {
+      for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
+        const int position = signature_.plan_order[launch.tensors[i]];
+        addresses[i] = tensor_at(position) == Py_None ? nullptr : views[position].address();
+      }
+      if (launch.native->launch(launch.native, addresses.data(), stream) != 0) return nullptr;
+    }
   }
-  void* stream = nullptr;
-  const TensorDevice& device = views[0].device;
-  if (api_.current_work_stream(device.type, device.id, &stream) != 0) return nullptr;
-  std::array<void*, kMaxTensors> addresses;
-  for (int i = 0; i < num_tensors; ++i) {
-    const int position = signature_.plan_order[i];
-    const bool is_absent = position != out_idx && arguments[position] == Py_None;
-    addresses[i] = is_absent ? nullptr : views[position].address();
+  if (signature_.num_results == 1) return outs[signature_.outs[0]].release().ptr();
+  const auto num_results = static_cast<Py_ssize_t>(signature_.num_results);
+  nb::object all = nb::steal(PyTuple_New(num_results));
+  for (Py_ssize_t i = 0; all && i < num_results; ++i) {
+    PyTuple_SetItem(all.ptr(), i, outs[signature_.outs[i]].release().ptr());
   }
-  const int result = made.launch->launch(made.launch, addresses.data(), stream);
-  return result == 0 ? out.release().ptr() : nullptr;
+  return all.release().ptr();
 }
 
-nb::object FastCall::Allocate(const Made& made, const TensorDevice& device, TensorView* view) {
+bool FastCall::Outputs(const Made& made, PyObject* const* arguments, TensorView* views,
+                       nb::object* outs) const {
+  bool has_all = true;
+  for (const int position : signature_.outs) {
+    has_all &= arguments[position] != Py_None;
+    if (arguments[position] != Py_None) outs[position] = nb::borrow(arguments[position]);
+  }
+  if (has_all) return true;
+  // On the device of the first tensor, which is never None.
+  bool is_error = false;
+  PyObject* empty_strided = EmptyStrided(views[0].device, &is_error);
+  if (is_error) return false;
+  const nb::object keywords =
+      empty_strided == nullptr ? nb::steal(Py_BuildValue("(ss)", "dtype", "device")) : nb::object();
+  if (empty_strided == nullptr && !keywords) return false;
+  for (std::size_t i = 0; i < signature_.outs.size(); ++i) {
+    const int position = signature_.outs[i];
+    if (outs[position]) continue;
+    const Output& output = made.outputs[i];
+    if (empty_strided != nullptr) {
+      PyObject* const values[] = {output.shape.ptr(), output.strides.ptr(), output.dtype.ptr()};
+      outs[position] = nb::steal(PyObject_Vectorcall(empty_strided, values, 3, nullptr));
+    } else {
+      PyObject* const values[] = {output.shape.ptr(), output.strides.ptr(), output.dtype.ptr(),
+                                  made.device.ptr()};
+      outs[position] =
+          nb::steal(PyObject_Vectorcall(torch_.empty_strided.ptr(), values, 2, keywords.ptr()));
+    }
+    if (!outs[position]) return false;
+    if (api_.view_from_py_object(outs[position].ptr(), &views[position]) != 0) return false;
+  }
+  return true;
+}
+
+PyObject* FastCall::EmptyStrided(const TensorDevice& device, bool* is_error) const {
   PyObject* empty_strided = device.type == kCpu ? torch_.empty_strided_cpu.ptr() : nullptr;
   if (device.type == kCuda && torch_.current_cuda_device) {
     // It allocates on the current device, which may not be the call's.
     const long current = CallForInt(torch_.current_cuda_device);
-    if (current < 0) return {};
     if (current == device.id) empty_strided = torch_.empty_strided_cuda.ptr();
   }
-  const long num_modes = CallForInt(torch_.num_function_modes);
-  if (num_modes < 0) return {};
-  // A torch function mode expects to see torch.empty.
-  if (empty_strided != nullptr && num_modes == 0) {
-    PyObject* const arguments[] = {made.shape.ptr(), made.strides.ptr(), made.dtype.ptr()};
-    nb::object out = nb::steal(PyObject_Vectorcall(empty_strided, arguments, 3, nullptr));
-    if (!out || api_.view_from_py_object(out.ptr(), view) != 0) return {};
-    return out;
-  }
-  const nb::object keywords = nb::steal(Py_BuildValue("(ss)", "dtype", "device"));
-  if (!keywords) return {};
-  PyObject* const arguments[] = {made.shape.ptr(), made.dtype.ptr(), made.device.ptr()};
-  nb::object out = nb::steal(PyObject_Vectorcall(torch_.empty.ptr(), arguments, 1, keywords.ptr()));
-  if (!out || api_.view_from_py_object(out.ptr(), view) != 0) return {};
-  return out;
+  // A torch function mode expects to see a function of torch's.
+  const long num_modes = PyErr_Occurred() != nullptr ? -1 : CallForInt(torch_.num_function_modes);
+  *is_error = num_modes < 0;
+  return num_modes == 0 ? empty_strided : nullptr;
 }
 
 // Py_VISIT takes the name `arg`.
 int FastCall::Traverse(visitproc visit, void* arg) const {
   for (const nb::object* object :
-       {&torch_.tensor, &torch_.parameter, &torch_.requires_grad, &torch_.empty,
+       {&torch_.tensor, &torch_.parameter, &torch_.requires_grad, &torch_.empty_strided,
         &torch_.empty_strided_cpu, &torch_.empty_strided_cuda, &torch_.forward_ad, &make_, &slow_,
         &state_, &epoch_, &objects_}) {
     Py_VISIT(object->ptr());
   }
   for (const auto& [hash, entry] : entries_) {
     const Made& made = *entry.made;
-    for (const nb::object* object :
-         {&made.plan, &made.capsule, &made.shape, &made.strides, &made.dtype, &made.device}) {
-      Py_VISIT(object->ptr());
+    Py_VISIT(made.plan.ptr());
+    Py_VISIT(made.device.ptr());
+    for (const Launch& launch : made.launches) Py_VISIT(launch.capsule.ptr());
+    for (const Output& output : made.outputs) {
+      Py_VISIT(output.shape.ptr());
+      Py_VISIT(output.strides.ptr());
+      Py_VISIT(output.dtype.ptr());
     }
   }
   return 0;

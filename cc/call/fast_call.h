@@ -1,6 +1,6 @@
 // The plans of an op, and its calls that need no Python because their plan is known.
 //
-// An op takes tensors, of which some may be None and one is the output, and then other objects (a
+// An op takes tensors, of which some may be None and some are outputs, and then other objects (a
 // dtype, a backend's name, a config). Everything that its checks and its plan depend on is a key of
 // some 30 words: dtype, device, shape and strides of each tensor, which of them are misaligned, the
 // identity of each object, the state of sw.tuning and its epoch. A call whose key is known is run
@@ -42,7 +42,8 @@ inline constexpr int kMaxDims = 6;
 struct Signature {
   int num_tensors = 0;          // the first arguments
   int num_objects = 0;          // the arguments after them
-  int out = 0;                  // the tensor that is allocated if it is None
+  std::vector<int> outs;        // the tensors that are allocated if they are None
+  std::size_t num_results = 1;  // how many of `outs`, the first, are returned
   std::uint32_t optional = 0;   // a bit per tensor that may be None
   std::uint32_t aligned = 0;    // a bit per tensor on whose alignment the plan depends
   std::vector<int> plan_order;  // the tensors, in the order of a plan's arguments
@@ -80,9 +81,9 @@ struct TorchFunctions {
   NativeFunction is_neg;     // a method of tensors
   NativeFunction num_dispatch_modes;
   NativeFunction num_function_modes;
-  nb::object empty;
-  nb::object empty_strided_cpu;        // (shape, strides, dtype); nullptr: `empty` is called
-  nb::object empty_strided_cuda;       // the same, on the current device
+  nb::object empty_strided;       // torch.empty_strided
+  nb::object empty_strided_cpu;   // (shape, strides, dtype); nullptr: `empty_strided` is called
+  nb::object empty_strided_cuda;  // the same, on the current device
   NativeFunction current_cuda_device;  // its number; empty: as without empty_strided_cuda
   nb::object forward_ad;               // the dict of the module torch.autograd.forward_ad
 };
@@ -129,17 +130,27 @@ class FastCall {
     std::uint64_t Hash() const;
   };
 
-  // What `make` returned. A plan may go from the table while a call still runs it.
-  struct Made {
-    nb::object plan;
-    nb::object capsule;  // the plan's native_launch, or nullptr
-    const NativeLaunch* launch = nullptr;
-    bool is_kept = false;
-    // For an output that is allocated.
+  // An output that is allocated.
+  struct Output {
     nb::object shape;
     nb::object strides;
     nb::object dtype;
+  };
+
+  // A native launch, and its tensors by their positions in a plan's arguments.
+  struct Launch {
+    nb::object capsule;
+    const NativeLaunch* native = nullptr;
+    std::vector<int> tensors;
+  };
+
+  // What `make` returned. A plan may go from the table while a call still runs it.
+  struct Made {
+    nb::object plan;
+    std::vector<Launch> launches;  // the plan's native_launch; empty for a plan in Python
+    bool is_kept = false;
     nb::object device;
+    std::vector<Output> outputs;  // in the order of Signature::outs
   };
   using SharedMade = std::shared_ptr<const Made>;
 
@@ -168,8 +179,14 @@ class FastCall {
                      Key* key) const;
   // Asks `make`; nullptr with an exception.
   SharedMade Make(PyObject* const* arguments);
+  // Reads a plan's native_launch; false with an exception.
+  bool ReadLaunches(const nb::object& found, std::vector<Launch>* launches) const;
   PyObject* Run(const Made& made, PyObject* const* arguments, TensorView* views);
-  nb::object Allocate(const Made& made, const TensorDevice& device, TensorView* view);
+  // The outputs of a call by position, allocated where they are None; false with an exception.
+  bool Outputs(const Made& made, PyObject* const* arguments, TensorView* views,
+               nb::object* outs) const;
+  // What allocates on the device without torch's parsing of arguments, or nullptr.
+  PyObject* EmptyStrided(const TensorDevice& device, bool* is_error) const;
 
   const Signature signature_;
   const TorchFunctions torch_;

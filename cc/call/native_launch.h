@@ -1,7 +1,8 @@
 // A plan that one native module made and another can run, without Python between them.
 //
 // Modules share no C++ type: each has its own libc++ and its own nanobind. So what passes between
-// them is this plain structure, in a capsule that a plan has as its attribute `native_launch`.
+// them is this plain structure, in a capsule that a plan has as its attribute `native_launch`. A
+// plan of several has a list there: for each the capsule, and which of its tensors that one takes.
 
 #pragma once
 

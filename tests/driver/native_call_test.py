@@ -100,3 +100,52 @@ report(error_of(plan.native_launch, ["a", "weight"]))
     """)
     assert error["type"] == "ValueError"
     assert "but has weight" in error["message"]
+
+
+_SEVERAL = """
+import torch
+from stoneware.ops import _call
+from stoneware.runtime import _driver
+torch._C._cuda_getCurrentRawStream = lambda ordinal: 0
+fake.set_parameter_bytes([8, 8])
+kernel = _driver.Kernel(fake.cubin(), "k", "PP", 32, 0)
+double = _driver.Plan(0, 2, [(kernel, (1, 1, 1), [("address", 0), ("address", 1)])])
+x = torch.ones(4)
+def made(native_launch):
+    def run(*tensors):
+        raise AssertionError("the native launch stands for it")
+    run.native_launch = native_launch
+    outputs = tuple(((4,), (1,), dtype) for dtype in (torch.float32, torch.float64, torch.int32))
+    return run, True, torch.device("cpu"), outputs
+def fast_call(native_launch):
+    return _call.FastCall(
+        torch, make=lambda *arguments: made(native_launch), slow=print, state=lambda: None, epoch=[0],
+        num_tensors=4, num_objects=0, outs=[1, 2, 3], optional=[1, 2, 3], aligned=[0], plan_order=[0, 1, 2, 3],
+        max_plans=4, num_results=2)
+"""
+
+
+def test_a_plan_of_several_passes_its_tensors_on_and_returns_its_results(run_with_fake: Any) -> None:
+    dtypes, addresses, launches = run_with_fake(f"""{_SEVERAL}
+call = fast_call([(double.native_launch(), (0, 3)), (double.native_launch(), (3, 1))]).call
+given = torch.zeros(4, dtype=torch.float64)
+first, second = call(x, None, given, None)
+launches = [each["parameters"] for each in fake.calls("cuLaunchKernelEx")]
+report([[str(first.dtype), str(second.dtype), second is given], [x.data_ptr(), first.data_ptr()], launches])
+    """)
+    assert dtypes == ["torch.float32", "torch.float64", True]
+    pairs = [[int.from_bytes(bytes.fromhex(one), "little") for one in launch.split(",")] for launch in launches]
+    assert pairs[0][0] == addresses[0]
+    assert pairs[0][1] == pairs[1][0] not in addresses
+    assert pairs[1][1] == addresses[1]
+
+
+def test_a_native_launch_of_other_tensors_is_refused(run_with_fake: Any) -> None:
+    errors = run_with_fake(f"""{_SEVERAL}
+launch = double.native_launch()
+report([error_of(fast_call(found).call, x, None, None, None)
+        for found in (launch, [(launch, (0,))], [(launch, (0, 4))], [(launch, (0, -1))], [launch])])
+    """)
+    assert [error["type"] for error in errors] == ["TypeError", "TypeError", "ValueError", "ValueError", "TypeError"]
+    assert "must take 4 tensors, but its native launch takes 2" in errors[0]["message"]
+    assert "must name tensors of the plan, 0 to 3, but names 4" in errors[2]["message"]

@@ -33,10 +33,6 @@ MAX_PLANS = 4096
 """A key and its plan took 1.0 KB of Python memory (tracemalloc over 399 scaled_mm plans on a CPU); a
 server that sees every m up to 8192 would otherwise keep them all, for each of its layers."""
 
-_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_no_torch_dispatch = torch.Tensor.__torch_dispatch__
-
 
 class OpPlans:
     """The calls of an op, and their plans; a full table of plans is emptied.
@@ -97,12 +93,12 @@ class OpPlans:
 
     def slow(self, *arguments: Any) -> torch.Tensor:
         """A whole call, of whatever kind."""
-        return (self.operator if self._is_traced(arguments) else self.run)(*arguments)
+        return (self.operator if tensor_checks.is_traced(arguments[: self._num_tensors]) else self.run)(*arguments)
 
     def eager(self, *arguments: Any) -> torch.Tensor:
         """The call as the operator's implementation: torch has shown it to every mode by now, so it
         must not go there again."""
-        return (self.run if self._is_traced(arguments) else self.call)(*arguments)
+        return (self.run if tensor_checks.is_traced(arguments[: self._num_tensors]) else self.call)(*arguments)
 
     def run(self, *arguments: Any) -> torch.Tensor:
         """A whole call on tensors with memory, in Python."""
@@ -125,7 +121,8 @@ class OpPlans:
         return out
 
     def _made(self, *arguments: Any) -> tuple[Any, ...]:
-        """A new plan and what is kept with it: (plan, is_kept, shape, strides, dtype, device)."""
+        """A new plan and what is kept with it: (plan, is_kept, device, outputs), of which out is the
+        only one: (shape, strides, dtype)."""
         plan = self.checked_plan(*arguments)
         if self.spec.must_be_aligned:  # of a plan that is kept they are: the key tells
             tensor_checks.check_addresses([(self.spec.tensors[idx], arguments[idx]) for idx in self._aligned])
@@ -133,7 +130,7 @@ class OpPlans:
         strides = tuple(torch.empty(shape, device="meta").stride())
         # During a capture nothing is measured; a call outside of it will be.
         is_kept = tuning.current_mode() != "on_miss" or not tuning.is_capturing()
-        return plan, is_kept, shape, strides, dtype, arguments[0].device
+        return plan, is_kept, arguments[0].device, ((shape, strides, dtype),)
 
     def _run_negated(self, arguments: tuple[Any, ...]) -> torch.Tensor:
         """A call with views that are negated when they are read, as of a conjugate's imaginary
@@ -159,7 +156,7 @@ class OpPlans:
                 epoch=tuning.EPOCH,
                 num_tensors=self._num_tensors,
                 num_objects=len(spec.arguments) + 2,  # backend and config
-                out=len(spec.inputs),
+                outs=[len(spec.inputs)],
                 optional=[*optional, len(spec.inputs)],
                 aligned=self._aligned,
                 plan_order=self._order,
@@ -168,14 +165,3 @@ class OpPlans:
         except (UnsupportedError, AttributeError) as error:
             # An installation without the module, or a torch without the DLPack exchange API.
             return None, str(error)
-
-    def _is_traced(self, arguments: tuple[Any, ...]) -> bool:
-        """Whether a torch dispatch mode or a tensor's class wants to see operators, not their
-        effects: torch.export, FakeTensorMode, counters of operations, the transforms of torch.func.
-        A nested tensor is for the checks to refuse."""
-        return _num_dispatch_modes() > 0 or any(
-            _is_functorch_wrapped(tensor)
-            or (type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested)
-            for tensor in arguments[: self._num_tensors]
-            if isinstance(tensor, torch.Tensor)
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.autograd import forward_ad
@@ -50,6 +50,18 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}.layout={tensor.layout} must be torch.strided; copy it with {name}.to_dense()")
+
+
+def is_traced(tensors: Sequence[object]) -> bool:
+    """Whether a torch dispatch mode or a tensor's class wants to see operators, not their effects:
+    torch.export, FakeTensorMode, counters of operations, the transforms of torch.func. A nested tensor
+    is for the checks to refuse."""
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
+        torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        or (type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not tensor.is_nested)
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor)
+    )
 
 
 def check_one_device(tensors: NamedTensors) -> Device:
