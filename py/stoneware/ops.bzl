@@ -14,6 +14,9 @@ TRITON_KERNELS = [
     if op != "grouped_mm"
 ]
 
+# Those of sw.quantize, which the small kernel set lacks: plain torch quantizes there.
+QUANTIZING_KERNELS = ["//py/stoneware/quantizing:triton"]
+
 def op_sources():
     """The sources of the op in this folder: `srcs`, and of these `spec`, which the bake imports."""
     native.filegroup(

@@ -16,24 +16,8 @@ import sys
 
 import pytest
 import torch
-from triton.runtime import interpreter
 
 OPS = pathlib.Path(__file__).parents[2] / "py" / "stoneware" / "ops"
-
-
-@pytest.fixture(autouse=True)
-def _scalars_as_indices(monkeypatch):
-    """Triton 3.6's interpreter calls int() on arrays of one element, which numpy 2.4 refuses.
-
-    To be dropped with a Triton whose interpreter.py, _patch_lang_tensor, takes .item() first.
-    """
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_with_item(tensor, scope):
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_with_item)
 
 
 def load_kernel(op: str):

@@ -1,0 +1,254 @@
+"""quantize: the call, its checks and its plans."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.kernels.registry import CALL_MODULE
+from stoneware.ops import tensor_checks
+from stoneware.quantizing import kernels, reference
+from stoneware.quantizing.layout import IN_DTYPES, MAX, SCALES, dense_shape
+from stoneware.runtime import native
+from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.tuning import policy
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+
+
+def quantize(
+    x: torch.Tensor,
+    scales: str = "row",
+    *,
+    transpose: bool | str = False,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    power_of_two: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Quantizes x to fp8: x is nearly x8 * scale, where scale is the largest |x| of a unit over fp8's.
+
+    The results are operands of `sw.scaled_mm`: with x8, scale_x of x [m, k] and w8, scale_w of a weight
+    w [n, k], `sw.scaled_mm(x8, w8.t(), scale_x, scale_w.t())` is nearly x @ w.t(). Values are rounded to
+    the nearest, ties to even. The same values give the same bits, whatever else is in the batch, and on
+    every device.
+
+    A unit of zeros has the scale 1. A unit with an infinity or a NaN has the scale NaN, and NaN for
+    every value, so that it cannot go unseen.
+
+    Args:
+      x: [..., m, k] bfloat16, float16 or float32; other than [m, k] for "tensor" and "row" alone, and
+        then without `transpose`. Rows that are not contiguous are copied first.
+      scales: "tensor", one scale; "row", one for each row; "block", one for each 1 x 128 elements;
+        "block_2d", one for each 128 x 128, for weights.
+      transpose: False gives x in fp8; True x.t(), dense, with the scales of its own rows or runs, as the
+        gradients of a linear layer want their operands; "both" gives both, and reads x once where the
+        scales allow it.
+      dtype: torch.float8_e4m3fn or torch.float8_e5m2.
+      power_of_two: whether scales are rounded up to powers of two.
+
+    Returns:
+      (x8, scale) of x or of x.t(), or (x8, scale, xt8, scale_t). x8 has x's shape, row-major; scale is
+      float32, [1], [..., m, 1], [m, ceil(k / 128)] column-major, or [ceil(m / 128), ceil(k / 128)].
+
+    Raises:
+      TypeError: x is no tensor, or has the wrong dtype.
+      ValueError: an argument or a shape breaks a rule.
+      ForwardOnlyError: a gradient of x would be needed; `sw.nn.Float8Linear` has one.
+      TableError: a kernel of this installation is damaged.
+      DriverError: the CUDA driver refuses.
+    """
+    if _is_compiling():
+        return _traced(x, scales, transpose, dtype, power_of_two)
+    if isinstance(x, torch.Tensor) and x.ndim > 2 and transpose is False and scales in ("row", "tensor"):
+        values, scale = quantize(x.flatten(0, -2), scales, dtype=dtype, power_of_two=power_of_two)
+        return values.view(x.shape), scale.view(*x.shape[:-1], 1) if scales == "row" else scale
+    num_results = 4 if transpose == "both" else 2
+    has_partial = scales == "tensor" or (scales == "row" and transpose is not False)
+    call = _call(num_results, has_partial)
+    return call(x, *_NOTHING[: num_results + has_partial], scales, transpose, dtype, power_of_two)
+
+
+_NOTHING = (None,) * 5
+"""Of the outputs, which are always allocated."""
+
+
+@functools.cache
+def _call(num_results: int, has_partial: bool) -> Any:
+    """The native call with so many results, and memory for partial results."""
+    num_outputs = num_results + has_partial
+
+    def make(x: object, *arguments: Any) -> tuple[Any, ...]:
+        return made(x, has_partial, *arguments[num_outputs:])
+
+    def slow(x: object, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        return _slow(x, has_partial, *arguments[num_outputs:])
+
+    try:
+        return (
+            native.load(CALL_MODULE)
+            .FastCall(
+                torch,
+                make=make,
+                slow=slow,
+                state=_no_state,
+                epoch=policy.EPOCH,
+                num_tensors=1 + num_outputs,
+                num_objects=4,
+                outs=list(range(1, 1 + num_outputs)),
+                optional=list(range(1, 1 + num_outputs)),
+                aligned=[0],
+                plan_order=list(range(1 + num_outputs)),
+                max_plans=4096,
+                num_results=num_results,
+            )
+            .call
+        )
+    except (UnsupportedError, AttributeError):
+        return slow
+
+
+def _no_state() -> None:
+    """Plans depend on nothing but their arguments."""
+
+
+def made(
+    x: object, has_partial: bool, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
+) -> tuple[Any, ...]:
+    """(plan, is_kept, device, outputs), as a FastCall asks for; the last output may be for partial
+    results."""
+    tensor = _checked(x, scales, transpose, dtype, power_of_two)
+    device = tensor_checks.check_one_device([("x", tensor)])
+    m, k = tensor.shape
+    outputs = []
+    if transpose is not True:
+        outputs += [((m, k), (k or 1, 1), dtype), (*dense_shape(scales, m, k), torch.float32)]
+    if transpose is not False:
+        outputs += [((k, m), (m or 1, 1), dtype), (*dense_shape(scales, k, m), torch.float32)]
+    name = DTYPE_NAMES[dtype]
+    is_dense = tensor.stride(1) == 1 or k <= 1
+    plan: Any
+    if tensor.numel() and is_dense and kernels.why_not(tensor, name, transpose is not False, device) is None:
+        plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device)
+        if has_partial:
+            outputs.append((*kernels.partial_shape(m, k, scales), torch.int32))
+    else:
+        plan = functools.partial(_run_reference, scales, transpose, dtype, power_of_two)
+        if has_partial:
+            outputs.append(((0,), (1,), torch.int32))
+    return plan, True, tensor.device, tuple(outputs)
+
+
+def _run_reference(
+    scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool, x: torch.Tensor, *outputs: torch.Tensor
+) -> None:
+    """The plan where no kernel runs: plain torch."""
+    found: list[torch.Tensor] = []
+    if transpose is not True:
+        found += reference.quantize(x, scales, dtype, power_of_two)
+    if transpose is not False:
+        found += reference.quantize(x.t(), scales, dtype, power_of_two)
+    for output, one in zip(outputs, found):
+        output.copy_(one)
+
+
+def _slow(
+    x: Any, has_partial: bool, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    """A call that is more than its plan: for modes and subclasses of torch, and to refuse gradients."""
+    tensor = _checked(x, scales, transpose, dtype, power_of_two)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        raise ForwardOnlyError(
+            "quantize has no backward, and x requires a gradient; use sw.nn.Float8Linear, which has one, call it "
+            "under torch.no_grad(), or pass x.detach()"
+        )
+    if tensor_checks.is_traced([tensor]):
+        return _traced(tensor, scales, transpose, dtype, power_of_two)
+    return _run(tensor.resolve_neg(), has_partial, scales, transpose, dtype, power_of_two)
+
+
+def _run(x: torch.Tensor, has_partial: bool, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    plan, _, device, described = made(x, has_partial, *arguments)
+    outputs = tuple(
+        torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in described
+    )
+    plan(x, *outputs)
+    return outputs[:-1] if has_partial else outputs
+
+
+def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"x of quantize must be a torch.Tensor, not {type(x).__name__}; wrap it with torch.as_tensor(...)"
+        )
+    for name, value, allowed in (
+        ("scales", scales, SCALES),
+        ("transpose", transpose, (False, True, "both")),
+        ("dtype", dtype, tuple(MAX)),
+        ("power_of_two", power_of_two, (False, True)),
+    ):
+        if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
+            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}; pass one of these")
+    if x.dtype not in IN_DTYPES:
+        raise TypeError(
+            f"x.dtype={x.dtype} must be {' or '.join(map(str, IN_DTYPES))}; cast it with x.to(torch.bfloat16)"
+        )
+    if x.ndim != 2:
+        raise ValueError(
+            f"x.shape={list(x.shape)} must have 2 dimensions for scales={scales!r} and transpose={transpose!r}; "
+            "flatten leading dimensions with x.flatten(0, -2)"
+        )
+    return x
+
+
+_LIBRARY = torch.library.Library("stoneware", "FRAGMENT")
+
+
+def _define(name: str, num_results: int) -> Any:
+    """An operator with so many results, for torch.compile, torch.export and dispatch modes."""
+    results = ", ".join(["Tensor"] * num_results)
+    # Torch keeps `eager` for ever. With the module itself, and not its globals alone, the interpreter's
+    # end clears the module, and with it the native calls.
+    api = sys.modules[__name__]
+    _LIBRARY.define(
+        f"{name}(Tensor x, str scales, bool transpose, ScalarType dtype, bool power_of_two) -> ({results})",
+        tags=(torch.Tag.pt2_compliant_tag,),
+    )
+
+    def eager(
+        x: torch.Tensor, scales: str, transpose: bool, dtype: torch.dtype, power_of_two: bool
+    ) -> tuple[torch.Tensor, ...]:
+        both: bool | str = "both" if num_results == 4 else transpose
+        return api.quantize(x, scales, transpose=both, dtype=dtype, power_of_two=power_of_two)
+
+    def fake(
+        x: torch.Tensor, scales: str, transpose: bool, dtype: torch.dtype, power_of_two: bool
+    ) -> tuple[torch.Tensor, ...]:
+        found: list[torch.Tensor] = []
+        for is_transposed in (False, True) if num_results == 4 else (transpose,):
+            m, k = (x.shape[1], x.shape[0]) if is_transposed else (x.shape[0], x.shape[1])
+            found.append(x.new_empty((m, k), dtype=dtype))
+            shape, strides = dense_shape(scales, m, k)
+            found.append(torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device))
+        return tuple(found)
+
+    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, fake, "Meta")
+    return getattr(torch.ops.stoneware, name)
+
+
+_OPERATORS = {2: _define("quantize", 2), 4: _define("quantize_both", 4)}
+
+
+def _traced(
+    x: torch.Tensor, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, ...]:
+    rows = x.flatten(0, -2) if x.ndim > 2 else x
+    operator = _OPERATORS[4 if transpose == "both" else 2]
+    results = operator(rows, scales, transpose is True, dtype, power_of_two)
+    if x.ndim == 2:
+        return results
+    values, scale = results
+    return values.view(x.shape), scale.view(*x.shape[:-1], 1) if scales == "row" else scale

@@ -1,0 +1,116 @@
+"""The Triton kernels that quantize, compiled during the build, and the plan that launches them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoneware.kernels import aot_kernels, manifest
+from stoneware.quantizing.layout import BLOCK
+from stoneware.runtime.device import Device
+from stoneware.runtime.dtypes import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    import torch
+
+OP = "quantize"
+"""Of the kernels in the manifest."""
+
+MULTIPLE = 16
+"""Of k and ldx, and of m where the transpose is written: the kernels move 16 bytes at a time."""
+
+ROW_BLOCKS = (4096, 16384)
+"""Elements of a row that a program of quantize_rows keeps in registers; a longer row is read twice."""
+
+PARTIALS = {"matrix": 1024, "column": 32}
+"""The most partial results of reduce_amax, which each program of quantize_tiles reads."""
+
+_AMAX_TILES = {"matrix": (8, 512), "column": (32, 128)}
+"""(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
+
+
+def why_not(x: torch.Tensor, dtype: str, transposes: bool, device: Device) -> str | None:
+    """Why no kernel quantizes x [m, k] here, or None."""
+    if device.kind != "cuda":
+        return f"the kernels run on NVIDIA GPUs, and the device is {device}"
+    m, k = x.shape
+    for name, value in (("k", k), ("ldx", x.stride(0) if m > 1 else k), *((("m", m),) if transposes else ())):
+        if value % MULTIPLE:
+            return f"{name}={value} must be a multiple of {MULTIPLE} for the kernels"
+    if x.data_ptr() % MULTIPLE:
+        return f"x.data_ptr()={x.data_ptr():#x} must be a multiple of {MULTIPLE} for the kernels"
+    if m > aot_kernels.INT32_MAX - BLOCK or k > PARTIALS["matrix"] * _AMAX_TILES["matrix"][1]:
+        return f"m={m} and k={k} must be below 2**31 and at most 2**19 for the kernels"
+    arch = aot_kernels.built_for(OP, device.compute_capability)
+    if arch is None or _id(arch, "rows_loop", _name(x), dtype) not in manifest.packaged().kernels:
+        return f"the wheel has no kernel {_name(x)} -> {dtype} for compute capability {device.compute_capability}"
+    return None
+
+
+def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_of_two: bool, device: Device) -> Any:
+    """The plan for calls like this one; takes x and the outputs in the order of `layout.outputs`.
+
+    Raises:
+      UnsupportedError, TableError: a kernel cannot be loaded.
+    """
+    arch = aot_kernels.built_for(OP, device.compute_capability)
+    assert arch is not None  # `why_not` asked
+    m, k = x.shape
+    ldx = x.stride(0) if m > 1 else k
+    in_dtype, pow2 = _name(x), int(power_of_two)
+    tiles = (-(-m // BLOCK), -(-k // BLOCK), 1)
+    plain, transposed = transpose is not True, transpose is not False
+    # Tensor 0 is x; then the outputs; a partial result is the last.
+    outputs = [("address", position) for position in range(1, 6)]
+    source, nothing = ("address", 0), ("address", 1)
+    x8, scale = outputs[:2] if plain else (nothing, nothing)
+    xt8, scale_t = (outputs[2:4] if plain else outputs[:2]) if transposed else (nothing, nothing)
+    num_outputs = 2 * (plain + transposed)
+    partial = outputs[num_outputs]
+    steps = []
+
+    def kernel(variant: str, num_arguments: int, out: str = dtype) -> Any:
+        return aot_kernels.load(_id(arch, variant, in_dtype, out), num_arguments)
+
+    if scales == "row" and plain:
+        block = next((block for block in ROW_BLOCKS if k <= block), None)
+        variant = "rows_loop" if block is None else f"rows_{block}"
+        steps.append((kernel(variant, 7), (m, 1, 1), [source, x8, scale, m, k, ldx, pow2]))
+    unit = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}[scales]
+    num_partials = 0
+    if unit in PARTIALS and (transposed or unit == "matrix"):
+        blocks, rows_per_block = amax_blocks(m, k, unit)
+        num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
+        steps.append((kernel(f"amax_{unit}", 6, "e4m3"), (*blocks, 1), [source, partial, m, k, ldx, rows_per_block]))
+    if transposed or scales != "row":
+        arguments = [
+            source, partial if num_partials else nothing, x8, scale, xt8, scale_t,
+            m, k, ldx, num_partials, pow2, int(plain),
+        ]  # fmt: skip
+        variant = f"tiles_{unit}_t" if transposed else f"tiles_{unit}"
+        steps.append((kernel(variant, len(arguments)), tiles, arguments))
+    return aot_kernels.plan(device, 1 + num_outputs + bool(num_partials), steps)
+
+
+def amax_blocks(m: int, k: int, unit: str) -> tuple[tuple[int, int], int]:
+    """The grid of reduce_amax (blocks of rows, of columns), and the rows of a block."""
+    rows, columns = _AMAX_TILES[unit]
+    num_columns = -(-k // columns)
+    most = PARTIALS["matrix"] // num_columns if unit == "matrix" else PARTIALS["column"]
+    rows_per_block = -(-m // (most * rows)) * rows
+    return (-(-m // rows_per_block), num_columns), rows_per_block
+
+
+def partial_shape(m: int, k: int, scales: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of the partial results of a call that has some."""
+    unit = "matrix" if scales == "tensor" else "column"
+    blocks, _ = amax_blocks(m, k, unit)
+    size = blocks[0] * (blocks[1] if unit == "matrix" else k)
+    return (size,), (1,)
+
+
+def _id(arch: tuple[int, int], variant: str, in_dtype: str, out_dtype: str) -> str:
+    return f"quantize_{variant}_triton_sm{arch[0]}{arch[1]}_{in_dtype}_{out_dtype}"
+
+
+def _name(x: torch.Tensor) -> str:
+    return DTYPE_NAMES[x.dtype]

@@ -1,0 +1,146 @@
+"""Quantizes a matrix to fp8, in one or both orientations: x[m, k] ~ x8[m, k] * scale.
+
+    scale = amax / MAX of a unit of x, and x8 = fp8(x * (1 / scale)), rounded to nearest even
+
+x is row-major with leading dimension ldx, in 16 bits; sums of nothing, so there is no accumulator. x8 is
+dense row-major, xt8 the dense row-major transpose [k, m]. A unit is a row, a column (a row of the
+transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a column, or 128 x 128.
+
+    quantize_rows    grid: a row of x a program; the row is read once into registers
+    reduce_amax      grid: (blocks of rows, blocks of columns); the largest |x| of each block, or of each
+                     column of it, as a partial result
+    quantize_tiles   grid: (tiles of 128 rows, tiles of 128 columns); a tile is read once and written in
+                     both orientations. Units that are larger than a tile take reduce_amax's result
+
+Each is bound by memory; what makes them fast is that x is read once where its units allow it.
+
+The largest |x| is found among bit patterns: for floats without their sign these order as the numbers
+do, with infinity and then NaN above them, so that NaN is not lost. A unit with an infinity or a NaN gets
+the scale NaN and values NaN; one of zeros gets the scale 1.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _bits(x):
+    """|x| as an ordered integer."""
+    return tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _scale(bits, MAX: tl.constexpr, power_of_two):
+    """The scale of a unit from the bits of its largest |x|, and its inverse."""
+    amax = bits.to(tl.float32, bitcast=True)
+    scale = tl.div_rn(amax, MAX)
+    scale = tl.maximum(scale, 1.1754943508222875e-38)  # the least normal: its inverse is finite
+    rounded_up = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+    scale = tl.where(power_of_two != 0, rounded_up.to(tl.float32, bitcast=True), scale)
+    scale = tl.where(bits == 0, 1.0, scale)
+    scale = tl.where(bits >= 0x7F800000, float("nan"), scale)
+    return scale, tl.div_rn(1.0, scale)
+
+
+@triton.jit
+def quantize_rows(x, x8, scales, m, k, ldx, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr):
+    """A row of x; ONE: the row fits BLOCK, else it is read twice, the second time from the L2."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    x += row * ldx
+    x8 += row * k
+    if ONE:
+        values = tl.load(x + columns, mask=columns < k, other=0.0)
+        scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+        tl.store(x8 + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=columns < k)
+    else:
+        largest = tl.zeros([BLOCK], tl.int32)
+        for begin in range(0, k, BLOCK):
+            values = tl.load(x + begin + columns, mask=begin + columns < k, other=0.0)
+            largest = tl.maximum(largest, _bits(values))
+        scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
+        for begin in range(0, k, BLOCK):
+            mask = begin + columns < k
+            values = tl.load(x + begin + columns, mask=mask, other=0.0)
+            tl.store(x8 + begin + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=mask)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def reduce_amax(
+    x, partial, m, k, ldx, rows_per_block, PER_COLUMN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """partial[block of rows, block of columns], or [block of rows, k] PER_COLUMN, as bits."""
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(0) * rows_per_block + tl.arange(0, ROWS)
+    end = tl.minimum(m, (tl.program_id(0) + 1) * rows_per_block)
+    largest = tl.zeros([ROWS, BLOCK], tl.int32)
+    for step in range(0, rows_per_block, ROWS):
+        mask = (rows + step < end)[:, None] & (columns < k)[None, :]
+        values = tl.load(x + (rows + step).to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
+        largest = tl.maximum(largest, _bits(values))
+    of_columns = tl.max(largest, axis=0)
+    if PER_COLUMN:
+        tl.store(partial + tl.program_id(0) * k + columns, of_columns, mask=columns < k)
+    else:
+        tl.store(partial + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(of_columns, axis=0))
+
+
+@triton.jit
+def quantize_tiles(
+    x, partial, x8, scales, xt8, scales_t, m, k, ldx, num_partials, power_of_two, writes,
+    MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
+):  # fmt: skip
+    """A tile of TILE x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile.
+
+    scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
+    those of the transpose: [1], [k], [k, ceil(m / TILE)] column-major, or the transpose of scales.
+    """
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = tl.load(x + rows.to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
+    bits = _bits(values)
+    values = values.to(tl.float32)
+    if UNIT == 0:
+        others = tl.arange(0, PARTIALS)
+        found = tl.load(partial + others, mask=others < num_partials, other=0)
+        scale, inverse = _scale(tl.max(found, axis=0), MAX, power_of_two)
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(scales, scale)
+            if TRANSPOSES:
+                tl.store(scales_t, scale)
+        plain = values * inverse
+        other = plain
+    elif UNIT == 1:
+        others = tl.arange(0, PARTIALS)
+        at = partial + others[:, None] * k + columns[None, :]
+        found = tl.load(at, mask=(others < num_partials)[:, None] & (columns < k)[None, :], other=0)
+        scale, inverse = _scale(tl.max(found, axis=0), MAX, power_of_two)
+        if tl.program_id(0) == 0:
+            tl.store(scales_t + columns, scale, mask=columns < k)
+        other = values * inverse[None, :]
+    elif UNIT == 2:
+        scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
+        if writes != 0:
+            tl.store(scales + tl.program_id(1).to(tl.int64) * m + rows, scale, mask=rows < m)
+        plain = values * inverse[:, None]
+        if TRANSPOSES:
+            scale, inverse = _scale(tl.max(bits, axis=0), MAX, power_of_two)
+            tl.store(scales_t + tl.program_id(0).to(tl.int64) * k + columns, scale, mask=columns < k)
+            other = values * inverse[None, :]
+    else:
+        scale, inverse = _scale(tl.max(tl.max(bits, axis=1), axis=0), MAX, power_of_two)
+        if writes != 0:
+            tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
+        if TRANSPOSES:
+            tl.store(scales_t + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), scale)
+        plain = values * inverse
+        other = plain
+    dtype = x8.dtype.element_ty
+    if UNIT != 1:  # noqa: SIM102  a constant: a column has no `plain`
+        if writes != 0:
+            tl.store(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], plain.to(dtype), mask=mask)
+    if TRANSPOSES:
+        at = xt8 + columns.to(tl.int64)[:, None] * m + rows[None, :]
+        tl.store(at, tl.trans(other.to(dtype)), mask=(columns < k)[:, None] & (rows < m)[None, :])

@@ -1,0 +1,175 @@
+"""The kernels that quantize give the reference's bits, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import importlib.util
+import pathlib
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from stoneware.kernels import aot_kernels
+from stoneware.quantizing import kernels, layout, reference
+from stoneware.runtime import device
+
+_PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
+
+_UNITS = {"matrix": 0, "column": 1, "run": 2, "tile": 3}
+
+
+@pytest.fixture(scope="module")
+def functions():
+    spec = importlib.util.spec_from_file_location("quantize_triton_kernel", _PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _conversions_of_torch(monkeypatch):
+    """The interpreter of Triton 3.6 drops the subnormal numbers of fp8 and makes numbers of NaN."""
+    dtypes = {
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "fp8e4nv": torch.float8_e4m3fn,
+        "fp8e5": torch.float8_e5m2,
+    }
+
+    def convert(values, source, target, rounding):
+        found = torch.frombuffer(bytearray(values.tobytes()), dtype=dtypes[source.name]).to(dtypes[target.name])
+        unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[found.element_size()]
+        return found.view(unsigned).numpy().reshape(values.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+def launch(functions, kernel_id, grid, arguments):
+    """One launch as its kernel's BUILD file says, in the interpreter."""
+    variant, dtype = kernel_id.removeprefix("quantize_").split("_triton_")[0], kernel_id.rpartition("_")[2]
+    largest = {"MAX": layout.MAX[torch.float8_e4m3fn if dtype == "e4m3" else torch.float8_e5m2]}
+    kind, _, which = variant.partition("_")
+    if kind == "rows":
+        block = 64 if which == "loop" else int(which)
+        functions.quantize_rows[grid](*arguments, **largest, BLOCK=block, ONE=int(which != "loop"))
+    elif kind == "amax":
+        rows, columns = kernels._AMAX_TILES[which]
+        functions.reduce_amax[grid](*arguments, PER_COLUMN=int(which == "column"), ROWS=rows, BLOCK=columns)
+    else:
+        unit = which.removesuffix("_t")
+        functions.quantize_tiles[grid](
+            *arguments,
+            **largest,
+            UNIT=_UNITS[unit],
+            TRANSPOSES=int(which.endswith("_t")),
+            TILE=128,
+            PARTIALS=kernels.PARTIALS.get(unit, 32),
+        )
+
+
+@pytest.fixture
+def quantized(functions, monkeypatch):
+    """The results of a plan, run in the interpreter on outputs that held something else."""
+    monkeypatch.setattr(aot_kernels, "built_for", lambda op, capability: (9, 0))
+    monkeypatch.setattr(aot_kernels, "load", lambda id, number: id)
+
+    def plan(on, num_tensors, steps):
+        def run(*tensors):
+            assert len(tensors) == num_tensors
+            for kernel_id, grid, arguments in steps:
+                passed = [tensors[one[1]] if isinstance(one, tuple) else one for one in arguments]
+                launch(functions, kernel_id, grid, passed)
+
+        return run
+
+    monkeypatch.setattr(aot_kernels, "plan", plan)
+
+    def run(x, scales, transpose, dtype=torch.float8_e4m3fn, power_of_two=False):
+        m, k = x.shape
+        name = "e4m3" if dtype == torch.float8_e4m3fn else "e5m2"
+        made = kernels.plan(x, scales, transpose, name, power_of_two, device.CPU)
+        outputs = []
+        for rows, columns in [(m, k)] * (transpose is not True) + [(k, m)] * (transpose is not False):
+            outputs.append(torch.full((rows, columns), 3.0).to(dtype))
+            shape, strides = layout.dense_shape(scales, rows, columns)
+            outputs.append(torch.empty_strided(shape, strides).fill_(-5))
+        partial = []
+        if scales == "tensor" or (scales == "row" and transpose is not False):
+            partial = [torch.full(*kernels.partial_shape(m, k, scales)[:1], 2**30, dtype=torch.int32)]
+        made(x, *outputs, *partial)
+        return outputs
+
+    return run
+
+
+def expected(x, scales, transpose, dtype=torch.float8_e4m3fn, power_of_two=False):
+    found = []
+    if transpose is not True:
+        found += reference.quantize(x, scales, dtype, power_of_two)
+    if transpose is not False:
+        found += reference.quantize(x.t(), scales, dtype, power_of_two)
+    return found
+
+
+def assert_same_bits(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert one.shape == other.shape
+        if one.dtype == torch.float32:
+            assert torch.equal(one.nan_to_num(-1), other.nan_to_num(-1))
+        else:
+            one, other = one.float(), other.float()
+            assert torch.equal(one.nan_to_num(999), other.nan_to_num(999))
+
+
+transposes = pytest.mark.parametrize("transpose", [False, True, "both"])
+
+
+@transposes
+@pytest.mark.parametrize("scales", layout.SCALES)
+@pytest.mark.parametrize("shape", [(16, 48), (144, 272)])
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_bits_are_those_of_the_reference(quantized, scales, transpose, shape, power_of_two):
+    x = (torch.randn(shape) * torch.rand(shape[0], 1) * 100).bfloat16()
+    found = quantized(x, scales, transpose, power_of_two=power_of_two)
+    assert_same_bits(found, expected(x, scales, transpose, power_of_two=power_of_two))
+
+
+@transposes
+@pytest.mark.parametrize("scales", layout.SCALES)
+def test_zeros_infinities_and_nans(quantized, scales, transpose):
+    x = torch.randn(144, 272).bfloat16()
+    x[3], x[:, 5] = 0, 0
+    x[20, 7], x[130, 250], x[140, 100] = float("nan"), float("inf"), -float("inf")
+    x[60] = 2.0**-133  # a subnormal number
+    assert_same_bits(quantized(x, scales, transpose), expected(x, scales, transpose))
+
+
+@transposes
+def test_the_wide_dtype_and_views_of_rows(quantized, transpose):
+    x = torch.randn(48, 96).half()[:, 16:80]
+    wide = torch.float8_e5m2
+    assert_same_bits(quantized(x, "tensor", transpose, wide), expected(x, "tensor", transpose, wide))
+    assert_same_bits(quantized(x, "row", transpose), expected(x, "row", transpose))
+
+
+def test_long_rows(quantized, monkeypatch):
+    x = torch.randn(3, 272).bfloat16()
+    monkeypatch.setattr(kernels, "ROW_BLOCKS", (128,))
+    assert_same_bits(quantized(x, "row", False), expected(x, "row", False))
+
+
+@pytest.mark.parametrize("unit", ["matrix", "column"])
+@pytest.mark.parametrize("m", [1, 7, 100, 1000, 8192, 100_000])
+@pytest.mark.parametrize("k", [16, 4096, 28672, 2**19])
+def test_partial_results_cover_the_matrix_and_fit_their_reader(unit, m, k):
+    (row_blocks, column_blocks), rows_per_block = kernels.amax_blocks(m, k, unit)
+    rows, columns = kernels._AMAX_TILES[unit]
+    assert rows_per_block % rows == 0
+    assert (row_blocks - 1) * rows_per_block < m <= row_blocks * rows_per_block
+    assert column_blocks * columns >= k
+    assert row_blocks * (column_blocks if unit == "matrix" else 1) <= kernels.PARTIALS[unit]
