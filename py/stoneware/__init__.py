@@ -4,6 +4,8 @@
     y = sw.scaled_mm(a8, b8, scale_a, scale_b)                # fp8
     y = sw.matmul(a, b)                                       # bf16, fp16
     y = sw.grouped_mm(a, b, offs)                             # experts: bf16; fp8 with scales
+    x8, scale = sw.quantize(x, scales="row")                  # fp8 and scales, as scaled_mm takes them
+    sw.nn.convert(model, recipe="rowwise")                    # a model's linears, trained or frozen
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
     print(sw.info())                                          # what this installation has
     with sw.tuning("on_miss"): ...                            # measure what was not measured yet
@@ -23,13 +25,14 @@ import importlib
 
 TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
-    from stoneware import distributed, errors
+    from stoneware import distributed, errors, nn
     from stoneware.explanation import explain
     from stoneware.installation import info
     from stoneware.measuring.model import tune
     from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
+    from stoneware.quantizing.api import quantize
     from stoneware.triton_autotune.decorator import autotune
     from stoneware.tuning.context import batch_invariant, tuning
 
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
         "grouped_mm",
         "info",
         "matmul",
+        "nn",
+        "quantize",
         "scaled_mm",
         "tune",
         "tuning",
@@ -54,9 +59,10 @@ _HOMES = {
     "batch_invariant": "stoneware.tuning.context",
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
+    "quantize": "stoneware.quantizing.api",
     "tune": "stoneware.measuring.model",
 }
-_MODULES = ("distributed", "errors", "tuning")
+_MODULES = ("distributed", "errors", "nn", "tuning")
 """Names that are modules of the package; `tuning` is one that can be called."""
 
 

@@ -1,0 +1,149 @@
+"""Swaps the linear layers of a model for Stoneware's, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.linear import Float8Linear, Linear
+from stoneware.nn.recipes import RECIPES, named, why_not
+
+Filter = Callable[[str, torch.nn.Module], bool]
+
+HEADS = frozenset({"lm_head", "output", "embed_out", "score", "classifier", "router", "gate"})
+"""Last names of layers that stay in 16 bits unless a filter says otherwise: the logits of a language
+model and of a router decide by small differences."""
+
+BF16 = "bf16"
+"""The recipe without fp8: `Linear`."""
+
+
+@dataclass(kw_only=True)
+class Conversion:
+    """What `convert` did.
+
+    Attributes:
+      swapped: name of each layer that was swapped -> its new class and recipe.
+      kept: name of each linear layer that was not -> why.
+    """
+
+    model: torch.nn.Module
+    swapped: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+
+    def undo(self) -> None:
+        """Puts a torch.nn.Linear in the place of each layer that was swapped.
+
+        It has the same parameters; a frozen fp8 weight is multiplied out in its old dtype, so that
+        its rounding remains.
+        """
+        for name in self.swapped:
+            layer = self.model.get_submodule(name)
+            assert isinstance(layer, torch.nn.Linear)  # it was put there
+            weight = layer.weight
+            if isinstance(layer, Float8InferenceLinear):
+                weight = torch.nn.Parameter(layer.dequantized(), requires_grad=False)
+            _put(self.model, name, _like(torch.nn.Linear, layer, weight))
+        self.swapped.clear()
+
+    def __str__(self) -> str:
+        lines = [f"swapped {len(self.swapped)} of {len(self.swapped) + len(self.kept)} linear layers"]
+        for what, names in (("", self.swapped), ("kept ", self.kept)):
+            grouped: dict[str, list[str]] = {}
+            for name, said in names.items():
+                grouped.setdefault(said, []).append(name)
+            for said, members in grouped.items():
+                shown = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
+                lines.append(f"  {what}{shown}: {said}")
+        return "\n".join(lines)
+
+
+def convert(
+    model: torch.nn.Module, recipe: str = "rowwise", filter: Filter | None = None, *, frozen: bool | None = None
+) -> Conversion:
+    """Swaps a model's torch.nn.Linear layers in place.
+
+    Layers that train become `Float8Linear`, or `Linear` for recipe "bf16"; they keep their Parameter
+    objects, so that an optimizer made before goes on. Frozen ones become `Float8InferenceLinear`, one
+    after another, so that the model's memory only falls. A layer stays as it is if it is a subclass of
+    torch.nn.Linear, shares its weight with another module, has a size that the recipe refuses, or is a
+    head or a router (HEADS) and no filter is given.
+
+    Args:
+      model: whose submodules are swapped.
+      recipe: "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise".
+      filter: (name, layer) -> whether to swap it; None takes all but heads and routers.
+      frozen: whether weights become fp8 for good; None: if the model is in eval mode.
+
+    Returns:
+      What was swapped and what was not, and why; `undo()` takes it back.
+
+    Raises:
+      ValueError: an unknown recipe; then nothing was swapped.
+    """
+    if recipe != BF16 and recipe not in RECIPES:
+        raise ValueError(f"recipe={recipe!r} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
+    frozen = not model.training if frozen is None else frozen
+    owners = _owners(model)
+    done = Conversion(model=model)
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if not name or not isinstance(layer, torch.nn.Linear):
+            continue
+        reason = _why_kept(name, layer, recipe, filter, owners)
+        if reason is not None:
+            done.kept[name] = reason
+            continue
+        new = _swapped(layer, recipe, frozen=frozen)
+        _put(model, name, new)
+        done.swapped[name] = type(new).__name__ + ("" if recipe == BF16 else f", {recipe}")
+    return done
+
+
+def _why_kept(
+    name: str, layer: torch.nn.Linear, recipe: str, filter: Filter | None, owners: dict[int, list[str]]
+) -> str | None:
+    if type(layer) is not torch.nn.Linear:
+        return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
+    if filter is None and name.rpartition(".")[2] in HEADS:
+        return "heads and routers stay in 16 bits; pass a filter to swap them"
+    if filter is not None and not filter(name, layer):
+        return "the filter says no"
+    shared = [owner for owner in owners[id(layer.weight)] if owner != name]
+    if shared:
+        return f"its weight is shared with {shared[0]}"
+    return None if recipe == BF16 else why_not(named(recipe), layer.in_features, layer.out_features)
+
+
+def _swapped(layer: torch.nn.Linear, recipe: str, *, frozen: bool) -> torch.nn.Linear:
+    if recipe == BF16:
+        return _like(Linear, layer, layer.weight)
+    if frozen:
+        return Float8InferenceLinear.from_linear(layer, recipe)
+    new = _like(Float8Linear, layer, layer.weight)
+    assert isinstance(new, Float8Linear)
+    new.recipe = recipe
+    return new
+
+
+def _like(kind: type[torch.nn.Linear], layer: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Linear:
+    """A layer of another class with these parameters."""
+    new = kind(layer.in_features, layer.out_features, bias=False, device="meta")
+    new.weight, new.bias = weight, layer.bias
+    return new.train(layer.training)
+
+
+def _owners(model: torch.nn.Module) -> dict[int, list[str]]:
+    """Of each parameter, the modules that have it."""
+    owners: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
+def _put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)

@@ -1,0 +1,86 @@
+"""The product of a linear layer in fp8, with its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast
+from stoneware.ops.matmul.api import matmul
+from stoneware.ops.scaled_mm.api import scaled_mm
+from stoneware.quantizing.api import quantize
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
+    """x @ weight.t() + bias with operands in fp8, and its gradients likewise.
+
+    Args:
+      x: [..., k], bfloat16, float16 or float32.
+      weight: [n, k] of that dtype.
+      bias: [n] of that dtype, or None.
+      recipe: a name of `stoneware.nn.recipes`.
+
+    Returns:
+      [..., n] of that dtype.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    return _Linear.apply(rows, weight, bias, recipe).reshape(*x.shape[:-1], weight.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """Saves x and weight as they came: their casts in backward are along the other dimension."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str
+    ) -> torch.Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.recipe = recipe
+        x_cast, weight_cast = RECIPES[recipe].forward
+        return scaled_mm(*_operands(_cast(x, x_cast), _cast(weight, weight_cast)), bias, x.dtype, use_fast_accum=True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        recipe = RECIPES[ctx.recipe]
+        gradient = gradient.contiguous()
+        return (
+            _grad_input(gradient, weight, recipe.grad_input) if needs_x else None,
+            _grad_weight(gradient, x, recipe.grad_weight) if needs_weight else None,
+            gradient.sum(0, dtype=torch.float32).to(gradient.dtype) if needs_bias else None,
+            None,
+        )
+
+
+def _grad_input(gradient: torch.Tensor, weight: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:
+    """gradient [m, n] @ weight [n, k]."""
+    if casts is None:
+        return matmul(gradient, weight)
+    operands = _operands(_cast(gradient, casts[0]), _cast(weight, casts[1], transpose=True))
+    return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
+
+
+def _grad_weight(gradient: torch.Tensor, x: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:
+    """gradient [m, n]^T @ x [m, k]."""
+    if casts is None:
+        return matmul(gradient.t(), x)
+    padding = -gradient.shape[0] % (BLOCK if casts[0].scales == "block" else UNIT)
+    if padding:
+        gradient, x = (torch.nn.functional.pad(one, (0, 0, 0, padding)) for one in (gradient, x))
+    operands = _operands(_cast(gradient, casts[0], transpose=True), _cast(x, casts[1], transpose=True))
+    return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
+
+
+def _cast(x: torch.Tensor, cast: Cast, *, transpose: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    values, scale = quantize(x, cast.scales, transpose=transpose, dtype=cast.dtype, power_of_two=cast.power_of_two)
+    return values, scale
+
+
+def _operands(
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of `scaled_mm`, from casts of a [m, k] and of b [n, k]."""
+    return a[0], b[0].t(), a[1], b[1].t() if b[1].ndim == 2 else b[1]

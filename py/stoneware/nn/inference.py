@@ -1,0 +1,182 @@
+"""A linear layer whose weight is fp8 for good, for inference and for training adapters over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stoneware.nn import frozen_product
+from stoneware.nn.linear import autocast_dtype, checked
+from stoneware.nn.recipes import RECIPES, Cast, Recipe
+from stoneware.ops.scaled_mm.api import scaled_mm
+from stoneware.quantizing.api import quantize
+
+
+class Float8InferenceLinear(torch.nn.Linear):
+    """A linear layer with a frozen fp8 weight: half the memory, and an fp8 product.
+
+    x is quantized at each call. The weight takes no gradient, x does: dx is an fp8 product with the
+    same weight, which is transposed for the time of that product alone. So adapters (LoRA) train over
+    it, and no copy of the weight in 16 bits exists.
+
+    The state_dict has `weight` in fp8, `bias`, and `weight_scale_inv`, by which fp8 values are
+    multiplied, in the shape that the fp8 checkpoints of Hugging Face have for blocks:
+    [ceil(out_features / 128), ceil(in_features / 128)]; for the other recipes it is [out_features, 1]
+    or [1]. A 16-bit weight of a checkpoint of torch.nn.Linear is quantized when it is loaded.
+
+    Args:
+      in_features, out_features, bias, device: as of torch.nn.Linear; sizes are multiples of 16, of 128
+        for "blockwise".
+      recipe: "tensorwise", "rowwise" or "blockwise".
+      dtype: of the bias and of what the layer is called with; the default is torch's.
+
+    Shapes:
+      x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast.
+      y: [..., out_features] of that dtype.
+
+    Raises:
+      ValueError: an unknown recipe, or a size that breaks its rule.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        recipe: str = "rowwise",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        checked(recipe, in_features, out_features)
+        self.recipe = recipe
+        super().__init__(in_features, out_features, bias, device="meta", dtype=dtype)
+        self.compute_dtype = self.weight.dtype
+        cast = RECIPES[recipe].forward[1]
+        shape = {
+            "tensor": (1,),
+            "row": (out_features, 1),
+            "block_2d": (-(-out_features // 128), -(-in_features // 128)),
+        }[cast.scales]
+        device = torch.get_default_device() if device is None else device
+        self.weight = _frozen(torch.zeros(out_features, in_features, dtype=cast.dtype, device=device))
+        self.weight_scale_inv = _frozen(torch.ones(shape, dtype=torch.float32, device=device))
+        if bias:
+            self.bias = torch.nn.Parameter(torch.zeros(out_features, dtype=self.compute_dtype, device=device))
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, recipe: str = "rowwise") -> Float8InferenceLinear:
+        """The layer with the weight of `linear` quantized, and its bias.
+
+        Raises:
+          ValueError: an unknown recipe, or a size that breaks its rule.
+        """
+        checked(recipe, linear.in_features, linear.out_features)
+        layer = cls(
+            linear.in_features, linear.out_features, linear.bias is not None,
+            recipe=recipe, device="meta", dtype=linear.weight.dtype,
+        )  # fmt: skip
+        layer.quantize_(linear.weight)
+        layer.bias = linear.bias
+        return layer.train(linear.training)
+
+    def quantize_(self, weight: torch.Tensor) -> None:
+        """Takes the values of a weight [out_features, in_features] of 16 or 32 bits."""
+        cast = RECIPES[self.recipe].forward[1]
+        with torch.no_grad():
+            values, scale = _cast(weight, cast)
+        self.weight, self.weight_scale_inv = _frozen(values), _frozen(scale)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weight [out_features, in_features] in the layer's 16 or 32 bits, rounded once."""
+        scale: torch.Tensor = self.weight_scale_inv
+        if RECIPES[self.recipe].forward[1].scales == "block_2d":
+            scale = scale.repeat_interleave(128, 0)[: self.out_features].repeat_interleave(128, 1)
+            scale = scale[:, : self.in_features]
+        return (self.weight.float() * scale).to(self.compute_dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = autocast_dtype(x)
+        parameters: dict[str, Any] = self._parameters  # without torch.nn.Module's search for an attribute
+        weight, scale, bias = parameters["weight"], parameters["weight_scale_inv"], parameters["bias"]
+        if dtype is not None:
+            x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
+        if torch.compiler.is_dynamo_compiling():
+            return _followed(x, weight, scale, bias, self.recipe)
+        return frozen_product.call(self.recipe, _followed)(x, weight, scale, bias)
+
+    def reset_parameters(self) -> None:
+        """Nothing: a frozen weight is loaded or quantized, never drawn."""
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipe={self.recipe!r}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Quantizes a weight that is not fp8 yet."""
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and weight.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+            values, scale = _cast(weight.to(self.weight.device), RECIPES[self.recipe].forward[1])
+            state_dict = {**state_dict, f"{prefix}weight": values, f"{prefix}weight_scale_inv": scale}
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class _Frozen(torch.autograd.Function):
+    """The product with a frozen weight; of the operands it saves the weight alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale)
+        ctx.recipe = recipe
+        return _product(x, weight, scale, bias, RECIPES[recipe])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight, scale = ctx.saved_tensors
+        needs_x, _, _, needs_bias = ctx.needs_input_grad[:4]
+        gradient = gradient.contiguous()
+        grad_x = None
+        if needs_x:
+            # dx[m, k] = sum over n of (dy[m, n] * scale[n]) * weight[n, k]: a scale that is along the
+            # summed dimension goes into dy before its cast.
+            cast = RECIPES[ctx.recipe].forward[0]
+            if cast.scales == "row":
+                gradient_x, scale_b = gradient * scale.t().to(gradient.dtype), scale.new_ones(1, weight.shape[1])
+            else:
+                gradient_x, scale_b = gradient, scale
+            values, scale_a = _cast(gradient_x, cast)
+            grad_x = scaled_mm(
+                values, weight.t().contiguous().t(), scale_a, scale_b, out_dtype=gradient.dtype, use_fast_accum=False
+            )
+        grad_bias = gradient.sum(0, dtype=torch.float32).to(gradient.dtype) if needs_bias else None
+        return grad_x, None, None, grad_bias, None
+
+
+def _followed(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
+) -> torch.Tensor:
+    """The call as calls of ops, for autograd, for traces and for torch dispatch modes."""
+    rows = x.reshape(-1, x.shape[-1])
+    if torch.is_grad_enabled() and (rows.requires_grad or (bias is not None and bias.requires_grad)):
+        y = _Frozen.apply(rows, weight, scale, bias, recipe)
+    else:
+        y = _product(rows, weight, scale, bias, RECIPES[recipe])
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Recipe
+) -> torch.Tensor:
+    values, scale_a = _cast(x, recipe.forward[0])
+    return scaled_mm(values, weight.t(), scale_a, scale.t() if scale.ndim == 2 else scale, bias, x.dtype)
+
+
+def _cast(x: torch.Tensor, cast: Cast) -> tuple[torch.Tensor, torch.Tensor]:
+    values, scale = quantize(x, cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
+    return values, scale
+
+
+def _frozen(values: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(values, requires_grad=False)

@@ -1,0 +1,97 @@
+"""Linear layers whose products are Stoneware's, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+
+from stoneware.nn import float8
+from stoneware.nn.recipes import Recipe, named, why_not
+from stoneware.ops.matmul.api import matmul
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear by `sw.matmul`: y = x @ weight.t() + bias, in bfloat16 or float16.
+
+    Arguments, parameters and state_dict are those of torch.nn.Linear, and so is torch.autocast: inside
+    it x, weight and bias are cast to its dtype. Gradients are products of `sw.matmul`, too, and only
+    those that are needed are computed.
+
+    Shapes:
+      x: [..., in_features], bfloat16 or float16, or any dtype under autocast.
+      y: [..., out_features] of that dtype.
+
+    Raises:
+      As `sw.matmul`.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, weight, bias = _autocast(x, self.weight, self.bias)
+        return matmul(x, weight.t(), bias)
+
+
+class Float8Linear(torch.nn.Linear):
+    """A linear layer that trains in fp8; the parameters stay in 16 or 32 bits.
+
+    x, weight and the gradient of y are quantized at each use, by the recipe, with scales of the values
+    at hand. x and weight are saved for backward as they are, and quantized there again. The bias and
+    its gradient stay in the dtype of y. Without fused products of its own, a layer whose rows
+    (all dimensions of x but the last) are no multiple of 16, or of 128 for "blockwise", pads them with
+    zeros for the gradient of the weight.
+
+    Args:
+      in_features, out_features: multiples of 16; of 128 for "blockwise".
+      bias: whether there is one.
+      recipe: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise"; see `stoneware.nn.recipes`.
+      device, dtype: of the parameters.
+
+    Shapes:
+      x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast.
+      y: [..., out_features] of that dtype.
+
+    Raises:
+      ValueError: an unknown recipe, or a size that breaks its rule.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        recipe: str = "rowwise",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.recipe = checked(recipe, in_features, out_features).name
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, weight, bias = _autocast(x, self.weight, self.bias)
+        return float8.linear(x, weight, bias, self.recipe)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, recipe={self.recipe!r}"
+
+
+def checked(name: str, in_features: int, out_features: int) -> Recipe:
+    """The recipe of a name for a layer of this size; raises ValueError where there is none."""
+    recipe = named(name)
+    reason = why_not(recipe, in_features, out_features)
+    if reason is not None:
+        raise ValueError(f"{reason}; pad the layer, or leave it a torch.nn.Linear")
+    return recipe
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype of torch.autocast, if it is on for x's device."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def _autocast(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    dtype = autocast_dtype(x)
+    if dtype is None:
+        return x, weight, bias
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

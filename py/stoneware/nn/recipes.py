@@ -1,0 +1,98 @@
+"""How a linear layer is computed in fp8: which scales each of its three products takes.
+
+    forward      y[m, n]  = x[m, k] @ w[n, k]^T
+    grad_input   dx[m, k] = dy[m, n] @ w[n, k]
+    grad_weight  dw[n, k] = dy[m, n]^T @ x[m, k]
+
+The tensor cores of Hopper multiply fp8 operands that are contiguous along the summed dimension, so
+dy, w and x are quantized anew in the direction of each product, from the values in 16 bits.
+
+The recipes mean what torchao's of the same names mean (torchao/float8/config.py); `blockwise` is that
+of the DeepSeek-V3 report (section 3.3), with its scales of 1x128 and 128x128 elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """How an operand becomes fp8.
+
+    Attributes:
+      scales: of `sw.quantize`.
+      dtype: torch.float8_e4m3fn, or torch.float8_e5m2 for a wider range.
+      power_of_two: whether scales are powers of two, so that they add no rounding of their own.
+    """
+
+    scales: str
+    dtype: torch.dtype = torch.float8_e4m3fn
+    power_of_two: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The casts of (first, second operand) of each product; None leaves a product in 16 bits.
+
+    Attributes:
+      name: of the recipe.
+      forward: of x and w.
+      grad_input: of dy and w.
+      grad_weight: of dy and x.
+    """
+
+    name: str
+    forward: tuple[Cast, Cast]
+    grad_input: tuple[Cast, Cast] | None = None
+    grad_weight: tuple[Cast, Cast] | None = None
+
+
+_TENSOR = Cast(scales="tensor")
+_GRADIENT = Cast(scales="tensor", dtype=torch.float8_e5m2)
+_ROW = Cast(scales="row", power_of_two=True)
+_BLOCK = Cast(scales="block")
+_SQUARE = Cast(scales="block_2d")
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="tensorwise",
+            forward=(_TENSOR, _TENSOR),
+            grad_input=(_GRADIENT, _TENSOR),
+            grad_weight=(_GRADIENT, _TENSOR),
+        ),
+        Recipe(name="rowwise", forward=(_ROW, _ROW), grad_input=(_ROW, _ROW), grad_weight=(_ROW, _ROW)),
+        Recipe(
+            name="rowwise_with_gw_hp", forward=(_ROW, _ROW), grad_input=(_ROW, Cast(scales="tensor", power_of_two=True))
+        ),
+        Recipe(name="blockwise", forward=(_BLOCK, _SQUARE), grad_input=(_BLOCK, _SQUARE)),
+    )
+}
+"""Name -> recipe."""
+
+UNIT = 16
+"""Of in_features and out_features: fp8 rows are multiples of 16 bytes (CUDA driver API,
+cuTensorMapEncodeTiled)."""
+
+BLOCK = 128
+"""Elements that share a scale of `blockwise`; in_features and out_features are multiples of it."""
+
+
+def named(name: str) -> Recipe:
+    """The recipe of a name; raises ValueError if there is none."""
+    if name not in RECIPES:
+        raise ValueError(f"recipe={name!r} must be one of {', '.join(RECIPES)}; pass one of these")
+    return RECIPES[name]
+
+
+def why_not(recipe: Recipe, in_features: int, out_features: int) -> str | None:
+    """Why a layer of this size cannot be computed so, or None."""
+    unit = BLOCK if recipe.forward[0].scales == "block" else UNIT
+    for name, size in (("in_features", in_features), ("out_features", out_features)):
+        if size % unit or size == 0:
+            return f"{name}={size} must be a positive multiple of {unit} for recipe {recipe.name!r}"
+    return None

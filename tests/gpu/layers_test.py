@@ -1,0 +1,111 @@
+"""The layers of sw.nn on a GPU: values and gradients against float64, in graphs and compiled."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+
+from stoneware import nn
+from stoneware.nn.recipes import RECIPES
+
+FP8_ERROR, BF16_ERROR = 2**-4, 2**-8
+"""Of one product, relative, in the Frobenius norm."""
+
+K, N = 1024, 1536
+
+
+@pytest.fixture(autouse=True)
+def _needs_hopper(device):
+    if device.compute_capability != (9, 0):
+        pytest.skip(f"{device} is no Hopper GPU, for which the kernels of fp8 training are built")
+
+
+def error(found, expected):
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def gradients(layer, x, dy):
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.backward(dy.to(y.dtype))
+    return {"y": y.detach(), "x": x.grad, **{name: one.grad for name, one in layer.named_parameters()}}
+
+
+def in_float64(layer):
+    twin = torch.nn.Linear(layer.in_features, layer.out_features, device="cuda", dtype=torch.float64)
+    twin.load_state_dict(layer.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("kind", ["bf16", *RECIPES])
+@pytest.mark.parametrize("shape", [(16,), (333,), (4, 512)])
+def test_training_is_near_float64(kind, shape):
+    if kind == "bf16":
+        layer = nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
+    else:
+        layer = nn.Float8Linear(K, N, recipe=kind, device="cuda", dtype=torch.bfloat16)
+    x, dy = torch.randn(*shape, K, device="cuda").bfloat16(), torch.randn(*shape, N, device="cuda").bfloat16()
+    found, expected = gradients(layer, x, dy), gradients(in_float64(layer), x.double(), dy)
+    for name, value in expected.items():
+        limit = BF16_ERROR if name == "bias" or kind == "bf16" else 2 * FP8_ERROR if kind == "tensorwise" else FP8_ERROR
+        assert error(found[name], value) < limit, name
+
+
+@pytest.mark.parametrize("kind", ["bf16", *RECIPES])
+def test_a_compiled_layer_has_no_break_and_near_values(kind):
+    torch._dynamo.reset()
+    if kind == "bf16":
+        layer = nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
+    else:
+        layer = nn.Float8Linear(K, N, recipe=kind, device="cuda", dtype=torch.bfloat16)
+    twin = copy.deepcopy(layer)
+    x, dy = torch.randn(512, K, device="cuda").bfloat16(), torch.randn(512, N, device="cuda").bfloat16()
+    found = gradients(torch.compile(layer, fullgraph=True), x, dy)
+    for value, expected in zip(found.values(), gradients(twin, x, dy).values()):
+        assert error(value, expected) < BF16_ERROR
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+@pytest.mark.parametrize("m", [1, 16, 500])
+def test_a_frozen_layer_in_a_graph(recipe, m):
+    linear = torch.nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
+    layer = nn.Float8InferenceLinear.from_linear(linear, recipe)
+    x = torch.randn(m, K, device="cuda").bfloat16()
+    with torch.no_grad():
+        layer(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert error(y, in_float64(linear)(x.double())) < FP8_ERROR
+    dy = torch.randn(m, N, device="cuda").bfloat16()
+    found, expected = gradients(layer, x, dy), gradients(in_float64(linear), x.double(), dy)
+    assert error(found["x"], expected["x"]) < FP8_ERROR
+
+
+def test_experts_are_near_their_mlps_and_pass_gradients_on():
+    layer = nn.Experts(8, 512, 768, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(300, 512, device="cuda").bfloat16().requires_grad_()
+    weights, chosen = torch.rand(300, 8, device="cuda").topk(2)
+    y = layer(x, chosen, weights)
+    reference = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
+    x64 = x.detach().double().requires_grad_()
+    for expert in range(8):
+        gate, up = (x64 @ layer.gate_up[expert].double().t()).chunk(2, -1)
+        out = (torch.nn.functional.silu(gate) * up) @ layer.down[expert].double().t()
+        reference = reference + out * ((chosen == expert) * weights).sum(-1, keepdim=True).double()
+    assert error(y, reference) < 2 * BF16_ERROR
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    reference.backward(dy.double())
+    assert error(x.grad, x64.grad) < 3 * BF16_ERROR
+    with torch.no_grad():
+        assert error(nn.Float8InferenceExperts.from_experts(layer)(x, chosen, weights), reference) < 2 * FP8_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

@@ -1,0 +1,96 @@
+"""sw.nn.convert swaps a model's layers, says so, and takes it back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stoneware import nn
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(64, 128)
+        self.up = torch.nn.Linear(128, 256)
+        self.down = torch.nn.Linear(256, 128, bias=False)
+        self.narrow = torch.nn.Linear(128, 10)
+        self.special = torch.nn.modules.linear.NonDynamicallyQuantizableLinear(128, 128)
+        self.tied = torch.nn.Linear(128, 64, bias=False)
+        self.tied.weight = self.embed.weight
+        self.lm_head = torch.nn.Linear(128, 64)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.down(self.up(self.embed(tokens)).relu()))
+
+
+@pytest.fixture
+def model():
+    return Model().bfloat16()
+
+
+def test_every_linear_layer_is_swapped_or_kept_with_a_reason(model):
+    done = nn.convert(model)
+    assert done.swapped == {"up": "Float8Linear, rowwise", "down": "Float8Linear, rowwise"}
+    assert {name: reason.split()[0] for name, reason in done.kept.items()} == {
+        "narrow": "out_features=10",
+        "special": "it",
+        "tied": "its",
+        "lm_head": "heads",
+    }
+    assert "shared with embed" in done.kept["tied"]
+    text = str(done)
+    assert "swapped 2 of 6 linear layers" in text
+    assert all(reason in text for reason in done.kept.values())
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise"])
+def test_training_keeps_parameters_and_state_dict(model, recipe):
+    before, names = {id(one) for one in model.parameters()}, list(model.state_dict())
+    done = nn.convert(model, recipe)
+    assert {id(one) for one in model.parameters()} == before
+    assert list(model.state_dict()) == names
+    model(torch.arange(16)).sum().backward()
+    assert model.up.weight.grad is not None
+    done.undo()
+    assert {id(one) for one in model.parameters()} == before
+    assert type(model.up) is type(model.down) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_an_evaluated_model_gets_frozen_weights(model, recipe):
+    tokens = torch.arange(16)
+    expected = model.eval()(tokens)
+    bits = model.up.weight.clone()
+    done = nn.convert(model, recipe)
+    assert isinstance(model.up, nn.Float8InferenceLinear)
+    assert model.up.weight.dtype == torch.float8_e4m3fn
+    assert (model(tokens) - expected).norm() < 0.1 * expected.norm()
+    done.undo()
+    assert type(model.up) is torch.nn.Linear
+    assert (model.up.weight - bits).norm() < 2**-4 * bits.norm()
+
+
+def test_the_recipe_without_fp8_stays_in_16_bits_when_evaluated(model):
+    nn.convert(model.eval(), "bf16")
+    assert type(model.up) is nn.Linear
+
+
+def test_a_filter_decides_alone(model):
+    done = nn.convert(model, filter=lambda name, layer: name == "lm_head")
+    assert list(done.swapped) == ["lm_head"]
+    assert done.kept["up"] == "the filter says no"
+
+
+def test_an_unknown_recipe_swaps_nothing(model):
+    with pytest.raises(ValueError, match="recipe='fp4' must be one of bf16, tensorwise"):
+        nn.convert(model, "fp4")
+    assert type(model.up) is torch.nn.Linear
+
+
+def test_a_layer_that_two_places_share_is_kept():
+    layer = torch.nn.Linear(128, 128)
+    model = torch.nn.Sequential(layer, torch.nn.ReLU(), layer)
+    done = nn.convert(model)
+    assert "shared with 2" in done.kept["0"]
+    assert model[0] is model[2]

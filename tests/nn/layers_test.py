@@ -1,0 +1,175 @@
+"""The layers of sw.nn give the values and the gradients of torch's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from stoneware import nn
+from stoneware.nn.recipes import RECIPES
+
+FP8_ERROR = 2**-4
+"""Relative, in the Frobenius norm, of one product of e4m3 operands: rounding has a relative error of up
+to 2**-4 per element, and some 0.026 in the mean of random ones; e5m2 has twice that."""
+
+BF16_ERROR = 2**-8
+
+K, N = 256, 384
+
+recipes = pytest.mark.parametrize("recipe", RECIPES)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((found.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def in_float64(layer: torch.nn.Linear) -> torch.nn.Linear:
+    twin = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, dtype=torch.float64)
+    twin.load_state_dict(layer.state_dict())
+    return twin
+
+
+def gradients(layer: torch.nn.Module, x: torch.Tensor, dy: torch.Tensor) -> dict[str, torch.Tensor]:
+    """y, dx and the gradients of the parameters."""
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.backward(dy.to(y.dtype))
+    return {"y": y.detach(), "x": x.grad, **{name: one.grad for name, one in layer.named_parameters()}}
+
+
+@recipes
+@pytest.mark.parametrize("shape", [(32, K), (3, 7, K), (1, K)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_training_in_fp8_is_near_float64(recipe, shape, bias):
+    layer = nn.Float8Linear(K, N, bias, recipe=recipe, dtype=torch.bfloat16)
+    x, dy = torch.randn(shape), torch.randn(*shape[:-1], N)
+    found = gradients(layer, x.bfloat16(), dy.bfloat16())
+    expected = gradients(in_float64(layer), x.bfloat16().double(), dy.bfloat16())
+    for name, value in expected.items():
+        wide = 2 if recipe == "tensorwise" and name != "y" else 1
+        assert error(found[name], value) < (BF16_ERROR if name == "bias" else wide * FP8_ERROR), name
+        assert found[name].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_linear_is_near_float64(dtype):
+    layer = nn.Linear(K, N, dtype=dtype)
+    x, dy = torch.randn(5, 6, K).to(dtype), torch.randn(5, 6, N).to(dtype)
+    found, expected = gradients(layer, x, dy), gradients(in_float64(layer), x.double(), dy)
+    for name, value in expected.items():
+        assert error(found[name], value) < BF16_ERROR, name
+    assert layer.weight.grad.is_contiguous()
+
+
+@pytest.mark.parametrize("needs", ["x", "weight", "none"])
+def test_only_what_is_needed_is_saved_and_computed(needs):
+    layer = nn.Float8Linear(K, N, dtype=torch.bfloat16).requires_grad_(needs == "weight")
+    saved = []
+    x = torch.randn(16, K, dtype=torch.bfloat16, requires_grad=needs == "x")
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one.shape) or one, lambda one: one):
+        y = layer(x)
+    assert saved == {"x": [(N, K)], "weight": [(16, K)], "none": []}[needs]
+    assert y.requires_grad == (needs != "none")
+
+
+@recipes
+def test_a_compiled_layer_is_one_graph_with_the_same_values(recipe):
+    torch._dynamo.reset()
+    layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
+    twin = copy.deepcopy(layer)
+    x, dy = torch.randn(32, K).bfloat16(), torch.randn(32, N).bfloat16()
+    found = gradients(torch.compile(layer, backend="aot_eager", fullgraph=True), x, dy)
+    for (name, value), expected in zip(found.items(), gradients(twin, x, dy).values()):
+        assert torch.equal(value, expected), name
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Float8Linear])
+def test_autocast_casts_as_torch_does(kind):
+    layer = kind(K, N)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(torch.randn(16, K))
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_checkpointing_recomputes_the_same_gradients():
+    layer = nn.Float8Linear(K, N, dtype=torch.bfloat16)
+    twin = copy.deepcopy(layer)
+    x, dy = torch.randn(32, K).bfloat16(), torch.randn(32, N).bfloat16()
+    found = gradients(twin, x, dy)
+    x = x.requires_grad_()
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).backward(dy)
+    assert torch.equal(layer.weight.grad, found["weight"])
+    assert torch.equal(x.grad, found["x"])
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_a_frozen_layer_is_near_float64_and_passes_the_gradient_on(recipe):
+    linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)
+    layer = nn.Float8InferenceLinear.from_linear(linear, recipe)
+    twin = in_float64(linear).requires_grad_(False)
+    x, dy = torch.randn(4, 5, K).bfloat16(), torch.randn(4, 5, N).bfloat16()
+    found, expected = gradients(layer, x, dy), gradients(twin, x.double(), dy)
+    assert error(found["y"], expected["y"]) < FP8_ERROR
+    assert error(found["x"], expected["x"]) < FP8_ERROR
+    assert found["weight"] is None
+    with torch.no_grad():
+        assert torch.equal(layer(x), found["y"])
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_a_frozen_layer_loads_16_bit_and_fp8_checkpoints(recipe):
+    linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)
+    first = nn.Float8InferenceLinear.from_linear(linear, recipe)
+    second = nn.Float8InferenceLinear(K, N, recipe=recipe, dtype=torch.bfloat16)
+    third = copy.deepcopy(second)
+    second.load_state_dict(linear.state_dict(), strict=False)
+    third.load_state_dict(first.state_dict())
+    x = torch.randn(16, K).bfloat16()
+    assert torch.equal(first(x), second(x))
+    assert torch.equal(first(x), third(x))
+    assert error(first.dequantized(), linear.weight) < FP8_ERROR
+
+
+def test_an_adapter_trains_over_a_frozen_layer():
+    base = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16))
+    layer = nn.Lora(base, rank=16, alpha=32)
+    x = torch.randn(16, K).bfloat16()
+    assert torch.equal(layer(x), base(x))
+    torch.nn.init.normal_(layer.b.weight)
+    expected = base.dequantized().double() + 2 * layer.b.weight.double() @ layer.a.weight.double()
+    y = layer(x)
+    assert error(y, x.double() @ expected.t() + base.bias.double()) < FP8_ERROR
+    y.sum().backward()
+    assert layer.a.weight.grad.norm() > 0
+    assert base.weight.grad is None
+
+
+def test_experts_are_the_sum_of_their_mlps():
+    experts, top_k, hidden, inner = 4, 2, 64, 96
+    layer = nn.Experts(experts, hidden, inner, dtype=torch.bfloat16)
+    x = torch.randn(2, 9, hidden).bfloat16()
+    weights, chosen = torch.rand(2, 9, experts).topk(top_k)
+    expected = torch.zeros(x.shape, dtype=torch.float64)
+    for position in [(batch, token) for batch in range(2) for token in range(9)]:
+        for weight, expert in zip(weights[position], chosen[position]):
+            gate, up = (layer.gate_up[expert].double() @ x[position].double()).chunk(2)
+            y = layer.down[expert].double() @ (torch.nn.functional.silu(gate) * up)
+            expected[position] += weight.double() * y
+    with torch.no_grad():
+        assert error(layer(x, chosen, weights), expected) < 2 * BF16_ERROR
+        in_fp8 = nn.Float8InferenceExperts.from_experts(layer)
+        assert error(in_fp8(x, chosen, weights), expected) < 2 * FP8_ERROR
+
+
+@pytest.mark.parametrize("kind", [nn.Float8Linear, nn.Float8InferenceLinear])
+def test_a_size_or_a_recipe_that_cannot_be_is_refused(kind):
+    with pytest.raises(ValueError, match="in_features=100 must be a positive multiple of 16.*pad the layer"):
+        kind(100, N)
+    with pytest.raises(ValueError, match="out_features=144 must be a positive multiple of 128"):
+        kind(K, 144, recipe="blockwise")
+    with pytest.raises(ValueError, match="recipe='row' must be one of tensorwise, rowwise"):
+        kind(K, N, recipe="row")
