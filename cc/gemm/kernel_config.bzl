@@ -1,5 +1,7 @@
 """A checked config as cutlass_kernels takes it, with the C++ of it."""
 
+load("//py/stoneware:ops.bzl", "served_products")
+
 _DTYPES = ["bf16", "e4m3", "e5m2", "fp16", "fp32"]
 
 _SCHEDULES = {
@@ -109,6 +111,7 @@ def kernel_config(
         layout = "nt",
         constants = {},
         uses_cute = True,
+        backward = "inherit",
         json_fields = {}):
     """One kernel of a family, from values that were checked.
 
@@ -124,11 +127,12 @@ def kernel_config(
       layout: of a and b, "n" for row-major and "t" for column-major.
       constants: dict of further members of the config's struct; bool, int, dtype or schedule.
       uses_cute: whether its device side takes wgmma from CuTe.
+      backward: whether it serves gradients: "on", "off" or "inherit".
       json_fields: of the manifest's "config", beside a, b, out, swap_ab and tile.
 
     Returns:
-      A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side) and
-      config_json.
+      A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side), serves,
+      backward and config_json.
     """
     arch = "sm_90a"  # wgmma exists on exactly this one.
     members = {
@@ -150,7 +154,9 @@ def kernel_config(
         id = id,
         op = op,
         arch = arch,
+        backward = backward,
         family = family,
+        serves = served_products(op, a, layout),
         header = _HEADER.format(
             id = id,
             members = "\n".join([_member(name, value) for name, value in members.items()]),

@@ -55,6 +55,10 @@ class ForwardOnlyError(StonewareError, RuntimeError):
     """A gradient is needed, of backward or forward mode, and the operation has none."""
 
 
+class BackwardNotBuiltError(ForwardOnlyError):
+    """A gradient is needed whose products this installation was built without."""
+
+
 class StoreError(StonewareError, RuntimeError):
     """The user's store of samples cannot be written; what it holds is intact."""
 

@@ -13,6 +13,7 @@ from stoneware import __version__
 from stoneware.errors import StonewareError
 from stoneware.explanation import fitted
 from stoneware.kernels import cutlass_kernels, manifest
+from stoneware.kernels.built_products import FLAG
 from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
@@ -35,6 +36,7 @@ class Info:
       devices: each GPU in words.
       modules: native module -> "found", or why not.
       kernel_set: how many kernels this installation has, of how many.
+      backward: whether this installation has gradients, and how many kernels it is without if not.
       kernels: "op backend arch" -> how many kernels.
       tables: op -> digest, with the number of entries by device; and, as "op (source)", those of
         the user's store and of installed packages.
@@ -50,6 +52,7 @@ class Info:
     devices: tuple[str, ...]
     modules: dict[str, str]
     kernel_set: str
+    backward: str
     kernels: Mapping[str, int | str]
     tables: dict[str, str]
     store: str
@@ -63,7 +66,7 @@ class Info:
     def __str__(self) -> str:
         gpus = {f"gpu {ordinal}": device for ordinal, device in enumerate(self.devices)}
         versions = {name: getattr(self, name) for name in ("stoneware", "python", "torch", "driver")}
-        versions["kernel set"] = self.kernel_set
+        versions |= {"kernel set": self.kernel_set, "backward": self.backward}
         lines = [line for name, value in {**versions, **gpus}.items() for line in fitted(name, value, 11)]
         for title, section in (("modules", self.modules), ("kernels", self.kernels), ("tables", self.tables)):
             width = max(map(len, section), default=0) + 4
@@ -86,6 +89,7 @@ def info() -> Info:
         devices=devices,
         modules={name: native.why_missing(name) or "found" for name in NATIVE_MODULES},
         kernel_set=_part(_kernel_set),
+        backward=_part(_backward),
         kernels={"none": kernels} if isinstance(kernels, str) else kernels,
         tables=_tables(),
         store=_part(_store),
@@ -125,6 +129,14 @@ def _kernel_set() -> str:
     if not found.left_out:
         return f"all ({built} kernels)"
     return f"small ({built} of {built + len(found.left_out)} kernels)"
+
+
+def _backward() -> str:
+    found = manifest.packaged()
+    lacking = f"{len(found.removed)} kernels of gradients are not built"
+    if not found.has_backward:
+        return f"off: forward only, {lacking} ({FLAG}=false)"
+    return f"on, but {lacking}" if found.removed else "on"
 
 
 def _kernels() -> dict[str, int]:

@@ -17,6 +17,29 @@ TRITON_KERNELS = [
 # Those of sw.quantize, which the small kernel set lacks: plain torch quantizes there.
 QUANTIZING_KERNELS = ["//py/stoneware/quantizing:triton"]
 
+def served_products(op, a, layout):
+    """The products that a kernel computes, as stoneware.kernels.needs.served() has them.
+
+    Args:
+      op: "matmul", "scaled_mm" or "grouped_mm".
+      a: the dtype of the left operand. e5m2 is that of gradients in fp8, by a weight.
+      layout: of a and b. For forward products of matmul nt, nn and tt are kernels; tn, a layout that
+        a forward call can have too, is there for the gradient of a weight.
+
+    Returns:
+      A list of "forward", "dgrad" and "wgrad".
+    """
+    if a == "e5m2":
+        return ["dgrad"]
+    if op != "matmul":
+        return ["forward"]
+    return {
+        "nn": ["forward", "dgrad"],
+        "nt": ["forward", "dgrad"],
+        "tn": ["wgrad"],
+        "tt": ["forward", "dgrad", "wgrad"],
+    }[layout]
+
 def op_sources():
     """The sources of the op in this folder: `srcs`, and of these `spec`, which the bake imports."""
     native.filegroup(

@@ -14,7 +14,7 @@ import pytest
 import small_package as small
 
 from stoneware.errors import TableError
-from stoneware.kernels.manifest import Manifest, read_manifest, text_of
+from stoneware.kernels.manifest import Manifest, RemovedKernel, read_manifest, text_of
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import table_file
 from stoneware.tuning.bake import bake
@@ -216,6 +216,30 @@ def test_samples_of_a_kernel_that_the_manifest_lists_as_left_out_are_absent(tmp_
     assert bake("scaled_mm", files, Manifest(built, frozenset({BIG.kernel}))) == expected
     with pytest.raises(TableError, match="not in the kernel manifest"):
         bake("scaled_mm", files, Manifest(built))
+
+
+def test_samples_of_a_kernel_that_backward_off_removes_are_absent(tmp_path):
+    samples = [small.sample(BIG, 1.0), small.sample(TINY, 2.0)]
+    files = small.write_device(tmp_path / "both", samples)
+    kernels = dict(small.manifest().kernels)
+    gone = kernels.pop(BIG.kernel)
+    removed = RemovedKernel(
+        id=gone.id, op=gone.op, backend=gone.backend, arch=gone.arch, config=gone.config, serves={"wgrad": False}
+    )
+    expected = bake("scaled_mm", small.write_device(tmp_path / "one", samples[1:]), Manifest(kernels))
+    assert bake("scaled_mm", files, Manifest(kernels, removed={gone.id: removed}, has_backward=False)) == expected
+
+
+def test_manifest_file_may_list_kernels_as_removed(tmp_path):
+    add = {"id": "add", "op": "matmul", "backend": "b", "arch": "sm_90a", "config": {}, "serves": {"wgrad": False}}
+    path = tmp_path / "kernel_manifest.json"
+    path.write_text(text_of({"schema": 1, "backward": "off", "kernels": [], "removed": [add]}))
+    found = read_manifest(path)
+    assert found.removed == {"add": RemovedKernel(**add)} and not found.has_backward and found.lacks("add")
+    for wrong in ({"backward": "no"}, {"removed": [{"id": "add"}]}):
+        path.write_text(text_of({"schema": 1, "kernels": [], **wrong}))
+        with pytest.raises(TableError, match="not a kernel manifest"):
+            read_manifest(path)
 
 
 def test_manifest_file_may_list_kernels_as_left_out(tmp_path):

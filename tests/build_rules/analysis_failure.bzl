@@ -188,8 +188,9 @@ def _stand_in_kernel_impl(ctx):
         config = "{}",
         cubin = cubin,
         json = cubin,
+        serves = json.encode({"forward": True}),
     )
-    return [KernelInfo(kernels = depset([kernel]))]
+    return [KernelInfo(kernels = depset([kernel]), removed = depset())]
 
 stand_in_kernel = rule(
     implementation = _stand_in_kernel_impl,

@@ -21,6 +21,10 @@ def kernel(id: str, cubin: str) -> dict:
     return {"id": id, "op": "add", "backend": "none", "arch": "sm_90", "config": {"tile": [1, 2]}, "cubin": cubin}
 
 
+def listing(kernels: list[dict], left_out=(), removed=(), backward="on") -> dict:
+    return {"backward": backward, "kernels": kernels, "left_out": left_out, "removed": removed}
+
+
 def elf(sections: dict[str, bytes | int]) -> bytes:
     """A cubin of these sections; an int is the size of one that has no content."""
     names, content, headers = b"\0", b"", [bytes(64)]
@@ -85,9 +89,9 @@ def write(tmp_path):
     """Runs the program on a list of kernels; returns the manifest's text."""
     program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_MANIFEST"])
 
-    def run(kernels: list[dict], *flags: str) -> str:
-        (tmp_path / "kernels.json").write_text(json.dumps(kernels))
-        subprocess.run([program, "--kernels=kernels.json", "--out=manifest.json", *flags], check=True, cwd=tmp_path)
+    def run(kernels: list[dict], **others: list | str) -> str:
+        (tmp_path / "kernels.json").write_text(json.dumps(listing(kernels, **others)))
+        subprocess.run([program, "--kernels=kernels.json", "--out=manifest.json"], check=True, cwd=tmp_path)
         return (tmp_path / "manifest.json").read_text()
 
     (tmp_path / "b.cubin").write_bytes(elf({".text.b": b"b"}))
@@ -100,6 +104,7 @@ def test_manifest_has_digest_and_size_and_drops_the_path(write):
     text = write([kernel("a", "a.cubin")])
     assert without_digest(text) == {
         "schema": 1,
+        "backward": "on",
         "kernels": [
             {
                 "id": "a",
@@ -129,12 +134,18 @@ def test_manifest_is_canonical_json(write):
 
 
 def test_manifest_of_no_kernels_is_a_manifest(write):
-    assert without_digest(write([])) == {"schema": 1, "kernels": []}
+    assert without_digest(write([])) == {"schema": 1, "backward": "on", "kernels": []}
 
 
 def test_manifest_lists_the_kernels_that_are_left_out(write):
-    text = write([], "--left_out=b", "--left_out=a")
-    assert without_digest(text) == {"schema": 1, "kernels": [], "left_out": ["a", "b"]}
+    text = write([], left_out=["b", "a"])
+    assert without_digest(text) == {"schema": 1, "backward": "on", "kernels": [], "left_out": ["a", "b"]}
+
+
+def test_manifest_lists_the_kernels_that_are_removed(write):
+    b, a = ({"id": id, "op": "add", "serves": {"wgrad": False}} for id in "ba")
+    text = write([], removed=[b, a], backward="off")
+    assert without_digest(text) == {"schema": 1, "backward": "off", "kernels": [], "removed": [a, b]}
 
 
 def test_launch_description_has_its_digest_and_only_a_kernel_that_has_one(write, tmp_path):
@@ -194,7 +205,7 @@ def test_code_digest_depends_on_every_section_of_the_kernel(code_sha256, name):
 )
 def test_what_is_no_cubin_is_refused(tmp_path, data, words):
     (tmp_path / "k.cubin").write_bytes(data)
-    (tmp_path / "kernels.json").write_text(json.dumps([kernel("k", "k.cubin")]))
+    (tmp_path / "kernels.json").write_text(json.dumps(listing([kernel("k", "k.cubin")])))
     program = os.path.abspath(os.environ["STONEWARE_TEST_WRITE_MANIFEST"])
     result = subprocess.run(
         [program, "--kernels=kernels.json", "--out=manifest.json"], cwd=tmp_path, capture_output=True, text=True

@@ -2,6 +2,7 @@
 
     cuda_archs       the build setting //:cuda_archs
     kernel_set       the build setting //:kernel_set
+    enable_backward  the build setting //:enable_backward
     cuda_cubin       one CUDA kernel for one architecture
     cuda_library     host code with CUDA types, as a C++ library
     cutlass_kernels  CUTLASS kernels, from configs to a library with its cubins inside
@@ -17,6 +18,7 @@ installation or a GPU. In WORKSPACE call stoneware_repositories() and stoneware_
 //third_party:repositories.bzl.
 """
 
+load("//tools/build_rules/private:backward.bzl", _enable_backward = "enable_backward")
 load("//tools/build_rules/private:cuda_archs.bzl", _DEFAULT_ARCHS = "DEFAULT_ARCHS", _cuda_archs = "cuda_archs")
 load("//tools/build_rules/private:cuda_cubin.bzl", _cuda_cubin = "cuda_cubin")
 load("//tools/build_rules/private:cuda_library.bzl", _cuda_library = "cuda_library")
@@ -34,6 +36,7 @@ cuda_archs = _cuda_archs
 cuda_cubin = _cuda_cubin
 cuda_library = _cuda_library
 cutlass_kernels = _cutlass_kernels
+enable_backward = _enable_backward
 kernel_group = _kernel_group
 kernel_manifest = _kernel_manifest
 kernel_set = _kernel_set

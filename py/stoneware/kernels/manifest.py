@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from stoneware.errors import TableError
@@ -35,6 +36,8 @@ class KernelRecord:
       size_bytes: size of the cubin.
       description_sha256: digest of the launch description, `cubins/<id>.json`; empty for a kernel
         that has none.
+      serves: the products that it can compute, "forward", "dgrad" and "wgrad", and whether it does
+        in this build: not a gradient's where backward is off for it.
     """
 
     id: str
@@ -46,6 +49,7 @@ class KernelRecord:
     size_bytes: int
     code_sha256: str = ""
     description_sha256: str = ""
+    serves: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def measured_sha256(self) -> str:
@@ -64,12 +68,43 @@ def _compute_capability(arch: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
+@dataclass(frozen=True, kw_only=True)
+class RemovedKernel:
+    """A kernel that is not built because it serves gradients alone, and backward is off for it; the
+    attributes are those of a KernelRecord."""
+
+    id: str
+    op: str
+    backend: str
+    arch: str
+    config: Mapping[str, Any]
+    serves: Mapping[str, bool]
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The kernels of a build, by id, and the ids of those that this build leaves out."""
+    """The kernels of a build.
+
+    Attributes:
+      kernels: by id.
+      left_out: ids of those that its kernel set leaves out.
+      removed: those that serve gradients alone and are off, by id.
+      has_backward: whether the build is for gradients, what `--//:enable_backward` says.
+    """
 
     kernels: Mapping[str, KernelRecord]
     left_out: frozenset[str] = frozenset()
+    removed: Mapping[str, RemovedKernel] = field(default_factory=dict)
+    has_backward: bool = True
+
+    def lacks(self, kernel: str) -> bool:
+        """Whether a kernel of this id exists, and is not in this build on purpose."""
+        return kernel in self.left_out or kernel in self.removed
+
+    @functools.cached_property
+    def has_every_product(self) -> bool:
+        """Whether backward is off nowhere."""
+        return self.has_backward and not self.removed and all(all(one.serves.values()) for one in self.kernels.values())
 
     def select(self, *, op: str, backend: str) -> list[KernelRecord]:
         """The kernels of one op and backend, sorted by id."""
@@ -130,12 +165,14 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         for record in records:
             _ = record.compute_capability  # raises for an arch that is none
         left_out = frozenset(map(str, data.get("left_out", ())))
+        removed = {kernel["id"]: RemovedKernel(**kernel) for kernel in data.get("removed", ())}
+        has_backward = {"on": True, "off": False}[data.get("backward", "on")]
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error
     kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
     if len(kernels) != len(records):
         raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
-    return Manifest(kernels, left_out)
+    return Manifest(kernels, left_out, removed, has_backward)
 
 
 @functools.cache

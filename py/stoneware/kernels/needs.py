@@ -143,3 +143,23 @@ def _of_scaled_mm(forward: Product, needs: frozenset[str]) -> Iterator[Product]:
                 b_dtype="fp32",
                 out_dtype="fp32",
             )
+
+
+FORWARD_LAYOUTS = {"matmul": ("nt", "nn", "tt"), "grouped_mm": ("nt",), "scaled_mm": ("nt",)}
+"""Of the calls that kernels are built for. A call of matmul may have layout tn too, but the kernels of
+that layout are there for the gradient of a weight."""
+
+
+def served(op: str, *, a_dtype: str, b_dtype: str, layout: str) -> frozenset[str]:
+    """The products that a kernel of these operands computes: FORWARD, and DGRAD and WGRAD of matmul.
+
+    served_products() of py/stoneware/ops.bzl says the same to the build.
+    """
+    if a_dtype == "e5m2":  # that of gradients in fp8, by a weight
+        return frozenset([DGRAD])
+    roles = set()
+    for forward in FORWARD_LAYOUTS[op]:
+        needed = frozenset(["a", "b"] if op == "matmul" else [])
+        found = products(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=forward, needs_input_grad=needed)
+        roles |= {product.role for product in found if product.layout == layout}
+    return frozenset(roles)

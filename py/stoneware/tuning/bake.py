@@ -5,7 +5,7 @@ needed. Which samples count is `entries.py`, which candidate is chosen `choose.p
 
 A sample of a kernel that is not known is refused, with its file and line: of an op of ours one that
 the manifest lacks, of a decorated kernel one of a kernel that is not named to the bake. A sample of a
-kernel that the manifest lists as left out of the build is skipped.
+kernel that the manifest lists as left out or removed is skipped.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _read_devices(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> li
 def _without_backends_left_out(op: str, device: _DeviceSamples, manifest: Manifest | None) -> _DeviceSamples | None:
     """The samples without those of kernels that this build leaves out.
 
-    The manifest lists what a small kernel set leaves out. A build for fewer archs
+    The manifest lists what a small kernel set leaves out, and what backward = off removes. A build for fewer archs
     (`--//:cuda_archs=sm_90`, say, without the CUTLASS kernels of sm_90a) has no kernel of some
     backend; None if it has none at all for the device.
     """
@@ -154,7 +154,7 @@ def _without_backends_left_out(op: str, device: _DeviceSamples, manifest: Manife
             (place, sample)
             for place, sample in device.located
             if is_kernel(sample.op)
-            or (sample.config.backend not in left_out and sample.config.kernel not in manifest.left_out)
+            or (sample.config.backend not in left_out and not manifest.lacks(sample.config.kernel))
         ],
     )
 

@@ -1,10 +1,22 @@
 """cuda_cubin: one kernel for one architecture."""
 
+load(":backward.bzl", "BACKWARD_ATTRS", "served")
 load(":cuda_toolchain.bzl", "CUDA_TOOLCHAIN")
 load(":nvcc.bzl", "NVCC_ATTRS", "gencode", "run_nvcc")
 load(":providers.bzl", "KernelInfo")
 
 def _cuda_cubin_impl(ctx):
+    serves = served(ctx)
+    about = {
+        "arch": ctx.attr.arch,
+        "backend": ctx.attr.backend,
+        "config": ctx.attr.config,
+        "id": ctx.attr.kernel_id,
+        "op": ctx.attr.op,
+        "serves": json.encode(serves),
+    }
+    if not any(serves.values()):
+        return [DefaultInfo(), KernelInfo(kernels = depset(), removed = depset([struct(**about)]))]
     cubin = ctx.actions.declare_file(ctx.attr.kernel_id + ".cubin")
     run_nvcc(
         ctx,
@@ -20,22 +32,18 @@ def _cuda_cubin_impl(ctx):
         inputs = depset(ctx.files.hdrs),
         mnemonic = "CudaCubin",
     )
-    kernel = struct(
-        id = ctx.attr.kernel_id,
-        op = ctx.attr.op,
-        backend = ctx.attr.backend,
-        arch = ctx.attr.arch,
-        config = ctx.attr.config,
-        cubin = cubin,
-        json = None,
-    )
-    return [DefaultInfo(files = depset([cubin])), KernelInfo(kernels = depset([kernel]))]
+    kernel = struct(cubin = cubin, json = None, **about)
+    return [
+        DefaultInfo(files = depset([cubin])),
+        KernelInfo(kernels = depset([kernel]), removed = depset()),
+    ]
 
 cuda_cubin = rule(
     implementation = _cuda_cubin_impl,
     doc = """Compiles one CUDA source for one architecture into a cubin.
 
-Fails on spilled registers and on wgmma that ptxas serialises (warning C7510).
+Fails on spilled registers and on wgmma that ptxas serialises (warning C7510). A kernel that serves
+gradients alone is not compiled where backward is off (backward.bzl).
 
 Example:
     cuda_cubin(
@@ -58,6 +66,6 @@ Example:
         "kernel_id": attr.string(mandatory = True, doc = "unique name, also of the cubin"),
         "op": attr.string(mandatory = True, doc = "the op it serves"),
         "src": attr.label(mandatory = True, allow_single_file = [".cu"]),
-    } | NVCC_ATTRS,
+    } | BACKWARD_ATTRS | NVCC_ATTRS,
     toolchains = [CUDA_TOOLCHAIN],
 )

@@ -1,6 +1,7 @@
 """cutlass_kernels: CUTLASS kernels, from configs to one library with their cubins inside."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_cpp_toolchain")
+load(":backward.bzl", "narrower")
 load(":cuda_cubin.bzl", "cuda_cubin")
 load(":cuda_library.bzl", "cuda_library")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
@@ -47,6 +48,24 @@ _generated_file = rule(
     attrs = {"content": attr.string(), "out": attr.output(mandatory = True)},
 )
 
+def _host_source_impl(ctx):
+    entries = [
+        entry
+        for kernel, entry in ctx.attr.entries.items()
+        if kernel[KernelInfo].kernels
+    ]
+    ctx.actions.write(ctx.outputs.out, "\n".join([ctx.attr.head] + entries))
+
+_host_source = rule(
+    implementation = _host_source_impl,
+    doc = "The source of a family's host object: its beginning, and the entry of each kernel that is built.",
+    attrs = {
+        "entries": attr.label_keyed_string_dict(providers = [KernelInfo], doc = "kernel: its entry"),
+        "head": attr.string(mandatory = True),
+        "out": attr.output(mandatory = True),
+    },
+)
+
 def _registry(ctx, kernels):
     file = ctx.actions.declare_file(ctx.label.name + "_registry.cc")
     ctx.actions.write(file, _REGISTRY.format(
@@ -68,6 +87,12 @@ def _embedded_kernels_impl(ctx):
         kernel
         for target in ctx.attr.kernels
         for kernel in target[KernelInfo].kernels.to_list()
+        if kernel.arch in archs
+    ]
+    removed = [
+        kernel
+        for target in ctx.attr.kernels
+        for kernel in target[KernelInfo].removed.to_list()
         if kernel.arch in archs
     ]
     assembler = ctx.actions.declare_file(ctx.label.name + "_cubins.S")
@@ -109,7 +134,7 @@ def _embedded_kernels_impl(ctx):
     return [
         DefaultInfo(files = depset([kernel.cubin for kernel in kernels])),
         CcInfo(compilation_context = compilation_context, linking_context = linking_context),
-        KernelInfo(kernels = depset(kernels)),
+        KernelInfo(kernels = depset(kernels), removed = depset(removed)),
     ]
 
 _embedded_kernels = rule(
@@ -143,7 +168,7 @@ def _names(config):
         "id": config.id,
     }
 
-def _cubin(config, backend):
+def _cubin(config, backend, backward):
     """The targets of one kernel: its config's header, its device source, its cubin."""
     _generated_file(
         name = config.id + "_config_header",
@@ -161,21 +186,24 @@ def _cubin(config, backend):
         hdrs = config.family.device_hdrs + [config.id + "_config.h"],
         arch = config.arch,
         backend = backend,
+        backward = narrower(getattr(config, "backward", "inherit"), backward),
         config = config.config_json,
         defines = config.defines,
         kernel_id = config.id,
         op = config.op,
+        serves = getattr(config, "serves", ["forward"]),
     )
 
 def _host(name, configs, deps, copts):
     """The host object of one family's kernels for one architecture."""
     family = configs[0].family
-    _generated_file(
+    _host_source(
         name = name + "_source",
-        content = "\n".join([family.host] + [
-            family.host_entry.format(**_names(config))
+        entries = {
+            ":" + config.id + "_cubin": family.host_entry.format(**_names(config))
             for config in configs
-        ]),
+        },
+        head = family.host,
         out = name + ".cc",
     )
     cuda_library(
@@ -223,12 +251,14 @@ def cutlass_kernels(
         namespace,
         deps,
         copts = [],
+        backward = "inherit",
         subsets = {},
         visibility = None):
     """A cubin for each config, a host object for each family, and the library `name` of them all.
 
     Editing one config recompiles that kernel's cubin and its family's host object. An architecture
-    that //:cuda_archs leaves out is neither compiled nor listed.
+    that //:cuda_archs leaves out is neither compiled nor listed. A kernel that serves gradients alone is
+    neither compiled nor in a host object where backward is off for it.
 
     A config is a struct with
 
@@ -238,6 +268,10 @@ def cutlass_kernels(
       config_json   the manifest's "config"
       header        the text of <package>/<id>_config.h, which both sides include
       defines       of the device side
+      serves        the products that it computes, of "forward", "dgrad" and "wgrad"; may be left out
+                    for ["forward"]
+      backward      whether it serves gradients: "on", "off" or "inherit", what the library says; may be
+                    left out for "inherit"
       family        a struct with name; device_hdrs and host_hdrs, labels; and three texts for
                     str.format: `device`, the source of a cubin, with {id} and {config_header};
                     `host`, how the source of the host object begins; and `host_entry`, what it has
@@ -268,6 +302,8 @@ def cutlass_kernels(
       namespace: of the list of entries.
       deps: libraries of the host side; one of them offers entry_header.
       copts: further flags for the host side.
+      backward: whether its kernels serve gradients: "on", "off" or "inherit", what //:enable_backward
+        says.
       subsets: further libraries, by name, each of some families alone. They share the cubins and the
         host objects of `name`. A family is in one as a whole, since it has one host object.
       visibility: of the libraries.
@@ -277,7 +313,7 @@ def cutlass_kernels(
     for config in configs:
         key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
         families.setdefault(key, []).append(config)
-        _cubin(config, backend)
+        _cubin(config, backend, backward)
     for key, of_family in families.items():
         _host(key, of_family, deps, copts)
     for library, names in ({name: _names_of(configs)} | subsets).items():

@@ -5,7 +5,10 @@ load(":providers.bzl", "KernelInfo")
 def _kernel_group_impl(ctx):
     return [
         DefaultInfo(files = depset(transitive = [dep[DefaultInfo].files for dep in ctx.attr.kernels])),
-        KernelInfo(kernels = depset(transitive = [dep[KernelInfo].kernels for dep in ctx.attr.kernels])),
+        KernelInfo(
+            kernels = depset(transitive = [dep[KernelInfo].kernels for dep in ctx.attr.kernels]),
+            removed = depset(transitive = [dep[KernelInfo].removed for dep in ctx.attr.kernels]),
+        ),
     ]
 
 kernel_group = rule(

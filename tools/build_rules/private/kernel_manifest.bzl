@@ -1,6 +1,17 @@
 """kernel_manifest: what was compiled, by id and digest."""
 
-load(":providers.bzl", "KernelInfo")
+load(":providers.bzl", "BackwardInfo", "KernelInfo")
+
+def _about(kernel):
+    """What the manifest says of a kernel, built or not."""
+    return {
+        "arch": kernel.arch,
+        "backend": kernel.backend,
+        "config": json.decode(kernel.config),
+        "id": kernel.id,
+        "op": kernel.op,
+        "serves": json.decode(kernel.serves),
+    }
 
 def _kernel_manifest_impl(ctx):
     kernels = depset(transitive = [target[KernelInfo].kernels for target in ctx.attr.kernels]).to_list()
@@ -14,28 +25,28 @@ def _kernel_manifest_impl(ctx):
                 kernel.cubin.short_path,
             ))
         seen[kernel.id] = kernel.cubin
-    known = depset(transitive = [target[KernelInfo].kernels for target in ctx.attr.known]).to_list()
+    removed = depset(transitive = [target[KernelInfo].removed for target in ctx.attr.kernels]).to_list()
+    seen |= {kernel.id: None for kernel in removed}
+    known = depset(
+        transitive = [target[KernelInfo].kernels for target in ctx.attr.known] +
+                     [target[KernelInfo].removed for target in ctx.attr.known],
+    ).to_list()
     listing = ctx.actions.declare_file(ctx.label.name + ".kernels.json")
-    ctx.actions.write(listing, json.encode([
-        {
-            "id": kernel.id,
-            "op": kernel.op,
-            "backend": kernel.backend,
-            "arch": kernel.arch,
-            "config": json.decode(kernel.config),
-            "cubin": kernel.cubin.path,
-        } | ({"description": kernel.json.path} if kernel.json != None else {})
-        for kernel in kernels
-    ]))
+    ctx.actions.write(listing, json.encode({
+        "backward": "on" if ctx.attr._enable_backward[BackwardInfo].is_on else "off",
+        "kernels": [
+            _about(kernel) | {"cubin": kernel.cubin.path} |
+            ({"description": kernel.json.path} if kernel.json != None else {})
+            for kernel in kernels
+        ],
+        "left_out": [kernel.id for kernel in known if kernel.id not in seen],
+        "removed": [_about(kernel) for kernel in removed],
+    }))
     descriptions = [kernel.json for kernel in kernels if kernel.json != None]
     out = ctx.actions.declare_file(ctx.label.name + ".json")
     ctx.actions.run(
         executable = ctx.executable._write_manifest,
-        arguments = ["--kernels=" + listing.path, "--out=" + out.path] + [
-            "--left_out=" + kernel.id
-            for kernel in known
-            if kernel.id not in seen
-        ],
+        arguments = ["--kernels=" + listing.path, "--out=" + out.path],
         inputs = [listing] + [kernel.cubin for kernel in kernels] + descriptions,
         outputs = [out],
         mnemonic = "KernelManifest",
@@ -45,7 +56,10 @@ def _kernel_manifest_impl(ctx):
 
 kernel_manifest = rule(
     implementation = _kernel_manifest_impl,
-    doc = """A JSON file with id, op, backend, arch, config, sha256 and size of every kernel.
+    doc = """A JSON file with id, op, backend, arch, config, serves, sha256 and size of every kernel.
+
+"serves" has the products that a kernel can compute, and whether it does in this build. "removed" has
+those that are not built because backward is off for them; tuning_table skips their samples.
 
 "code_sha256" is the digest of what the GPU executes of it (cubin_code.py): the same where a source was
 only arranged in another way.
@@ -66,6 +80,7 @@ Example:
             doc = "Every kernel that there is. Those that are not among `kernels` are not built, " +
                   "but listed as left out, so that tuning_table skips their samples.",
         ),
+        "_enable_backward": attr.label(default = Label("//:enable_backward"), providers = [BackwardInfo]),
         "_write_manifest": attr.label(
             default = Label("//tools/build_rules/private:write_manifest"),
             executable = True,

@@ -3,9 +3,16 @@
 KernelInfo = provider(
     doc = "Compiled GPU kernels, on their way into a module, a manifest or a wheel.",
     fields = {
-        "kernels": "depset of struct(id, op, backend, arch, config, cubin, json): config is JSON; " +
-                   "json is the launch description of an ahead-of-time kernel, or None",
+        "kernels": "depset of struct(id, op, backend, arch, config, serves, cubin, json): config and " +
+                   "serves, whether each product is served, are JSON; json is the launch " +
+                   "description of an ahead-of-time kernel, or None",
+        "removed": "depset of the same without cubin and json: kernels that backward = off removes",
     },
+)
+
+BackwardInfo = provider(
+    doc = "Whether a build has kernels for gradients.",
+    fields = {"is_on": "bool"},
 )
 
 PythonExtensionInfo = provider(

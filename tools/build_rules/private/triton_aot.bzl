@@ -1,25 +1,33 @@
 """triton_aot: Triton kernels compiled ahead of time, one genrule per architecture."""
 
+load(":backward.bzl", "BACKWARD_ATTRS", "served")
 load(":providers.bzl", "CudaArchsInfo", "KernelInfo")
 
 def _triton_kernels_impl(ctx):
     archs = ctx.attr._cuda_archs[CudaArchsInfo].archs
-    kernels = []
+    serves = served(ctx)
+    kernels, removed = [], []
     for target, arch in ctx.attr.compiled.items():
         if arch not in archs:
             continue
         files = {file.extension: file for file in target.files.to_list()}
-        kernels.append(struct(
-            id = files["cubin"].basename.removesuffix(".cubin"),
-            op = ctx.attr.op,
-            backend = "triton_aot",
-            arch = arch,
-            config = ctx.attr.config,
-            cubin = files["cubin"],
-            json = files["json"],
-        ))
+        about = {
+            "arch": arch,
+            "backend": "triton_aot",
+            "config": ctx.attr.config,
+            "id": files["cubin"].basename.removesuffix(".cubin"),
+            "op": ctx.attr.op,
+            "serves": json.encode(serves),
+        }
+        if any(serves.values()):
+            kernels.append(struct(cubin = files["cubin"], json = files["json"], **about))
+        else:
+            removed.append(struct(**about))
     files = [kernel.cubin for kernel in kernels] + [kernel.json for kernel in kernels]
-    return [DefaultInfo(files = depset(files)), KernelInfo(kernels = depset(kernels))]
+    return [
+        DefaultInfo(files = depset(files)),
+        KernelInfo(kernels = depset(kernels), removed = depset(removed)),
+    ]
 
 _triton_kernels = rule(
     implementation = _triton_kernels_impl,
@@ -28,7 +36,7 @@ _triton_kernels = rule(
         "config": attr.string(),
         "op": attr.string(),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
-    },
+    } | BACKWARD_ATTRS,
 )
 
 def triton_aot(
@@ -42,6 +50,8 @@ def triton_aot(
         kernel_id,
         archs,
         config = {},
+        serves = ["forward"],
+        backward = "inherit",
         visibility = None):
     """Compiles one Triton function, with its constants fixed, for several architectures.
 
@@ -72,6 +82,8 @@ def triton_aot(
       kernel_id: template of the ids; "{arch}" becomes "sm90" and so on.
       archs: architectures, for example sm_90.
       config: what the backend needs to know, for the manifest.
+      serves: the products that it computes: of "forward", "dgrad" and "wgrad".
+      backward: whether it serves gradients: "on", "off" or "inherit", what //:enable_backward says.
       visibility: of `name`.
     """
     tool = Label("//tools/triton_aot")
@@ -103,8 +115,10 @@ def triton_aot(
         compiled[":" + id] = arch
     _triton_kernels(
         name = name,
+        backward = backward,
         compiled = compiled,
         config = config_json,
         op = op,
+        serves = serves,
         visibility = visibility,
     )

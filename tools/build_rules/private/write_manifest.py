@@ -3,7 +3,8 @@
 The manifest's "digest" is the sha256 of the file with an empty digest; stoneware/kernels/manifest.py
 checks it by the same formula.
 Of each cubin "sha256" is that of its bytes, and "code_sha256" that of what the GPU executes of it.
-"left_out" has the ids of kernels that exist but are not in this build; without any there is no such list.
+"left_out" has the ids of kernels that exist but are not in this set, "removed" those that are not built because
+backward is off for them, "backward" what the flag says; without any there is no such list.
 """
 
 import hashlib
@@ -16,17 +17,17 @@ from absl import app, flags
 _KERNELS = flags.DEFINE_string(
     "kernels",
     None,
-    "JSON listing: id, op, backend, arch, config, cubin; description, the path of the launch .json "
-    "of a kernel that has one.",
+    "JSON: backward, left_out, removed, and kernels, each with id, op, backend, arch, config, serves, cubin, and "
+    "description, the path of the launch .json of a kernel that has one.",
     required=True,
 )
-_LEFT_OUT = flags.DEFINE_multi_string("left_out", [], "Id of a kernel that this build leaves out.")
 _OUT = flags.DEFINE_string("out", None, "The manifest to write.", required=True)
 
 
 def main(argv: list[str]) -> None:
     del argv
-    kernels = json.loads(pathlib.Path(_KERNELS.value).read_text(encoding="utf-8"))
+    listing = json.loads(pathlib.Path(_KERNELS.value).read_text(encoding="utf-8"))
+    kernels = listing["kernels"]
     for kernel in kernels:
         cubin = pathlib.Path(kernel.pop("cubin")).read_bytes()
         kernel["sha256"] = hashlib.sha256(cubin).hexdigest()
@@ -35,9 +36,16 @@ def main(argv: list[str]) -> None:
         description = kernel.pop("description", None)
         if description is not None:
             kernel["description_sha256"] = hashlib.sha256(pathlib.Path(description).read_bytes()).hexdigest()
-    manifest = {"schema": 1, "digest": "", "kernels": sorted(kernels, key=lambda kernel: kernel["id"])}
-    if _LEFT_OUT.value:
-        manifest["left_out"] = sorted(_LEFT_OUT.value)
+    manifest = {
+        "schema": 1,
+        "digest": "",
+        "backward": listing["backward"],
+        "kernels": sorted(kernels, key=lambda kernel: kernel["id"]),
+    }
+    if listing["left_out"]:
+        manifest["left_out"] = sorted(listing["left_out"])
+    if listing["removed"]:
+        manifest["removed"] = sorted(listing["removed"], key=lambda kernel: kernel["id"])
     text = json.dumps(manifest, sort_keys=True, indent=1) + "\n"
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()
     text = text.replace('"digest": ""', f'"digest": "{digest}"', 1)

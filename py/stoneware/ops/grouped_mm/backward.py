@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
-from stoneware.kernels import needs
+from stoneware.kernels import built_products, needs
 from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops import registration
 from stoneware.ops.backward import Gradients, Tensors
@@ -46,6 +46,7 @@ def rule(
             f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or leave it out"
         )
     products = needs.products(SPEC.name, dtypes=("bf16",) * 3, layout="nt", needs_input_grad=needed)[1:]
+    built_products.check(products)
     names = {name for product in products for name in product.saved}
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:

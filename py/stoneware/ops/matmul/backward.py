@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from stoneware.kernels import needs
+from stoneware.kernels import built_products, needs
 from stoneware.kernels.needs import Product
 from stoneware.ops.backward import Gradients, Tensors, call_of, sum_of_rows
 from stoneware.ops.matmul.spec import SPEC
@@ -38,6 +38,7 @@ def rule(
         layout=_layout(a, "n") + _layout(b, "t"),
         needs_input_grad=needed,
     )[1:]
+    built_products.check(products)
     saved_names = {name for product in products for name in product.saved}
     saved = [tensor if name in saved_names else None for name, tensor in (("a", a), ("b", b))]
     shapes = {"da": a.shape, "db": b.shape}

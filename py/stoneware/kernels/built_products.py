@@ -1,0 +1,63 @@
+"""Whether this installation was built with the products of a gradient.
+
+A build without them is smaller and compiles faster. A call whose gradient would need one is refused
+where it is made: no other kernel takes its place, and the backward does not fail later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoneware.errors import BackwardNotBuiltError
+from stoneware.kernels import manifest
+from stoneware.kernels.manifest import KernelRecord, Manifest, RemovedKernel
+from stoneware.kernels.needs import DGRAD, WGRAD, Product
+
+FLAG = "--//:enable_backward"
+
+
+def check(products: Sequence[Product], found: Manifest | None = None) -> None:
+    """Refuses a call if one of its products is of a gradient and not built.
+
+    Args:
+      products: of the call (`needs.products`).
+      found: the manifest of a build; None for that of this installation. A checkout in which nothing
+        is built has every product, of the vendor library and the reference.
+
+    Raises:
+      BackwardNotBuiltError: a product is not built.
+    """
+    found = manifest.installed() if found is None else found
+    if found is None or found.has_every_product:
+        return
+    for product in products:
+        if product.role in (DGRAD, WGRAD) and not is_built(product, found):
+            name = product.result.removesuffix("^T")[1:]
+            remedy = (
+                f"build the wheel with {FLAG}=true"
+                if not found.has_backward
+                else 'build its kernels without backward = "off"'
+            )
+            raise BackwardNotBuiltError(
+                f"{product.op} of {product.a_dtype} has no {product.role} of layout {product.layout} in this "
+                f"build, and {name} requires a gradient; {remedy}, call it under torch.no_grad(), or pass "
+                f"{name}.detach()"
+            )
+
+
+def is_built(product: Product, found: Manifest) -> bool:
+    """Whether a build computes a product: by one of the kernels that are for it, or, where no kernel
+    ever is, by another library, unless the whole build is forward only."""
+    kernels: list[KernelRecord | RemovedKernel] = [*found.kernels.values(), *found.removed.values()]
+    states = [kernel.serves[product.role] for kernel in kernels if _is_for(kernel, product)]
+    return any(states) if states else found.has_backward
+
+
+def _is_for(kernel: KernelRecord | RemovedKernel, product: Product) -> bool:
+    config = kernel.config
+    return (
+        kernel.op == product.op
+        and product.role in kernel.serves
+        and config.get("layout", "nt") == product.layout
+        and (config.get("a"), config.get("b")) == (product.a_dtype, product.b_dtype)
+    )

@@ -1,0 +1,138 @@
+"""A gradient that this installation was built without is refused at the forward call, by name."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import stoneware as sw
+from stoneware.errors import BackwardNotBuiltError, ForwardOnlyError
+from stoneware.kernels import built_products, manifest, needs
+from stoneware.kernels.manifest import KernelRecord, Manifest, RemovedKernel
+
+SERVES = {"nt": ("forward", "dgrad"), "nn": ("forward", "dgrad"), "tn": ("wgrad",)}
+
+
+def build(off: set[str] = frozenset(), *, has_backward: bool = True, twice: set[str] = frozenset()) -> Manifest:
+    """A build with a bf16 kernel of each layout, off for some, and a second one that is on for some."""
+    kernels, removed = {}, {}
+    for layout, is_second in itertools.product(SERVES, (False, True)):
+        if is_second and layout not in twice:
+            continue
+        is_on = is_second or layout not in off
+        about = {
+            "id": f"{layout}{is_second}",
+            "op": "matmul",
+            "backend": "cutlass_sm90",
+            "arch": "sm_90a",
+            "config": {"a": "bf16", "b": "bf16", "layout": layout},
+            "serves": {role: role == "forward" or is_on for role in SERVES[layout]},
+        }
+        if any(about["serves"].values()):
+            kernels[about["id"]] = KernelRecord(**about, sha256="0" * 64, size_bytes=1)
+        else:
+            removed[about["id"]] = RemovedKernel(**about)
+    return Manifest(kernels, removed=removed, has_backward=has_backward)
+
+
+def products(needed: str, layout: str = "nt", dtype: str = "bf16") -> tuple[needs.Product, ...]:
+    names = frozenset({"x": "a", "w": "b", "b": "bias"}[name] for name in needed)
+    return needs.products("matmul", dtypes=(dtype,) * 3, layout=layout, needs_input_grad=names)
+
+
+ALL_OFF = build({"nt", "nn", "tn"}, has_backward=False)
+# build, layout, dtype, needs -> the product that it lacks
+TABLE = [
+    *[(build(), layout, "bf16", needed, None) for layout in SERVES for needed in ("", "x", "w", "b", "xwb")],
+    *[(ALL_OFF, layout, "bf16", needed, None) for layout in SERVES for needed in ("", "b")],
+    *[(ALL_OFF, layout, "bf16", "x", "dgrad") for layout in SERVES],
+    *[(ALL_OFF, layout, "bf16", "w", "wgrad") for layout in SERVES],
+    *[(ALL_OFF, layout, "fp16", "x", "dgrad") for layout in SERVES],
+    (ALL_OFF, "nt", "bf16", "xwb", "dgrad"),
+    # Off for the kernels of a layout alone: dgrad of nt is nn, of nn nt, and wgrad of both tn.
+    (build({"nn"}), "nt", "bf16", "x", "dgrad"),
+    (build({"nn"}), "nt", "bf16", "w", None),
+    (build({"nn"}), "nn", "bf16", "x", None),
+    (build({"tn"}), "nt", "bf16", "x", None),
+    (build({"tn"}), "nt", "bf16", "w", "wgrad"),
+    (build({"tn"}), "nt", "fp16", "w", None),
+    # One kernel of several is enough.
+    (build({"tn"}, twice={"tn"}), "nt", "bf16", "w", None),
+    # On for a layout, in a build that is off.
+    (build({"nt", "nn"}, has_backward=False), "nt", "bf16", "w", None),
+    (build({"nt", "nn"}, has_backward=False), "nt", "bf16", "x", "dgrad"),
+]
+
+
+@pytest.mark.parametrize(("found", "layout", "dtype", "needed", "lacks"), TABLE)
+def test_a_call_is_refused_if_a_product_is_not_built(found, layout, dtype, needed, lacks):
+    if lacks is None:
+        built_products.check(products(needed, layout, dtype), found)
+        return
+    with pytest.raises(BackwardNotBuiltError, match=f"matmul of {dtype} has no {lacks} of layout .. in this build"):
+        built_products.check(products(needed, layout, dtype), found)
+
+
+def test_the_remedy_is_the_setting_that_is_off():
+    with pytest.raises(BackwardNotBuiltError, match=r"and b requires .*--//:enable_backward=true, .*b.detach\(\)"):
+        built_products.check(products("w"), ALL_OFF)
+    with pytest.raises(BackwardNotBuiltError, match='build its kernels without backward = "off", '):
+        built_products.check(products("w"), build({"tn"}))
+
+
+@pytest.fixture
+def forward_only(monkeypatch):
+    monkeypatch.setattr(manifest, "installed", lambda: ALL_OFF)
+
+
+@pytest.mark.usefixtures("forward_only")
+@pytest.mark.parametrize("way", ["eager", "aot_eager", "operator", "torch.func"])
+def test_the_forward_call_refuses_whatever_its_way(way):
+    x, w = torch.randn(8, 16).bfloat16(), torch.randn(24, 16).bfloat16().requires_grad_()
+
+    def run(x, w):
+        return sw.matmul(x, w.t())
+
+    with pytest.raises(Exception, match="matmul of bf16 has no wgrad of layout tn in this build, and b req") as caught:
+        if way == "eager":
+            run(x, w)
+        elif way == "operator":
+            torch.ops.stoneware.matmul(x, w.t(), None, None, None, None)
+        elif way == "torch.func":
+            torch.func.grad(lambda w: run(x, w).sum())(w.detach())
+        else:
+            torch._dynamo.reset()
+            torch.compile(run, backend=way, fullgraph=True)(x, w)
+    if way != "aot_eager":
+        assert isinstance(caught.value, BackwardNotBuiltError) and isinstance(caught.value, ForwardOnlyError)
+    with torch.no_grad():
+        assert run(x, w).grad_fn is None
+
+
+@pytest.mark.usefixtures("forward_only")
+def test_a_bias_and_scales_need_no_product_of_a_gradient():
+    x, w = torch.randn(8, 16).bfloat16(), torch.randn(24, 16).bfloat16()
+    bias = torch.randn(24).bfloat16().requires_grad_()
+    sw.matmul(x, w.t(), bias).sum().backward()
+    scale = torch.ones((), requires_grad=True)
+    x8, w8 = x.to(torch.float8_e4m3fn), torch.randn(32, 16).to(torch.float8_e4m3fn)
+    sw.scaled_mm(x8, w8.t(), scale, torch.ones(())).sum().backward()
+    assert bias.grad is not None and scale.grad is not None
+
+
+@pytest.mark.usefixtures("forward_only")
+def test_grouped_mm_refuses():
+    a, weight = torch.randn(8, 16).bfloat16(), torch.randn(1, 24, 16).bfloat16().requires_grad_()
+    with pytest.raises(BackwardNotBuiltError, match="grouped_mm of bf16 has no wgrad"):
+        sw.grouped_mm(a, weight.mT, torch.tensor([8], dtype=torch.int32))
+
+
+def test_kernels_of_this_build_serve_what_needs_says():
+    """The build derives it in Starlark (served_products), from the same facts."""
+    found = manifest.installed()
+    for kernel in [*found.kernels.values(), *found.removed.values()] if found else []:
+        config = kernel.config
+        roles = needs.served(kernel.op, a_dtype=config["a"], b_dtype=config["b"], layout=config.get("layout", "nt"))
+        assert set(kernel.serves) == roles, kernel.id
