@@ -34,8 +34,18 @@ struct {id}_config {{
 }}  // namespace own
 """
 
-OWN_KERNELS = [
-    struct(
+def own_kernel(id, value, **others):
+    """A config for cutlass_kernels.
+
+    Args:
+      id: of the kernel.
+      value: what it stores.
+      **others: what a config may have beside it.
+
+    Returns:
+      The struct.
+    """
+    return struct(
         id = id,
         op = "store",
         arch = "sm_90a",
@@ -43,7 +53,11 @@ OWN_KERNELS = [
         defines = [],
         family = _FAMILY,
         header = _HEADER.format(id = id, value = value),
+        **others
     )
+
+OWN_KERNELS = [
+    own_kernel(id, value)
     for id, value in [
         ("store_1", "1.5F"),
         ("store_2", "2.5F"),

@@ -54,7 +54,7 @@ def test_manifest_is_canonical_and_has_both_backends(wheel):
     assert ids == sorted(set(ids))
     assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
     assert {kernel["op"] for kernel in wheel.manifest} == set(OPS)
-    fields = {"id", "op", "backend", "arch", "config", "sha256", "code_sha256", "size_bytes"}
+    fields = {"id", "op", "backend", "arch", "config", "serves", "sha256", "code_sha256", "size_bytes"}
     assert all(
         set(k) == fields | ({"description_sha256"} if k["backend"] == "triton_aot" else set()) for k in wheel.manifest
     )
@@ -100,7 +100,7 @@ def test_every_cubin_file_has_a_launch_description_that_fits_it(wheel):
     for id, kernel in kernels.items():
         text = wheel.members[f"stoneware/cubins/{id}.json"]
         description = json.loads(text)
-        of_the_build = ("code_sha256", "description_sha256")
+        of_the_build = ("code_sha256", "description_sha256", "serves")
         in_both = {key: value for key, value in kernel.items() if key not in of_the_build}
         assert {key: description[key] for key in in_both} == in_both
         assert sha256(text) == kernel["description_sha256"]

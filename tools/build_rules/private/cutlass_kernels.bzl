@@ -168,17 +168,19 @@ def _names(config):
         "id": config.id,
     }
 
-def _cubin(config, backend, backward):
+def _cubin(config, backend, backward, tags):
     """The targets of one kernel: its config's header, its device source, its cubin."""
     _generated_file(
         name = config.id + "_config_header",
         content = config.header,
         out = config.id + "_config.h",
+        tags = tags,
     )
     _generated_file(
         name = config.id + "_device_source",
         content = config.family.device.format(**_names(config)),
         out = config.id + ".cu",
+        tags = tags,
     )
     cuda_cubin(
         name = config.id + "_cubin",
@@ -192,9 +194,10 @@ def _cubin(config, backend, backward):
         kernel_id = config.id,
         op = config.op,
         serves = getattr(config, "serves", ["forward"]),
+        tags = tags,
     )
 
-def _host(name, configs, deps, copts):
+def _host(name, configs, deps, copts, tags):
     """The host object of one family's kernels for one architecture."""
     family = configs[0].family
     _host_source(
@@ -205,12 +208,14 @@ def _host(name, configs, deps, copts):
         },
         head = family.host,
         out = name + ".cc",
+        tags = tags,
     )
     cuda_library(
         name = name,
         srcs = [name + ".cc"],
         hdrs = family.host_hdrs + [config.id + "_config.h" for config in configs],
         copts = copts,
+        tags = tags,
         deps = deps,
     )
 
@@ -253,6 +258,7 @@ def cutlass_kernels(
         copts = [],
         backward = "inherit",
         subsets = {},
+        tags = [],
         visibility = None):
     """A cubin for each config, a host object for each family, and the library `name` of them all.
 
@@ -306,6 +312,7 @@ def cutlass_kernels(
         says.
       subsets: further libraries, by name, each of some families alone. They share the cubins and the
         host objects of `name`. A family is in one as a whole, since it has one host object.
+      tags: of every target, "manual" for kernels that `bazel build //...` shall not compile.
       visibility: of the libraries.
     """
     families = {}
@@ -313,9 +320,9 @@ def cutlass_kernels(
     for config in configs:
         key = "{}_{}_{}_host".format(name, config.family.name, config.arch)
         families.setdefault(key, []).append(config)
-        _cubin(config, backend, backward)
+        _cubin(config, backend, backward, tags)
     for key, of_family in families.items():
-        _host(key, of_family, deps, copts)
+        _host(key, of_family, deps, copts, tags)
     for library, names in ({name: _names_of(configs)} | subsets).items():
         check_subset(library, names, _names_of(configs))
         _embedded_kernels(
@@ -329,6 +336,7 @@ def cutlass_kernels(
             },
             kernels = [":" + config.id + "_cubin" for config in configs if config.family.name in names],
             namespace = namespace,
+            tags = tags,
             visibility = visibility,
             deps = deps,
         )

@@ -69,6 +69,7 @@ def grouped_mm(
       TypeError: an argument is no tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
       ForwardOnlyError: a gradient in fp8, or one together with out, or a tangent would be needed.
+      BackwardNotBuiltError: a gradient would be needed that this installation was built without.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.

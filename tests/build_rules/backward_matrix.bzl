@@ -1,0 +1,105 @@
+"""backward_matrix_test: which products a kernel serves, by flag, library and kernel; nothing is compiled."""
+
+load("//tests/build_rules:own_family.bzl", "own_kernel")
+load("//tools/build_rules:defs.bzl", "cutlass_kernels")
+load("//tools/build_rules/private:providers.bzl", "KernelInfo")
+
+_SETTINGS = ["inherit", "on", "off"]
+
+# What a kernel can compute: name in its id -> `serves`.
+_SERVES = {
+    "both": ["forward", "dgrad"],
+    "forward": ["forward"],
+    "gradients": ["dgrad", "wgrad"],
+}
+
+# flag, library -> whether backward is on for a kernel that says "inherit", "on", "off".
+_MATRIX = {
+    ("on", "inherit"): [True, True, False],
+    ("on", "on"): [True, True, False],
+    ("on", "off"): [False, True, False],
+    ("off", "inherit"): [False, True, False],
+    ("off", "on"): [True, True, False],
+    ("off", "off"): [False, True, False],
+}
+
+_FLAG = "//:enable_backward"
+
+def _id(library, kernel, serves):
+    return "_".join(["matrix", library, kernel, serves])
+
+def _both_flags_impl(_settings, _attr):
+    return {"on": {_FLAG: True}, "off": {_FLAG: False}}
+
+_both_flags = transition(implementation = _both_flags_impl, inputs = [], outputs = [_FLAG])
+
+def _found(libraries):
+    """Id -> (whether it is built, product -> whether it is served)."""
+    found = {}
+    for library in libraries:
+        info = library[KernelInfo]
+        for is_built, kernels in [(True, info.kernels), (False, info.removed)]:
+            for kernel in kernels.to_list():
+                found[kernel.id] = (is_built, json.decode(kernel.serves))
+    return found
+
+def _backward_matrix_test_impl(ctx):
+    problems = []
+    for flag, libraries in ctx.split_attr.libraries.items():
+        found = _found(libraries)
+        expected = {}
+        for library in _SETTINGS:
+            for kernel, is_on in zip(_SETTINGS, _MATRIX[(flag, library)]):
+                for name, products in _SERVES.items():
+                    serves = {product: product == "forward" or is_on for product in products}
+                    expected[_id(library, kernel, name)] = (any(serves.values()), serves)
+        if len(found) != len(expected):
+            problems.append("{} kernels with the flag {}, not {}".format(len(found), flag, len(expected)))
+        problems += [
+            "flag {}: {} is {}, not {}".format(flag, id, found.get(id), what)
+            for id, what in expected.items()
+            if found.get(id) != what
+        ]
+    if len(ctx.split_attr.libraries) != 2:
+        problems.append("flags: {}".format(ctx.split_attr.libraries.keys()))
+    return [AnalysisTestResultInfo(success = not problems, message = "\n".join(problems))]
+
+_backward_matrix_test = rule(
+    implementation = _backward_matrix_test_impl,
+    attrs = {
+        "libraries": attr.label_list(cfg = _both_flags, mandatory = True, providers = [KernelInfo]),
+        "_allowlist_function_transition": attr.label(
+            default = "@bazel_tools//tools/allowlists/function_transition_allowlist",
+        ),
+    },
+    analysis_test = True,
+)
+
+def backward_matrix_test(name, deps):
+    """Passes when the narrowest setting of flag, library and kernel wins, for each kind of kernel.
+
+    Args:
+      name: the test.
+      deps: what own_kernel()'s C++ needs.
+    """
+    for library in _SETTINGS:
+        cutlass_kernels(
+            name = "{}_{}".format(name, library),
+            backend = "own",
+            backward = library,
+            configs = [
+                own_kernel(_id(library, kernel, serves), "1.0F", backward = kernel, serves = products)
+                for kernel in _SETTINGS
+                for serves, products in _SERVES.items()
+            ],
+            entry_header = "tests/build_rules/own_family/entry.h",
+            entry_type = "own::Entry",
+            namespace = "own",
+            tags = ["manual"],
+            deps = deps,
+        )
+    _backward_matrix_test(
+        name = name,
+        size = "small",
+        libraries = [":{}_{}".format(name, library) for library in _SETTINGS],
+    )
