@@ -11,6 +11,7 @@ import stoneware as sw
 from stoneware.errors import BackwardNotBuiltError, ForwardOnlyError
 from stoneware.kernels import built_products, manifest, needs
 from stoneware.kernels.manifest import KernelRecord, Manifest, RemovedKernel
+from stoneware.ops.matmul import backward as matmul_backward
 
 SERVES = {"nt": ("forward", "dgrad"), "nn": ("forward", "dgrad"), "tn": ("wgrad",)}
 
@@ -85,6 +86,9 @@ def test_the_remedy_is_the_setting_that_is_off():
 @pytest.fixture
 def forward_only(monkeypatch):
     monkeypatch.setattr(manifest, "installed", lambda: ALL_OFF)
+    matmul_backward._needed.cache_clear()
+    yield
+    matmul_backward._needed.cache_clear()
 
 
 @pytest.mark.usefixtures("forward_only")
@@ -132,7 +136,10 @@ def test_grouped_mm_refuses():
 def test_kernels_of_this_build_serve_what_needs_says():
     """The build derives it in Starlark (served_products), from the same facts."""
     found = manifest.installed()
-    for kernel in [*found.kernels.values(), *found.removed.values()] if found else []:
+    kernels = [*found.kernels.values(), *found.removed.values()] if found else []
+    if not any(kernel.serves for kernel in kernels):
+        pytest.skip("no manifest, or one of an older build")
+    for kernel in kernels:
         config = kernel.config
         roles = needs.served(kernel.op, a_dtype=config["a"], b_dtype=config["b"], layout=config.get("layout", "nt"))
         assert set(kernel.serves) == roles, kernel.id

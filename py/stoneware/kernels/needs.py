@@ -14,7 +14,6 @@ have no gradients. Free of torch.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from stoneware.runtime.fast_dataclass import dataclass
@@ -60,7 +59,6 @@ class Product:
         return tuple(name for name in names if name not in _NOT_SAVED)
 
 
-@functools.lru_cache(maxsize=1024)
 def products(
     op: str, *, dtypes: tuple[str, str, str], layout: str, scales: str = "", needs_input_grad: frozenset[str]
 ) -> tuple[Product, ...]:

@@ -10,12 +10,16 @@ A rule's gradients are calls of ops again, so that they have gradients themselve
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from stoneware.kernels import built_products, needs
+from stoneware.kernels.needs import Product
 from stoneware.ops.spec import OpSpec
+from stoneware.runtime.dtypes import DTYPE_NAMES
 
 Tensors = tuple[torch.Tensor | None, ...]
 
@@ -23,20 +27,19 @@ Gradients = Callable[..., Tensors]
 """(gradient of the result, *what was saved) -> the gradient of each input, or None."""
 
 Rule = Callable[..., tuple[Tensors, Gradients]]
-"""(the inputs that need a gradient, *arguments of the call, which was checked) -> what to save, and the
-gradients. Gradients hold no tensor of the call themselves, or it would outlive its backward."""
+"""(whether each input needs a gradient, *arguments of the call, which was checked) -> what to save, and
+the gradients. Gradients hold no tensor of the call themselves, or it would outlive its backward."""
 
 
 class _Call(torch.autograd.Function):
-    """_Call.apply(run, rule, names, *arguments) is run(*arguments), and differentiable."""
+    """_Call.apply(run, rule, num_inputs, *arguments) is run(*arguments), and differentiable."""
 
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[..., torch.Tensor], rule: Rule, names: Sequence[str], *arguments: Any
+        ctx: Any, run: Callable[..., torch.Tensor], rule: Rule, num_inputs: int, *arguments: Any
     ) -> torch.Tensor:
         out = run(*arguments)
-        needs = frozenset(name for name, is_needed in zip(names, ctx.needs_input_grad[3:]) if is_needed)
-        saved, ctx.gradients = rule(needs, *arguments)
+        saved, ctx.gradients = rule(ctx.needs_input_grad[3 : 3 + num_inputs], *arguments)
         ctx.save_for_backward(*saved)
         ctx.num_arguments = len(arguments)
         return out
@@ -47,7 +50,7 @@ class _Call(torch.autograd.Function):
         return None, None, None, *found, *[None] * (ctx.num_arguments - len(found))
 
 
-apply = _Call.apply
+apply: Callable[..., torch.Tensor] = _Call.apply
 _apply_at_one_level = super(torch.autograd.Function, _Call).apply
 
 
@@ -57,7 +60,7 @@ def is_needed(tensors: Sequence[torch.Tensor | None]) -> bool:
 
 
 def apply_below_autograd(
-    operator: Callable[..., torch.Tensor], rule: Rule, names: Sequence[str], *arguments: Any
+    operator: Callable[..., torch.Tensor], rule: Rule, num_inputs: int, *arguments: Any
 ) -> torch.Tensor:
     """An operator's call as its Autograd kernel makes it."""
 
@@ -66,7 +69,7 @@ def apply_below_autograd(
             return operator(*arguments)
 
     if not torch._C._are_functorch_transforms_active():
-        return apply(below, rule, names, *arguments)
+        return apply(below, rule, num_inputs, *arguments)
 
     # The dispatcher has come to one of the nested transforms, and `below` leads to the next one,
     # which may be a gradient too: so the function is of this level alone, and leaves gradients on.
@@ -77,7 +80,35 @@ def apply_below_autograd(
             return below(*arguments)
 
     with enable_single_level_autograd_function():
-        return _apply_at_one_level(at_next_level, rule, names, *arguments)
+        return _apply_at_one_level(at_next_level, rule, num_inputs, *arguments)
+
+
+def needed_products(
+    spec: OpSpec, needs_input_grad: Sequence[bool], dtypes: tuple[torch.dtype, ...], layout: str, scales: str = ""
+) -> tuple[tuple[Product, ...], tuple[bool, ...]]:
+    """The products of a call's gradients, and whether each input must be saved for them.
+
+    Args:
+      spec: of the op.
+      needs_input_grad: of each input.
+      dtypes: of a, of b, and of the result.
+      layout, scales: as of `needs.products`.
+
+    Raises:
+      BackwardNotBuiltError: this installation was built without one of the products.
+    """
+    names = [one.name for one in spec.inputs]
+    a_dtype, b_dtype, out_dtype = (DTYPE_NAMES[dtype] for dtype in dtypes)
+    _, *products = needs.products(
+        spec.name,
+        dtypes=(a_dtype, b_dtype, out_dtype),
+        layout=layout,
+        scales=scales,
+        needs_input_grad=frozenset(itertools.compress(names, needs_input_grad)),
+    )
+    built_products.check(products)
+    saved = {name for product in products for name in product.saved}
+    return tuple(products), tuple(name in saved for name in names)
 
 
 def sum_of_rows(dc: torch.Tensor) -> torch.Tensor:

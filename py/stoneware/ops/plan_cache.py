@@ -68,7 +68,7 @@ class OpPlans:
 
     def __init__(self) -> None:
         tensors, inputs = self.spec.tensors, self.spec.inputs
-        self._num_tensors = len(tensors)
+        self._tensors, self._num_tensors = tensors, len(tensors)
         self._order = [tensors.index(name) for name in self.spec.plan_order]
         self._aligned = [*(idx for idx, one in enumerate(inputs) if one.is_aligned), len(inputs)]
         self.fast, self.why_not_fast = self._fast_call()
@@ -103,12 +103,12 @@ class OpPlans:
     def run(self, *arguments: Any) -> torch.Tensor:
         """A whole call on tensors with memory, in Python."""
         tensors = list(arguments[: self._num_tensors])
-        named = list(zip(self.spec.tensors, tensors))
+        named = zip(self._tensors, tensors)
         if backward.is_needed(tensors):
             if self.gradients is None or tensors[-1] is not None:
                 tensor_checks.refuse_gradients(self.spec.name, named, is_out=self.gradients is not None)
             tensor_checks.refuse_tangents(self.spec.name, named)
-            return backward.apply(self.call, self.gradients, self.spec.tensors, *arguments)
+            return backward.apply(self.call, self.gradients, len(tensors) - 1, *arguments)
         plan = self.plan(*arguments)
         tensor_checks.refuse_tangents(self.spec.name, named)
         if any(tensor is not None and tensor.is_neg() for tensor in tensors):

@@ -47,7 +47,7 @@ def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | No
     """
     inputs = ", ".join(f"Tensor{'?' if one.is_optional else ''} {one.name}" for one in spec.inputs)
     others = ", ".join(f"{kind} {name}" for name, kind in (*spec.arguments, ("backend", "str?"), ("config", "str?")))
-    num_inputs, name = len(spec.inputs), spec.name
+    tensors, num_inputs, name = spec.tensors, len(spec.inputs), spec.name
 
     def eager(*arguments: Any) -> torch.Tensor:
         return eager_out(*arguments[:num_inputs], None, *arguments[num_inputs:])
@@ -61,21 +61,21 @@ def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | No
     def fake_out(*arguments: Any) -> None:
         fake(*arguments[:num_inputs], *arguments[num_inputs + 1 :])
 
-    def rule(needed: frozenset[str], *arguments: Any) -> Any:
+    def rule(needed: Sequence[bool], *arguments: Any) -> Any:
         assert gradients is not None  # `followed` asked
         return gradients(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
 
     def followed(*arguments: Any) -> torch.Tensor:
-        named = list(zip(spec.tensors, arguments[:num_inputs]))
+        named = list(zip(tensors, arguments[:num_inputs]))
         tensor_checks.refuse_tangents(name, named)
         if gradients is not None and backward.is_needed(arguments[:num_inputs]):
-            return backward.apply_below_autograd(operator, rule, spec.tensors[:-1], *arguments)
+            return backward.apply_below_autograd(operator, rule, num_inputs, *arguments)
         tensor_checks.refuse_gradients(name, named)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
     def refused(*arguments: Any) -> None:
-        named = list(zip(spec.tensors, arguments[: num_inputs + 1]))
+        named = list(zip(tensors, arguments[: num_inputs + 1]))
         tensor_checks.refuse_gradients(name, named, is_out=gradients is not None)
         tensor_checks.refuse_tangents(name, named)
         with torch._C._AutoDispatchBelowAutograd():
@@ -115,7 +115,7 @@ def register_product(
         named = list(zip(tensors, arguments))
         tensor_checks.refuse_tangents(name, named)
         if backward.is_needed(arguments[:-1]):
-            return backward.apply_below_autograd(operator, gradients, tensors, *arguments)
+            return backward.apply_below_autograd(operator, gradients, len(tensors), *arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 

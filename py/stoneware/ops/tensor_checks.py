@@ -52,16 +52,23 @@ def _check_memory(name: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"{name}.layout={tensor.layout} must be torch.strided; copy it with {name}.to_dense()")
 
 
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_no_torch_dispatch = torch.Tensor.__torch_dispatch__
+
+
 def is_traced(tensors: Sequence[object]) -> bool:
     """Whether a torch dispatch mode or a tensor's class wants to see operators, not their effects:
     torch.export, FakeTensorMode, counters of operations, the transforms of torch.func. A nested tensor
     is for the checks to refuse."""
-    return torch._C._len_torch_dispatch_stack() > 0 or any(
-        torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        or (type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not tensor.is_nested)
-        for tensor in tensors
-        if isinstance(tensor, torch.Tensor)
-    )
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (
+            _is_functorch_wrapped(tensor)
+            or (type(tensor).__torch_dispatch__ is not _no_torch_dispatch and not tensor.is_nested)
+        ):
+            return True
+    return False
 
 
 def check_one_device(tensors: NamedTensors) -> Device:

@@ -9,21 +9,22 @@ torch._grouped_mm, as the backend "vendor" does, elsewhere plain torch in float3
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
-from stoneware.kernels import built_products, needs
+from stoneware.kernels import needs
 from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops import registration
-from stoneware.ops.backward import Gradients, Tensors
+from stoneware.ops.backward import Gradients, Tensors, needed_products
 from stoneware.ops.grouped_mm.spec import SPEC
 
 
 def rule(
-    needed: frozenset[str],
+    needs_input_grad: Sequence[bool],
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
@@ -36,18 +37,17 @@ def rule(
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
     if scale_a is not None:
+        names = list(itertools.compress((one.name for one in SPEC.inputs), needs_input_grad))
         raise ForwardOnlyError(
-            f"{SPEC.name} has no backward in fp8, and {', '.join(sorted(needed))} "
-            f"{'requires' if len(needed) == 1 else 'require'} a gradient; multiply in bf16, or pass "
-            + ", ".join(f"{name}.detach()" for name in sorted(needed))
+            f"{SPEC.name} has no backward in fp8, and {', '.join(names)} "
+            f"{'requires' if len(names) == 1 else 'require'} a gradient; multiply in bf16, or pass "
+            + ", ".join(f"{name}.detach()" for name in names)
         )
     if backend not in (None, VENDOR, REFERENCE):
         raise UnsupportedError(
             f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or leave it out"
         )
-    products = needs.products(SPEC.name, dtypes=("bf16",) * 3, layout="nt", needs_input_grad=needed)[1:]
-    built_products.check(products)
-    names = {name for product in products for name in product.saved}
+    products, is_saved = needed_products(SPEC, needs_input_grad, (torch.bfloat16,) * 3, "nt")
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
         tensors = {"dc": _row_major(dc), "a": saved[0], "b": saved[1]}
@@ -62,7 +62,7 @@ def rule(
         transposed = found.get("db^T")
         return found.get("da"), None if transposed is None else transposed.mT
 
-    return (a if "a" in names else None, b if "b" in names else None, offs), gradients
+    return (a if is_saved[0] else None, b if is_saved[1] else None, offs), gradients
 
 
 def _is_vendor_s(x: torch.Tensor, backend: str | None) -> bool:
@@ -79,7 +79,7 @@ def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | N
         after = torch.arange(x.shape[0], device=x.device) >= offs[-1]
         return out.masked_fill_(after[:, None], 0)  # torch leaves them as they were
     out = x.new_zeros(x.shape[0], b.shape[2])
-    for group, (begin, end) in enumerate(pairwise(_ends(offs))):
+    for group, (begin, end) in enumerate(itertools.pairwise(_ends(offs))):
         out[begin:end] = (x[begin:end].float() @ b[group].float()).to(x.dtype)
     return out
 
@@ -88,12 +88,12 @@ def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str |
     if x.shape[0] and _is_vendor_s(x, backend):
         return torch._grouped_mm(x.t(), y, offs=offs)
     out = x.new_zeros(offs.shape[0], x.shape[1], y.shape[1])
-    for group, (begin, end) in enumerate(pairwise(_ends(offs))):
+    for group, (begin, end) in enumerate(itertools.pairwise(_ends(offs))):
         out[group] = (x[begin:end].float().t() @ y[begin:end].float()).to(x.dtype)
     return out
 
 
-def _rule_of_rows(needed: frozenset[str], x: Any, b: Any, offs: Any, backend: str | None) -> tuple[Tensors, Gradients]:
+def _rule_of_rows(needed: Sequence[bool], x: Any, b: Any, offs: Any, backend: str | None) -> tuple[Tensors, Gradients]:
     def gradients(grad: torch.Tensor, *saved: Any) -> Tensors:
         x, b, offs = saved
         return (
@@ -101,11 +101,11 @@ def _rule_of_rows(needed: frozenset[str], x: Any, b: Any, offs: Any, backend: st
             None if x is None else _GROUPS(x, _row_major(grad), offs, backend),
         )
 
-    return (x if "b" in needed else None, b if "x" in needed else None, offs), gradients
+    return (x if needed[1] else None, b if needed[0] else None, offs), gradients
 
 
 def _rule_of_groups(
-    needed: frozenset[str], x: Any, y: Any, offs: Any, backend: str | None
+    needed: Sequence[bool], x: Any, y: Any, offs: Any, backend: str | None
 ) -> tuple[Tensors, Gradients]:
     def gradients(grad: torch.Tensor, *saved: Any) -> Tensors:
         x, y, offs = saved
@@ -114,7 +114,7 @@ def _rule_of_groups(
             None if x is None else _ROWS(x, grad, offs, backend),
         )
 
-    return (x if "y" in needed else None, y if "x" in needed else None, offs), gradients
+    return (x if needed[1] else None, y if needed[0] else None, offs), gradients
 
 
 def _row_major(grad: torch.Tensor) -> torch.Tensor:

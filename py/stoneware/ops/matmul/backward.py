@@ -10,19 +10,19 @@ summed over the batch in float32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
-from stoneware.kernels import built_products, needs
+from stoneware.kernels import needs
 from stoneware.kernels.needs import Product
-from stoneware.ops.backward import Gradients, Tensors, call_of, sum_of_rows
+from stoneware.ops.backward import Gradients, Tensors, call_of, needed_products, sum_of_rows
 from stoneware.ops.matmul.spec import SPEC
-from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
 def rule(
-    needed: frozenset[str],
+    needs_input_grad: Sequence[bool],
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
@@ -32,15 +32,9 @@ def rule(
     config: object,
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
-    products = needs.products(
-        SPEC.name,
-        dtypes=(DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[out_dtype or a.dtype]),
-        layout=_layout(a, "n") + _layout(b, "t"),
-        needs_input_grad=needed,
-    )[1:]
-    built_products.check(products)
-    saved_names = {name for product in products for name in product.saved}
-    saved = [tensor if name in saved_names else None for name, tensor in (("a", a), ("b", b))]
+    layout = _layout(a, "n") + _layout(b, "t")
+    products, is_saved = _needed(needs_input_grad, (a.dtype, b.dtype, out_dtype or a.dtype), layout)
+    saved = a if is_saved[0] else None, b if is_saved[1] else None
     shapes = {"da": a.shape, "db": b.shape}
     dtype = a.dtype
 
@@ -48,7 +42,7 @@ def rule(
         matmul = call_of(SPEC)
         found: dict[str, torch.Tensor] = {}
         operands: dict[str, torch.Tensor] = {}
-        if saved_names:
+        if True in is_saved:
             operands = _matrices(dc.to(dtype), *saved, *(len(shape) == 1 for shape in shapes.values()))
         for product in products:
             name = product.result.removesuffix("^T")
@@ -59,7 +53,17 @@ def rule(
             )
         return found.get("da"), found.get("db"), found.get("dbias")
 
-    return tuple(saved), gradients
+    return saved, gradients
+
+
+# A function of its own, since gradients are made anew for every call.
+_needed = functools.lru_cache(maxsize=1024)(functools.partial(needed_products, SPEC))
+
+
+def _batch(left: torch.Tensor, right: torch.Tensor) -> tuple[int, ...]:
+    if left.ndim == right.ndim == 2:  # torch's function takes longer than a call
+        return ()
+    return tuple(torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
 
 
 def _layout(tensor: torch.Tensor, of_vector: str) -> str:
@@ -95,8 +99,8 @@ def _gradient(
 ) -> torch.Tensor:
     """The gradient of an operand of this shape."""
     left, right = operands[product.left.removesuffix("^T")], operands[product.right.removesuffix("^T")]
-    batch = tuple(torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
-    if product.role == needs.WGRAD and len(shape) <= 2 and left.shape[:-2] == right.shape[:-2] == batch:
+    batch = _batch(left, right)
+    if batch and product.role == needs.WGRAD and len(shape) <= 2 and left.shape[:-2] == right.shape[:-2]:
         # Both have the rows of the whole batch, so that its sum is that of one product over k.
         left, right, batch = left.flatten(0, -2), right.flatten(0, -2), ()
     kept = tuple(shape[:-2])

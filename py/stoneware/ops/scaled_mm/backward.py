@@ -10,20 +10,20 @@ each block of k.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from stoneware.errors import ForwardOnlyError
 from stoneware.kernels import needs
-from stoneware.ops.backward import Gradients, Tensors, call_of, sum_of_rows
+from stoneware.ops.backward import Gradients, Tensors, call_of, needed_products, sum_of_rows
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.ops.scaled_mm.spec import SPEC
-from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
 def rule(
-    needed: frozenset[str],
+    needs_input_grad: Sequence[bool],
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
@@ -36,17 +36,11 @@ def rule(
     config: object,
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
-    refuse_fp8(SPEC.name, needed)
+    _refuse_operands(needs_input_grad)
     is_block = _is_block(scale_a, scale_b, b.shape[1])
-    products = needs.products(
-        SPEC.name,
-        dtypes=(DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], DTYPE_NAMES[out_dtype]),
-        layout="nt",
-        scales="block" if is_block else "row" if max(scale_a.numel(), scale_b.numel()) > 1 else "tensor",
-        needs_input_grad=needed,
-    )[1:]
-    names = {name for product in products for name in product.saved}
-    inputs = (("a", a), ("b", b), ("scale_a", scale_a), ("scale_b", scale_b))
+    scales = "block" if is_block else "row" if max(scale_a.numel(), scale_b.numel()) > 1 else "tensor"
+    products, is_saved = needed_products(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
+    saved = tuple(one if is_kept else None for one, is_kept in zip((a, b, scale_a, scale_b), is_saved))
     shapes = {"dscale_a": scale_a.shape, "dscale_b": scale_b.shape}
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
@@ -64,19 +58,19 @@ def rule(
                 parts = a.split(BLOCK, 1), b.split(BLOCK, 0)
             weighted = (dc.float() * unscaled(*part) for part in zip(*parts))
             found = (_of_blocks if is_block else _of_one)(weighted, scale_a, scale_b, shapes)
-        if "bias" in needed:
+        if any(product.role == needs.DBIAS for product in products):
             found["dbias"] = sum_of_rows(dc)
         return None, None, found.get("dscale_a"), found.get("dscale_b"), found.get("dbias")
 
-    return tuple(tensor if name in names else None for name, tensor in inputs), gradients
+    return saved, gradients
 
 
-def refuse_fp8(op: str, needed: frozenset[str]) -> None:
-    """Raises ForwardOnlyError if an operand in fp8 needs a gradient."""
-    names = sorted(needed & {"a", "b"})
+def _refuse_operands(needs_input_grad: Sequence[bool]) -> None:
+    """Raises ForwardOnlyError if an operand, which is in fp8, needs a gradient."""
+    names = list(itertools.compress(("a", "b"), needs_input_grad))
     if names:
         raise ForwardOnlyError(
-            f"{op} has no gradients of operands in fp8, and {', '.join(names)} "
+            f"{SPEC.name} has no gradients of operands in fp8, and {', '.join(names)} "
             f"{'requires' if len(names) == 1 else 'require'} one; keep the weight in bf16 and train it with "
             f"sw.nn.Float8Linear, or pass {', '.join(f'{name}.detach()' for name in names)}"
         )
