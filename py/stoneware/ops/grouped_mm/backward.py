@@ -20,6 +20,7 @@ from stoneware.kernels import needs
 from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops import registration
 from stoneware.ops.backward import Gradients, Tensors, needed_products
+from stoneware.ops.grouped_mm.problem import UNIT_BYTES
 from stoneware.ops.grouped_mm.spec import SPEC
 
 
@@ -69,13 +70,21 @@ def _is_vendor_s(x: torch.Tensor, backend: str | None) -> bool:
     return backend != REFERENCE and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
+def _aligned(matrices: torch.Tensor) -> torch.Tensor:
+    """As torch._grouped_mm wants them: what is computed from a user's views may begin at any element."""
+    is_aligned = matrices.data_ptr() % UNIT_BYTES == 0 and 1 in matrices.stride()[-2:]
+    for stride in matrices.stride():
+        is_aligned &= stride == 1 or stride * matrices.element_size() % UNIT_BYTES == 0
+    return matrices if is_aligned else matrices.contiguous()
+
+
 def _ends(offs: torch.Tensor) -> list[int]:
     return [0, *offs.tolist()]
 
 
 def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
     if x.shape[0] and _is_vendor_s(x, backend):
-        out = torch._grouped_mm(x, b, offs=offs)
+        out = torch._grouped_mm(_aligned(x), _aligned(b), offs=offs)
         after = torch.arange(x.shape[0], device=x.device) >= offs[-1]
         return out.masked_fill_(after[:, None], 0)  # torch leaves them as they were
     out = x.new_zeros(x.shape[0], b.shape[2])
@@ -86,7 +95,7 @@ def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | N
 
 def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
     if x.shape[0] and _is_vendor_s(x, backend):
-        return torch._grouped_mm(x.t(), y, offs=offs)
+        return torch._grouped_mm(_aligned(x).t(), _aligned(y), offs=offs)
     out = x.new_zeros(offs.shape[0], x.shape[1], y.shape[1])
     for group, (begin, end) in enumerate(itertools.pairwise(_ends(offs))):
         out[group] = (x[begin:end].float().t() @ y[begin:end].float()).to(x.dtype)
