@@ -99,6 +99,8 @@ def test_gradient_has_the_layout_of_its_operand(expand):
     column_major = torch.randn(24, 16).bfloat16().t().requires_grad_()
     (grad,) = torch.autograd.grad(sw.matmul(column_major, weight.t()).sum(), column_major)
     assert grad.stride() == column_major.stride()
+    (grad,) = torch.autograd.grad(sw.matmul(column_major, torch.randn(3, 24, 40).bfloat16()).sum(), column_major)
+    assert grad.stride() == column_major.stride()  # summed over the batch, too
 
 
 def layouts_of_calls(monkeypatch, step) -> list[str]:

@@ -113,8 +113,8 @@ def _gradient(
         backend,
         None,
     )
-    if product.result.endswith("^T"):
-        result = result.mT
     if batch != kept:
         result = result.sum_to_size(*kept, *result.shape[-2:]).to(left.dtype)
+    if product.result.endswith("^T"):
+        result = result.mT
     return result.reshape(shape) if len(shape) == 1 else result
