@@ -11,7 +11,7 @@ import stoneware as sw
 from stoneware.errors import BackwardNotBuiltError, ForwardOnlyError
 from stoneware.kernels import built_products, manifest, needs
 from stoneware.kernels.manifest import KernelRecord, Manifest, RemovedKernel
-from stoneware.ops.matmul import backward as matmul_backward
+from stoneware.ops import backward
 
 SERVES = {"nt": ("forward", "dgrad"), "nn": ("forward", "dgrad"), "tn": ("wgrad",)}
 
@@ -86,9 +86,9 @@ def test_the_remedy_is_the_setting_that_is_off():
 @pytest.fixture
 def forward_only(monkeypatch):
     monkeypatch.setattr(manifest, "installed", lambda: ALL_OFF)
-    matmul_backward._needed.cache_clear()
+    backward.needed_products.cache_clear()
     yield
-    matmul_backward._needed.cache_clear()
+    backward.needed_products.cache_clear()
 
 
 @pytest.mark.usefixtures("forward_only")

@@ -9,6 +9,7 @@ A rule's gradients are calls of ops again, so that they have gradients themselve
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Sequence
@@ -83,10 +84,12 @@ def apply_below_autograd(
         return _apply_at_one_level(at_next_level, rule, num_inputs, *arguments)
 
 
+@functools.lru_cache(maxsize=1024)
 def needed_products(
-    spec: OpSpec, needs_input_grad: Sequence[bool], dtypes: tuple[torch.dtype, ...], layout: str, scales: str = ""
+    spec: OpSpec, needs_input_grad: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], layout: str, scales: str = ""
 ) -> tuple[tuple[Product, ...], tuple[bool, ...]]:
-    """The products of a call's gradients, and whether each input must be saved for them.
+    """The products of a call's gradients, and whether each input must be saved for them; found once for
+    each kind of call.
 
     Args:
       spec: of the op.

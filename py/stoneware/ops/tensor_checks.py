@@ -152,7 +152,7 @@ def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) ->
         raise ForwardOnlyError(
             f"{op}{' with out=' if is_out else ''} has no backward, and {', '.join(names)} "
             f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under torch.no_grad(), or "
-            + ("leave out=... away" if is_out else f"pass {', '.join(f'{name}.detach()' for name in names)}")
+            + ("omit out" if is_out else f"pass {', '.join(f'{name}.detach()' for name in names)}")
         )
 
 

@@ -25,7 +25,7 @@ from stoneware.ops.grouped_mm.spec import SPEC
 
 
 def rule(
-    needs_input_grad: Sequence[bool],
+    needs_input_grad: tuple[bool, ...],
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
@@ -46,7 +46,7 @@ def rule(
         )
     if backend not in (None, VENDOR, REFERENCE):
         raise UnsupportedError(
-            f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or leave it out"
+            f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or omit backend"
         )
     products, is_saved = needed_products(SPEC, needs_input_grad, (torch.bfloat16,) * 3, "nt")
 
@@ -66,7 +66,10 @@ def rule(
     return (a if is_saved[0] else None, b if is_saved[1] else None, offs), gradients
 
 
-def _is_vendor_s(x: torch.Tensor, backend: str | None) -> bool:
+def _is_for_torch(x: torch.Tensor, offs: torch.Tensor, backend: str | None) -> bool:
+    """Whether torch._grouped_mm computes it, which wants a row and a group."""
+    if not x.shape[0] or not offs.shape[0]:
+        return False
     return backend != REFERENCE and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
 
 
@@ -83,7 +86,7 @@ def _ends(offs: torch.Tensor) -> list[int]:
 
 
 def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
-    if x.shape[0] and _is_vendor_s(x, backend):
+    if _is_for_torch(x, offs, backend):
         out = torch._grouped_mm(_aligned(x), _aligned(b), offs=offs)
         after = torch.arange(x.shape[0], device=x.device) >= offs[-1]
         return out.masked_fill_(after[:, None], 0)  # torch leaves them as they were
@@ -94,7 +97,7 @@ def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | N
 
 
 def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
-    if x.shape[0] and _is_vendor_s(x, backend):
+    if _is_for_torch(x, offs, backend):
         return torch._grouped_mm(_aligned(x).t(), _aligned(y), offs=offs)
     out = x.new_zeros(offs.shape[0], x.shape[1], y.shape[1])
     for group, (begin, end) in enumerate(itertools.pairwise(_ends(offs))):

@@ -10,7 +10,6 @@ summed over the batch in float32.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,7 +21,7 @@ from stoneware.ops.matmul.spec import SPEC
 
 
 def rule(
-    needs_input_grad: Sequence[bool],
+    needs_input_grad: tuple[bool, ...],
     a: torch.Tensor,
     b: torch.Tensor,
     bias: torch.Tensor | None,
@@ -33,7 +32,7 @@ def rule(
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
     layout = _layout(a, "n") + _layout(b, "t")
-    products, is_saved = _needed(needs_input_grad, (a.dtype, b.dtype, out_dtype or a.dtype), layout)
+    products, is_saved = needed_products(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype or a.dtype), layout)
     saved = a if is_saved[0] else None, b if is_saved[1] else None
     shapes = {"da": a.shape, "db": b.shape}
     dtype = a.dtype
@@ -54,10 +53,6 @@ def rule(
         return found.get("da"), found.get("db"), found.get("dbias")
 
     return saved, gradients
-
-
-# A function of its own, since gradients are made anew for every call.
-_needed = functools.lru_cache(maxsize=1024)(functools.partial(needed_products, SPEC))
 
 
 def _batch(left: torch.Tensor, right: torch.Tensor) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from stoneware.ops.scaled_mm.spec import SPEC
 
 
 def rule(
-    needs_input_grad: Sequence[bool],
+    needs_input_grad: tuple[bool, ...],
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
