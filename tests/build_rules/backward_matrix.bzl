@@ -1,7 +1,7 @@
 """backward_matrix_test: which products a kernel serves, by flag, library and kernel; nothing is compiled."""
 
 load("//tests/build_rules:own_family.bzl", "own_kernel")
-load("//tools/build_rules:defs.bzl", "cutlass_kernels")
+load("//tools/build_rules:defs.bzl", "cutlass_kernels", "triton_aot")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _SETTINGS = ["inherit", "on", "off"]
@@ -13,6 +13,9 @@ _SERVES = {
     "gradients": ["dgrad", "wgrad"],
 }
 
+# A kernel of triton_aot is in no library.
+_TRITON = "triton"
+
 # flag, library -> whether backward is on for a kernel that says "inherit", "on", "off".
 _MATRIX = {
     ("on", "inherit"): [True, True, False],
@@ -21,6 +24,8 @@ _MATRIX = {
     ("off", "inherit"): [False, True, False],
     ("off", "on"): [True, True, False],
     ("off", "off"): [False, True, False],
+    ("on", _TRITON): [True, True, False],
+    ("off", _TRITON): [False, True, False],
 }
 
 _FLAG = "//:enable_backward"
@@ -48,7 +53,7 @@ def _backward_matrix_test_impl(ctx):
     for flag, libraries in ctx.split_attr.libraries.items():
         found = _found(libraries)
         expected = {}
-        for library in _SETTINGS:
+        for library in _SETTINGS + [_TRITON]:
             for kernel, is_on in zip(_SETTINGS, _MATRIX[(flag, library)]):
                 for name, products in _SERVES.items():
                     serves = {product: product == "forward" or is_on for product in products}
@@ -98,8 +103,28 @@ def backward_matrix_test(name, deps):
             tags = ["manual"],
             deps = deps,
         )
+    for kernel in _SETTINGS:
+        for serves, products in _SERVES.items():
+            triton_aot(
+                name = "{}_{}_{}_{}".format(name, _TRITON, kernel, serves),
+                src = "backward_matrix.bzl",  # never compiled
+                archs = ["sm_90"],
+                backward = kernel,
+                function = "none",
+                kernel_id = _id(_TRITON, kernel, serves),
+                num_stages = 1,
+                num_warps = 1,
+                op = "store",
+                serves = products,
+                signature = "i32",
+                tags = ["manual"],
+            )
     _backward_matrix_test(
         name = name,
         size = "small",
-        libraries = [":{}_{}".format(name, library) for library in _SETTINGS],
+        libraries = [":{}_{}".format(name, library) for library in _SETTINGS] + [
+            ":{}_{}_{}_{}".format(name, _TRITON, kernel, serves)
+            for kernel in _SETTINGS
+            for serves in _SERVES
+        ],
     )

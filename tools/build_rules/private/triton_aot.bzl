@@ -52,6 +52,7 @@ def triton_aot(
         config = {},
         serves = ["forward"],
         backward = "inherit",
+        tags = [],
         visibility = None):
     """Compiles one Triton function, with its constants fixed, for several architectures.
 
@@ -84,6 +85,7 @@ def triton_aot(
       config: what the backend needs to know, for the manifest.
       serves: the products that it computes: of "forward", "dgrad" and "wgrad".
       backward: whether it serves gradients: "on", "off" or "inherit", what //:enable_backward says.
+      tags: of every target, "manual" for kernels that `bazel build //...` shall not compile.
       visibility: of `name`.
     """
     tool = Label("//tools/triton_aot")
@@ -110,6 +112,7 @@ def triton_aot(
                 "--out_json=$(execpath {}.json)".format(id),
             ]),
             message = "Compiling with Triton",
+            tags = tags,
             tools = [tool],
         )
         compiled[":" + id] = arch
@@ -120,5 +123,6 @@ def triton_aot(
         config = config_json,
         op = op,
         serves = serves,
+        tags = tags,
         visibility = visibility,
     )
