@@ -94,3 +94,11 @@ def test_a_layer_that_two_places_share_is_kept():
     done = nn.convert(model)
     assert "shared with 2" in done.kept["0"]
     assert model[0] is model[2]
+
+
+def test_layers_whose_weights_are_read_by_their_owner_are_kept():
+    model = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).bfloat16().eval()
+    done = nn.convert(model)
+    assert not done.swapped
+    assert "reads the weights of its layers itself" in done.kept["linear1"]
+    model(torch.randn(2, 8, 64).bfloat16())

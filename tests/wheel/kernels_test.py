@@ -53,7 +53,7 @@ def test_manifest_is_canonical_and_has_both_backends(wheel):
     ids = [kernel["id"] for kernel in wheel.manifest]
     assert ids == sorted(set(ids))
     assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
-    assert {kernel["op"] for kernel in wheel.manifest} == set(OPS)
+    assert {kernel["op"] for kernel in wheel.manifest} == {*OPS, "quantize"}
     fields = {"id", "op", "backend", "arch", "config", "serves", "sha256", "code_sha256", "size_bytes"}
     assert all(
         set(k) == fields | ({"description_sha256"} if k["backend"] == "triton_aot" else set()) for k in wheel.manifest

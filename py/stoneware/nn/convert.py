@@ -69,8 +69,8 @@ def convert(
     Layers that train become `Float8Linear`, or `Linear` for recipe "bf16"; they keep their Parameter
     objects, so that an optimizer made before goes on. Frozen ones become `Float8InferenceLinear`, one
     after another, so that the model's memory only falls. A layer stays as it is if it is a subclass of
-    torch.nn.Linear, shares its weight with another module, has a size that the recipe refuses, or is a
-    head or a router (HEADS) and no filter is given.
+    torch.nn.Linear, shares its weight with another module, has a size that the recipe refuses, is read by
+    a torch.nn.TransformerEncoderLayer, or is a head or a router (HEADS) and no filter is given.
 
     Args:
       model: whose submodules are swapped.
@@ -92,7 +92,8 @@ def convert(
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not name or not isinstance(layer, torch.nn.Linear):
             continue
-        reason = _why_kept(name, layer, recipe, filter, owners)
+        parent = model.get_submodule(name.rpartition(".")[0])
+        reason = _why_kept(name, layer, parent, recipe, filter, owners)
         if reason is not None:
             done.kept[name] = reason
             continue
@@ -103,8 +104,15 @@ def convert(
 
 
 def _why_kept(
-    name: str, layer: torch.nn.Linear, recipe: str, filter: Filter | None, owners: dict[int, list[str]]
+    name: str,
+    layer: torch.nn.Linear,
+    parent: torch.nn.Module,
+    recipe: str,
+    filter: Filter | None,
+    owners: dict[int, list[str]],
 ) -> str | None:
+    if isinstance(parent, torch.nn.TransformerEncoderLayer):
+        return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
     if type(layer) is not torch.nn.Linear:
         return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
     if filter is None and name.rpartition(".")[2] in HEADS:
