@@ -68,14 +68,14 @@ def make(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("is_dirty", (False, True))
-def test_a_flush_reads_all_of_its_buffer_or_writes_all_of_it(is_dirty):
+@pytest.mark.parametrize(("l2", "rows", "sums"), [("clean", 1, 8), ("dirty", 0, 0), ("as_is", 1, 0)])
+def test_a_flush_reads_all_of_its_buffer_writes_all_of_it_or_does_nothing(l2, rows, sums):
     made = CudaStopwatch.__new__(CudaStopwatch)
-    made._is_dirty = is_dirty
+    made._l2 = l2
     made._flush_rows, made._flush_sums = torch.ones(4, 8), torch.zeros(4)
     made._flush()
-    assert made._flush_rows.eq(0 if is_dirty else 1).all()
-    assert made._flush_sums.eq(0 if is_dirty else 8).all()
+    assert made._flush_rows.eq(rows).all()
+    assert made._flush_sums.eq(sums).all()
 
 
 def test_a_host_that_keeps_up_costs_no_sleep(make):

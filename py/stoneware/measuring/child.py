@@ -155,8 +155,13 @@ def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
     lines.put(b"")
 
 
-def main(make_plan: Any = None) -> int:
-    """Runs the program; `make_plan` in place of the ops' own is for tests."""
+def main(make_plan: Any = None, make_timer: Any = None) -> int:
+    """Runs the program.
+
+    Args:
+      make_plan: in place of the ops' own.
+      make_timer: (ordinal of the GPU) -> DeviceTimer; None times cold calls.
+    """
     _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     # What a library prints must not stand among the events.
@@ -179,7 +184,7 @@ def main(make_plan: Any = None) -> int:
     hello = json.loads(sys.stdin.readline())
     ordinal, settings = hello["device"], Settings(**hello["settings"])
     torch.cuda.set_device(ordinal)
-    device, timer = cuda_device(ordinal), DeviceTimer(ordinal)
+    device, timer = cuda_device(ordinal), (make_timer or DeviceTimer)(ordinal)
     say("ready")
 
     def measure(task: Mapping[str, Any]) -> None:

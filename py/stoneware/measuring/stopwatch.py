@@ -47,22 +47,24 @@ class CudaStopwatch:
 
     Args:
       ordinal: torch's number of the GPU.
-      l2: what a flush leaves there: "clean" lines that were read, or "dirty" ones that were written.
+      l2: what a flush leaves there: "clean" lines that were read, or "dirty" ones that were written;
+        with "as_is" nothing is flushed.
 
     Attributes:
       announce: called with a call's name before the call, so that a parent process knows which
         one hangs or faults.
     """
 
-    def __init__(self, ordinal: int, l2: Literal["clean", "dirty"] = "clean") -> None:
+    def __init__(self, ordinal: int, l2: Literal["clean", "dirty", "as_is"] = "clean") -> None:
         self._ordinal = ordinal
         self._device = torch.device("cuda", ordinal)
         l2_bytes = torch.cuda.get_device_properties(ordinal).L2_cache_size
         num_bytes = max(_LEAST_FLUSH_BYTES, _FLUSH_BYTES_PER_L2_BYTE * l2_bytes)
-        self._is_dirty = l2 == "dirty"
-        # Rows, so that a sum of each needs no memory of torch's beside the result.
-        self._flush_rows = torch.zeros(_FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS, device=self._device)
-        self._flush_sums = torch.zeros(_FLUSH_ROWS, device=self._device)
+        self._l2 = l2
+        if l2 != "as_is":
+            # Rows, so that a sum of each needs no memory of torch's beside the result.
+            self._flush_rows = torch.zeros(_FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS, device=self._device)
+            self._flush_sums = torch.zeros(_FLUSH_ROWS, device=self._device)
         self._sleep_cycles: dict[Any, int] = {}  # by name: a call would keep its tensors alive
         self._capture_stream = torch.cuda.Stream(self._device)
         self.announce: Callable[[Any], None] = lambda name: None
@@ -133,9 +135,9 @@ class CudaStopwatch:
             return begin.elapsed_time(end) * 1e3
 
     def _flush(self) -> None:
-        if self._is_dirty:
+        if self._l2 == "dirty":
             self._flush_rows.zero_()
-        else:
+        elif self._l2 == "clean":
             torch.sum(self._flush_rows, dim=1, out=self._flush_sums)
 
 
