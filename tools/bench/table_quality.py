@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,12 +27,12 @@ from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.kernels.registry import OPS, VENDOR
-from stoneware.ops.scaled_mm.spec import M_VALUES
 from stoneware.tuning import lookup, merge, sources
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
 from stoneware.tuning.table_entry import Entry
+from tools.gpu_check import held_out_problems
 
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")
@@ -41,55 +40,8 @@ _HELD_OUT = flags.DEFINE_string("held_out", None, "Samples at the shapes that ar
 _AGAIN = flags.DEFINE_string("again", None, "Samples of a second tune of the shapes of --samples.")
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 
-HELD_OUT_WEIGHTS = (
-    (43008, 5376),
-    (5376, 21504),
-    (8192, 5376),
-    (67584, 12288),
-    (12288, 33792),
-    (8192, 49152),
-    (21504, 6144),
-    (6144, 10752),
-    (55296, 5120),
-    (5120, 27648),
-    (16384, 5120),
-    (27392, 4096),
-    (4096, 13696),
-    (18432, 6144),
-    (6144, 9216),
-    (36608, 6400),
-    (6400, 18304),
-    (22016, 4096),
-    (4096, 11008),
-    (9216, 3072),
-    (3072, 8192),
-    (20480, 4096),
-    (4096, 10240),
-    (36864, 9216),
-)
-"""(n, k) of layers of Gemma 3 27B, Command R+, Qwen 1.5 110B, DBRX, OLMo 2 32B, Llama 4 Scout, GLM 4 9B,
-MiniMax M1, Hunyuan Large, Yi 6B, Phi 3 mini, T5 XXL and OPT 66B, from their config.json; not in
-ops/scaled_mm/spec.py. They were chosen before any of them was measured, and after the rule of the
-look-up was; the shapes of the tables before were others."""
-
-_HELD_OUT_MOST_M = 6000
-
-_M_PER_WEIGHT = 7
-
-
-def held_out_shapes() -> list[str]:
-    """Some m of each weight, drawn once and for all: any but those of ops/scaled_mm/spec.py, as
-    often between 2 and 4 as between 2000 and 4000."""
-    draw = random.Random(7)
-    shapes = []
-    for n, k in HELD_OUT_WEIGHTS:
-        m_values: set[int] = set()
-        while len(m_values) < _M_PER_WEIGHT:
-            m = round(math.exp(draw.uniform(math.log(2), math.log(_HELD_OUT_MOST_M))))
-            if m not in M_VALUES:
-                m_values.add(m)
-        shapes += [f"{m}x{n}x{k}" for m in sorted(m_values)]
-    return shapes
+_HELD_OUT_SEED, _NUM_HELD_OUT = 7, 168
+"""Of the shapes that --print_held_out prints."""
 
 
 def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:
@@ -198,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
     if _PRINT_HELD_OUT.value:
-        print(",".join(held_out_shapes()))
+        print(",".join(held_out_problems.shapes("fp8_row", _HELD_OUT_SEED, _NUM_HELD_OUT)))
         return 0
     if not _SAMPLES.value:
         raise app.UsageError("--samples must be given; it is what the table is baked from")

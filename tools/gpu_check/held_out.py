@@ -1,0 +1,292 @@
+"""Measures what the look-up's choices cost at problems that no one tuned for.
+
+    python -m tools.gpu_check.held_out --out DIR --seed 11 [--problems 600] [--ops scaled_mm,bf16_nt]
+        [--minutes 60]
+
+held_out_problems.py draws the problems: by the seed, and none that the wheel's table has an (n, k) of.
+Three parts, each a tune into a store of its own in DIR:
+
+    first   every candidate of every problem, as a model calls it (weight_walk.py)
+    again   the same at the worst problems of each set, to tell whether they are noise
+    cold    some problems by the timer of `stoneware tune`, to tell where the two differ
+
+All visible GPUs share a part, one process each. Samples are stored as they are taken: the same command
+goes on where an interrupted one stopped. Choices are those of the wheel's table, without any store.
+
+Writes held_out.json and held_out.txt (held_out_figures.py), of what was measured until --minutes if that
+is given; the exit code is 1 if a candidate was wrong, failed or hung, or nothing was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from absl import app, flags
+
+from stoneware.kernels import registry
+from stoneware.kernels.config import Config
+from stoneware.measuring import candidates, child, machine
+from stoneware.measuring.progress import Reporter
+from stoneware.measuring.session import Ranks, Session
+from stoneware.measuring.settings import Settings
+from stoneware.ops.product import Product
+from stoneware.runtime.device import Device, cuda_device
+from stoneware.tuning import policy
+from stoneware.tuning.lookup import Decision
+from stoneware.tuning.samples import Sample
+from stoneware.tuning.store import Store
+from tools.gpu_check import held_out_figures, held_out_problems, weight_walk
+from tools.gpu_check import machine as machine_of_report
+from tools.gpu_check.held_out_problems import SETS
+
+PARTS = {"first": 0.8, "again": 0.12, "cold": 0.08}
+"""Each part's share of --minutes."""
+
+Problems = Mapping[str, Sequence[Product]]
+"""Set -> its problems."""
+
+
+class TimeIsUp(Exception):
+    """A part has had its share of the time; what it measured is stored."""
+
+
+class TimedReporter(Reporter):
+    """Prints the progress, and ends the session after the problem in which its time is over."""
+
+    def __init__(self, minutes: float, name: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._now = name, now
+        self._deadline = now() + 60 * minutes if minutes else math.inf
+
+    def end(self, problem: str, cost: float, outcome: str) -> None:
+        super().end(problem, cost, outcome)
+        if self._now() >= self._deadline:
+            raise TimeIsUp
+
+    def say(self, text: str, level: int = 0) -> None:
+        print(f"{self._name}: {text}", flush=True)
+
+
+def chosen_sets(names: Sequence[str]) -> list[str]:
+    """The sets of these names, of sets or of ops.
+
+    Raises:
+      ValueError: a name is neither.
+    """
+    known = {*SETS, *(one.op for one in SETS.values())}
+    if unknown := sorted(set(names) - known):
+        raise ValueError(f"ops={','.join(unknown)} must be among {', '.join(sorted(known))}; name some of these")
+    return [name for name, one in SETS.items() if {name, one.op} & set(names)]
+
+
+class HeldOut:
+    """The problems of a seed, and what of them is measured.
+
+    Args:
+      folder: has a store of each part.
+      problems: of each set.
+      device: where they are measured.
+      decide: the look-up's decision for a problem.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, problems: Problems, device: Device, decide: Callable[[Product], Decision]
+    ) -> None:
+        self._folder, self._problems, self._device, self._decide = folder, problems, device, decide
+
+    def store(self, part: str) -> Store:
+        return Store(self._folder / f"held_out_{part}.sqlite3")
+
+    def samples(self, part: str) -> list[Sample]:
+        """Those of this hardware."""
+        here = self._device.fingerprint
+        return [sample for run, sample in self.store(part).samples() if here is None or run.device.same_hardware(here)]
+
+    def rows(self, part: str) -> list[held_out_figures.Row]:
+        """Of the problems that have a time of the choice."""
+        right = held_out_figures.right_samples(self.samples(part), candidates.kernel_sha256)
+        found = [
+            held_out_figures.row_of(name, problem, self._decide(problem), right[problem.key])
+            for name, problems in self._problems.items()
+            for problem in problems
+            if problem.key in right
+        ]
+        return [row for row in found if row is not None]
+
+    def to_measure(self, part: str, again: int, cold: int) -> list[Product]:
+        """The problems of a part, of all sets in turn; those of the parts after the first are of what it
+        measured."""
+        if part == "first":
+            return held_out_problems.interleaved(list(self._problems.values()))
+        rows = self.rows("first")
+        if part == "again":
+            wanted = {(row["set"], row["problem"]) for row in held_out_figures.worst(rows, again)}
+            most = again
+        else:
+            wanted, most = {(row["set"], row["problem"]) for row in rows}, cold
+        return held_out_problems.interleaved(
+            [
+                [problem for problem in problems if (name, str(problem)) in wanted][:most]
+                for name, problems in self._problems.items()
+            ]
+        )
+
+    def candidates_of(self, problem: Product) -> tuple[list[Config], list[Config]]:
+        """As `candidates.of_problem`; the choice is always timed."""
+        always, others = candidates.of_problem(registry.spec(problem.key.op).operation, problem, self._device)
+        choice = self._decide(problem).config
+        always = list(dict.fromkeys([choice, *always]))
+        return always, [config for config in others if config != choice]
+
+    def report(self) -> dict[str, Any]:
+        """Figures, rows, the comparison of the timers, and what was not right."""
+        rows = held_out_figures.with_second_pass(self.rows("first"), self.rows("again"))
+        walk, cold = (
+            held_out_figures.right_samples(self.samples(part), candidates.kernel_sha256) for part in ("first", "cold")
+        )
+        problems = dict.fromkeys(problem for of_set in self._problems.values() for problem in of_set)
+        pairs = [(one, walk[one.key], cold[one.key]) for one in problems if one.key in walk and one.key in cold]
+        bad = [sample for sample in self.samples("first") if sample.status != "ok"]
+        return {
+            "of_problems": {name: len(of_set) for name, of_set in self._problems.items()},
+            "groups": held_out_figures.figures(rows),
+            "timers": held_out_figures.timers_compared(pairs),
+            "bad": [f"{one.key.shape} {one.config}: {one.status}: {one.detail}" for one in bad],
+            "rows": sorted(rows, key=held_out_figures.badness, reverse=True),
+        }
+
+
+def wheels_decision(device: Device) -> Callable[[Product], Decision]:
+    """Decides by the wheel's table alone, from now on in this process."""
+    policy.use_wheel_only()
+    return lambda problem: registry.spec(problem.key.op).operation.decide(problem, device, lists_refusals=False)
+
+
+def measure(
+    held_out: HeldOut, part: str, problems: Sequence[Product], ranks: Ranks, settings: Settings, minutes: float
+) -> None:
+    """This rank's share of a part; returns when it is done, or its time is over."""
+    ordinal = ranks.local_rank
+    device = cuda_device(ordinal)
+    run = machine.new_run(ordinal, settings.command, settings.commit)
+    session = Session(
+        store=held_out.store(part),
+        run=run,
+        device=device,
+        settings=settings,
+        reporter=TimedReporter(minutes, f"{part}, GPU {ordinal}" if ranks.world_size > 1 else part),
+        command=child.COMMAND if part == "cold" else weight_walk.COMMAND,
+        candidates_of=held_out.candidates_of,
+        end_run=lambda: machine.end_run(run, ordinal),
+    )
+    try:
+        session.measure(problems, ranks)
+    except TimeIsUp:
+        print(f"{part}: stopped after {minutes:.1f} minutes; start again without --minutes to measure the rest")
+
+
+def measure_on_all(part: str, num_gpus: int) -> None:
+    """The part on each GPU, by a process like this one.
+
+    Raises:
+      SystemExit: one of them failed.
+    """
+    command = [sys.executable, "-m", "tools.gpu_check.held_out", *sys.argv[1:], f"--part={part}"]
+    processes = [
+        subprocess.Popen(
+            command, env={**os.environ, "RANK": str(idx), "WORLD_SIZE": str(num_gpus), "LOCAL_RANK": str(idx)}
+        )
+        for idx in range(num_gpus)
+    ]
+    codes = [process.wait() for process in processes]
+    if failed := [idx for idx, code in enumerate(codes) if code]:
+        sys.exit(f"held_out: {part} failed on GPU {', '.join(map(str, failed))}; start again to go on")
+
+
+def to_json(report: Mapping[str, Any]) -> str:
+    """As JSON text, each row and each group on a line."""
+    parts = []
+    for name, value in sorted(report.items()):
+        if name == "rows":
+            text = "[" + ",".join(f"\n  {json.dumps(row, sort_keys=True)}" for row in value) + "\n ]"
+        elif name == "groups":
+            text = "{" + ",".join(f"\n  {json.dumps(title)}: {json.dumps(of)}" for title, of in value.items()) + "\n }"
+        else:
+            text = json.dumps(value, sort_keys=True)
+        parts.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _define_flags() -> None:
+    flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+    flags.DEFINE_integer("seed", None, "Of the problems; take one that no one tuned to.", required=True)
+    flags.DEFINE_integer("problems", 600, "Of each set.", lower_bound=1)
+    flags.DEFINE_list("ops", list(SETS), "Ops, or sets of problems: " + ", ".join(SETS) + ".")
+    flags.DEFINE_float("minutes", 0.0, "Stop after so many and report; 0: measure all.", lower_bound=0.0)
+    flags.DEFINE_integer("again", 20, "Worst problems of each set that are measured twice.", lower_bound=0)
+    flags.DEFINE_integer("cold", 20, "Problems of each set that are measured by both timers.", lower_bound=0)
+    flags.DEFINE_integer("rounds", 20, "Timings of each candidate.", lower_bound=1)
+    flags.DEFINE_float("seconds_per_problem", 1.5, "For timing one at most.")
+    flags.DEFINE_enum("part", None, list(PARTS), "Measure this part only, as one of several processes.")
+    flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
+    flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
+    flags.DEFINE_string("command", None, "What the user typed, if not this program.")
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"only flags are taken, found {argv[1:]}")
+    values = flags.FLAGS
+    ranks = Ranks.from_environment()
+    device = cuda_device(ranks.local_rank)
+    folder = pathlib.Path(values.out).resolve()
+    try:
+        names = chosen_sets(values.ops)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from error
+    problems = {name: held_out_problems.take(name, values.seed, values.problems) for name in names}
+    held_out = HeldOut(folder, problems, device, wheels_decision(device))
+    settings = Settings(
+        rounds=values.rounds,
+        rounds_before_drop=min(4, values.rounds),
+        seconds_per_problem=values.seconds_per_problem,
+        command=values.command or " ".join(sys.argv),
+        commit=values.commit,
+    )
+    num_gpus, begin = torch.cuda.device_count(), time.monotonic()
+    for part in [values.part] if values.part else PARTS:
+        if num_gpus > 1 and not values.part:
+            measure_on_all(part, num_gpus)
+        else:
+            wanted = held_out.to_measure(part, values.again, values.cold)
+            measure(held_out, part, wanted, ranks, settings, values.minutes * PARTS[part])
+    if values.part:
+        return 0
+    report = {
+        "command": settings.command,
+        "commit": settings.commit,
+        "wheel_sha256": values.wheel_sha256,
+        "machine": machine_of_report.describe(0),
+        "num_gpus": num_gpus,
+        "seed": values.seed,
+        "seconds": round(time.monotonic() - begin, 1),
+        **held_out.report(),
+    }
+    (folder / "held_out.json").write_text(to_json(report), encoding="utf-8")
+    text = held_out_figures.table(report)
+    (folder / "held_out.txt").write_text(text, encoding="utf-8")
+    print(text, end="")
+    return int(bool(report["bad"]) or not report["rows"])
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

@@ -1,0 +1,235 @@
+"""What the look-up's choices cost at problems that no one tuned for: rows, figures and their table.
+
+A row is a problem with the times of its candidates:
+
+    regret           time of the look-up's choice over that of the fastest candidate
+    torch_over_ours  torch's time over that of the choice; none where torch cannot run the problem
+
+The fastest of some twenty medians is partly luck, so a regret of 1.01 may be none at all. The worst
+problems are therefore measured a second time. `noise` is what the second pass does not confirm: a
+regret, or a lead of torch, that is then within a tie of the table.
+
+Free of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey
+from stoneware.kernels.registry import VENDOR
+from stoneware.ops.product import Product
+from stoneware.tuning.lookup import Decision
+from stoneware.tuning.samples import Sample
+
+Times = Mapping[AnyConfig, Sample]
+Row = dict[str, Any]
+
+M_BUCKETS = (1, 16, 64, 256, 1024)
+"""Largest m of each bucket but the last: the m of the key, which for groups is their mean."""
+
+TIE = 1.03
+"""As tuning/choose.py has it: closer times are no difference."""
+
+_PERCENTILES = (50, 99)
+
+
+def right_samples(samples: Iterable[Sample], digest: Callable[[Any], str]) -> dict[AnyKey, dict[AnyConfig, Sample]]:
+    """The samples by problem and candidate, of right values and of kernels as they are now."""
+    found: dict[AnyKey, dict[AnyConfig, Sample]] = {}
+    for sample in samples:
+        if sample.status == "ok" and sample.kernel_sha256 == digest(sample.config):
+            found.setdefault(sample.key, {})[sample.config] = sample
+    return found
+
+
+def row_of(set_name: str, problem: Product, decision: Decision, times: Times) -> Row | None:
+    """The row of a problem; None if the choice has no time."""
+    key = problem.key
+    chosen = times.get(decision.config)
+    if chosen is None:
+        return None
+    best = min(times.values(), key=lambda sample: sample.median_us)
+    vendor_us = min((one.median_us for one in times.values() if one.config.backend == VENDOR), default=None)
+    low_us, high_us = _interval_us(decision) or (None, None)
+    return {
+        "set": set_name,
+        "problem": str(problem),
+        "m": key.m,
+        "m_bucket": _bucket(key.m),
+        "layer": str(decision.layer),
+        "grade": str(decision.grade),
+        "chosen": str(decision.config),
+        "chosen_us": chosen.median_us,
+        "chosen_spread_us": chosen.spread_us,
+        "best": str(best.config),
+        "best_us": best.median_us,
+        "vendor_us": vendor_us,
+        "regret": round(chosen.median_us / best.median_us, 4),
+        "torch_over_ours": None if vendor_us is None else round(vendor_us / chosen.median_us, 4),
+        "interval_us": None if low_us is None else [low_us, high_us],
+        "num_candidates": len(times),
+    }
+
+
+def _interval_us(decision: Decision) -> tuple[float, float] | None:
+    """The 90 % interval of the choice's estimated time, if the decision carries an estimate."""
+    estimate = getattr(decision, "estimate", None)
+    return None if estimate is None else estimate.interval_us
+
+
+def _bucket(m: int) -> str:
+    low = 1
+    for high in M_BUCKETS:
+        if m <= high:
+            return str(high) if low == high else f"{low}-{high}"
+        low = high + 1
+    return f"{low}-"
+
+
+def badness(row: Row) -> float:
+    """By how much a row is bad, as a ratio: its regret, or torch's lead."""
+    return max(row["regret"], 1 / (row["torch_over_ours"] or 1.0))
+
+
+def worst(rows: Iterable[Row], count: int) -> list[Row]:
+    """The worst of each set, the worst first."""
+    by_set: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=badness, reverse=True):
+        by_set.setdefault(row["set"], []).append(row)
+    return [row for of_set in by_set.values() for row in of_set[:count]]
+
+
+def with_second_pass(rows: Sequence[Row], again: Sequence[Row]) -> list[Row]:
+    """The rows, those that were measured a second time with `again` (the second regret and ratio to
+    torch) and `is_noise`."""
+    second = {(row["set"], row["problem"]): row for row in again}
+    found = []
+    for row in rows:
+        other = second.get((row["set"], row["problem"]))
+        if other is not None:
+            ratios = {name: other[name] for name in ("regret", "torch_over_ours")}
+            row = {**row, "again": ratios, "is_noise": badness(other) <= TIE < badness(row)}
+        found.append(row)
+    return found
+
+
+def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Figures of each set, of each grade and each bucket of m in it; a set names op, dtype, scales and
+    layout."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        for title in ("", f", {row['grade']}", f", m {row['m_bucket']}"):
+            groups.setdefault(row["set"] + title, []).append(row)
+    return {title: _figures_of(groups[title]) for title in sorted(groups, key=_order_of_titles)}
+
+
+def _order_of_titles(title: str) -> tuple[str, bool, int, str]:
+    name, _, rest = title.partition(", ")
+    is_bucket = rest.startswith("m ")
+    return name, is_bucket, int(rest[2:].partition("-")[0]) if is_bucket else 0, rest
+
+
+def _figures_of(rows: Sequence[Row]) -> dict[str, Any]:
+    beside_torch = [row for row in rows if row["torch_over_ours"] is not None]
+    estimated = [row for row in rows if row["interval_us"] is not None]
+    inside = [row for row in estimated if row["interval_us"][0] <= row["chosen_us"] <= row["interval_us"][1]]
+    lasting = [row for row in rows if not row.get("is_noise")]
+    return {
+        "problems": len(rows),
+        "regret": _distribution(rows, "regret", is_high_bad=True),
+        "regret_without_noise": _distribution(lasting, "regret", is_high_bad=True),
+        "torch_over_ours": _distribution(beside_torch, "torch_over_ours", is_high_bad=False),
+        "vendor_chosen": sum(row["chosen"].startswith(VENDOR) for row in rows),
+        "coverage_of_90": round(len(inside) / len(estimated), 4) if estimated else None,
+    }
+
+
+def _distribution(rows: Sequence[Row], name: str, *, is_high_bad: bool) -> dict[str, Any] | None:
+    """Geometric mean; median, 99th percentile towards the bad end (nearest rank) and worst, each with
+    its problem."""
+    if not rows:
+        return None
+    ordered = sorted(rows, key=lambda row: row[name] if is_high_bad else -row[name])
+    places = {f"p{part}": ordered[math.ceil(part / 100 * len(ordered)) - 1] for part in _PERCENTILES}
+    named = {title: {"ratio": row[name], "problem": row["problem"]} for title, row in places.items()}
+    mean = math.exp(math.fsum(math.log(row[name]) for row in rows) / len(rows))
+    return {
+        "geomean": round(mean, 4),
+        **named,
+        "worst": {"ratio": ordered[-1][name], "problem": ordered[-1]["problem"]},
+    }
+
+
+def timers_compared(pairs: Iterable[tuple[Product, Times, Times]]) -> dict[str, Any]:
+    """Where cold calls (device_timer.py) and a walk over copies of the weight differ.
+
+    Args:
+      pairs: problems with the times of a walk and those of cold calls.
+
+    Returns:
+      Of how many problems both have the same fastest candidate; what the other's fastest costs by the
+      times of a walk; cold times over those of a walk; and each problem's.
+    """
+    found = []
+    for problem, walk, cold in pairs:
+        common = [config for config in walk if config in cold]
+        if not common:
+            continue
+        by_walk, by_cold = (min(common, key=lambda config: of[config].median_us) for of in (walk, cold))
+        ratios = [cold[config].median_us / walk[config].median_us for config in common]
+        found.append(
+            {
+                "problem": str(problem),
+                "fastest_by_walk": str(by_walk),
+                "fastest_cold": str(by_cold),
+                "cost": round(walk[by_cold].median_us / walk[by_walk].median_us, 4),
+                "cold_over_walk": round(_mean(ratios), 4),
+            }
+        )
+    found.sort(key=lambda one: -one["cost"])
+    return {
+        "problems": len(found),
+        "same_fastest": sum(one["fastest_by_walk"] == one["fastest_cold"] for one in found),
+        "cost_geomean": round(_mean([one["cost"] for one in found]), 4) if found else None,
+        "cold_over_walk_geomean": round(_mean([one["cold_over_walk"] for one in found]), 4) if found else None,
+        "rows": found,
+    }
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report for people: a line for each group, the worst problems, the timers."""
+    lines = [
+        f"{'':32}{'problems':>9}  {'regret: mean   p50    p99  worst':>33}  {'torch/ours: mean  p99  worst':>29}  90 %"
+    ]
+    for title, of_group in report["groups"].items():
+        regret, ratio, coverage = (of_group[name] for name in ("regret", "torch_over_ours", "coverage_of_90"))
+        cells = [f"{regret['geomean']:>15.3f}", *(f"{regret[name]['ratio']:.3f}" for name in ("p50", "p99", "worst"))]
+        beside = ["-"]
+        if ratio:
+            beside = [f"{ratio['geomean']:.3f}", *(f"{ratio[name]['ratio']:.3f}" for name in ("p99", "worst"))]
+        inside = "-" if coverage is None else f"{coverage:.0%}"
+        lines.append(f"{title:32}{of_group['problems']:>9}  {'  '.join(cells):>33}  {'  '.join(beside):>29}  {inside}")
+    for row in report["rows"]:
+        if "again" in row:
+            note = "noise" if row["is_noise"] else "lasting" if badness(row) > TIE else "a tie"
+            lines.append(
+                f"{row['problem']}: {row['chosen']}, not {row['best']}: regret {row['regret']:.3f}, again "
+                f"{row['again']['regret']:.3f}; torch/ours {row['torch_over_ours']}, again "
+                f"{row['again']['torch_over_ours']}: {note}"
+            )
+    timers = report["timers"]
+    if timers["problems"]:
+        lines.append(
+            f"cold calls and a walk have the same fastest candidate at {timers['same_fastest']} of "
+            f"{timers['problems']} problems; the cold one's costs {timers['cost_geomean']:.3f}, geometric mean, and "
+            f"cold times are {timers['cold_over_walk_geomean']:.3f} of those of a walk"
+        )
+    return "\n".join(lines) + "\n"

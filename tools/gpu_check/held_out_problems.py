@@ -1,0 +1,237 @@
+"""Problems that no table was tuned for: layers of models kept apart from the tuned ones, and random sizes.
+
+Each set is an endless sequence, which depends on the seed and the set's name alone. `take` skips what
+the wheel's table has, at any m. Free of torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoneware.kernels import registry
+from stoneware.kernels.key import Key
+from stoneware.measuring import model
+from stoneware.measuring.model import Layer
+from stoneware.ops.product import Product
+from stoneware.tuning import table_file
+
+TENSOR_PARALLEL = (1, 2, 4, 8)
+
+MOST_M_LOG2 = 13
+"""Rows of a product, or tokens of a mixture: 1 to 8192, log-uniform."""
+
+N_LOG2, K_LOG2 = (6.0, 16.0), (7.0, 15.0)
+"""Of random weights: n from 64 to 65536, k from 128 to 32768, log-uniform."""
+
+MOST_WEIGHT_LOG2, MOST_EXPERTS_LOG2 = 29, 32
+"""Elements of a random weight, and of all experts together: GPT-3 175B has 2**29.2, and 4 GB of experts
+in fp8 leave room for their copies."""
+
+NUM_EXPERTS, PER_TOKEN = (8, 16, 32, 64, 128, 256), (1, 2, 4, 8)
+"""Of random mixtures."""
+
+
+def _decoder(
+    hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int, head_dim: int = 0, **more: int
+) -> dict[str, int]:
+    """A config.json, as far as `stoneware.measuring.model` reads it."""
+    return {
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": width,
+        "vocab_size": vocabulary,
+        "head_dim": head_dim,
+        **more,
+    }
+
+
+MODELS: dict[str, Mapping[str, int]] = {
+    "gemma3_27b": _decoder(5376, 32, 16, 21504, 262208, 128),
+    "gemma2_9b": _decoder(3584, 16, 8, 14336, 256000, 256),
+    "command_r_plus": _decoder(12288, 96, 8, 33792, 256000),
+    "qwen1_5_110b": _decoder(8192, 64, 8, 49152, 152064),
+    "olmo2_32b": _decoder(5120, 40, 8, 27648, 100352),
+    "glm4_9b": _decoder(4096, 32, 2, 13696, 151552),
+    "yi_6b": _decoder(4096, 32, 4, 11008, 64000),
+    "phi3_mini": _decoder(3072, 32, 32, 8192, 32064),
+    "phi4": _decoder(5120, 40, 10, 17920, 100352),
+    "granite3_8b": _decoder(4096, 32, 8, 12800, 49155),
+    "falcon3_10b": _decoder(3072, 12, 4, 23040, 131072, 256),
+    "dbrx": _decoder(6144, 48, 8, 10752, 100352, num_local_experts=16, num_experts_per_tok=4),
+    "llama4_scout": _decoder(5120, 40, 8, 8192, 202048, 128, num_local_experts=16, num_experts_per_tok=1),
+    "minimax_m1": _decoder(6144, 64, 8, 9216, 200064, 128, num_local_experts=32, num_experts_per_tok=2),
+    "phi3_5_moe": _decoder(4096, 32, 8, 6400, 32064, num_local_experts=16, num_experts_per_tok=2),
+    "olmoe_7b": _decoder(2048, 16, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8),
+    "qwen2_57b_a14b": _decoder(
+        3584,
+        28,
+        4,
+        18944,
+        151936,
+        num_experts=64,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2560,
+        shared_expert_intermediate_size=20480,
+    ),
+    "glm4_5_air": _decoder(
+        4096,
+        96,
+        8,
+        10944,
+        151552,
+        128,
+        n_routed_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1408,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+    ),
+    "deepseek_v2_lite": _decoder(
+        2048,
+        16,
+        16,
+        10944,
+        102400,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        moe_intermediate_size=1408,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+    ),
+}
+"""Sizes from the models' config.json. No layer is tuned for its sake: leave these models out of
+`ops/*/spec.py`, and of every list of models that are sampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemSet:
+    """Problems of one kind.
+
+    Attributes:
+      op: name of the op.
+      options: further arguments of its `make_problem`.
+      n_unit, k_unit: what random n and k are multiples of.
+    """
+
+    op: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    n_unit: int = 16
+    k_unit: int = 16
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.op == "grouped_mm"
+
+    def has(self, layer: Layer) -> bool:
+        """Whether it draws this layer; heads and routers stay in 16 bits."""
+        if self.is_grouped or layer.num_experts:
+            return self.is_grouped and layer.num_experts > 0
+        return self.op == "matmul" or layer.name not in ("lm_head", "router")
+
+
+SETS: dict[str, ProblemSet] = {
+    "fp8_row": ProblemSet(op="scaled_mm", options={"scales": "row"}),
+    "fp8_block": ProblemSet(op="scaled_mm", options={"scales": "block"}, k_unit=128),
+    "fp8_tensor": ProblemSet(op="scaled_mm", options={"scales": "tensor"}),
+    "bf16_nt": ProblemSet(op="matmul", options={"layout": "nt"}, n_unit=8, k_unit=8),
+    "bf16_nn": ProblemSet(op="matmul", options={"layout": "nn"}, n_unit=8, k_unit=8),
+    "bf16_tn": ProblemSet(op="matmul", options={"layout": "tn"}, n_unit=8, k_unit=8),
+    "grouped_fp8": ProblemSet(op="grouped_mm", options={"dtype": "e4m3"}),
+    "grouped_bf16": ProblemSet(op="grouped_mm", options={"dtype": "bf16"}, n_unit=8, k_unit=8),
+}
+
+
+def draw(name: str, seed: int) -> Iterator[Product]:
+    """The problems of a set, without end; layers of models and random sizes take turns."""
+    rng, drawn = random.Random(f"{seed} {name}"), SETS[name]
+    layers = [layer for layer in _layers() if drawn.has(layer)]
+    for is_random in itertools.cycle((False, True)):
+        layer = _random_layer(rng, drawn) if is_random else rng.choice(layers)
+        tokens = round(2 ** rng.uniform(0, MOST_M_LOG2))
+        groups = layer.num_experts
+        rows = max(1, tokens * layer.per_token // groups) * groups if groups else tokens
+        sizes = {"m": rows, "n": layer.n, "k": layer.k, **({"num_groups": groups} if groups else {})}
+        try:
+            yield registry.spec(drawn.op).make_problem(**sizes, **drawn.options)
+        except ValueError:
+            continue  # a layer whose sizes the op does not take
+
+
+def take(name: str, seed: int, count: int, measured: Callable[[str], frozenset[Key]] | None = None) -> list[Product]:
+    """The first `count` problems of a set whose (n, k) were not measured in their family, none twice.
+
+    Args:
+      measured: op -> keys with m = 0 of what was; None asks the wheel's table.
+    """
+    known = (measured or measured_weights)(SETS[name].op)
+    unseen = (one for one in draw(name, seed) if _without_m(one.key) not in known)
+    found: dict[Key, Product] = {}
+    while len(found) < count:
+        problem = next(unseen)
+        found.setdefault(problem.key, problem)
+    return list(found.values())
+
+
+def shapes(name: str, seed: int, count: int) -> list[str]:
+    """The same as MxNxK, for `stoneware tune --shapes`."""
+    return [f"{one.m}x{one.n}x{one.k}" for one in take(name, seed, count)]
+
+
+def interleaved(of_sets: Sequence[Sequence[Product]]) -> list[Product]:
+    """One of each set in turn, so that whatever is cut off at the end is of all sets."""
+    turns = itertools.zip_longest(*of_sets)
+    return [problem for turn in turns for problem in turn if problem is not None]
+
+
+@functools.cache
+def measured_weights(op: str) -> frozenset[Key]:
+    """The keys of the wheel's table with m = 0: in each family the (n, k) that were measured at any m.
+
+    Raises:
+      TableError: the table is damaged.
+    """
+    table = table_file.packaged(op)
+    devices = () if table is None else table.devices
+    return frozenset(_without_m(entry.key) for device in devices for entry in device.entries())
+
+
+def _without_m(key: Key) -> Key:
+    return key.with_sizes((key.n, key.k, 0))
+
+
+@functools.cache
+def _layers() -> tuple[Layer, ...]:
+    """Those of all models, whole and cut for tensor parallelism, each shape once."""
+    found: dict[tuple[int, ...], Layer] = {}
+    for config, ranks in itertools.product(MODELS.values(), TENSOR_PARALLEL):
+        try:
+            layers = model.layers(config, ranks)
+        except ValueError:
+            continue  # heads or widths that so many GPUs cannot share
+        for layer in layers:
+            found.setdefault((layer.n, layer.k, layer.num_experts), layer)
+    return tuple(found.values())
+
+
+def _random_layer(rng: random.Random, drawn: ProblemSet) -> Layer:
+    while True:
+        n = _multiple(drawn.n_unit, 2 ** rng.uniform(*N_LOG2))
+        k = _multiple(drawn.k_unit, 2 ** rng.uniform(*K_LOG2))
+        experts = rng.choice(NUM_EXPERTS) if drawn.is_grouped else 0
+        most = 2**MOST_EXPERTS_LOG2 if experts else 2**MOST_WEIGHT_LOG2
+        if n * k * max(1, experts) <= most:
+            return Layer("random", n, k, experts, rng.choice(PER_TOKEN) if experts else 0)
+
+
+def _multiple(unit: int, size: float) -> int:
+    return max(1, round(size / unit)) * unit

@@ -1,0 +1,101 @@
+"""The measuring process that times calls as a model makes them: python -m tools.gpu_check.weight_walk
+
+As stoneware.measuring.child, with its values checked against float64 first, its rounds and its
+protocol. But a call is timed in one CUDA graph that calls it once with each of several copies of the
+weight. No flush stands between two calls, each reads its weight from memory, and the activation may
+still be in L2 from the call before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stoneware.kernels import registry
+from stoneware.kernels.config import Config
+from stoneware.measuring import child
+from stoneware.measuring.device_timer import DeviceTimer
+from stoneware.measuring.stopwatch import Call, CudaStopwatch
+from stoneware.ops.backend import Plan
+from stoneware.runtime.device import Device
+
+COMMAND = (sys.executable, "-P", "-m", "tools.gpu_check.weight_walk")
+
+COPIES_BYTES = 300 << 20
+"""Of all copies of a weight: several times the L2 of any GPU, of 50 to 126 MB."""
+
+MOST_COPIES = 512
+"""Of a small weight, so that a walk takes milliseconds. A weight below a 500th of the L2 stays there."""
+
+
+def num_copies(weight_bytes: int) -> int:
+    return min(MOST_COPIES, max(2, -(-COPIES_BYTES // weight_bytes)))
+
+
+class WeightWalk:
+    """The copies of the weight that is measured now."""
+
+    def __init__(self) -> None:
+        self._weight: torch.Tensor | None = None
+        self.copies: list[torch.Tensor] = []
+
+    def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
+        """The op's plan, each call of which takes the next copy of the weight that it is given."""
+        spec = registry.spec(problem.key.op)
+        plan = spec.operation.make_plan(problem, config, device)
+        position = spec.plan_order.index("b")
+        calls = itertools.count()
+
+        def run(*arguments: Any) -> None:
+            copies = self._copies_of(arguments[position])
+            b = copies[next(calls) % len(copies)]
+            plan(*arguments[:position], b, *arguments[position + 1 :])
+
+        return run
+
+    def _copies_of(self, weight: torch.Tensor) -> list[torch.Tensor]:
+        if self._weight is not weight:
+            self.copies.clear()  # before there are others
+            count = num_copies(weight.numel() * weight.element_size())
+            self._weight, self.copies = weight, [weight, *(weight.clone() for _ in range(count - 1))]
+        return self.copies
+
+
+class WalkStopwatch(CudaStopwatch):
+    """Times a call by a graph of as many calls as there are copies of the weight."""
+
+    def __init__(self, ordinal: int, walk: WeightWalk) -> None:
+        super().__init__(ordinal, l2="as_is")
+        self._walk = walk
+        self._copies: list[torch.Tensor] = []
+        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
+
+    def warm_up(self, name: Any, call: Call) -> None:
+        super().warm_up(name, call)
+        if self._copies is not self._walk.copies:
+            self._graphs.clear()  # of another problem; a graph holds memory
+            self._copies = self._walk.copies
+        graph = super().capture(call, len(self._copies))
+        if graph is None:
+            raise RuntimeError("the call cannot be captured in a CUDA graph")
+        self._graphs[name] = graph
+        self.time_graph(name, graph)  # uploads it
+
+    def time_call(self, name: Any, call: Call) -> float:
+        return self.time_graph(name, self._graphs[name]) / len(self._copies)
+
+    def capture(self, call: Call | None, num_pairs: int) -> None:
+        """Has DeviceTimer keep to `time_call`: the calls are in graphs already."""
+
+
+def main(run: Callable[..., int] = child.main) -> int:
+    walk = WeightWalk()
+    return run(walk.make_plan, lambda ordinal: DeviceTimer(ordinal, WalkStopwatch(ordinal, walk)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
