@@ -175,6 +175,19 @@ def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(kernel, m, n
     assert_right(kernel, problem, device, is_guarded=True)
 
 
+@pytest.mark.parametrize("layout", ["torch", "padded", "dense", "skipping"])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 1040, 640), (132, 256, 1024)])
+def test_torchs_kernel_with_block_scales_of_any_layout_agrees_with_float64(m, n, k, layout, device):
+    dense = Problem.dense(m=m, n=n, k=k, scales="block")
+    problem = dataclasses.replace(dense, **layouts_of_scales(m, n, k)[layout])
+    if (reason := api.OPERATION.backends["vendor"].supports(problem, device)) is not None:
+        pytest.skip(reason)
+    tensors = operands.make(problem, "cuda", guarded=False)
+    api.OPERATION.plan(problem, device, backend="vendor")(*tensors.arguments)
+    comparison = operands.compare(tensors.out, operands.reference(tensors), problem)
+    assert comparison.is_right, str(comparison)
+
+
 def assert_right(kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool, splits: int = 1) -> None:
     tensors = operands.make(problem, "cuda", guarded=is_guarded)
     plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)

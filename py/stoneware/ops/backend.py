@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
@@ -13,6 +13,18 @@ from stoneware.runtime.device import Device
 Plan = Callable[..., None]
 """Takes the op's tensors in the order of its spec's `plan_order`, and launches on torch's current
 stream."""
+
+
+class Conversion(NamedTuple):
+    """What a plan does at each call before its kernel, for a layout that its key does not tell.
+
+    Attributes:
+      text: a clause: what is done, what it costs, the remedy.
+      us: microseconds that this adds to the measured time, as assumed.
+    """
+
+    text: str
+    us: float
 
 
 class Backend:
@@ -36,6 +48,10 @@ class Backend:
         """Whether `configs` has this kernel, of a problem that is supported; None: look there."""
         return None
 
+    def conversion(self, problem: Any) -> Conversion | None:
+        """What the plan of a problem that is supported converts at each call; None: nothing."""
+        return None
+
     def may_have_our_bits(self, problem: Any) -> bool:
         """Whether kernels that are not ours may give the very bits of ours (`vendor_bits.py`)."""
         return False
@@ -57,6 +73,7 @@ class TorchBackend(Backend):
       make_plan: problem -> plan.
       why_not: why it cannot run a problem on a device, or None.
       has_our_order: what `may_have_our_bits` answers.
+      converts: what `conversion` answers.
     """
 
     def __init__(
@@ -65,9 +82,10 @@ class TorchBackend(Backend):
         make_plan: Callable[[Any], Plan],
         why_not: Callable[[Any, Device], str | None] = lambda problem, device: None,
         has_our_order: Callable[[Any], bool] = lambda problem: False,
+        converts: Callable[[Any], Conversion | None] = lambda problem: None,
     ) -> None:
         self.config, self.make_plan, self.why_not = config, make_plan, why_not
-        self.has_our_order = has_our_order
+        self.has_our_order, self.converts = has_our_order, converts
 
     @property
     def name(self) -> str:
@@ -78,6 +96,9 @@ class TorchBackend(Backend):
 
     def configs(self, problem: Any, device: Device) -> list[Config]:
         return [self.config]
+
+    def conversion(self, problem: Any) -> Conversion | None:
+        return self.converts(problem)
 
     def may_have_our_bits(self, problem: Any) -> bool:
         return self.has_our_order(problem)

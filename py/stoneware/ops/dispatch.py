@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from stoneware.errors import TuningMissError
@@ -105,20 +106,30 @@ class Operation:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason
 
-        return lookup.decide(
-            key,
-            device,
-            argument=config,
-            found=lambda: _answers(key, device, is_invariant) if has_kernels else (),
-            heuristic=lambda: (
-                self.preferred(key, device.compute_capability, manifest.packaged()) if has_kernels else ()
-            ),
-            heuristic_reason=self.spec.preferred_reason,
-            defaults=backends.configs,
-            refusal=refusal,
-            refused_backends=lambda: backends.refused(asks_all=lists_refusals),
-            backend=backend,
-        )
+        def decided(refusal: Callable[[Config], str | None]) -> Decision:
+            return lookup.decide(
+                key,
+                device,
+                argument=config,
+                found=lambda: _answers(key, device, is_invariant) if has_kernels else (),
+                heuristic=lambda: (
+                    self.preferred(key, device.compute_capability, manifest.packaged()) if has_kernels else ()
+                ),
+                heuristic_reason=self.spec.preferred_reason,
+                defaults=backends.configs,
+                refusal=refusal,
+                refused_backends=lambda: backends.refused(asks_all=lists_refusals),
+                backend=backend,
+            )
+
+        decision = decided(refusal)
+        conversion = self.backends[decision.config.backend].conversion(problem)
+        if conversion is None:
+            return decision
+        if (rival := _faster_than(decision, conversion.us, refusal)) is not None:
+            slower, reason = decision.config, f"{conversion.text}; {rival} is faster than both together"
+            return decided(lambda config: reason if config == slower else refusal(config))
+        return replace(decision, reason=f"{decision.reason}; {conversion.text}")
 
     def plan(
         self,
@@ -244,6 +255,15 @@ class _Backends:
             f"kernel {config.kernel!r} is not one of those that {name} has for this "
             f"problem: {', '.join(sorted(kernels))}"
         )
+
+
+def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config], str | None]) -> Config | None:
+    """The fastest of the runners-up that can run, if it is faster than the choice and `extra_us`."""
+    if decision.chosen is None:
+        return None
+    limit_us = decision.chosen.median_us + extra_us
+    faster = [one for one in decision.runners_up if one.median_us < limit_us and refusal(one.config) is None]
+    return min(faster, key=lambda one: one.median_us).config if faster else None
 
 
 def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Found]:

@@ -1,14 +1,15 @@
 """Backend of the vendor library: torch._scaled_mm, which is cuBLASLt or torch's own CUTLASS.
 
-Block scales go to torch._scaled_mm_v2, behind torch.nn.functional.scaled_mm, which takes an out.
+Block scales go to torch._scaled_mm_v2, behind torch.nn.functional.scaled_mm, which takes an out. It takes
+them in one layout; those of another one are copied into it at each call.
 """
 
 from __future__ import annotations
 
 import torch
 
-from stoneware.ops.backend import Plan, TorchBackend
-from stoneware.ops.scaled_mm.problem import Problem, padded_num_blocks
+from stoneware.ops.backend import Conversion, Plan, TorchBackend
+from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import VENDOR
 from stoneware.runtime.device import Device
 
@@ -57,13 +58,6 @@ def _block_scales(problem: Problem, device: Device) -> str | None:
         )
     if problem.m % 4:
         return f"m={problem.m} must be a multiple of 4 for cuBLASLt, which reads scale_a in units of 16 bytes"
-    padded = padded_num_blocks(problem.k)
-    found = (problem.scale_a_stride_m, problem.ld_scale_a, problem.ld_scale_b, problem.scale_b_stride_n)
-    if found != (1, problem.m, 1, padded) or not problem.is_scale_b_padded:
-        return (
-            f"torch takes block scales of the strides (1, m)=(1, {problem.m}) and (1, {padded}), "
-            f"scale_b with {padded} rows, these have {found[:2]} and {found[2:]}"
-        )
     if device.is_described:
         return None
     if not hasattr(torch, "_scaled_mm_v2"):
@@ -129,10 +123,55 @@ def _plan(problem: Problem) -> Plan:
     return run if problem.ldd == problem.n else run_to_view
 
 
+_COPY_US = 5.0
+"""For one copied scale, assumed and not measured: mostly a launch, since there are at most 4 bytes of it
+for each 128 of its operand. High rather than low, so that a doubt goes to a kernel that copies nothing."""
+
+
+def _copied(problem: Problem) -> list[str]:
+    """The block scales that lie otherwise than torch's kernel takes them."""
+    if problem.scales != "block":
+        return []
+    strides_a = problem.scale_a_stride_m, problem.ld_scale_a
+    strides_b = problem.ld_scale_b, problem.scale_b_stride_n
+    is_b_right = problem.is_scale_b_padded and strides_b == (1, padded_num_blocks(problem.k))
+    return [name for name, is_right in (("a", strides_a == (1, problem.m)), ("b", is_b_right)) if not is_right]
+
+
+def _converts(problem: Problem) -> Conversion | None:
+    copied = _copied(problem)
+    if not copied:
+        return None
+    m, blocks, padded = problem.m, num_blocks(problem.k), padded_num_blocks(problem.k)
+    num_floats = {"a": m * blocks, "b": blocks * num_blocks(problem.n)}
+    layouts = {
+        "a": f"strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
+        "b": f"{padded} rows and strides (1, {padded}) instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
+    }
+    us = _COPY_US * len(copied)
+    copies = " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
+    remedy = ", ".join(f"scale_{name} with {layouts[name]}" for name in copied)
+    return Conversion(
+        f"each call copies {copies} to the layout of torch's kernel, some {us:.0f} us beside the measured time; "
+        f"lay them out once: {remedy}",
+        us,
+    )
+
+
+def _column_major(scale: torch.Tensor, rows: int) -> torch.Tensor:
+    """A copy of a scale with the strides (1, rows), padded with zeros to so many rows."""
+    columns = scale.t()
+    if rows > scale.shape[0]:
+        columns = torch.nn.functional.pad(columns, (0, rows - scale.shape[0]))
+    return columns.contiguous().t()
+
+
 def _plan_block_scales(problem: Problem) -> Plan:
     scaled_mm = torch.ops.aten._scaled_mm_v2.out
     recipe_a, recipe_b = ([recipe] for recipe in _BLOCK_RECIPES)
     is_dense = problem.ldd == problem.n
+    copied, padded = _copied(problem), padded_num_blocks(problem.k)
+    copies_a, copies_b = "a" in copied, "b" in copied
 
     def run(
         a: torch.Tensor,
@@ -142,6 +181,10 @@ def _plan_block_scales(problem: Problem) -> Plan:
         scale_b: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
+        if copies_a:
+            scale_a = _column_major(scale_a, scale_a.shape[0])
+        if copies_b:
+            scale_b = _column_major(scale_b, padded)
         d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
         scaled_mm(a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False, out=d)
         if not is_dense:
@@ -151,4 +194,6 @@ def _plan_block_scales(problem: Problem) -> Plan:
 
 
 # With row and tensor scales it multiplies them in another order than ours.
-BACKEND = TorchBackend(VENDOR, _plan, _why_not, has_our_order=lambda problem: problem.scales == "block")
+BACKEND = TorchBackend(
+    VENDOR, _plan, _why_not, has_our_order=lambda problem: problem.scales == "block", converts=_converts
+)
