@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import types
 from collections import Counter
 
 import pytest
@@ -189,6 +190,25 @@ def test_a_run_whose_time_is_over_reports_and_the_next_goes_on(tmp_path, worker,
     assert json.loads(held_out.to_json(report)) == report
 
 
+def test_the_program_measures_every_part_and_goes_on(tmp_path, worker, monkeypatch):
+    values = {"seed": 5, "problems": 3, "ops": ["fp8_row", "bf16_nn"], "minutes": 0.0, "again": 1, "cold": 2}
+    values |= {"rounds": 2, "seconds_per_problem": 1.0, "part": None, "out": str(tmp_path), "command": "held_out"}
+    values |= {"commit": "c", "wheel_sha256": "w"}
+    monkeypatch.setattr(held_out, "flags", types.SimpleNamespace(FLAGS=types.SimpleNamespace(**values)))
+    monkeypatch.setattr(held_out, "wheels_decision", lambda device: decision)
+    monkeypatch.setattr(held_out.machine_of_report, "describe", lambda ordinal: {"gpu": "none"})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert held_out.main(["held_out"]) == 0
+    report = json.loads((tmp_path / "held_out.json").read_text())
+    assert report["of_problems"] == {"fp8_row": 3, "bf16_nn": 3}
+    assert sum("again" in row for row in report["rows"]) == 2
+    assert report["timers"]["problems"] == 4
+    assert "bf16_nn, nearest shape" in (tmp_path / "held_out.txt").read_text()
+    num_measured = worker.log.total()
+    assert held_out.main(["held_out"]) == 0
+    assert worker.log.total() == num_measured, "measured again"
+
+
 def test_ranks_share_the_problems(tmp_path, worker):
     drawn = problems(1, 2, 3, 4)
     held = held_out.HeldOut(tmp_path, {"fp8_row": drawn}, GPU, decision)
@@ -233,7 +253,7 @@ def test_each_call_reads_another_copy_of_the_weight():
 
 def test_copies_are_of_300_megabytes_within_bounds():
     assert weight_walk.num_copies(100 << 20) == 3
-    assert weight_walk.num_copies(4 << 30) == 2
+    assert weight_walk.num_copies(4 << 30) == 1
     assert weight_walk.num_copies(1) == weight_walk.MOST_COPIES
 
 
@@ -335,3 +355,6 @@ def test_timers_are_compared_by_what_the_others_fastest_costs():
     assert (found["problems"], found["same_fastest"]) == (2, 1)
     assert found["rows"][0]["cost"] == 1.1
     assert found["cold_over_walk_geomean"] > 1
+    text = held_out_figures.table({"groups": {}, "rows": [], "timers": found})
+    assert f"{one}: {CHOICE} by a walk, {OTHER} cold, which costs 1.100" in text
+    assert str(two) not in text

@@ -234,7 +234,7 @@ def _define_flags() -> None:
     flags.DEFINE_integer("again", 20, "Worst problems of each set that are measured twice.", lower_bound=0)
     flags.DEFINE_integer("cold", 20, "Problems of each set that are measured by both timers.", lower_bound=0)
     flags.DEFINE_integer("rounds", 20, "Timings of each candidate.", lower_bound=1)
-    flags.DEFINE_float("seconds_per_problem", 1.5, "For timing one at most.")
+    flags.DEFINE_float("seconds_per_problem", 2.0, "For timing one at most.")
     flags.DEFINE_enum("part", None, list(PARTS), "Measure this part only, as one of several processes.")
     flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
     flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")

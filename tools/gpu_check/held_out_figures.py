@@ -36,6 +36,9 @@ TIE = 1.03
 
 _PERCENTILES = (50, 99)
 
+_MOST_TIMERS_SHOWN = 10
+"""Problems at which the timers differ; JSON has all."""
+
 
 def right_samples(samples: Iterable[Sample], digest: Callable[[Any], str]) -> dict[AnyKey, dict[AnyConfig, Sample]]:
     """The samples by problem and candidate, of right values and of kernels as they are now."""
@@ -232,4 +235,10 @@ def table(report: Mapping[str, Any]) -> str:
             f"{timers['problems']} problems; the cold one's costs {timers['cost_geomean']:.3f}, geometric mean, and "
             f"cold times are {timers['cold_over_walk_geomean']:.3f} of those of a walk"
         )
+    lines += [
+        f"{one['problem']}: {one['fastest_by_walk']} by a walk, {one['fastest_cold']} cold, "
+        f"which costs {one['cost']:.3f}"
+        for one in timers["rows"][:_MOST_TIMERS_SHOWN]
+        if one["cost"] > TIE
+    ]
     return "\n".join(lines) + "\n"

@@ -33,7 +33,7 @@ MOST_COPIES = 512
 
 
 def num_copies(weight_bytes: int) -> int:
-    return min(MOST_COPIES, max(2, -(-COPIES_BYTES // weight_bytes)))
+    return min(MOST_COPIES, -(-COPIES_BYTES // weight_bytes))
 
 
 class WeightWalk:
