@@ -77,12 +77,15 @@ def test_a_seed_draws_the_same_and_another_seed_others(name):
 @pytest.mark.parametrize("name", SETS)
 def test_draws_are_of_models_and_random_of_few_rows_and_many(name):
     drawn = held_out_problems.take(name, 3, 200, nothing)
+    product = SETS[name].product
     weights = {(layer.n, layer.k) for layer in held_out_problems._layers()}
-    num_of_models = sum((one.n, one.k) in weights for one in drawn)
-    assert 60 < num_of_models < 140
-    assert sum(one.key.m <= 16 for one in drawn) > 20
-    assert sum(one.key.m >= 256 for one in drawn) > 20
-    assert any(one.key.m % 2 for one in drawn if one.key.m > 64)
+    drawn_weights = {"forward": lambda one: (one.n, one.k), "dgrad": lambda one: (one.k, one.n)}
+    drawn_weights["wgrad"] = lambda one: (one.m, one.n)
+    assert 60 < sum(drawn_weights[product](one) in weights for one in drawn) < 140
+    tokens = [one.k if product == "wgrad" else one.key.m for one in drawn]
+    assert sum(count <= 16 for count in tokens) > 20
+    assert sum(count >= 256 for count in tokens) > 20
+    assert any(count % 2 for count in tokens if count > 64) == (product != "wgrad")
     assert {(one.op, one.key.scales, one.key.layout) for one in drawn} == {
         (SETS[name].op, drawn[0].key.scales, drawn[0].key.layout)
     }
@@ -299,6 +302,18 @@ def test_a_problem_that_torch_cannot_run_has_a_regret_and_no_ratio():
     found = held_out_figures.figures([row(problems(3)[0], choice=10.0, other=8.0)])["fp8_row"]
     assert found["regret"]["worst"]["ratio"] == 1.25
     assert found["torch_over_ours"] is None
+
+
+def test_a_problem_with_one_candidate_has_nothing_to_regret():
+    one, two = problems(3, 4)
+    rows = [row(one, choice=10.0), row(two, choice=12.0, other=10.0)]
+    found = held_out_figures.figures(rows)["fp8_row"]
+    assert (found["problems"], found["without_alternative"]) == (2, 1)
+    assert found["regret"]["geomean"] == 1.2
+    alone = held_out_figures.figures(rows[:1])
+    assert alone["fp8_row"]["regret"] is None
+    report = {"groups": alone, "rows": [], "timers": held_out_figures.timers_compared([])}
+    assert "fp8_row" in held_out_figures.table(report)
 
 
 def test_a_choice_without_a_time_has_no_row():

@@ -5,9 +5,10 @@ A row is a problem with the times of its candidates:
     regret           time of the look-up's choice over that of the fastest candidate
     torch_over_ours  torch's time over that of the choice; none where torch cannot run the problem
 
-The fastest of some twenty medians is partly luck, so a regret of 1.01 may be none at all. The worst
-problems are therefore measured a second time. `noise` is what the second pass does not confirm: a
-regret, or a lead of torch, that is then within a tie of the table.
+Where one candidate alone runs there is nothing to regret: such a problem counts beside torch, and not
+among the regrets. The fastest of some twenty medians is partly luck, so a regret of 1.01 may be none at
+all. The worst problems are therefore measured a second time. `is_noise` says what that does not confirm:
+a regret, or a lead of torch, that is then within a tie of the table.
 
 Free of torch.
 """
@@ -140,10 +141,12 @@ def _figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     beside_torch = [row for row in rows if row["torch_over_ours"] is not None]
     estimated = [row for row in rows if row["interval_us"] is not None]
     inside = [row for row in estimated if row["interval_us"][0] <= row["chosen_us"] <= row["interval_us"][1]]
-    lasting = [row for row in rows if not row.get("is_noise")]
+    chosen = [row for row in rows if row["num_candidates"] > 1]
+    lasting = [row for row in chosen if not row.get("is_noise")]
     return {
         "problems": len(rows),
-        "regret": _distribution(rows, "regret", is_high_bad=True),
+        "without_alternative": len(rows) - len(chosen),
+        "regret": _distribution(chosen, "regret", is_high_bad=True),
         "regret_without_noise": _distribution(lasting, "regret", is_high_bad=True),
         "torch_over_ours": _distribution(beside_torch, "torch_over_ours", is_high_bad=False),
         "vendor_chosen": sum(row["chosen"].startswith(VENDOR) for row in rows),
@@ -214,7 +217,9 @@ def table(report: Mapping[str, Any]) -> str:
     ]
     for title, of_group in report["groups"].items():
         regret, ratio, coverage = (of_group[name] for name in ("regret", "torch_over_ours", "coverage_of_90"))
-        cells = [f"{regret['geomean']:>15.3f}", *(f"{regret[name]['ratio']:.3f}" for name in ("p50", "p99", "worst"))]
+        cells = ["-"]
+        if regret:
+            cells = [f"{regret['geomean']:.3f}", *(f"{regret[name]['ratio']:.3f}" for name in ("p50", "p99", "worst"))]
         beside = ["-"]
         if ratio:
             beside = [f"{ratio['geomean']:.3f}", *(f"{ratio[name]['ratio']:.3f}" for name in ("p99", "worst"))]

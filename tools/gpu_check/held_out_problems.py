@@ -23,7 +23,7 @@ from stoneware.tuning import table_file
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
 MOST_M_LOG2 = 13
-"""Rows of a product, or tokens of a mixture: 1 to 8192, log-uniform."""
+"""Tokens of a batch, which are m but for a mixture and for the gradient of a weight: 1 to 8192, log-uniform."""
 
 N_LOG2, K_LOG2 = (6.0, 16.0), (7.0, 15.0)
 """Of random weights: n from 64 to 65536, k from 128 to 32768, log-uniform."""
@@ -120,13 +120,16 @@ class ProblemSet:
     Attributes:
       op: name of the op.
       options: further arguments of its `make_problem`.
-      n_unit, k_unit: what random n and k are multiples of.
+      n_unit, k_unit: what n and k of a random layer are multiples of.
+      product: of a layer with the weight [n, k] and some tokens: "forward", x @ weight.t();
+        "dgrad", dy @ weight; or "wgrad", dy.t() @ x.
     """
 
     op: str
     options: Mapping[str, Any] = field(default_factory=dict)
     n_unit: int = 16
     k_unit: int = 16
+    product: str = "forward"
 
     @property
     def is_grouped(self) -> bool:
@@ -138,14 +141,25 @@ class ProblemSet:
             return self.is_grouped and layer.num_experts > 0
         return self.op == "matmul" or layer.name not in ("lm_head", "router")
 
+    def sizes(self, layer: Layer, tokens: int) -> dict[str, int]:
+        """m, n and k of the product, and the groups of experts, whose rows are as even as a key has them."""
+        if groups := layer.num_experts:
+            rows = max(1, tokens * layer.per_token // groups) * groups
+            return {"m": rows, "n": layer.n, "k": layer.k, "num_groups": groups}
+        if self.product == "dgrad":
+            return {"m": tokens, "n": layer.k, "k": layer.n}
+        if self.product == "wgrad":  # of a batch that is padded, as kernels want their k
+            return {"m": layer.n, "n": layer.k, "k": _multiple(self.k_unit, tokens)}
+        return {"m": tokens, "n": layer.n, "k": layer.k}
+
 
 SETS: dict[str, ProblemSet] = {
     "fp8_row": ProblemSet(op="scaled_mm", options={"scales": "row"}),
     "fp8_block": ProblemSet(op="scaled_mm", options={"scales": "block"}, k_unit=128),
     "fp8_tensor": ProblemSet(op="scaled_mm", options={"scales": "tensor"}),
     "bf16_nt": ProblemSet(op="matmul", options={"layout": "nt"}, n_unit=8, k_unit=8),
-    "bf16_nn": ProblemSet(op="matmul", options={"layout": "nn"}, n_unit=8, k_unit=8),
-    "bf16_tn": ProblemSet(op="matmul", options={"layout": "tn"}, n_unit=8, k_unit=8),
+    "bf16_nn": ProblemSet(op="matmul", options={"layout": "nn"}, n_unit=8, k_unit=8, product="dgrad"),
+    "bf16_tn": ProblemSet(op="matmul", options={"layout": "tn"}, n_unit=8, k_unit=8, product="wgrad"),
     "grouped_fp8": ProblemSet(op="grouped_mm", options={"dtype": "e4m3"}),
     "grouped_bf16": ProblemSet(op="grouped_mm", options={"dtype": "bf16"}, n_unit=8, k_unit=8),
 }
@@ -158,11 +172,8 @@ def draw(name: str, seed: int) -> Iterator[Product]:
     for is_random in itertools.cycle((False, True)):
         layer = _random_layer(rng, drawn) if is_random else rng.choice(layers)
         tokens = round(2 ** rng.uniform(0, MOST_M_LOG2))
-        groups = layer.num_experts
-        rows = max(1, tokens * layer.per_token // groups) * groups if groups else tokens
-        sizes = {"m": rows, "n": layer.n, "k": layer.k, **({"num_groups": groups} if groups else {})}
         try:
-            yield registry.spec(drawn.op).make_problem(**sizes, **drawn.options)
+            yield registry.spec(drawn.op).make_problem(**drawn.sizes(layer, tokens), **drawn.options)
         except ValueError:
             continue  # a layer whose sizes the op does not take
 
