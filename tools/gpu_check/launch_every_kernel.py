@@ -13,12 +13,16 @@ Made for compute-sanitizer (runner.py sanitize), under which a launch is slow:
   which knows nothing of what other kernels write, saw every byte that ours may read.
 - The result lies inside a larger buffer of NaN, which must stay NaN.
 
+The kernels of sw.quantize have no problems of an op: each call of it is made that takes one of them, at a
+shape of few tiles, and compared with plain torch on the CPU, bit for bit.
+
 The exit code is 0 if every kernel was launched and every result is right.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -37,6 +41,8 @@ from stoneware.kernels.registry import spec
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Operands
 from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.quantizing import kernels as quantizing_kernels
+from stoneware.quantizing import layout, reference
 from stoneware.runtime.device import Device, cuda_device
 
 _MAX_SHARED_BYTES = 227 * 1024
@@ -76,6 +82,10 @@ class Launch:
             + (f", {self.splits} splits" if self.splits > 1 else "")
             + (f", on {self.num_sms} SMs" if self.num_sms else "")
         )
+
+
+_QUANTIZED_SHAPES = ((144, 272), (16, 4112), (16, 16400))
+"""For sw.quantize: tiles that are cut off, and rows for each kernel of rows."""
 
 
 def runnable(kernels: Sequence[KernelRecord], device: Device) -> list[KernelRecord]:
@@ -252,6 +262,51 @@ def run_all(
     }
 
 
+def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | str) -> dict[str, Any]:
+    """The same report for kernels of sw.quantize."""
+    wanted = {kernel.id for kernel in kernels}
+    launched: set[str] = set()
+    load = aot_kernels.load
+
+    def recorded(kernel_id: str, num_arguments: int) -> Any:
+        launched.add(kernel_id)
+        return load(kernel_id, num_arguments)
+
+    num_launches, failures = 0, []
+    aot_kernels.load = recorded
+    try:
+        for call in itertools.product(
+            layout.SCALES, (False, "both"), (torch.bfloat16, torch.float16), layout.MAX, _QUANTIZED_SHAPES
+        ):
+            scales, transpose, in_dtype, dtype, shape = call
+            if dtype == torch.float8_e5m2 and scales != "tensor":
+                continue
+            x = torch.randn(shape).to(in_dtype)
+            expected = [*reference.quantize(x, scales, dtype, False)]
+            if transpose:
+                expected += reference.quantize(x.t(), scales, dtype, False)
+            print(f"[quantize] {call}", flush=True)
+            try:
+                found = stoneware.quantize(x.to(torch_device), scales, transpose=transpose, dtype=dtype)
+                torch.cuda.synchronize()
+                num_launches += 1
+                pairs = zip(found, expected, strict=True)
+                message = "" if all(torch.equal(a.cpu().float(), b.float()) for a, b in pairs) else "other bits"
+            except Exception as error:  # reported below, and the next call is tried
+                message = f"{type(error).__name__}: {error}"
+            if message:
+                print(f"FAILED quantize: {call}: {message}", flush=True)
+                failures.append({"kernel": "quantize", "problem": str(call), "message": message})
+    finally:
+        aot_kernels.load = load
+    return {
+        "kernels": len(wanted & launched),
+        "launches": num_launches,
+        "failures": failures,
+        "not_launched": sorted(wanted - launched),
+    }
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
@@ -268,7 +323,10 @@ def main(argv: Sequence[str]) -> None:
             f"--kernels={pattern.pattern} must match one of the {len(of_device)} kernels that run "
             f"on {device}, and matches none; kernel_manifest.json of the wheel has their ids"
         )
-    report = run_all(kernels, device, "cuda", run)
+    quantizing = [kernel for kernel in kernels if kernel.op == quantizing_kernels.OP]
+    report = run_all([kernel for kernel in kernels if kernel not in quantizing], device, "cuda", run)
+    if quantizing:
+        report = {name: part + report[name] for name, part in quantize_all(quantizing, "cuda").items()}
     pathlib.Path(flags.FLAGS.json_out).write_text(json.dumps(report, indent=1) + "\n")
     print(
         f"{report['launches']} launches of {report['kernels']} of {len(kernels)} kernels, "

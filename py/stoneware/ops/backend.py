@@ -20,7 +20,7 @@ class Conversion(NamedTuple):
 
     Attributes:
       text: a clause: what is done, what it costs, the remedy.
-      us: microseconds that this adds to the measured time, as assumed.
+      us: microseconds that this adds to the measured time.
     """
 
     text: str
