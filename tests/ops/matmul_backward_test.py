@@ -84,6 +84,30 @@ def test_gradients_are_near_float64_whatever_the_layout(dtype, name, is_wide):
             check(grad, want, "fp32" if one.dtype == torch.float32 else dtype, 1000)
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [((0, 8), (8, 4)), ((3, 0), (0, 4)), ((3, 8), (8, 0)), ((0, 3, 8), (8, 4)), ((3, 8), (0, 8, 4)), ((0,), (0, 4))],
+    ids=str,
+)
+def test_gradients_of_no_products_are_zero(shapes):
+    inputs = [operand(shape, "n", torch.bfloat16) for shape in (*shapes, shapes[1][-1:])]
+    result = sw.matmul(*inputs)
+    grads = torch.autograd.grad(result.sum(), inputs)
+    for grad, one in zip(grads, inputs):
+        assert grad.shape == one.shape
+    rows = result.numel() // max(result.shape[-1], 1)
+    assert not grads[0].any() and not grads[1].any()
+    assert torch.equal(grads[2], torch.full_like(inputs[2], rows))
+
+
+def test_an_operand_that_is_changed_before_the_backward_is_noticed():
+    a, b = operand((8, 24), "n", torch.bfloat16), torch.randn(24, 16).bfloat16()
+    result = sw.matmul(a, b)
+    b.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
 @pytest.mark.parametrize("expand", [False, True])
 def test_gradient_has_the_layout_of_its_operand(expand):
     x = torch.randn(3, 16, 24).bfloat16().requires_grad_()
