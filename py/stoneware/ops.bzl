@@ -22,17 +22,18 @@ def served_products(op, a, layout):
 
     Args:
       op: "matmul", "scaled_mm" or "grouped_mm".
-      a: the dtype of the left operand. e5m2 is that of gradients in fp8, by a weight.
+      a: the dtype of the left operand; e5m2 is that of gradients alone. In fp8 a gradient's operands
+        are transposed before they are quantized, and have the layout of the forward product's.
       layout: of a and b. For forward products of matmul nt, nn and tt are kernels; tn, a layout that
         a forward call can have too, is there for the gradient of a weight.
 
     Returns:
       A list of "forward", "dgrad" and "wgrad".
     """
-    if a == "e5m2":
-        return ["dgrad"]
-    if op != "matmul":
+    if op == "grouped_mm":
         return ["forward"]
+    if op == "scaled_mm":
+        return ["dgrad", "wgrad"] if a == "e5m2" else ["forward", "dgrad", "wgrad"]
     return {
         "nn": ["forward", "dgrad"],
         "nt": ["forward", "dgrad"],

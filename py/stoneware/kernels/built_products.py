@@ -6,7 +6,8 @@ where it is made: no other kernel takes its place, and the backward does not fai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from stoneware.errors import BackwardNotBuiltError
 from stoneware.kernels import manifest
@@ -16,13 +17,16 @@ from stoneware.kernels.needs import DGRAD, WGRAD, Product
 FLAG = "--//:enable_backward"
 
 
-def check(products: Sequence[Product], found: Manifest | None = None) -> None:
+def check(
+    products: Sequence[Product], found: Manifest | None = None, names: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Refuses a call if one of its products is of a gradient and not built.
 
     Args:
       products: of the call (`needs.products`).
       found: the manifest of a build; None for that of this installation. A checkout in which nothing
         is built has every product, of the vendor library and the reference.
+      names: what the caller calls "a" and "b", if otherwise.
 
     Raises:
       BackwardNotBuiltError: a product is not built.
@@ -33,16 +37,31 @@ def check(products: Sequence[Product], found: Manifest | None = None) -> None:
     for product in products:
         if product.role in (DGRAD, WGRAD) and not is_built(product, found):
             name = product.result.removesuffix("^T")[1:]
-            remedy = (
-                f"build the wheel with {FLAG}=true"
-                if not found.has_backward
-                else 'build its kernels without backward = "off"'
-            )
+            name = names.get(name, name)
             raise BackwardNotBuiltError(
                 f"{product.op} of {product.a_dtype} has no {product.role} of layout {product.layout} in this "
-                f"build, and {name} requires a gradient; {remedy}, call it under torch.no_grad(), or pass "
+                f"build, and {name} requires a gradient; {_remedy(found)}, call it under torch.no_grad(), or pass "
                 f"{name}.detach()"
             )
+
+
+def check_kernel(kernel: str, call: str) -> None:
+    """Refuses a call whose kernel serves gradients alone and is not built.
+
+    Args:
+      kernel: its id.
+      call: the call in words, for the message.
+
+    Raises:
+      BackwardNotBuiltError: the kernel is not built.
+    """
+    found = manifest.packaged()
+    if kernel in found.removed:
+        raise BackwardNotBuiltError(f"{call} is for gradients, and has no kernel in this build; {_remedy(found)}")
+
+
+def _remedy(found: Manifest) -> str:
+    return 'build its kernels without backward = "off"' if found.has_backward else f"build the wheel with {FLAG}=true"
 
 
 def is_built(product: Product, found: Manifest) -> bool:

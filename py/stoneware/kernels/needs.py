@@ -15,6 +15,7 @@ have no gradients. Free of torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -115,6 +116,45 @@ def _of_matmul(forward: Product, needs: frozenset[str]) -> Iterator[Product]:
         yield Product(role=WGRAD, left="dc^T", right="a", result="db^T", layout="t" + a, **known)
 
 
+Operands = tuple[str, str, str]
+"""In fp8: the dtypes of left and right, and their scales as a Problem's."""
+
+
+def of_quantizing_layer(
+    *, dtype: str, forward: Operands, dgrad: Operands | None, wgrad: Operands | None, needs_input_grad: frozenset[str]
+) -> tuple[Product, ...]:
+    """The products of a linear layer c = a @ b + bias that quantizes its operands, its own first.
+
+    Products in fp8 have layout nt, with operands that are transposed before they are quantized: the
+    tensor cores want both contiguous along the summed dimension.
+
+    Args:
+      dtype: of a, b, c and bias, in 16 or 32 bits; b is a weight [n, k], transposed.
+      forward, dgrad, wgrad: the operands of each product; None leaves it in `dtype`.
+      needs_input_grad: of "a", "b" and "bias".
+    """
+    own = Product(
+        op="scaled_mm",
+        role=FORWARD,
+        left="a",
+        right="b",
+        result="c",
+        layout="nt",
+        a_dtype=forward[0],
+        b_dtype=forward[1],
+        out_dtype=dtype,
+        scales=forward[2],
+    )
+    found = [own]
+    for product in products("matmul", dtypes=(dtype,) * 3, layout="nt", needs_input_grad=needs_input_grad)[1:]:
+        operands = {DGRAD: dgrad, WGRAD: wgrad}.get(product.role)
+        if operands is not None:
+            a_dtype, b_dtype, scales = operands
+            product = replace(product, op="scaled_mm", layout="nt", a_dtype=a_dtype, b_dtype=b_dtype, scales=scales)
+        found.append(product)
+    return tuple(found)
+
+
 def _of_scaled_mm(forward: Product, needs: frozenset[str]) -> Iterator[Product]:
     if needs & {"scale_a", "scale_b"}:
         yield Product(
@@ -149,15 +189,27 @@ that layout are there for the gradient of a weight."""
 
 
 def served(op: str, *, a_dtype: str, b_dtype: str, layout: str) -> frozenset[str]:
-    """The products that a kernel of these operands computes: FORWARD, and DGRAD and WGRAD of matmul.
+    """The roles of the products that a kernel of these operands computes.
 
     served_products() of py/stoneware/ops.bzl says the same to the build.
     """
-    if a_dtype == "e5m2":  # that of gradients in fp8, by a weight
-        return frozenset([DGRAD])
-    roles = set()
-    for forward in FORWARD_LAYOUTS[op]:
+    calls: list[tuple[Product, ...]]
+    if op == "scaled_mm":
+        operands, both = (a_dtype, b_dtype, "tensor"), frozenset(["a", "b"])
+        # Gradients of a layer may be quantized to e5m2, activations and weights are not.
+        forward = ("e4m3", "e4m3", "tensor")
+        calls = [
+            of_quantizing_layer(dtype="bf16", forward=forward, dgrad=operands, wgrad=operands, needs_input_grad=both)
+        ]
+    else:
         needed = frozenset(["a", "b"] if op == "matmul" else [])
-        found = products(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=forward, needs_input_grad=needed)
-        roles |= {product.role for product in found if product.layout == layout}
-    return frozenset(roles)
+        calls = [
+            products(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=one, needs_input_grad=needed)
+            for one in FORWARD_LAYOUTS[op]
+        ]
+    return frozenset(
+        product.role
+        for call in calls
+        for product in call
+        if (product.layout, product.a_dtype, product.b_dtype) == (layout, a_dtype, b_dtype)
+    )

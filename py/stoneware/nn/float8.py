@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast
+from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, check_is_built
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
@@ -23,7 +23,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
 
     Returns:
       [..., n] of that dtype.
+
+    Raises:
+      BackwardNotBuiltError: a gradient would be needed that this installation was built without.
     """
+    if torch.is_grad_enabled():
+        needs_bias = bias is not None and bias.requires_grad
+        check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
     rows = x.reshape(-1, x.shape[-1])
     return _Linear.apply(rows, weight, bias, recipe).reshape(*x.shape[:-1], weight.shape[0])
 

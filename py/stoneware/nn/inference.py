@@ -8,7 +8,7 @@ import torch
 
 from stoneware.nn import frozen_product
 from stoneware.nn.linear import autocast_dtype, checked
-from stoneware.nn.recipes import RECIPES, Cast, Recipe
+from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
 
@@ -160,6 +160,7 @@ def _followed(
     """The call as calls of ops, for autograd, for traces and for torch dispatch modes."""
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled() and (rows.requires_grad or (bias is not None and bias.requires_grad)):
+        check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)
         y = _Frozen.apply(rows, weight, scale, bias, recipe)
     else:
         y = _product(rows, weight, scale, bias, RECIPES[recipe])

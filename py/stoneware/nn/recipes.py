@@ -13,9 +13,14 @@ of the DeepSeek-V3 report (section 3.3), with its scales of 1x128 and 128x128 el
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass
 
 import torch
+
+from stoneware.kernels import built_products, needs
+from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +92,44 @@ def named(name: str) -> Recipe:
     if name not in RECIPES:
         raise ValueError(f"recipe={name!r} must be one of {', '.join(RECIPES)}; pass one of these")
     return RECIPES[name]
+
+
+def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: bool, needs_bias: bool) -> None:
+    """Refuses a call of a layer whose gradients need a product that is not built.
+
+    Args:
+      name: of the recipe.
+      dtype: of x.
+      needs_x, needs_weight, needs_bias: whether these need a gradient.
+
+    Raises:
+      BackwardNotBuiltError: this installation was built without one of the products.
+    """
+    _needed_products(name, dtype, (needs_x, needs_weight, needs_bias))
+
+
+# As torch.compiler.assume_constant_result does, which would import all of Dynamo: a trace calls it, and does not
+# look inside.
+check_is_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=256)
+def _needed_products(name: str, dtype: torch.dtype, needs_input_grad: tuple[bool, ...]) -> tuple[needs.Product, ...]:
+    recipe = RECIPES[name]
+    found = needs.of_quantizing_layer(
+        dtype=DTYPE_NAMES[dtype],
+        forward=_operands(recipe.forward),
+        dgrad=recipe.grad_input and _operands(recipe.grad_input),
+        wgrad=recipe.grad_weight and _operands(recipe.grad_weight),
+        needs_input_grad=frozenset(itertools.compress(("a", "b", "bias"), needs_input_grad)),
+    )
+    built_products.check(found, names={"a": "x", "b": "weight"})
+    return found
+
+
+def _operands(casts: tuple[Cast, Cast]) -> needs.Operands:
+    a, b = casts
+    return DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], a.scales
 
 
 def why_not(recipe: Recipe, in_features: int, out_features: int) -> str | None:

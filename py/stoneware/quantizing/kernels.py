@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoneware.kernels import aot_kernels, manifest
+from stoneware.kernels import aot_kernels, built_products, manifest
 from stoneware.quantizing.layout import BLOCK
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import DTYPE_NAMES
@@ -51,6 +51,7 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
+      BackwardNotBuiltError: a kernel is for gradients, and this installation was built without them.
     """
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
@@ -69,7 +70,9 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
     steps = []
 
     def kernel(variant: str, num_arguments: int, out: str = dtype) -> Any:
-        return aot_kernels.load(_id(arch, variant, in_dtype, out), num_arguments)
+        id = _id(arch, variant, in_dtype, out)
+        built_products.check_kernel(id, f"quantize to {dtype} with transpose={transpose!r}")
+        return aot_kernels.load(id, num_arguments)
 
     if scales == "row" and plain:
         block = next((block for block in ROW_BLOCKS if k <= block), None)

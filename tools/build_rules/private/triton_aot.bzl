@@ -7,20 +7,21 @@ def _triton_kernels_impl(ctx):
     archs = ctx.attr._cuda_archs[CudaArchsInfo].archs
     serves = served(ctx)
     kernels, removed = [], []
-    for target, arch in ctx.attr.compiled.items():
+    is_built = any(serves.values())
+    files = {file.basename: file for file in ctx.files.compiled}
+    for id, arch in ctx.attr.archs.items():
         if arch not in archs:
             continue
-        files = {file.extension: file for file in target.files.to_list()}
         about = {
             "arch": arch,
             "backend": "triton_aot",
             "config": ctx.attr.config,
-            "id": files["cubin"].basename.removesuffix(".cubin"),
+            "id": id,
             "op": ctx.attr.op,
             "serves": json.encode(serves),
         }
-        if any(serves.values()):
-            kernels.append(struct(cubin = files["cubin"], json = files["json"], **about))
+        if is_built:
+            kernels.append(struct(cubin = files[id + ".cubin"], json = files[id + ".json"], **about))
         else:
             removed.append(struct(**about))
     files = [kernel.cubin for kernel in kernels] + [kernel.json for kernel in kernels]
@@ -32,7 +33,8 @@ def _triton_kernels_impl(ctx):
 _triton_kernels = rule(
     implementation = _triton_kernels_impl,
     attrs = {
-        "compiled": attr.label_keyed_string_dict(doc = "genrule: architecture"),
+        "archs": attr.string_dict(doc = "id of a kernel: its architecture"),
+        "compiled": attr.label_list(doc = "the genrules of the kernels, if they are built"),
         "config": attr.string(),
         "op": attr.string(),
         "_cuda_archs": attr.label(default = Label("//:cuda_archs"), providers = [CudaArchsInfo]),
@@ -90,7 +92,7 @@ def triton_aot(
     """
     tool = Label("//tools/triton_aot")
     config_json = json.encode(config | {"num_warps": num_warps, "num_stages": num_stages})
-    compiled = {}
+    ids = {}
     for arch in archs:
         id = kernel_id.format(arch = arch.replace("_", ""))
         native.genrule(
@@ -115,9 +117,21 @@ def triton_aot(
             tags = tags,
             tools = [tool],
         )
-        compiled[":" + id] = arch
+        ids[id] = arch
+    compiled = [":" + id for id in ids]
+    if "forward" not in serves:
+        # As served() decides, so that what is not built is no action.
+        compiled = {
+            "inherit": select({
+                Label("//:forward_only"): [],
+                "//conditions:default": compiled,
+            }),
+            "off": [],
+            "on": compiled,
+        }[backward]
     _triton_kernels(
         name = name,
+        archs = ids,
         backward = backward,
         compiled = compiled,
         config = config_json,
