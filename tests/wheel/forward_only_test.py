@@ -26,7 +26,7 @@ def test_metadata_and_version_say_it(wheel):
 
 
 def test_removed_kernels_serve_gradients_alone(wheel, removed):
-    assert {kernel["op"] for kernel in removed} == {"matmul", "scaled_mm"}
+    assert {kernel["op"] for kernel in removed} == {"matmul", "quantize", "scaled_mm"}
     assert all(not any(kernel["serves"].values()) and "forward" not in kernel["serves"] for kernel in removed)
     assert all(kernel["serves"]["forward"] for kernel in wheel.manifest)
     assert not any(

@@ -57,6 +57,8 @@ def quantize(
       TypeError: x is no tensor, or has the wrong dtype.
       ValueError: an argument or a shape breaks a rule.
       ForwardOnlyError: a gradient of x would be needed; `sw.nn.Float8Linear` has one.
+      BackwardNotBuiltError: the transpose, or e5m2, is for gradients, and this installation was built
+        without their kernels.
       TableError: a kernel of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
