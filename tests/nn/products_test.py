@@ -12,6 +12,7 @@ from stoneware.errors import BackwardNotBuiltError
 from stoneware.kernels import manifest
 from stoneware.kernels.manifest import Manifest
 from stoneware.nn import recipes
+from stoneware.ops import backward
 
 TENSOR, ROW, BLOCK = (("e4m3", "e4m3", scales) for scales in ("tensor", "row", "block"))
 WIDE = ("e5m2", "e4m3", "tensor")
@@ -51,9 +52,12 @@ def test_products_of_a_recipe(recipe, needed):
 @pytest.fixture
 def forward_only(monkeypatch):
     monkeypatch.setattr(manifest, "installed", lambda: Manifest({}, has_backward=False))
-    recipes._needed_products.cache_clear()
+    caches = recipes._needed_products, backward.needed_products
+    for cache in caches:
+        cache.cache_clear()
     yield
-    recipes._needed_products.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 LAYERS = {
