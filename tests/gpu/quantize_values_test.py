@@ -49,8 +49,8 @@ def on(device):
 def test_bits_are_those_of_the_reference(on, device, scales, transpose, shape, in_dtype):
     m = shape[0] if transpose is False else -(-shape[0] // 16) * 16
     x = (torch.randn(m, shape[1], device=on) * torch.rand(m, 1, device=on)).to(in_dtype)
-    assert kernels.why_not(x, "e4m3", transpose is not False, device) is None
     for dtype, power_of_two in ((E4M3, False), (E4M3, True), *([(E5M2, False)] if scales == "tensor" else [])):
+        assert kernels.why_not(x, scales, DTYPE_NAMES[dtype], transpose is not False, device) is None
         poison(on)
         found = sw.quantize(x, scales, transpose=transpose, dtype=dtype, power_of_two=power_of_two)
         assert_same_bits(found, expected(x, scales, transpose, dtype, power_of_two))

@@ -132,7 +132,7 @@ def made(
     name = DTYPE_NAMES[dtype]
     is_dense = tensor.stride(1) == 1 or k <= 1
     plan: Any
-    if tensor.numel() and is_dense and kernels.why_not(tensor, name, transpose is not False, device) is None:
+    if tensor.numel() and is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None:
         plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device)
         if has_partial:
             outputs.append((*kernels.partial_shape(m, k, scales), torch.int32))

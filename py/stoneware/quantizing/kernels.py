@@ -28,7 +28,11 @@ _AMAX_TILES = {"matrix": (8, 512), "column": (32, 128)}
 """(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
 
 
-def why_not(x: torch.Tensor, dtype: str, transposes: bool, device: Device) -> str | None:
+_UNITS = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}
+"""What shares a scale, as the kernels' names have it; a row of x is a column of what is transposed."""
+
+
+def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: Device) -> str | None:
     """Why no kernel quantizes x [m, k] here, or None."""
     if device.kind != "cuda":
         return f"the kernels run on NVIDIA GPUs, and the device is {device}"
@@ -40,9 +44,15 @@ def why_not(x: torch.Tensor, dtype: str, transposes: bool, device: Device) -> st
         return f"x.data_ptr()={x.data_ptr():#x} must be a multiple of {MULTIPLE} for the kernels"
     if m > aot_kernels.INT32_MAX - BLOCK or k > PARTIALS["matrix"] * _AMAX_TILES["matrix"][1]:
         return f"m={m} and k={k} must be below 2**31 and at most 2**19 for the kernels"
-    arch = aot_kernels.built_for(OP, device.compute_capability)
-    if arch is None or _id(arch, "rows_loop", _name(x), dtype) not in manifest.packaged().kernels:
-        return f"the wheel has no kernel {_name(x)} -> {dtype} for compute capability {device.compute_capability}"
+    arch, built = aot_kernels.built_for(OP, device.compute_capability), manifest.packaged()
+    variant = "rows_loop" if scales == "row" else f"tiles_{_UNITS[scales]}"
+    id = "" if arch is None else _id(arch, variant, _name(x), dtype)
+    # `plan` refuses one that was removed.
+    if id not in built.kernels and id not in built.removed:
+        return (
+            f"the wheel has no kernel {_name(x)} -> {dtype} with scales={scales!r} for compute capability "
+            f"{device.compute_capability}"
+        )
     return None
 
 
@@ -78,7 +88,7 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
         block = next((block for block in ROW_BLOCKS if k <= block), None)
         variant = "rows_loop" if block is None else f"rows_{block}"
         steps.append((kernel(variant, 7), (m, 1, 1), [source, x8, scale, m, k, ldx, pow2]))
-    unit = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}[scales]
+    unit = _UNITS[scales]
     num_partials = 0
     if unit in PARTIALS and (transposed or unit == "matrix"):
         blocks, rows_per_block = amax_blocks(m, k, unit)
