@@ -126,7 +126,11 @@ def candidates_as_text(chosen: Choice, runners_up: Iterable[Choice]) -> list[str
     for choice in sorted([chosen, *runners_up], key=lambda choice: choice.median_us):
         time = f"{'>' if choice is chosen else ' '} {choice.median_us:9.2f} us"
         margin = "" if choice is chosen else f"{(choice.median_us / chosen.median_us - 1) * 100:+.1f} %"
-        lines += fitted(f"{time} {margin:>8}", kernel_in_words(choice.config), width=24)
+        if choice.interval_us is not None:
+            low_us, high_us = choice.interval_us
+            time += f"{f'({low_us:.2f} to {high_us:.2f})':>22}"
+        label = f"{time} {margin:>8} "
+        lines += fitted(label, kernel_in_words(choice.config), width=len(label))
     return lines
 
 
@@ -142,6 +146,7 @@ def candidates_as_dict(chosen: Choice | None, runners_up: Iterable[Choice]) -> d
             "run": choice.run,
             "is_stale": choice.is_stale,
             "is_modelled": choice.run == MODELLED_RUN,
+            "interval_us": None if choice.interval_us is None else [float(f"{us:.4g}") for us in choice.interval_us],
             "margin": round(choice.median_us / chosen.median_us - 1, 6),
         }
         for choice in (chosen, *runners_up)

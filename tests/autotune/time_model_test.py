@@ -230,7 +230,7 @@ def test_corrections_leave_out_what_was_slow():
         rule="",
         choices=tuple(
             Choice(config=config, median_us=us, spread_us=0.0, run="run-1", is_stale=us > 14)
-            for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 15.0), (small.VENDOR, 15.1))
+            for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 20.0), (small.VENDOR, 20.1))
         ),
     )
     said = corrections_of(entry, {}, {TINY: TRUTH[TINY]}, {TINY: TRUTH[BIG]})
@@ -443,6 +443,60 @@ def test_config_that_is_fast_nowhere_near_is_not_estimated():
     assert us * 1.0 < last < us * 1.07, "what every near problem says of it"
 
 
+def said_of(ratios, candidates):
+    """What a problem says: of each candidate, by its position, the ratio."""
+    return Corrections("bf16", candidates, [(at, 0, ratio, 1.0) for at, ratio in enumerate(ratios)])
+
+
+@pytest.mark.parametrize("config", [BIG, small.VENDOR])
+def test_interval_is_wider_farther_from_what_was_measured(config):
+    candidates = {0: (config, TRUTH[BIG])}
+    widths = []
+    for distance in (0.0, 0.1, 1.0, 4.0):
+        [found] = estimates(128, 4096, 4096, [(distance, said_of([1.0], candidates))])
+        low, high = found.interval_us
+        assert found.us == pytest.approx(math.sqrt(low * high))
+        widths.append(high / low)
+    assert widths[0] > 1.0
+    assert widths == sorted(set(widths))
+
+
+def test_interval_is_wider_where_near_problems_disagree():
+    candidates = {0: (BIG, TRUTH[BIG])}
+
+    def width(*ratios):
+        [found] = estimates(128, 4096, 4096, [(0.1, said_of([ratio], candidates)) for ratio in ratios])
+        return found.interval_us[1] / found.interval_us[0]
+
+    assert width(0.8, 1.2) > 1.1 * width(0.99, 1.01)
+
+
+def test_choice_is_what_is_expected_to_lose_least():
+    # Both have the same model, so the ratios decide.
+    for unsure, sure in ((BIG, small.VENDOR), (small.VENDOR, BIG)):
+        candidates = {0: (unsure, TRUTH[BIG]), 1: (sure, TRUTH[BIG])}
+        scattered = [(0.1, said_of(ratios, candidates)) for ratios in ((0.7, 1.0), (1.28, 1.0))]
+        agreed = [(0.1, said_of(ratios, candidates)) for ratios in ((0.97, 1.0), (0.97, 1.0))]
+        first, second = estimates(128, 4096, 4096, scattered)
+        assert (first.config, second.config) == (sure, unsure)
+        assert second.us < first.us, "it is less by the mean alone"
+        assert estimates(128, 4096, 4096, agreed)[0].config == unsure
+
+
+def test_measured_problem_is_not_estimated(tmp_path):
+    # Everything near says that BIG is the fastest, but not what was measured at the very problem.
+    key = small.key(m=128, n=4096, k=4096)
+    taken = [
+        replace(one, median_us=one.median_us * (0.5 if one.config == BIG and one.key != key else 2.0))
+        for one in samples()
+    ]
+    found = find(small.bake_samples(tmp_path, taken), m=128, n=4096, k=4096)
+    measured = {one.config: one.median_us for one in taken if one.key == key}
+    assert found.is_exact and found.choice.interval_us is None
+    assert found.choice.median_us == measured[found.choice.config]
+    assert found.choice.median_us <= 1.03 * min(measured.values())
+
+
 def test_two_other_devices_are_not_mixed(baked, tmp_path):
     h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
     other = small.bake_samples(tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)
@@ -469,15 +523,19 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     explanation = sw.explain("scaled_mm", m=48, n=5120, k=7168, device="H200")
     assert (explanation.layer, explanation.grade) == ("nearest shape", "nearest shape")
     reason = explanation.decision.reason
-    assert " us modelled for NVIDIA H200; from 12 measured problems, the nearest m=" in reason
+    low, high = explanation.decision.chosen.interval_us
+    between = f", between {low:.2f} and {high:.2f} with 90 %; from 12 measured problems, the nearest m="
+    assert f" us modelled for NVIDIA H200{between}" in reason
+    assert f"({low:.2f} to {high:.2f})" in str(explanation)
     number = 1 + len(explanation.decision.runners_up)
-    assert number > 1 and reason.endswith(f"; the fastest of {number} as modelled")
+    assert number > 1 and reason.endswith(f"; the least expected time of {number} as modelled")
     assert explanation.run is None, "no run measured it"
     plain = json.loads(json.dumps(explanation.as_dict()))
     assert plain["chosen"]["run"] == MODELLED_RUN
     assert plain["chosen"]["is_modelled"]
-    times = [plain["chosen"]["median_us"], *(one["median_us"] for one in plain["runners_up"])]
-    assert times == sorted(times)
+    for one in (plain["chosen"], *plain["runners_up"]):
+        low, high = one["interval_us"]
+        assert low < one["median_us"] < high
 
 
 def test_regret_of_the_report_is_that_of_the_modelled_answer(baked):

@@ -2,10 +2,13 @@
 
     table_quality --print_held_out                                       shapes for `stoneware tune`
     table_quality --samples DIR --held_out DIR --again DIR --json_out F  the figures
+    table_quality --samples DIR --leave_out                              the same without other samples
 
 - held out: at shapes of other models, with m, n and k that no sample of the table has, what the
   look-up answers from --samples, and the time of that config as measured at the shape (--held_out)
-  over the best one's: the regret. Beside it that of always taking the vendor library.
+  over the best one's: the regret; the vendor library's time over it; and how many of the estimates'
+  90 % intervals hold. Of each op, dtype, scales and layout, and of classes of m;
+- left out: the same of --samples alone, at NK shapes that are taken away;
 - again: a second tune of the same shapes (--again): at how many of them the table would choose
   another config, by the rule of tuning/choose.py, and by taking the plain fastest.
 
@@ -14,10 +17,12 @@ Each DIR is a folder of samples of one device, or a folder of one such.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +30,9 @@ from absl import app, flags
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.key import AnyKey
+from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS, VENDOR
+from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup, merge, sources
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.sources import Source
@@ -37,6 +43,7 @@ from tools.gpu_check import held_out_problems
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")
 _HELD_OUT = flags.DEFINE_string("held_out", None, "Samples at the shapes that are held out.")
+_LEAVE_OUT = flags.DEFINE_bool("leave_out", False, "Ask --samples for NK shapes that are taken away.")
 _AGAIN = flags.DEFINE_string("again", None, "Samples of a second tune of the shapes of --samples.")
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 
@@ -93,55 +100,122 @@ def again_figures(table: Table, second: Table) -> dict[str, Any]:
 
 
 def held_out_figures(
-    table: Table, device: DeviceRecord, held_out: Table
+    table: Table, device: DeviceFingerprint, held_out: Mapping[AnyKey, Entry]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Summaries, and a row per shape.
+    """Summaries, and a row per problem.
 
-    Raises:
-      TableError: a shape is in the table, so that it is not held out.
+    A problem that the table has is not held out, and is left out. So are measurements of kernels that
+    have other bytes now.
     """
     rows = []
-    for key, entry in sorted(entries(held_out).items()):
-        times = {choice.config: choice.median_us for choice in entry.choices}
+    for key, entry in sorted(held_out.items()):
+        times = {choice.config: choice.median_us for choice in entry.choices if not choice.is_stale}
+        if not times:
+            continue
         best_us = min(times.values())
-        for found in lookup.answers(key, device.fingerprint, [Source("wheel", table)]):
+        for found in lookup.answers(key, device, [Source("wheel", table)]):
             if found.layer == "exact":
-                raise TableError(f"{key.shape} is in --samples, and so is not held out; leave it out")
-            chosen = next((one for one in found.entry.choices if one.config in times), None)
-            if chosen is None:
+                break
+            estimates = [choice for choice in found.entry.choices if choice.config in times]
+            if not estimates:
                 continue
-            vendor = [us for config, us in times.items() if config.backend == VENDOR]
+            chosen = estimates[0].config
+            covered = [
+                choice.interval_us[0] <= times[choice.config] <= choice.interval_us[1]
+                for choice in estimates
+                if choice.interval_us is not None
+            ]
             rows.append(
                 {
+                    "family": " ".join([key.op, key.a_dtype, key.scales, key.layout, *_groups_of(key)]),
                     "m": key.m,
                     "n": key.n,
                     "k": key.k,
-                    "scales": key.scales,
                     "layer": found.layer,
                     "answered_by": (found.modelled_from or found.entry.key).shape,
-                    "chosen": str(chosen.config),
-                    "chosen_us": times[chosen.config],
-                    "best": str(fastest(entry)),
+                    "chosen": str(chosen),
+                    "chosen_us": times[chosen],
+                    "is_first": chosen == found.choice.config,
+                    "best": str(min(times, key=times.__getitem__)),
                     "best_us": best_us,
-                    "regret": round(times[chosen.config] / best_us, 4),
-                    "vendor_us": min(vendor, default=None),
+                    "regret": round(times[chosen] / best_us, 4),
+                    "vendor_us": min((us for config, us in times.items() if config.backend == VENDOR), default=None),
+                    "num_intervals": len(covered),
+                    "num_covered": sum(covered),
                 }
             )
             break
-    regrets = [row["regret"] for row in rows]
-    vendors = [row["vendor_us"] / row["best_us"] for row in rows if row["vendor_us"]]
-    return {"look_up": summary(regrets), "always_the_vendor": summary(vendors)}, rows
+    return _figures(rows), rows
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of each family, and of each of its classes of m."""
+    figures = {}
+    for family in sorted({row["family"] for row in rows}):
+        of_family = [row for row in rows if row["family"] == family]
+        figures[family] = quality(of_family)
+        for low, high in itertools.pairwise(_M_CLASSES):
+            if of_class := [row for row in of_family if low <= row["m"] < high]:
+                figures[f"{family} m={low}..{high - 1}"] = quality(of_class)
+    return figures
+
+
+def _groups_of(key: Key) -> list[str]:
+    return ["grouped"] if key.op == "grouped_mm" else ["batch"] if key.is_batch else []
+
+
+_M_CLASSES = (1, 17, 65, 257, 1025, 2**31)
+
+
+def quality(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of some rows the regret, the vendor's time over that of what was chosen, of how many the first
+    choice was not timed, and the part of the 90 % intervals that hold."""
+    num_intervals = sum(row["num_intervals"] for row in rows)
+    vendors = [row["vendor_us"] / row["chosen_us"] for row in rows if row["vendor_us"]]
+    return {
+        "regret": summary([row["regret"] for row in rows]),
+        "vendor_over_chosen": round(geometric_mean(vendors), 4) if vendors else None,
+        "first_choice_not_timed": sum(not row["is_first"] for row in rows),
+        "coverage": round(sum(row["num_covered"] for row in rows) / num_intervals, 3) if num_intervals else None,
+    }
+
+
+def left_out_figures(
+    op: str, taken: Sequence[tuple[Run, Sample]], device: DeviceFingerprint
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The figures of problems whose n and k no sample of the table has: the NK shapes are dealt out to
+    a few folds, and each fold is asked of a table that is made of the others."""
+    whole = entries(sources.table_of_samples(op, taken))
+    weights = sorted({(sample.key.n, sample.key.k) for _, sample in taken})
+    random.Random(7).shuffle(weights)
+    rows = []
+    for fold in range(_FOLDS):
+        out = set(weights[fold::_FOLDS])
+        rest = [one for one in taken if (one[1].key.n, one[1].key.k) not in out]
+        if out and rest:
+            held_out = {key: entry for key, entry in whole.items() if (key.n, key.k) in out}
+            rows += held_out_figures(sources.table_of_samples(op, rest), device, held_out)[1]
+    return _figures(rows), rows
+
+
+_FOLDS = 12
+"""More would leave less out at a time, and take as much longer."""
+
+
+def geometric_mean(ratios: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
 def summary(ratios: Sequence[float]) -> dict[str, Any]:
-    """Count, geometric mean, 90th percentile by nearest rank, and the worst."""
+    """Count, geometric mean, 90th and 99th percentile by nearest rank, and the worst."""
     if not ratios:
         return {"count": 0}
     ordered = sorted(ratios)
     return {
         "count": len(ratios),
-        "geomean": round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4),
+        "geomean": round(geometric_mean(ratios), 4),
         "percentile_90": round(ordered[math.ceil(0.9 * len(ordered)) - 1], 4),
+        "percentile_99": round(ordered[math.ceil(0.99 * len(ordered)) - 1], 4),
         "worst": round(ordered[-1], 4),
     }
 
@@ -154,14 +228,18 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not _SAMPLES.value:
         raise app.UsageError("--samples must be given; it is what the table is baked from")
-    report: dict[str, Any] = {"held_out": {}, "again": {}}
+    report: dict[str, Any] = {"held_out": {}, "left_out": {}, "again": {}}
     try:
         record, taken = read(_SAMPLES.value)
         others = {
             name: read(flag.value)[1] for name, flag in (("held_out", _HELD_OUT), ("again", _AGAIN)) if flag.value
         }
         for op in OPS:
-            table = sources.table_of_samples(op, [one for one in taken if one[1].op == op])
+            of_table = [one for one in taken if one[1].op == op]
+            if _LEAVE_OUT.value and of_table:
+                figures, rows = left_out_figures(op, of_table, record.fingerprint)
+                report["left_out"][op] = {**figures, "rows": rows}
+            table = sources.table_of_samples(op, of_table) if others else None
             for name, pairs in others.items():
                 of_op = [one for one in pairs if one[1].op == op]
                 if not of_op:
@@ -170,14 +248,14 @@ def main(argv: Sequence[str]) -> int:
                 if name == "again":
                     report[name][op] = again_figures(table, other)
                 else:
-                    figures, rows = held_out_figures(table, record, other)
+                    figures, rows = held_out_figures(table, record.fingerprint, entries(other))
                     report[name][op] = {**figures, "rows": rows}
     except TableError as error:
         print(f"table_quality: {error}", file=sys.stderr)
         return 1
     report["device"] = record.fingerprint.to_json()
     report["runs"] = sorted({run.id for run, _ in taken})
-    for name in ("again", "held_out"):
+    for name in ("again", "held_out", "left_out"):
         for op, figures in report[name].items():
             for title, value in figures.items():
                 if title != "rows":

@@ -234,8 +234,8 @@ _NEAREST = operator.itemgetter(0, 1, 2)
 
 
 def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_order: bool) -> Iterator[Found]:
-    """The candidates at the key's own shape with modelled times, the fastest first; nothing where
-    too little was measured for that."""
+    """The candidates at the key's own shape with modelled times, the least expected time first;
+    nothing where too little was measured for that."""
     from stoneware.kernels.tile_rule import ELEMENT_BYTES
     from stoneware.tuning import nearest, time_model
 
@@ -268,15 +268,16 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
             unchecked(
                 Choice,
                 {
-                    "config": config,
-                    "median_us": float(f"{us:.4g}"),
+                    "config": one.config,
+                    "median_us": float(f"{one.us:.4g}"),
                     "spread_us": 0.0,
                     "run": MODELLED_RUN,
-                    "is_stale": is_stale,
+                    "is_stale": one.is_stale,
                     "kernel_sha256": "",
+                    "interval_us": one.interval_us,
                 },
             )
-            for us, config, is_stale in found[:_MOST_CHOICES]
+            for one in found[:_MOST_CHOICES]
         ]
     )
     if not choices:
@@ -284,7 +285,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
     entry = Entry(
         key=key,
         choices=choices,
-        rule=f"the fastest of {len(found)} as modelled",
+        rule=f"the least expected time of {len(found)} as modelled",
         measured_out_dtype=near[0][-1].measured_out_dtype,
     )
     _, _, sizes, place, _ = near[0]
@@ -441,8 +442,9 @@ def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Seque
 def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> Decision:
     entry, name = found.entry, found.device.fingerprint.name
     if found.modelled_from:
+        low_us, high_us = chosen.interval_us
         notes = [
-            f"{chosen.median_us:.2f} us modelled for {name}",
+            f"{chosen.median_us:.2f} us modelled for {name}, between {low_us:.2f} and {high_us:.2f} with 90 %",
             f"from {found.num_modelled_from} measured problems, the nearest {found.modelled_from.shape}",
         ]
     else:

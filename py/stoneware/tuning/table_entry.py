@@ -20,6 +20,7 @@ class Choice:
       run: id of the run that measured it; MODELLED_RUN if none did.
       is_stale: whether the kernel has other bytes now than when it was measured.
       kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
+      interval_us: of a modelled time, where it lies with a probability of 90 %; of a measured one None.
     """
 
     config: AnyConfig
@@ -28,6 +29,7 @@ class Choice:
     run: str
     is_stale: bool = False
     kernel_sha256: str = ""
+    interval_us: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

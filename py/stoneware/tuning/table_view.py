@@ -260,6 +260,7 @@ class _StoredBlock(Block):
                 "run": _at(self.content.run_ids, run),
                 "is_stale": bool(is_stale),
                 "kernel_sha256": sha256,
+                "interval_us": None,
             },
         )
 

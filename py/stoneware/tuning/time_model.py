@@ -12,13 +12,15 @@ kernel's own measurements (`time_fit.py`):
 where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
 many blocks as run at once. It is corrected by what measured times are of modelled ones at near
 problems, the more the nearer the problem is, and the more alike the part of the last wave that is
-full. How good that is, and the constants: docs/design/table.md.
+full. How far the measured times are from the nearest problems, and how much these disagree, gives the
+interval in which the time lies. How good that is, and the constants: docs/design/table.md.
 
-The same on any machine: integers and IEEE +, -, *, / alone, nothing from libm.
+The same on any machine: integers and IEEE +, -, *, / and square root alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,14 +31,24 @@ from stoneware.tuning.choose import is_vendor
 if TYPE_CHECKING:
     from stoneware.tuning.table_entry import Entry
 
-_SLOW = 1.5
+_SLOW = 2.0
 """A candidate that took that much longer than the fastest at a problem says nothing there of those
-that matter; a race drops it early (measuring/device_timer.py), so that its time is rougher, too."""
+that matter. It is more than a race drops early at (measuring/device_timer.py): that a config is slow at
+a near problem is worth knowing, though that time is rougher."""
 
 _FULLNESS = 30.0
 _NEAR = 0.05
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
 is no better."""
+
+_LEAST_VARIANCE = 0.0004
+_VARIANCES = {False: (0.0065, 0.85), True: (0.012, 0.6)}
+"""Of the measured time over the estimate: that of measuring twice; and for our kernels and the vendor
+library, whose choice among its own is not known, what each unit of distance adds, and each unit of the
+variance among the ratios of near problems."""
+
+_QUANTILE = 1.645
+"""Of a normal distribution 90 % lie within so many standard deviations."""
 
 _FASTEST = 6
 """A config that is not among so many at any of the near problems is not estimated."""
@@ -172,24 +184,44 @@ def _without_splits(said: Corrections) -> Corrections:
 
 class Estimate(NamedTuple):
     """A config's time at a problem, as near measurements tell: the modelled time, times the mean of
-    their ratios, each with the weight 1 / distance^4. Sorts by the time.
+    their ratios, each with the weight 1 / distance^4. Sorts by the expected time, so that what the
+    choice of the first is expected to lose is least.
 
     Attributes:
-      us: the time.
+      expected_us: the mean; above `us` by half of the variance, as of a log-normal distribution.
       config: of what.
+      us: the median.
+      interval_us: where the time lies with a probability of 90 %.
       is_stale: whether a measurement was taken with other bytes of the kernel.
     """
 
-    us: float
+    expected_us: float
     config: AnyConfig
+    us: float
+    interval_us: tuple[float, float]
     is_stale: bool
+
+
+def _estimate(
+    config: AnyConfig, modelled_us: float, weights: float, ratios: float, squares: float, is_stale: bool
+) -> Estimate:
+    """The estimate of a config from the sums over near problems of the weights, and of these times
+    the ratios and times their squares."""
+    mean = ratios / weights
+    us = modelled_us * mean
+    of_distance, of_scatter = _VARIANCES[is_vendor(config)]
+    scatter = max(squares / (weights * mean * mean) - 1, 0.0)
+    # The distance of the one problem that would have all the weight.
+    variance = _LEAST_VARIANCE + of_distance / math.sqrt(weights) + of_scatter * scatter
+    factor = 1 + _QUANTILE * math.sqrt(variance)
+    return Estimate(us * (1 + variance / 2), config, us, (us / factor, us * factor), is_stale)
 
 
 def estimates(
     m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], has_one_order: bool = False
 ) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem and would be raced
-    at this one, the fastest first.
+    at this one, the one with the least expected time first.
 
     Args:
       m, n, k: the problem.
@@ -202,7 +234,7 @@ def estimates(
       then, than a comparison without it.
     """
     # By the object: each block names candidates in its own way. A list is config, modelled time,
-    # fullness, sums of ratios and of weights, is_stale.
+    # fullness, sums of weights, of ratios and of their squares, is_stale.
     by_source: dict[int, dict[Any, list[Any] | None]] = {}
     if has_one_order:
         near = [(apart, said) for apart, one in near if (said := _without_splits(one)).corrections]
@@ -212,7 +244,7 @@ def estimates(
             if position not in found:
                 config, model = candidates[position]
                 is_candidate = model is not None and (is_vendor(config) or is_near(model.tile_m, m))
-                found[position] = [config, *model.at(m, n, k), 0.0, 0.0, False] if is_candidate else None
+                found[position] = [config, *model.at(m, n, k), 0.0, 0.0, 0.0, False] if is_candidate else None
     if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
     for apart, (_, candidates, corrections) in near:
@@ -224,18 +256,18 @@ def estimates(
                 off = fullness - sums[2]
                 distance = nearest + _FULLNESS * off * off
                 weight = 1 / (distance * distance)
-                sums[3] += weight * ratio
-                sums[4] += weight
+                weighted = weight * ratio
+                sums[3] += weight
+                sums[4] += weighted
+                sums[5] += weighted * ratio
                 if is_stale:
-                    sums[5] = True
+                    sums[6] = True
     of_config: dict[AnyConfig, list[Any]] = {}
     for found in by_source.values():
         for sums in found.values():
             if sums is not None and (same := of_config.setdefault(sums[0], sums)) is not sums:
                 same[3] += sums[3]
                 same[4] += sums[4]
-                same[5] |= sums[5]
-    return sorted(
-        Estimate(us * ratios / weights, config, is_stale)
-        for config, us, _, ratios, weights, is_stale in of_config.values()
-    )
+                same[5] += sums[5]
+                same[6] |= sums[6]
+    return sorted(_estimate(config, us, *sums) for config, us, _, *sums in of_config.values())
