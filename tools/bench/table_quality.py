@@ -30,10 +30,11 @@ from absl import app, flags
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.key import AnyKey, Key
-from stoneware.kernels.registry import OPS, VENDOR
+from stoneware.kernels.key import Key
+from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup, merge, sources
+from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
@@ -67,13 +68,13 @@ def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:
     return record, [(runs[sample.run], sample) for sample in samples]
 
 
-def entries(table: Table) -> dict[AnyKey, Entry]:
+def entries(table: Table) -> dict[Key, Entry]:
     """The entries that were measured with their own output dtype, by key."""
     return {
         entry.key: entry
         for device in table.devices
         for entry in device.entries()
-        if entry.measured_out_dtype == getattr(entry.key, "out_dtype", "")
+        if isinstance(entry.key, Key) and entry.measured_out_dtype == entry.key.out_dtype
     }
 
 
@@ -100,7 +101,7 @@ def again_figures(table: Table, second: Table) -> dict[str, Any]:
 
 
 def held_out_figures(
-    table: Table, device: DeviceFingerprint, held_out: Mapping[AnyKey, Entry]
+    table: Table, device: DeviceFingerprint, held_out: Mapping[Key, Entry]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Summaries, and a row per problem.
 
@@ -139,7 +140,7 @@ def held_out_figures(
                     "best": str(min(times, key=times.__getitem__)),
                     "best_us": best_us,
                     "regret": round(times[chosen] / best_us, 4),
-                    "vendor_us": min((us for config, us in times.items() if config.backend == VENDOR), default=None),
+                    "vendor_us": min((us for config, us in times.items() if is_vendor(config)), default=None),
                     "num_intervals": len(covered),
                     "num_covered": sum(covered),
                 }
@@ -186,12 +187,12 @@ def left_out_figures(
     """The figures of problems whose n and k no sample of the table has: the NK shapes are dealt out to
     a few folds, and each fold is asked of a table that is made of the others."""
     whole = entries(sources.table_of_samples(op, taken))
-    weights = sorted({(sample.key.n, sample.key.k) for _, sample in taken})
+    weights = sorted({(key.n, key.k) for key in whole})
     random.Random(7).shuffle(weights)
     rows = []
     for fold in range(_FOLDS):
         out = set(weights[fold::_FOLDS])
-        rest = [one for one in taken if (one[1].key.n, one[1].key.k) not in out]
+        rest = [one for one in taken if one[1].key.sizes[:2] not in out]
         if out and rest:
             held_out = {key: entry for key, entry in whole.items() if (key.n, key.k) in out}
             rows += held_out_figures(sources.table_of_samples(op, rest), device, held_out)[1]
@@ -239,7 +240,7 @@ def main(argv: Sequence[str]) -> int:
             if _LEAVE_OUT.value and of_table:
                 figures, rows = left_out_figures(op, of_table, record.fingerprint)
                 report["left_out"][op] = {**figures, "rows": rows}
-            table = sources.table_of_samples(op, of_table) if others else None
+            table = sources.table_of_samples(op, of_table)
             for name, pairs in others.items():
                 of_op = [one for one in pairs if one[1].op == op]
                 if not of_op:
