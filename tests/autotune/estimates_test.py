@@ -1,0 +1,90 @@
+"""Estimates of times at a shape from what near problems say: their intervals, and their order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import small_package as small
+
+from stoneware.tuning.time_model import Corrections, TimeModel, estimates
+
+BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
+
+MODEL = TimeModel(
+    tile_m=128,
+    tile_n=128,
+    tile_k=128,
+    cluster_m=2,
+    cluster_n=1,
+    splits=1,
+    max_swizzle=1,
+    slots=120,
+    a_bytes=1,
+    b_bytes=1,
+    out_bytes=2,
+    launch_us=4.0,
+    wave_us=1.0,
+    step_us=0.3,
+    work_us=0.0004,
+    unfilled_us=0.0002,
+    byte_us=2e-7,
+)
+
+
+def test_config_that_is_fast_nowhere_near_is_not_estimated():
+    configs = [replace(SMALL, max_swizzle=1, splits=splits) for splits in (1, 2, 4, 8)]
+    configs += [BIG, TINY, small.VENDOR, replace(BIG, max_swizzle=2)]
+    candidates = {position: (config, MODEL) for position, config in enumerate(configs)}
+
+    def near(*order):
+        return Corrections("bf16", candidates, [(at, 0, 1.0 + rank / 100, 1.0) for rank, at in enumerate(order)])
+
+    found = estimates(64, 4096, 4096, [(0.1, near(*range(8)))])
+    assert [one.config for one in found] == configs[:6]
+    found = estimates(64, 4096, 4096, [(0.1, near(*range(8))), (0.2, near(7, 0))])
+    assert {one.config for one in found} == {*configs[:6], configs[7]}
+    us, _ = MODEL.at(64, 4096, 4096)
+    [last] = [one.us for one in found if one.config == configs[7]]
+    assert us * 1.0 < last < us * 1.07, "what every near problem says of it"
+
+
+def said_of(ratios, candidates):
+    """What a problem says: of each candidate, by its position, the ratio."""
+    return Corrections("bf16", candidates, [(at, 0, ratio, 1.0) for at, ratio in enumerate(ratios)])
+
+
+@pytest.mark.parametrize("config", [BIG, small.VENDOR])
+def test_interval_is_wider_farther_from_what_was_measured(config):
+    candidates = {0: (config, MODEL)}
+    widths = []
+    for distance in (0.0, 0.1, 1.0, 4.0):
+        [found] = estimates(128, 4096, 4096, [(distance, said_of([1.0], candidates))])
+        low, high = found.interval_us
+        assert found.us == pytest.approx(math.sqrt(low * high))
+        widths.append(high / low)
+    assert widths[0] > 1.0
+    assert widths == sorted(set(widths))
+
+
+def test_interval_is_wider_where_near_problems_disagree():
+    candidates = {0: (BIG, MODEL)}
+
+    def width(*ratios):
+        [found] = estimates(128, 4096, 4096, [(0.1, said_of([ratio], candidates)) for ratio in ratios])
+        return found.interval_us[1] / found.interval_us[0]
+
+    assert width(0.8, 1.2) > 1.1 * width(0.99, 1.01)
+
+
+def test_choice_is_what_is_expected_to_lose_least():
+    # Both have the same model, so the ratios decide.
+    for unsure, sure in ((BIG, small.VENDOR), (small.VENDOR, BIG)):
+        candidates = {0: (unsure, MODEL), 1: (sure, MODEL)}
+        scattered = [(0.1, said_of(ratios, candidates)) for ratios in ((0.7, 1.0), (1.28, 1.0))]
+        agreed = [(0.1, said_of(ratios, candidates)) for ratios in ((0.97, 1.0), (0.97, 1.0))]
+        first, second = estimates(128, 4096, 4096, scattered)
+        assert (first.config, second.config) == (sure, unsure)
+        assert second.us < first.us, "it is less by the mean alone"
+        assert estimates(128, 4096, 4096, agreed)[0].config == unsure
