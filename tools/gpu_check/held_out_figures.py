@@ -80,9 +80,8 @@ def row_of(set_name: str, problem: Product, decision: Decision, times: Times) ->
 
 
 def _interval_us(decision: Decision) -> tuple[float, float] | None:
-    """The 90 % interval of the choice's estimated time, if the decision carries an estimate."""
-    estimate = getattr(decision, "estimate", None)
-    return None if estimate is None else estimate.interval_us
+    """The 90 % interval of the choice's time, where that is an estimate."""
+    return None if decision.chosen is None else decision.chosen.interval_us
 
 
 def _bucket(m: int) -> str:
