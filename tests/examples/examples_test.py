@@ -1,0 +1,42 @@
+"""The examples run, at small sizes, and do what their texts say."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import sys
+
+import pytest
+
+SMALL = ["--layers=1", "--width=64", "--batch=2", "--length=64"]
+
+
+@pytest.fixture(autouse=True)
+def _examples(monkeypatch):
+    monkeypatch.syspath_prepend(str(pathlib.Path("examples").resolve()))
+
+
+def test_training_in_fp8_goes_on_after_a_stop_with_the_same_losses(tmp_path, capsys):
+    train = importlib.import_module("train_llama").main
+    whole = train([*SMALL, "--steps=12", "--lr=3e-3"])
+    folder = [f"--folder={tmp_path}", "--save=4", "--lr=3e-3"]
+    train([*SMALL, "--steps=6", *folder])
+    again = train([*SMALL, "--steps=12", *folder])
+    assert again == whole
+    assert "rowwise: goes on after step 4" in capsys.readouterr().out
+    for losses in whole.values():
+        assert losses[-1] < 0.85 * losses[0]
+    assert abs(whole["rowwise"][-1] - whole["torch"][-1]) < 0.05 * whole["torch"][-1]
+
+
+def test_adapters_train_over_weights_of_half_the_size(capsys):
+    found = importlib.import_module("lora_fp8").main([*SMALL, "--rank=4", "--steps=8", "--lr=1e-2"])
+    (bytes_16, losses_16), (bytes_8, losses_8) = found["bf16"], found["rowwise"]
+    assert bytes_8 < 0.55 * bytes_16
+    assert losses_8[-1] < losses_8[0]
+    assert abs(losses_8[-1] - losses_16[-1]) < 0.05 * losses_16[-1]
+    assert "tokens/s" in capsys.readouterr().out
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))
