@@ -149,3 +149,25 @@ def test_what_cannot_be_is_refused_by_name(arguments, error, said):
     arguments = {"x": torch.zeros(2, 2), **arguments}
     with pytest.raises(error, match=said):
         sw.quantize(arguments.pop("x"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "said"),
+    [
+        ((2, 16, 32), {"transpose": True}, "must have 2 dimensions"),
+        ((2, 16, 32), {"scales": "block"}, "must have 2 dimensions"),
+        ((2, 16, 32), {"transpose": "both"}, "must have 2 dimensions"),
+        ((32,), {}, "must have 2 dimensions"),
+        ((16, 32), {"x_requires_grad": True}, "quantize has no backward"),
+    ],
+)
+def test_a_trace_refuses_what_a_call_refuses(shape, arguments, said):
+    torch._dynamo.reset()
+    x = torch.zeros(shape, requires_grad=arguments.pop("x_requires_grad", False))
+
+    def block(x):
+        return sw.quantize(x, **arguments)[0].float() + 0
+
+    for call in (block, torch.compile(block, backend="aot_eager", fullgraph=True)):
+        with pytest.raises(Exception, match=said):
+            call(x)

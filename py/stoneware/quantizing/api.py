@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -161,14 +161,18 @@ def _slow(
 ) -> tuple[torch.Tensor, ...]:
     """A call that is more than its plan: for modes and subclasses of torch, and to refuse gradients."""
     tensor = _checked(x, scales, transpose, dtype, power_of_two)
-    if torch.is_grad_enabled() and tensor.requires_grad:
+    _refuse_gradient(tensor)
+    if tensor_checks.is_traced([tensor]):
+        return _traced(tensor, scales, transpose, dtype, power_of_two)
+    return _run(tensor.resolve_neg(), has_partial, scales, transpose, dtype, power_of_two)
+
+
+def _refuse_gradient(x: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and x.requires_grad:
         raise ForwardOnlyError(
             "quantize has no backward, and x requires a gradient; use sw.nn.Float8Linear, which has one, call it "
             "under torch.no_grad(), or pass x.detach()"
         )
-    if tensor_checks.is_traced([tensor]):
-        return _traced(tensor, scales, transpose, dtype, power_of_two)
-    return _run(tensor.resolve_neg(), has_partial, scales, transpose, dtype, power_of_two)
 
 
 def _run(x: torch.Tensor, has_partial: bool, *arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -198,11 +202,15 @@ def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype, 
             f"x.dtype={x.dtype} must be {' or '.join(map(str, IN_DTYPES))}; cast it with x.to(torch.bfloat16)"
         )
     if x.ndim != 2:
-        raise ValueError(
-            f"x.shape={list(x.shape)} must have 2 dimensions for scales={scales!r} and transpose={transpose!r}; "
-            "flatten leading dimensions with x.flatten(0, -2)"
-        )
+        _refuse_rank(x, scales, transpose)
     return x
+
+
+def _refuse_rank(x: torch.Tensor, scales: str, transpose: bool | str) -> NoReturn:
+    raise ValueError(
+        f"x.shape={list(x.shape)} must have 2 dimensions for scales={scales!r} and transpose={transpose!r}; "
+        "flatten leading dimensions with x.flatten(0, -2)"
+    )
 
 
 _LIBRARY = torch.library.Library("stoneware", "FRAGMENT")
@@ -236,7 +244,13 @@ def _define(name: str, num_results: int) -> Any:
             found.append(torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device))
         return tuple(found)
 
+    def refused(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        _refuse_gradient(x)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.stoneware, name)(x, *arguments)
+
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, refused, "Autograd")
     _LIBRARY.impl(name, fake, "Meta")
     return getattr(torch.ops.stoneware, name)
 
@@ -247,6 +261,8 @@ _OPERATORS = {2: _define("quantize", 2), 4: _define("quantize_both", 4)}
 def _traced(
     x: torch.Tensor, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, ...]:
+    if x.ndim != 2 and (x.ndim < 2 or transpose is not False or scales not in ("row", "tensor")):
+        _refuse_rank(x, scales, transpose)
     rows = x.flatten(0, -2) if x.ndim > 2 else x
     operator = _OPERATORS[4 if transpose == "both" else 2]
     results = operator(rows, scales, transpose is True, dtype, power_of_two)
