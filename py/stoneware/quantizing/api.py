@@ -62,11 +62,11 @@ def quantize(
       TableError: a kernel of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
-    if _is_compiling():
-        return _traced(x, scales, transpose, dtype, power_of_two)
     if isinstance(x, torch.Tensor) and x.ndim > 2 and transpose is False and scales in ("row", "tensor"):
         values, scale = quantize(x.flatten(0, -2), scales, dtype=dtype, power_of_two=power_of_two)
         return values.view(x.shape), scale.view(*x.shape[:-1], 1) if scales == "row" else scale
+    if _is_compiling():
+        return _traced(x, scales, transpose, dtype, power_of_two)
     num_results = 4 if transpose == "both" else 2
     has_partial = scales == "tensor" or (scales == "row" and transpose is not False)
     call = _call(num_results, has_partial)
@@ -261,12 +261,7 @@ _OPERATORS = {2: _define("quantize", 2), 4: _define("quantize_both", 4)}
 def _traced(
     x: torch.Tensor, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, ...]:
-    if x.ndim != 2 and (x.ndim < 2 or transpose is not False or scales not in ("row", "tensor")):
+    if x.ndim != 2:
         _refuse_rank(x, scales, transpose)
-    rows = x.flatten(0, -2) if x.ndim > 2 else x
     operator = _OPERATORS[4 if transpose == "both" else 2]
-    results = operator(rows, scales, transpose is True, dtype, power_of_two)
-    if x.ndim == 2:
-        return results
-    values, scale = results
-    return values.view(x.shape), scale.view(*x.shape[:-1], 1) if scales == "row" else scale
+    return operator(x, scales, transpose is True, dtype, power_of_two)
