@@ -9,7 +9,8 @@ import torch
 
 import stoneware as sw
 from stoneware.kernels import aot_kernels
-from stoneware.quantizing import kernels, layout, reference
+from stoneware.nn import frozen_product
+from stoneware.quantizing import fused, kernels, layout, reference
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -98,6 +99,64 @@ def test_streams_do_not_share_partial_results(on):
     torch.cuda.synchronize()
     for x, found in results:
         assert_same_bits(found, expected(x, "tensor", False))
+
+
+@pytest.mark.parametrize("k", [16, 2048, 4112, 14336, 28672])
+@pytest.mark.parametrize("m", [1, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_silu_times_up_is_quantized_as_float64_has_it(on, device, m, k, dtype):
+    z = (torch.randn(m, 2 * k + 16, device=on) * 4).to(dtype)[:, : 2 * k]
+    values, scale = torch.empty(m, k, device=on, dtype=E4M3), torch.empty(m, 1, device=on)
+    poison(on)
+    for power_of_two in (False, True):
+        plan = fused.silu_mul_plan(z, power_of_two)
+        assert hasattr(plan, "native_launch")  # a kernel's
+        plan(z, values, scale)
+        gate, up = z.double().chunk(2, -1)
+        exact = torch.nn.functional.silu(gate) * up
+        wanted = exact.abs().amax(1, keepdim=True) / 448
+        assert ((scale >= 0.99 * wanted) & (scale <= (2.02 if power_of_two else 1.01) * wanted)).all()
+        # Half a unit in the last place of fp8 (2^-4 of a value, 2^-10 of a scale), and two of the 16-bit dtype.
+        error = (values.double() * scale - exact).abs()
+        assert (error <= (2**-4 + 2**-7) * exact.abs() + 2**-10 * 1.01 * scale).all()
+
+
+@pytest.mark.parametrize("k", [16, 2048, 4112, 14336])
+@pytest.mark.parametrize("shape", [(1,), (17,), (3, 100)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_norm_writes_its_result_and_that_in_fp8(on, shape, k, dtype):
+    norm = sw.nn.RMSNorm(k, 1e-5, device=on, dtype=dtype)
+    torch.nn.init.uniform_(norm.weight, 0.5, 2)
+    x = (torch.randn(*shape, k, device=on) * 3).to(dtype)
+    poison(on)
+    with torch.no_grad():
+        y = norm(x)
+    wide = x.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    assert ((y.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-7).all()
+    found = frozen_product.attached(y)
+    wanted = reference.quantize(y.flatten(0, -2), "row", E4M3, True)
+    assert_same_bits([one.flatten(0, -2) for one in found], wanted)
+
+
+def test_a_norm_and_a_feed_forward_in_a_graph(on):
+    torch.manual_seed(3)
+    norm = sw.nn.RMSNorm(1024, 1e-5, device=on, dtype=torch.bfloat16)
+    plain = sw.nn.SwiGLU(1024, 2816, recipe="bf16", device=on, dtype=torch.bfloat16)
+    frozen = sw.nn.SwiGLU(1024, 2816, frozen=True, device=on, dtype=torch.bfloat16)
+    frozen.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(2, 8, 1024, device=on).bfloat16()
+    with torch.no_grad():
+        frozen(norm(x))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = frozen(norm(x))
+        x.copy_(torch.randn_like(x) * 7)
+        graph.replay()
+        assert torch.equal(y, frozen(norm(x)))
+        assert torch.equal(y, frozen(norm(x).clone()))  # quantized anew
+        wanted = plain(torch.nn.functional.rms_norm(x, (1024,), norm.weight, 1e-5))
+    assert (y - wanted).float().norm() <= 0.06 * wanted.float().norm()
 
 
 def test_the_wheel_has_each_kernel(device, on):

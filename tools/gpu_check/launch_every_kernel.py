@@ -85,7 +85,7 @@ class Launch:
 
 
 _QUANTIZED_SHAPES = ((144, 272), (16, 4112), (16, 16400))
-"""For sw.quantize: tiles that are cut off, and rows for each kernel of rows."""
+"""For sw.quantize: tiles that are cut off, and rows for each kernel of rows; k for the layers that quantize."""
 
 
 def runnable(kernels: Sequence[KernelRecord], device: Device) -> list[KernelRecord]:
@@ -297,6 +297,22 @@ def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | s
             if message:
                 print(f"FAILED quantize: {call}: {message}", flush=True)
                 failures.append({"kernel": "quantize", "problem": str(call), "message": message})
+        for in_dtype, (_, k) in itertools.product((torch.bfloat16, torch.float16), _QUANTIZED_SHAPES):
+            norm = stoneware.nn.RMSNorm(k, dtype=in_dtype)
+            feed_forward = stoneware.nn.SwiGLU(32, k, frozen=True, dtype=in_dtype)
+            with torch.no_grad():
+                for layer in (feed_forward.gate_up_proj, feed_forward.down_proj):
+                    layer.quantize_(torch.randn(layer.out_features, layer.in_features).to(in_dtype))
+                for layer, size in ((norm, k), (feed_forward, 32)):
+                    x = torch.randn(3, size).to(in_dtype)
+                    expected = layer(x)
+                    print(f"[quantize] {type(layer).__name__} {in_dtype} {k}", flush=True)
+                    found = layer.to(torch_device)(x.to(torch_device)).cpu()
+                    num_launches += 1
+                    if not (found - expected).float().norm() <= 0.05 * expected.float().norm():
+                        problem = f"{type(layer).__name__} {in_dtype} {k}"
+                        print(f"FAILED quantize: {problem}: other values", flush=True)
+                        failures.append({"kernel": "quantize", "problem": problem, "message": "other values"})
     finally:
         aot_kernels.load = load
     return {

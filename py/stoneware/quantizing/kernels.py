@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels import aot_kernels, built_products, manifest
@@ -22,11 +23,14 @@ ROW_BLOCKS = (4096, 16384)
 """Elements of a row that a program of quantize_rows keeps in registers; a longer row is read twice."""
 
 PARTIALS = {"matrix": 1024, "column": 32}
-"""The most partial results of reduce_amax, which each program of quantize_tiles reads."""
+"""The most partial results of reduce_amax: of the matrix, which each program of quantize_tiles reads, or of
+a column, which column_scales reads."""
 
-_AMAX_TILES = {"matrix": (8, 512), "column": (32, 128)}
+_COLUMNS = 64
+"""Of a program of column_scales; as in BUILD.bazel."""
+
+_AMAX_TILE = (8, 512)
 """(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
-
 
 _UNITS = {"tensor": "matrix", "row": "column", "block": "run", "block_2d": "tile"}
 """What shares a scale, as the kernels' names have it; a row of x is a column of what is transposed."""
@@ -37,12 +41,12 @@ def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: 
     if device.kind != "cuda":
         return f"the kernels run on NVIDIA GPUs, and the device is {device}"
     m, k = x.shape
-    for name, value in (("k", k), ("ldx", x.stride(0) if m > 1 else k), *((("m", m),) if transposes else ())):
+    for name, value in (("k", k), ("ldx", _ldx(x)), *((("m", m),) if transposes else ())):
         if value % MULTIPLE:
             return f"{name}={value} must be a multiple of {MULTIPLE} for the kernels"
     if x.data_ptr() % MULTIPLE:
         return f"x.data_ptr()={x.data_ptr():#x} must be a multiple of {MULTIPLE} for the kernels"
-    if m > aot_kernels.INT32_MAX - BLOCK or k > PARTIALS["matrix"] * _AMAX_TILES["matrix"][1]:
+    if m > aot_kernels.INT32_MAX - BLOCK or k > PARTIALS["matrix"] * _AMAX_TILE[1]:
         return f"m={m} and k={k} must be below 2**31 and at most 2**19 for the kernels"
     arch, built = aot_kernels.built_for(OP, device.compute_capability), manifest.packaged()
     variant = "rows_loop" if scales == "row" else f"tiles_{_UNITS[scales]}"
@@ -66,7 +70,7 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
     m, k = x.shape
-    ldx = x.stride(0) if m > 1 else k
+    ldx = _ldx(x)
     in_dtype, pow2 = _name(x), int(power_of_two)
     tiles = (-(-m // BLOCK), -(-k // BLOCK), 1)
     plain, transposed = transpose is not True, transpose is not False
@@ -94,6 +98,9 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
         blocks, rows_per_block = amax_blocks(m, k, unit)
         num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
         steps.append((kernel(f"amax_{unit}", 6, "e4m3"), (*blocks, 1), [source, partial, m, k, ldx, rows_per_block]))
+    if unit == "column" and transposed:
+        grid = (-(-k // _COLUMNS), 1, 1)
+        steps.append((kernel("column_scales", 5), grid, [partial, scale_t, k, num_partials, pow2]))
     if transposed or scales != "row":
         arguments = [
             source, partial if num_partials else nothing, x8, scale, xt8, scale_t,
@@ -104,9 +111,49 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
     return aot_kernels.plan(device, 1 + num_outputs + bool(num_partials), steps)
 
 
+def silu_mul_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:
+    """The plan for z [m, 2 k] and the outputs y8 [m, k] and its scales [m, 1].
+
+    Raises:
+      UnsupportedError, TableError: a kernel cannot be loaded.
+    """
+    m, k = z.shape[0], z.shape[1] // 2
+    block = next((block for block in ROW_BLOCKS if k <= block), "loop")
+    addresses = [("address", position) for position in range(3)]
+    return _rows_plan(f"silu_mul_{block}", z, [*addresses, m, k, _ldx(z), int(power_of_two)], device)
+
+
+def rms_norm_plan(x: torch.Tensor, epsilon: float, power_of_two: bool, device: Device) -> Any:
+    """The plan for x [m, k], weight [k] and the outputs y, y8 [m, k] and its scales [m, 1].
+
+    Raises:
+      UnsupportedError, TableError: a kernel cannot be loaded.
+    """
+    m, k = x.shape
+    block = next(block for block in ROW_BLOCKS if k <= block)
+    addresses = [("address", position) for position in range(5)]
+    (epsilon_bits,) = struct.unpack("i", struct.pack("f", epsilon))
+    return _rows_plan(
+        f"rms_norm_{block}", x, [*addresses, m, k, _ldx(x), epsilon_bits, int(power_of_two)], device
+    )  # fmt: skip
+
+
+def _rows_plan(variant: str, x: torch.Tensor, arguments: list[Any], device: Device) -> Any:
+    """Of a kernel with a program a row, whose tensors come in the order of its arguments."""
+    arch = aot_kernels.built_for(OP, device.compute_capability)
+    assert arch is not None  # `why_not` asked
+    kernel = aot_kernels.load(_id(arch, variant, _name(x), "e4m3"), len(arguments))
+    num_tensors = sum(isinstance(argument, tuple) for argument in arguments)
+    return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
+
+
+def _ldx(x: torch.Tensor) -> int:
+    return x.stride(0) if x.shape[0] > 1 else x.shape[1]
+
+
 def amax_blocks(m: int, k: int, unit: str) -> tuple[tuple[int, int], int]:
     """The grid of reduce_amax (blocks of rows, of columns), and the rows of a block."""
-    rows, columns = _AMAX_TILES[unit]
+    rows, columns = _AMAX_TILE
     num_columns = -(-k // columns)
     most = PARTIALS["matrix"] // num_columns if unit == "matrix" else PARTIALS["column"]
     rows_per_block = -(-m // (most * rows)) * rows

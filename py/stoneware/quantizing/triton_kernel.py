@@ -7,10 +7,13 @@ dense row-major, xt8 the dense row-major transpose [k, m]. A unit is a row, a co
 transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a column, or 128 x 128.
 
     quantize_rows    grid: a row of x a program; the row is read once into registers
+    silu_mul_rows    the same of silu(gate) * up, from rows of gate and up side by side
+    rms_norm_rows    the same of a row that is divided by its root mean square; writes the row, too
     reduce_amax      grid: (blocks of rows, blocks of columns); the largest |x| of each block, or of each
                      column of it, as a partial result
+    column_scales    grid: blocks of columns; the scales of columns from these
     quantize_tiles   grid: (tiles of 128 rows, tiles of 128 columns); a tile is read once and written in
-                     both orientations. Units that are larger than a tile take reduce_amax's result
+                     both orientations. Units that are larger than a tile take the results of those before
 
 Each is bound by memory; what makes them fast is that x is read once where its units allow it.
 
@@ -67,6 +70,59 @@ def quantize_rows(x, x8, scales, m, k, ldx, power_of_two, MAX: tl.constexpr, BLO
 
 
 @triton.jit
+def _silu_mul(gate, up, mask):
+    """silu(gate) * up as torch computes it in 16 bits: each of the two rounded."""
+    gate_values = tl.load(gate, mask=mask, other=0.0)
+    wide = gate_values.to(tl.float32)
+    silu = tl.div_rn(wide, 1.0 + tl.exp(-wide)).to(gate_values.dtype)
+    product = silu.to(tl.float32) * tl.load(up, mask=mask, other=0.0).to(tl.float32)
+    return product.to(gate_values.dtype)
+
+
+@triton.jit
+def silu_mul_rows(z, y8, scales, m, k, ldz, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr):
+    """A row of silu(z[:, :k]) * z[:, k:]. ONE: the row fits BLOCK, else it is computed twice."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    gate, up, y8 = z + row * ldz, z + row * ldz + k, y8 + row * k
+    if ONE:
+        mask = columns < k
+        values = _silu_mul(gate + columns, up + columns, mask)
+        scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
+        tl.store(y8 + columns, (values.to(tl.float32) * inverse).to(y8.dtype.element_ty), mask=mask)
+    else:
+        largest = tl.zeros([BLOCK], tl.int32)
+        for begin in range(0, k, BLOCK):
+            at = begin + columns
+            largest = tl.maximum(largest, _bits(_silu_mul(gate + at, up + at, at < k)))
+        scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
+        for begin in range(0, k, BLOCK):
+            at = begin + columns
+            values = _silu_mul(gate + at, up + at, at < k)
+            tl.store(y8 + at, (values.to(tl.float32) * inverse).to(y8.dtype.element_ty), mask=at < k)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def rms_norm_rows(
+    x, weight, y, y8, scales, m, k, ldx, epsilon_bits, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr
+):
+    """y = x / sqrt(mean(x^2) + epsilon) * weight of a row that fits BLOCK, rounded once, and y in fp8."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < k
+    values = tl.load(x + row * ldx + columns, mask=mask, other=0.0).to(tl.float32)
+    epsilon = epsilon_bits.to(tl.float32, bitcast=True)
+    inverse_root = tl.rsqrt(tl.sum(values * values, axis=0) / k + epsilon)
+    values = values * inverse_root * tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
+    rounded = values.to(y.dtype.element_ty)
+    tl.store(y + row * k + columns, rounded, mask=mask)
+    scale, inverse = _scale(tl.max(_bits(rounded), axis=0), MAX, power_of_two)
+    tl.store(y8 + row * k + columns, (rounded.to(tl.float32) * inverse).to(y8.dtype.element_ty), mask=mask)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
 def reduce_amax(
     x, partial, m, k, ldx, rows_per_block, PER_COLUMN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -87,6 +143,18 @@ def reduce_amax(
 
 
 @triton.jit
+def column_scales(
+    partial, scales, k, num_partials, power_of_two, MAX: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The scale of each of k columns from reduce_amax's partial results."""
+    columns, others = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTIALS)
+    mask = (others < num_partials)[:, None] & (columns < k)[None, :]
+    found = tl.load(partial + others[:, None] * k + columns[None, :], mask=mask, other=0)
+    scale, _ = _scale(tl.max(found, axis=0), MAX, power_of_two)
+    tl.store(scales + columns, scale, mask=columns < k)
+
+
+@triton.jit
 def quantize_tiles(
     x, partial, x8, scales, xt8, scales_t, m, k, ldx, num_partials, power_of_two, writes,
     MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
@@ -94,7 +162,8 @@ def quantize_tiles(
     """A tile of TILE x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile.
 
     scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
-    those of the transpose: [1], [k], [k, ceil(m / TILE)] column-major, or the transpose of scales.
+    those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
+    transpose of scales.
     """
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -113,12 +182,7 @@ def quantize_tiles(
         plain = values * inverse
         other = plain
     elif UNIT == 1:
-        others = tl.arange(0, PARTIALS)
-        at = partial + others[:, None] * k + columns[None, :]
-        found = tl.load(at, mask=(others < num_partials)[:, None] & (columns < k)[None, :], other=0)
-        scale, inverse = _scale(tl.max(found, axis=0), MAX, power_of_two)
-        if tl.program_id(0) == 0:
-            tl.store(scales_t + columns, scale, mask=columns < k)
+        inverse = tl.div_rn(1.0, tl.load(scales_t + columns, mask=columns < k, other=1.0))
         other = values * inverse[None, :]
     elif UNIT == 2:
         scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
