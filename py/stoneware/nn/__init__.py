@@ -11,6 +11,8 @@ from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.lora import Lora
+from stoneware.nn.rms_norm import RMSNorm
+from stoneware.nn.swiglu import SwiGLU
 
 __all__ = [
     "Conversion",
@@ -20,5 +22,7 @@ __all__ = [
     "Float8Linear",
     "Linear",
     "Lora",
+    "RMSNorm",
+    "SwiGLU",
     "convert",
 ]

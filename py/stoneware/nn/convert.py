@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stoneware.nn import blocks
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
-from stoneware.nn.recipes import RECIPES, named, why_not
+from stoneware.nn.recipes import BF16, RECIPES, named, why_not
+from stoneware.nn.rms_norm import RMSNorm
+from stoneware.nn.swiglu import HALVES, ONE_CALL, SwiGLU
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -17,22 +20,23 @@ HEADS = frozenset({"lm_head", "output", "embed_out", "score", "classifier", "rou
 """Last names of layers that stay in 16 bits unless a filter says otherwise: the logits of a language
 model and of a router decide by small differences."""
 
-BF16 = "bf16"
-"""The recipe without fp8: `Linear`."""
-
 
 @dataclass(kw_only=True)
 class Conversion:
     """What `convert` did.
 
     Attributes:
-      swapped: name of each layer that was swapped -> its new class and recipe.
+      swapped: name of each linear layer that was swapped -> its new class and recipe.
       kept: name of each linear layer that was not -> why.
+      blocks: name of each norm or feed-forward that was swapped as a whole -> its new class.
     """
 
     model: torch.nn.Module
     swapped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, str] = field(default_factory=dict)
+    _were: dict[str, torch.nn.Module] = field(default_factory=dict, repr=False)
+    """What stood in the place of each block, its linear layers without their weights."""
 
     def undo(self) -> None:
         """Puts a torch.nn.Linear in the place of each layer that was swapped.
@@ -40,6 +44,13 @@ class Conversion:
         It has the same parameters; a frozen fp8 weight is multiplied out in its old dtype, so that
         its rounding remains.
         """
+        for name, was in self._were.items():
+            block = self.model.get_submodule(name)
+            if isinstance(block, SwiGLU):
+                _take_apart(block, was)
+            _put(self.model, name, was)
+        self._were.clear()
+        self.blocks.clear()
         for name in self.swapped:
             layer = self.model.get_submodule(name)
             assert isinstance(layer, torch.nn.Linear)  # it was put there
@@ -51,7 +62,7 @@ class Conversion:
 
     def __str__(self) -> str:
         lines = [f"swapped {len(self.swapped)} of {len(self.swapped) + len(self.kept)} linear layers"]
-        for what, names in (("", self.swapped), ("kept ", self.kept)):
+        for what, names in (("", self.swapped), ("kept ", self.kept), ("whole ", self.blocks)):
             grouped: dict[str, list[str]] = {}
             for name, said in names.items():
                 grouped.setdefault(said, []).append(name)
@@ -72,6 +83,10 @@ def convert(
     torch.nn.Linear, shares its weight with another module, has a size that the recipe refuses, is read by
     a torch.nn.TransformerEncoderLayer, or is a head or a router (HEADS) and no filter is given.
 
+    Around frozen rowwise layers two kinds of blocks are swapped, too, wherever a call with random numbers
+    shows that they compute the same: a feed-forward of gate_proj, up_proj and down_proj becomes `SwiGLU`, and
+    a norm `RMSNorm`, or torch.nn.RMSNorm where no such layer takes its result.
+
     Args:
       model: whose submodules are swapped.
       recipe: "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise".
@@ -89,6 +104,11 @@ def convert(
     frozen = not model.training if frozen is None else frozen
     owners = _owners(model)
     done = Conversion(model=model)
+    feed_forwards = [
+        name
+        for name, block in model.named_modules()
+        if frozen and recipe == ONE_CALL and name and blocks.is_swiglu(block)
+    ]
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not name or not isinstance(layer, torch.nn.Linear):
             continue
@@ -100,7 +120,54 @@ def convert(
         new = _swapped(layer, recipe, frozen=frozen)
         _put(model, name, new)
         done.swapped[name] = type(new).__name__ + ("" if recipe == BF16 else f", {recipe}")
+    if frozen and recipe == ONE_CALL:
+        _swap_norms(model, done)
+        for name in feed_forwards:
+            if all(f"{name}.{part}" in done.swapped for part in (*HALVES, blocks.DOWN)):
+                _swap_feed_forward(model, name, done)
     return done
+
+
+def _swap_norms(model: torch.nn.Module, done: Conversion) -> None:
+    for name, norm in list(model.named_modules()):
+        epsilon = blocks.rms_norm_epsilon(norm) if name and not isinstance(norm, torch.nn.RMSNorm) else None
+        if epsilon is None:
+            continue
+        size = norm.weight.shape[0]
+        parent = name.rpartition(".")[0]
+        beside = [swapped for swapped in done.swapped if swapped.startswith(f"{parent}." if parent else "")]
+        is_taken = any(model.get_submodule(one).in_features == size for one in beside)
+        new = RMSNorm(size, epsilon, device="meta") if is_taken else torch.nn.RMSNorm(size, epsilon, device="meta")
+        new.weight = norm.weight
+        done._were[name], done.blocks[name] = norm, type(new).__name__
+        _put(model, name, new.train(norm.training))
+
+
+def _swap_feed_forward(model: torch.nn.Module, name: str, done: Conversion) -> None:
+    """Puts SwiGLU in the place of a block whose layers were swapped; `_take_apart` is its reverse."""
+    was = model.get_submodule(name)
+    gate, up, down = (was.get_submodule(part) for part in (*HALVES, blocks.DOWN))
+    assert isinstance(down, Float8InferenceLinear)  # it was swapped
+    new = SwiGLU(
+        down.out_features, down.in_features, recipe=ONE_CALL, frozen=True, device="meta", dtype=down.compute_dtype
+    )
+    for parameter in ("weight", "weight_scale_inv"):
+        joined = torch.cat([getattr(gate, parameter), getattr(up, parameter)])
+        setattr(new.gate_up_proj, parameter, torch.nn.Parameter(joined, requires_grad=False))
+        for layer in (gate, up):
+            setattr(layer, parameter, torch.nn.Parameter(getattr(layer, parameter).to("meta"), requires_grad=False))
+    new.down_proj = down
+    done._were[name], done.blocks[name] = was, type(new).__name__
+    _put(model, name, new.train(was.training))
+
+
+def _take_apart(block: SwiGLU, was: torch.nn.Module) -> None:
+    """Gives the layers of `was` their weights again."""
+    for parameter in ("weight", "weight_scale_inv"):
+        halves = getattr(block.gate_up_proj, parameter).chunk(2)
+        for part, half in zip(HALVES, halves, strict=True):
+            setattr(was.get_submodule(part), parameter, torch.nn.Parameter(half.clone(), requires_grad=False))
+    was.add_module(blocks.DOWN, block.down_proj)
 
 
 def _why_kept(

@@ -103,8 +103,10 @@ class Float8InferenceLinear(torch.nn.Linear):
         if dtype is not None:
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if torch.compiler.is_dynamo_compiling():
-            return _followed(x, weight, scale, bias, self.recipe)
-        return frozen_product.call(self.recipe, _followed)(x, weight, scale, bias)
+            return followed(x, weight, scale, bias, self.recipe)
+        if self.recipe == "rowwise" and (quantized := frozen_product.attached(x)) is not None:
+            return frozen_product.linear_of_quantized(x.dtype)(*quantized, weight, scale, bias)
+        return frozen_product.linear(self.recipe, followed)(x, weight, scale, bias)
 
     def reset_parameters(self) -> None:
         """Nothing: a frozen weight is loaded or quantized, never drawn."""
@@ -154,7 +156,7 @@ class _Frozen(torch.autograd.Function):
         return grad_x, None, None, grad_bias, None
 
 
-def _followed(
+def followed(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
 ) -> torch.Tensor:
     """The call as calls of ops, for autograd, for traces and for torch dispatch modes."""

@@ -61,6 +61,9 @@ _ROW = Cast(scales="row", power_of_two=True)
 _BLOCK = Cast(scales="block")
 _SQUARE = Cast(scales="block_2d")
 
+BF16 = "bf16"
+"""The recipe without fp8: `Linear`."""
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (

@@ -1,0 +1,127 @@
+"""The gated feed-forward of Llama and its kin: down(silu(gate(x)) * up(x))."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from stoneware.nn import frozen_product, inference
+from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.linear import Float8Linear, Linear, autocast_dtype
+from stoneware.nn.recipes import BF16, RECIPES
+from stoneware.quantizing.fused import silu_mul
+
+HALVES = ("gate_proj", "up_proj")
+"""Names of the two layers that are one product here, in the order of its rows."""
+
+_PARAMETERS = ("weight", "weight_scale_inv")
+
+ONE_CALL = "rowwise"
+"""The recipe whose frozen layers quantize the activation in its own kernel."""
+
+
+class SwiGLU(torch.nn.Module):
+    """y = down(silu(gate(x)) * up(x)), where gate and up are one product.
+
+    With frozen rowwise layers the whole is one native call: the activation is quantized by the kernel that
+    computes it, and what is between the products is not seen by Python.
+
+    The state_dict has `gate_proj`, `up_proj` and `down_proj`, as Hugging Face has them; but one scale of the
+    whole weight cannot be told apart, so that frozen tensorwise layers have `gate_up_proj`.
+
+    Args:
+      hidden_size: of x and y.
+      intermediate_size: of gate and of up; multiples as the recipe wants them.
+      recipe: "bf16" or one of `stoneware.nn.recipes`.
+      frozen: whether the weights are fp8 for good, `Float8InferenceLinear`.
+      device, dtype: of the parameters.
+
+    Shapes:
+      x, y: [..., hidden_size], as of the layers.
+
+    Raises:
+      ValueError: an unknown recipe, a size that breaks its rule, or frozen layers without fp8.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        recipe: str = "rowwise",
+        frozen: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if frozen and recipe not in RECIPES:
+            raise ValueError(
+                f"recipe={recipe!r} must be one of {', '.join(RECIPES)} for frozen layers; pass one of these"
+            )
+
+        def layer(in_features: int, out_features: int) -> torch.nn.Linear:
+            if recipe == BF16:
+                return Linear(in_features, out_features, bias=False, device=device, dtype=dtype)
+            kind = Float8InferenceLinear if frozen else Float8Linear
+            return kind(in_features, out_features, bias=False, recipe=recipe, device=device, dtype=dtype)
+
+        self.gate_up_proj = layer(hidden_size, 2 * intermediate_size)
+        self.down_proj = layer(intermediate_size, hidden_size)
+        self.register_state_dict_post_hook(_split_halves)
+        self.register_load_state_dict_pre_hook(_merge_halves)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate_up, down = self.gate_up_proj, self.down_proj
+        if (
+            not isinstance(gate_up, Float8InferenceLinear)
+            or not isinstance(down, Float8InferenceLinear)
+            or not gate_up.recipe == down.recipe == ONE_CALL
+            or torch.compiler.is_dynamo_compiling()
+            or autocast_dtype(x) is not None
+        ):
+            return down(silu_mul(gate_up(x)))
+        weights = [layer._parameters[name] for layer in (gate_up, down) for name in ("weight", "weight_scale_inv")]
+        quantized = frozen_product.attached(x)
+        if quantized is None:
+            return frozen_product.swiglu(_followed)(x, *weights)
+        return frozen_product.swiglu_of_quantized(x.dtype, _followed_quantized(x.dtype))(*quantized, *weights)
+
+
+def _followed(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """The call as calls of ops, for autograd and torch dispatch modes."""
+    gate_up, scale_gate_up, down, scale_down = weights
+    z = inference.followed(x, gate_up, scale_gate_up, None, ONE_CALL)
+    return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
+
+
+@functools.cache
+def _followed_quantized(dtype: torch.dtype) -> frozen_product.Call:
+    """The same for an x that is quantized."""
+
+    def followed(x8: torch.Tensor, scale_x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        gate_up, scale_gate_up, down, scale_down = weights
+        z = frozen_product.linear_of_quantized(dtype)(x8, scale_x, gate_up, scale_gate_up, None)
+        return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
+
+    return followed
+
+
+def _split_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Takes gate_up_proj of a state_dict apart."""
+    joined = {name: state_dict.get(f"{prefix}gate_up_proj.{name}") for name in _PARAMETERS}
+    found = {name: tensor for name, tensor in joined.items() if tensor is not None}
+    if any(tensor.shape[0] % 2 for tensor in found.values()):
+        return
+    for name, tensor in found.items():
+        del state_dict[f"{prefix}gate_up_proj.{name}"]
+        state_dict.update(zip([f"{prefix}{half}.{name}" for half in HALVES], tensor.chunk(2)))
+
+
+def _merge_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Puts gate_proj and up_proj of a state_dict together."""
+    for name in _PARAMETERS:
+        halves = [f"{prefix}{half}.{name}" for half in HALVES]
+        if all(half in state_dict for half in halves):
+            state_dict[f"{prefix}gate_up_proj.{name}"] = torch.cat([state_dict.pop(half) for half in halves])
