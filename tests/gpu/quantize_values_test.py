@@ -156,7 +156,8 @@ def test_a_norm_and_a_feed_forward_in_a_graph(on):
         assert torch.equal(y, frozen(norm(x)))
         assert torch.equal(y, frozen(norm(x).clone()))  # quantized anew
         wanted = plain(torch.nn.functional.rms_norm(x, (1024,), norm.weight, 1e-5))
-    assert (y - wanted).float().norm() <= 0.06 * wanted.float().norm()
+    # Each of five operands of two products is rounded by 0.026 in the mean.
+    assert (y - wanted).float().norm() <= 0.08 * wanted.float().norm()
 
 
 def test_the_wheel_has_each_kernel(device, on):
