@@ -14,7 +14,7 @@ import torch
 from triton.runtime import interpreter
 
 from stoneware.kernels import aot_kernels
-from stoneware.quantizing import kernels, layout, reference
+from stoneware.quantizing import fused, kernels, layout, reference
 from stoneware.runtime import device
 
 _PATH = pathlib.Path("py/stoneware/quantizing/triton_kernel.py")
@@ -58,8 +58,17 @@ def launch(functions, kernel_id, grid, arguments):
         block = 64 if which == "loop" else int(which)
         functions.quantize_rows[grid](*arguments, **largest, BLOCK=block, ONE=int(which != "loop"))
     elif kind == "amax":
-        rows, columns = kernels._AMAX_TILES[which]
+        rows, columns = kernels._AMAX_TILE
         functions.reduce_amax[grid](*arguments, PER_COLUMN=int(which == "column"), ROWS=rows, BLOCK=columns)
+    elif kind == "column":
+        columns, partials = kernels._COLUMNS, kernels.PARTIALS["column"]
+        functions.column_scales[grid](*arguments, **largest, PARTIALS=partials, BLOCK=columns)
+    elif kind == "silu":
+        size = which.removeprefix("mul_")
+        block = 64 if size == "loop" else int(size)
+        functions.silu_mul_rows[grid](*arguments, **largest, BLOCK=block, ONE=int(size != "loop"))
+    elif kind == "rms":
+        functions.rms_norm_rows[grid](*arguments, **largest, BLOCK=int(which.removeprefix("norm_")))
     else:
         unit = which.removesuffix("_t")
         functions.quantize_tiles[grid](
@@ -168,8 +177,27 @@ def test_long_rows(quantized, monkeypatch):
 @pytest.mark.parametrize("k", [16, 4096, 28672, 2**19])
 def test_partial_results_cover_the_matrix_and_fit_their_reader(unit, m, k):
     (row_blocks, column_blocks), rows_per_block = kernels.amax_blocks(m, k, unit)
-    rows, columns = kernels._AMAX_TILES[unit]
+    rows, columns = kernels._AMAX_TILE
     assert rows_per_block % rows == 0
     assert (row_blocks - 1) * rows_per_block < m <= row_blocks * rows_per_block
     assert column_blocks * columns >= k
     assert row_blocks * (column_blocks if unit == "matrix" else 1) <= kernels.PARTIALS[unit]
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_silu_times_up_is_what_torch_quantizes(quantized, monkeypatch, loops):
+    if loops:
+        monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
+    z = (torch.randn(5, 2 * 272) * 4).bfloat16()
+    values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
+    kernels.silu_mul_plan(z, True, device.CPU)(z, values, scale)
+    assert_same_bits([values, scale], reference.quantize(fused.silu_mul(z), "row", values.dtype, True))
+
+
+def test_a_norm_writes_its_result_and_that_in_fp8(quantized):
+    x, weight = (torch.randn(5, 272) * 3).bfloat16(), torch.rand(272).bfloat16()
+    y, values = torch.full_like(x, 3), torch.full((5, 272), 3.0).to(torch.float8_e4m3fn)
+    scale = torch.full((5, 1), -5.0)
+    kernels.rms_norm_plan(x, 1e-5, False, device.CPU)(x, weight, y, values, scale)
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (272,), weight, 1e-5), rtol=2**-7, atol=0)
+    assert_same_bits([values, scale], reference.quantize(y, "row", values.dtype, False))
