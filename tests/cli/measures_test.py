@@ -82,7 +82,7 @@ def test_roofline_counts_every_group():
     assert point.tflops == pytest.approx(num_operations / 100e-6 / 1e12)
 
 
-def test_problems_of_other_numbers_of_groups_are_families_of_their_own():
+def test_problems_of_other_numbers_of_groups_are_apart():
     found = problems(
         [
             grouped_sample(GROUPED, 10.0),
@@ -91,7 +91,7 @@ def test_problems_of_other_numbers_of_groups_are_families_of_their_own():
         ]
     )
     assert [problem.speedup for problem in found] == [1.5, None]
-    assert [family.num_groups for family in measures.families(found)] == [8, 32]
+    assert [problem.key.num_groups for problem in found] == [8, 32]
 
 
 def test_roofs_of_a_known_device_are_nominal():

@@ -192,7 +192,7 @@ def left_out_figures(
     rows = []
     for fold in range(_FOLDS):
         out = set(weights[fold::_FOLDS])
-        rest = [one for one in taken if one[1].key.sizes[:2] not in out]
+        rest = [one for one in taken if (one[1].key.n, one[1].key.k) not in out]
         if out and rest:
             held_out = {key: entry for key, entry in whole.items() if (key.n, key.k) in out}
             rows += held_out_figures(sources.table_of_samples(op, rest), device, held_out)[1]

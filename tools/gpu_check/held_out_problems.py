@@ -217,7 +217,7 @@ def measured_weights(op: str) -> frozenset[Key]:
 
 
 def _without_m(key: Key) -> Key:
-    return key.with_sizes((key.n, key.k, 0))
+    return key.with_sizes((*key.sizes[:-1], 0))
 
 
 @functools.cache

@@ -38,7 +38,7 @@ def unchecked(cls: type[T], values: Mapping[str, Any]) -> T:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Key:
-    """A shape (n, k, m) in a family (op, dtypes, scales, layout, accumulation, groups).
+    """A shape (n, k, m, groups) in a family (op, dtypes, scales, layout, accumulation, products of a batch).
 
     Attributes:
       op: such as "scaled_mm"; it has no colon.
@@ -68,16 +68,19 @@ class Key:
 
     @property
     def family(self) -> Key:
-        return self.with_sizes((0, 0, 0))
+        return self.with_sizes((0,) * len(self.sizes))
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What problems of a family differ in; the last is m, which varies at run time."""
-        return self.n, self.k, self.m
+        """What problems of a family differ in: n and k, of a grouped product num_groups before them; the last
+        is m, which varies at run time."""
+        sizes = self.n, self.k, self.m
+        return (self.num_groups, *sizes) if self.op == "grouped_mm" else sizes
 
     def with_sizes(self, sizes: tuple[int, ...]) -> Key:
-        n, k, m = sizes
-        return unchecked(Key, {**self.__dict__, "n": n, "k": k, "m": m})
+        *groups, n, k, m = sizes
+        num_groups = groups[0] if groups else self.num_groups
+        return unchecked(Key, {**self.__dict__, "n": n, "k": k, "m": m, "num_groups": num_groups})
 
     @property
     def shape(self) -> str:

@@ -22,9 +22,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, _WIDTH - 12, 12, _HEIGHT - 46
 
 
 def row_sizes(key: AnyKey) -> tuple[int, ...]:
-    """The sizes that the problems of a row share: (n, k), or (groups, n, k)."""
-    groups = key.num_groups if isinstance(key, Key) else 0
-    return (groups, *key.sizes[:-1]) if groups else key.sizes[:-1]
+    """The sizes that the problems of a row share: (n, k), or (products, n, k)."""
+    return (key.num_groups, *key.sizes[:-1]) if isinstance(key, Key) and key.is_batch else key.sizes[:-1]
 
 
 def row_label(key: AnyKey) -> str:

@@ -251,18 +251,23 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
     if modelled is None:
         return
     fitted_by = modelled.block.fitted_by
-    n, k, m = key.sizes
-    near = []
-    for rank, (apart, weight) in enumerate(nearest.near_weights(n, k, ELEMENT_BYTES[key.a_dtype], places)):
-        for place, around in nearest.around(places, weight, m, rank < nearest.NEAREST_WEIGHTS):
-            block = place.block
-            has_these = place is modelled or (fitted_by and block.fitted_by == fitted_by)
-            models = None if has_these else modelled.block.models
-            for near_m, said in zip(around, block.corrections(weight, around, models)):
+    *first, m = key.sizes
+    measured = []
+    for apart, weight in nearest.near_weights(first, ELEMENT_BYTES[key.a_dtype], places):
+        for place, around in nearest.around(places, weight, m):
+            for near_m in around:
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
-                near.append((distance, place.position, (*weight, near_m), place, said))
-    near.sort(key=_NEAREST)
-    found = time_model.estimates(m, n, k, [(one[0], one[-1]) for one in near], has_one_order)
+                measured.append((distance, place.position, (*weight, near_m), place))
+    measured.sort(key=_NEAREST)
+    near = []
+    for distance, position, sizes, place in measured[: nearest.MOST_PROBLEMS]:
+        block = place.block
+        has_these = place is modelled or (fitted_by and block.fitted_by == fitted_by)
+        models = None if has_these else modelled.block.models
+        (said,) = block.corrections(sizes[:-1], sizes[-1:], models)
+        near.append((distance, position, sizes, place, said))
+    said = [(distance, one) for distance, *_, one in near]
+    found = time_model.estimates(m, key.n, key.k, said, has_one_order, key.num_groups)
     choices = tuple(
         [
             unchecked(
@@ -292,7 +297,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
     yield Found(
         entry=entry,
         source=place.source.name,
-        layer=Layer.NEAREST_M if sizes[:2] == (n, k) else Layer.NEAREST_SHAPE,
+        layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,
         is_other_device=is_other_device,
         device=place.device,
         runs=place.source.table.runs,

@@ -11,46 +11,43 @@ from stoneware.kernels.key import AnyKey, Key
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import size_log
 
-_NEAR_WEIGHTS = 8
-"""How many (n, k) correct a model."""
+_NEAR_WEIGHTS = 24
+"""How many (n, k) are asked for problems that correct a model."""
 
-NEAREST_WEIGHTS = 4
-"""So many of these with an m below and one above, the others with the nearer one."""
+MOST_PROBLEMS = 16
+"""How many problems correct one: those of these (n, k) that are nearest with their m. A near (n, k) that was
+measured at a far m says little."""
 
 
-def around(
-    places: Sequence[Place], weight: tuple[int, ...], m: int, takes_both: bool
-) -> list[tuple[Place, Sequence[int]]]:
-    """The measured m itself, else the ones below and above, or the nearer of them unless
-    `takes_both`; where several places have one, of the first."""
+def around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tuple[Place, Sequence[int]]]:
+    """The measured m itself, else the ones below and above; where several places have one, of the first."""
     if len(places) == 1:
-        return [(places[0], m_around(places[0].block.last_sizes(weight), m, takes_both))]
+        return [(places[0], m_around(places[0].block.last_sizes(weight), m))]
     first: dict[int, Place] = {}
     for place in places:
         for near_m in m_around(place.block.last_sizes(weight), m):
             first.setdefault(near_m, place)
-    return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m, takes_both)]
+    return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m)]
 
 
 _APART_BY_ALIGNMENT = 0.3
 """How far two k are apart of which one begins rows of an operand at addresses half as aligned."""
 
-_LINE_BYTES = 128
+_APART_BY_GROUPS = 0.1
+"""The same of two numbers of groups, of which the model has the work: times their ratio and its inverse, less 2."""
 
 
-def _alignment(row_bytes: int) -> int:
-    """The logarithm of the power of two, up to a cache line, that divides the bytes of a row."""
-    return min(row_bytes & -row_bytes, _LINE_BYTES).bit_length()
-
-
-def near_weights(n: int, k: int, element_bytes: int, places: Sequence[Place]) -> list[tuple[float, tuple[int, ...]]]:
-    """The nearest n and k that were measured, each with its distance, nearest first.
+def near_weights(
+    sizes: Sequence[int], element_bytes: int, places: Sequence[Place]
+) -> list[tuple[float, tuple[int, ...]]]:
+    """The nearest n and k (and number of groups before them) that were measured, each with its distance,
+    nearest first.
 
     Rows that do not begin at a cache line cost a kernel up to half of its speed, whatever their
     length, so problems whose rows are aligned alike are nearer.
 
     Args:
-      n, k: of the problem.
+      sizes: of the problem, without m.
       element_bytes: of an element of a.
       places: where was measured.
     """
@@ -59,11 +56,19 @@ def near_weights(n: int, k: int, element_bytes: int, places: Sequence[Place]) ->
         weights = list(dict.fromkeys(itertools.chain.from_iterable(place.block.first_sizes for place in places)))
     # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
     # ratio, without libm.
-    aparts = [n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for near_n, near_k in weights]
-    aligned = _alignment(k * element_bytes)
+    *groups, n, k = sizes
+    aparts = [n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for *_, near_n, near_k in weights]
+    for num_groups in groups:
+        aparts = [
+            apart + _APART_BY_GROUPS * (num_groups / near + near / num_groups - 2.0)
+            for apart, (near, *_) in zip(aparts, weights)
+        ]
+    from stoneware.tuning.time_model import alignment
+
+    aligned = alignment(k * element_bytes).bit_length()
     aparts = [
-        apart + _APART_BY_ALIGNMENT * (_alignment(near_k * element_bytes) - aligned) ** 2
-        for apart, (_, near_k) in zip(aparts, weights)
+        apart + _APART_BY_ALIGNMENT * (alignment(near_k * element_bytes).bit_length() - aligned) ** 2
+        for apart, (*_, near_k) in zip(aparts, weights)
     ]
     # Numbers are sorted in a third of the time of tuples.
     most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
@@ -71,17 +76,12 @@ def near_weights(n: int, k: int, element_bytes: int, places: Sequence[Place]) ->
     return sorted(near)[:_NEAR_WEIGHTS]
 
 
-def m_around(values: Sequence[int], m: int, takes_both: bool = True) -> Sequence[int]:
-    """Of ascending values m itself, else the ones next to it, or the nearer one unless
-    `takes_both`."""
+def m_around(values: Sequence[int], m: int) -> Sequence[int]:
+    """Of ascending values m itself, else the ones next to it."""
     position = bisect.bisect_left(values, m)
     if position < len(values) and values[position] == m:
         return [m]
-    around = values[max(position - 1, 0) : position + 1]
-    if takes_both or len(around) < 2:
-        return around
-    below, above = around
-    return [below if m * m < below * above else above]
+    return values[max(position - 1, 0) : position + 1]
 
 
 def is_batch(key: AnyKey) -> bool:

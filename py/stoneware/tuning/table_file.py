@@ -51,7 +51,7 @@ from stoneware.tuning.table import Block, Table
 from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
 
-SCHEMA = 6
+SCHEMA = 7
 SUFFIX = ".table"
 
 MOST_BYTES = 2**28

@@ -41,8 +41,8 @@ _ROWS_TO_GUESS = 128
 _UNKNOWN_TILING = Tiling(m=128, n=128, k=128, cluster_m=1, cluster_n=1)
 """Of the vendor library: of 64, 128 and 256 squared it fits best."""
 
-_Row = tuple[int, int, int, float]
-"""m, n, k and the median in µs."""
+_Row = tuple[int, int, int, int, float]
+"""m, n, k, the groups and the median in µs."""
 
 
 def models(
@@ -65,10 +65,10 @@ def models(
     rows: dict[AnyKey, dict[AnyConfig, list[_Row]]] = {}
     for entry in entries:
         key = entry.key
-        if isinstance(key, Key) and not key.num_groups:
+        if isinstance(key, Key) and not key.is_batch:
             by_config = rows.setdefault(key.family, {})
             for choice in entry.choices:
-                by_config.setdefault(choice.config, []).append((key.m, key.n, key.k, choice.median_us))
+                by_config.setdefault(choice.config, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
     found: dict[AnyKey, dict[AnyConfig, TimeModel]] = {}
     # Both 16-bit outputs have the same measurements (entries.py).
     fitted: dict[tuple[TimeModel, tuple[_Row, ...]], TimeModel] = {}
@@ -83,7 +83,7 @@ def models(
             if (
                 shape is None
                 or len(timings) < LEAST_SAMPLES
-                or len({row[1:3] for row in timings}) < LEAST_WEIGHTS
+                or len({row[1:4] for row in timings}) < LEAST_WEIGHTS
                 or len({row[0] for row in timings}) < LEAST_M_VALUES
             ):
                 continue
@@ -134,9 +134,9 @@ def _model(shape: TimeModel, rows: Sequence[_Row], num_sms: int) -> TimeModel:
 def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
     """The times, none below 0, with the least sum of squared relative errors, and that sum."""
     table = []
-    for m, n, k, us in rows:
-        waves, steps, work, unfilled, num_bytes, _ = model.counts(m, n, k)
-        counts = 1, waves, waves * steps, work, work * unfilled, num_bytes
+    for m, n, k, num_groups, us in rows:
+        waves, steps, work, unfilled, num_bytes, crossing, _ = model.counts(m, n, k, num_groups)
+        counts = 1, waves, waves * steps, work, work * unfilled, num_bytes, num_bytes * crossing
         table.append([count / us for count in counts])
     columns: list[Sequence[float]] = list(zip(*table))
     # Columns of one length, or rounding would decide.

@@ -8,8 +8,9 @@ kernel's own measurements (`time_fit.py`):
     + blocks * steps * a block's step           what all SMs have to do
     + the part of the tiles' rows past m * the same     rows that no operand fills are not free
     + bytes * a byte                            the operands, once, and the result
+    + the part of a line before the rows * the same     a row that begins within a cache line reads one more
 
-where blocks = tiles * splits, steps are the tiles of k that a block goes through, and a wave is as
+where blocks = tiles * splits, of all groups, steps are the tiles of k that a block goes through, and a wave is as
 many blocks as run at once. It is corrected by what measured times are of modelled ones at near
 problems, the more the nearer the problem is, and the more alike the part of the last wave that is
 full. How far the measured times are from the nearest problems, and how much these disagree, gives the
@@ -31,18 +32,18 @@ from stoneware.tuning.choose import is_vendor
 if TYPE_CHECKING:
     from stoneware.tuning.table_entry import Entry
 
-_SLOW = 2.0
+_SLOW = 3.0
 """A candidate that took that much longer than the fastest at a problem says nothing there of those
 that matter. It is more than a race drops early at (measuring/device_timer.py): that a config is slow at
 a near problem is worth knowing, though that time is rougher."""
 
 _FULLNESS = 30.0
-_NEAR = 0.05
+_NEAR = 0.2
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
 is no better."""
 
 _LEAST_VARIANCE = 0.0004
-_VARIANCES = {False: (0.0065, 0.85), True: (0.012, 0.6)}
+_VARIANCES = {False: (0.0085, 0.85), True: (0.018, 0.9)}
 """Of the measured time over the estimate: that of measuring twice; and for our kernels and the vendor
 library, whose choice among its own is not known, what each unit of distance adds, and each unit of the
 variance among the ratios of near problems."""
@@ -64,7 +65,7 @@ class TimeModel(NamedTuple):
       splits, max_swizzle: as of the config.
       slots: blocks that run at once.
       a_bytes, b_bytes, out_bytes: of an element.
-      launch_us, wave_us, step_us, work_us, unfilled_us, byte_us: the times above, in their order.
+      launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us: the times above, in their order.
     """
 
     tile_m: int
@@ -84,22 +85,23 @@ class TimeModel(NamedTuple):
     work_us: float = 0.0
     unfilled_us: float = 0.0
     byte_us: float = 0.0
+    crossing_us: float = 0.0
 
-    def at(self, m: int, n: int, k: int) -> tuple[float, float]:
+    def at(self, m: int, n: int, k: int, num_groups: int = 0) -> tuple[float, float]:
         """The time at a problem in µs, and the fullness: the part of the waves' blocks that there
-        are."""
-        launch_us, wave_us, step_us, work_us, unfilled_us, byte_us = self[-NUM_TIMES:]
-        waves, steps, work, unfilled, num_bytes, fullness = self.counts(m, n, k)
+        are. `num_groups`: each of m rows, with a b of its own; 0 for one product."""
+        launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us = self[-NUM_TIMES:]
+        waves, steps, work, unfilled, num_bytes, crossing, fullness = self.counts(m, n, k, num_groups)
         return (
             launch_us
             + waves * (wave_us + steps * step_us)
             + work * (work_us + unfilled * unfilled_us)
-            + num_bytes * byte_us
+            + num_bytes * (byte_us + crossing * crossing_us)
         ), fullness
 
-    def counts(self, m: int, n: int, k: int) -> tuple[int, int, int, float, int, float]:
-        """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes,
-        and the fullness."""
+    def counts(self, m: int, n: int, k: int, num_groups: int = 0) -> tuple[int, int, int, float, int, float, float]:
+        """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes, the part
+        of a cache line that rows begin after, in the mean, and the fullness."""
         (tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots, a_bytes, b_bytes, out_bytes, *_) = self
         tiles_m = -(-m // (tile_m * unit_m)) * unit_m
         tiles_n = -(-n // (tile_n * unit_n)) * unit_n
@@ -110,7 +112,8 @@ class TimeModel(NamedTuple):
             unit_m, unit_n = unit_m * swizzle, unit_n * swizzle
             tiles_m = -(-tiles_m // unit_m) * unit_m
             tiles_n = -(-tiles_n // unit_n) * unit_n
-        blocks = tiles_m * tiles_n * splits
+        num_products = num_groups or 1
+        blocks = tiles_m * tiles_n * splits * num_products
         waves = -(-blocks // slots)
         tiles_k = -(-k // tile_k)
         steps = -(-tiles_k // splits)
@@ -119,12 +122,21 @@ class TimeModel(NamedTuple):
             steps,
             blocks * steps,
             1 - m / (tiles_m * tile_m),
-            k * (m * a_bytes + n * b_bytes) + m * n * out_bytes,
+            num_products * (k * (m * a_bytes + n * b_bytes) + m * n * out_bytes),
+            1 - alignment(k * a_bytes) / LINE_BYTES,
             blocks / (waves * slots),
         )
 
 
-NUM_TIMES = 6
+LINE_BYTES = 128
+
+
+def alignment(row_bytes: int) -> int:
+    """The power of two, up to a cache line, that divides the bytes of a row."""
+    return min(row_bytes & -row_bytes, LINE_BYTES)
+
+
+NUM_TIMES = 7
 
 
 Candidate = tuple[AnyConfig, TimeModel | None]
@@ -158,7 +170,7 @@ def corrections_of(
       models: config -> model; the first that has one counts.
     """
     slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
-    n, k, m = entry.key.sizes
+    key = entry.key
     corrections = []
     for choice in entry.choices:
         if choice.median_us > slow_us:
@@ -168,7 +180,7 @@ def corrections_of(
             candidates[config] = config, next((some[config] for some in models if config in some), None)
         model = candidates[config][1]
         if model is not None:
-            modelled_us, fullness = model.at(m, n, k)
+            modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
             # Few digits, since no measurement has more.
             ratio = float(f"{choice.median_us / modelled_us:.4g}")
             fullness = float(f"{fullness:.3g}")
@@ -218,13 +230,18 @@ def _estimate(
 
 
 def estimates(
-    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], has_one_order: bool = False
+    m: int,
+    n: int,
+    k: int,
+    near: Sequence[tuple[float, Corrections]],
+    has_one_order: bool = False,
+    num_groups: int = 0,
 ) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem and would be raced
     at this one, the one with the least expected time first.
 
     Args:
-      m, n, k: the problem.
+      m, n, k, num_groups: the problem.
       near: of each measured problem how far its sizes are, squared, and what it says, its choice
         first; the nearest problem first.
       has_one_order: whether configs that split k are left out.
@@ -244,7 +261,9 @@ def estimates(
             if position not in found:
                 config, model = candidates[position]
                 is_candidate = model is not None and (is_vendor(config) or is_near(model.tile_m, m))
-                found[position] = [config, *model.at(m, n, k), 0.0, 0.0, 0.0, False] if is_candidate else None
+                found[position] = (
+                    [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False] if is_candidate else None
+                )
     if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
     for apart, (_, candidates, corrections) in near:
