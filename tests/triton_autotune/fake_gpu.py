@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from triton.backends.compiler import GPUTarget
 
+from stoneware.kernels import launch_description
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.triton_autotune import decorator, launch, plan
+from stoneware.triton_autotune import decorator, plan
 from stoneware.triton_autotune.specialization import Kinds
 
 FINGERPRINT = DeviceFingerprint(
@@ -116,20 +117,19 @@ class FakeGpu:
         compiler.max_shared_mem.cache_clear()
         monkeypatch.setattr(driver, "_active", self)
         monkeypatch.setattr(driver, "_default", self)
-        monkeypatch.setattr(
-            launch, "native", types.SimpleNamespace(why_missing=lambda name: None, load=lambda name: self)
-        )
+        monkeypatch.setattr(launch_description, "native", types.SimpleNamespace(load=lambda name: self))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: self.capability)
         monkeypatch.setattr(decorator, "_current_device", lambda: self.ordinal)
         monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: FINGERPRINT)
         gpu = self
 
         def start(fast: plan.FastPath) -> bool:
-            if fast._jit is None:
+            if not fast._is_possible:
                 return False
             fast._kinds = Kinds()
             fast._kinds._tensors = frozenset((Tensor,))
             fast._device, fast.stream = (lambda: gpu.ordinal), (lambda device: STREAM)
+            fast._is_started = True
             return True
 
         monkeypatch.setattr(plan.FastPath, "_start", start)

@@ -18,6 +18,7 @@ from stoneware.errors import TableError, UnsupportedError
 from stoneware.kernels import manifest, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
+from stoneware.kernels.launch_description import INT32_MAX, LaunchDescription
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.registry import TRITON_AOT
 from stoneware.runtime import native, package_files, regular_file
@@ -33,15 +34,6 @@ FIRST_EXACT_MAJOR = 9
 """From this major on Triton compiles for the arch-specific target (sm_90a, sm_100a, sm_120a), and
 such a cubin runs on that very compute capability alone (CUDA C++ Programming Guide, "Feature Set
 Compiler Targets"; triton/backends/nvidia/compiler.py, sm_arch_from_capability)."""
-
-INT32_MAX = 2**31 - 1
-"""The kernels' sizes and leading dimensions are 32-bit parameters ("i"), and so is their grid."""
-
-_PARAMETERS = "Piqf"
-"""Letters of a kernel's parameters: pointer, int32, int64, float32."""
-
-_MAX_BLOCK_THREADS = 1024
-"""CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
 
 
 def fits(built_for: tuple[int, int], compute_capability: tuple[int, int]) -> bool:
@@ -103,7 +95,8 @@ def why_unusable(key: Key, device: Device) -> str | None:
 def _counts_in_32_bits(kernel: KernelRecord, key: Key) -> bool:
     """Whether the kernel's int32 hold every index of the problem, and a grid its tiles.
 
-    Indices go up to the end of the last tile, which is past the end of the matrix.
+    Sizes and leading dimensions are 32-bit parameters ("i"), and so is the grid. Indices go up to the
+    end of the last tile, which is past the end of the matrix.
     """
     tile_m, tile_n, tile_k = kernel.config["tile"]
     num_tiles = -(-key.m // tile_m) * -(-key.n // tile_n)
@@ -178,61 +171,27 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
         )
     cubin_path = package_files.path("cubins", f"{kernel_id}.cubin")
     json_path = package_files.path("cubins", f"{kernel_id}.json")
-    cubin = _read(cubin_path, record.sha256)
-    description = _described(json_path, record)
-    symbol, parameters = description["symbol"], description["parameters"]
-    scratch = parameters[num_arguments:]
-    if len(parameters) < num_arguments or scratch.strip("P"):
-        raise TableError(
-            f"{json_path}: parameters={parameters!r} must be {num_arguments} arguments and then "
-            f"only pointers; {package_files.REMEDY}"
-        )
-    module = native.load(DRIVER_MODULE)
+    cubin, text = _read(cubin_path, record.sha256), _read(json_path, record.description_sha256)
     try:
-        kernel = module.Kernel(cubin, symbol, parameters, description["block_threads"], description["shared_bytes"])
-    except (TypeError, ValueError, OverflowError) as error:
+        description = LaunchDescription.from_json(json.loads(text))
+        num_scratch = description.num_scratch(num_arguments)
+        kernel = description.load(cubin)
+    except (TypeError, ValueError, RecursionError) as error:
         raise TableError(
             f"{json_path}: does not describe a kernel that can be launched: {error}; {package_files.REMEDY}"
         ) from error
-    return AotKernel(kernel=kernel, tile=tuple(description["tile"]), num_scratch=len(scratch))
+    return AotKernel(kernel=kernel, tile=_tile(record), num_scratch=num_scratch)
 
 
-def _described(path: Path, record: KernelRecord) -> dict[str, Any]:
-    """The kernel's launch description, and its tile; every field is of its type and range."""
-    try:
-        read = json.loads(_read(path, record.description_sha256))
-        names = ("symbol", "parameters", "block_threads", "shared_bytes")
-        found = {**{name: read[name] for name in names}, "tile": record.config.get("tile")}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TableError(
-            f"{path}: kernel {record.id} cannot be read: {type(error).__name__}: {error}; {package_files.REMEDY}"
-        ) from error
-    rules = {
-        "symbol": (lambda value: isinstance(value, str) and value != "", "a non-empty str"),
-        "parameters": (
-            lambda value: isinstance(value, str) and not value.strip(_PARAMETERS),
-            f"a str of the letters {_PARAMETERS}",
-        ),
-        "block_threads": (
-            lambda value: type(value) is int and 1 <= value <= _MAX_BLOCK_THREADS,
-            f"an int from 1 to {_MAX_BLOCK_THREADS}",
-        ),
-        "shared_bytes": (lambda value: type(value) is int and 0 <= value <= INT32_MAX, f"an int from 0 to {INT32_MAX}"),
-        "tile": (
-            lambda value: (
-                isinstance(value, list)
-                and len(value) == 3
-                and all(type(extent) is int and extent > 0 for extent in value)
-            ),
-            "three ints >= 1 in the manifest's config",
-        ),
-    }
-    for name, (is_good, rule) in rules.items():
-        if not is_good(found[name]):
+def _tile(record: KernelRecord) -> tuple[int, int, int]:
+    match record.config.get("tile"):
+        case [int(m), int(n), int(k)] if min(m, n, k) > 0:
+            return m, n, k
+        case tile:
             raise TableError(
-                f"{path}: {name}={found[name]!r} of kernel {record.id} must be {rule}; {package_files.REMEDY}"
+                f"kernel_manifest.json: tile={tile!r} of kernel {record.id} must be three ints >= 1; "
+                f"{package_files.REMEDY}"
             )
-    return found
 
 
 def _read(path: Path, sha256: str) -> bytes:

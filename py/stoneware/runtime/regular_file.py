@@ -13,6 +13,9 @@ import stat
 MAX_BYTES = 1 << 30
 """The longest file that is read, some hundred times the longest that is written."""
 
+DRAFT_PREFIX = ".stoneware-"
+"""Of the names under which files are written before they are renamed; a kill leaves such a file."""
+
 
 def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file; links are followed.
@@ -48,11 +51,16 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
     return status.st_size
 
 
-def write(path: str | os.PathLike[str], data: bytes) -> None:
+def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
     """Replaces a file whole: a reader, also after a kill, finds the old one or the new one.
 
     The new file is written beside the old one under a random name, then renamed. Something else at
     `path`, such as /dev/stdout, is written to in place.
+
+    Args:
+      path: where it is.
+      data: all of it.
+      mode: of the new file, less the umask.
 
     Raises:
       OSError: it cannot be written; what was there is unchanged.
@@ -62,9 +70,10 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
         with open(path, "wb") as file:  # raises the right error for a folder
             file.write(data)
         return
-    draft = os.path.join(os.path.dirname(path), f".stoneware-{os.urandom(8).hex()}")
+    draft = os.path.join(os.path.dirname(path), DRAFT_PREFIX + os.urandom(8).hex())
     try:
-        with open(draft, "xb") as file:  # x: never overwrites, nor follows a link
+        # x: never overwrites, nor follows a link
+        with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -3,11 +3,10 @@
     <tuning folder>/kernels/<sha256 of what it was compiled from>.kernel
 
 A file has three parts: a line with the sha256 of the rest, a line of JSON (the launch), the cubin.
-It is written under another name and renamed, so a reader sees all of it or nothing. Each file is
-checked when it is read; one that is damaged, cut short or of another kernel is reported once and
-compiled anew. The digest protects against damage, not against people: a folder that other users can
-write is not used at all. The size of the folder is bounded: past MAX_FOLDER_BYTES the oldest files
-are deleted. There is no pickle and no eval.
+Each file is checked when it is read; one that is damaged, cut short or of another kernel is reported
+once and compiled anew. The digest protects against damage, not against people: a folder that other
+users can write is not used at all. The size of the folder is bounded: past MAX_FOLDER_BYTES the
+oldest files are deleted. There is no pickle and no eval.
 """
 
 from __future__ import annotations
@@ -16,19 +15,16 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import re
-import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoneware.kernels.launch_description import LaunchDescription
 from stoneware.runtime import environment, private_folder, regular_file
 from stoneware.runtime.canonical import canonical_json
-from stoneware.triton_autotune.specialization import INT32_MAX
 
-FORMAT = 1
+FORMAT = 2
 """Part of every digest: files of another format are not found, and are deleted in time."""
 
 MAX_FOLDER_BYTES = 256 << 20
@@ -36,59 +32,9 @@ _KEPT_FRACTION = 0.9
 """How full the folder is left, so that not every write deletes a file."""
 
 _SUFFIX = ".kernel"
-_PARTIAL_SUFFIX = ".partial"
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 _reported: set[str] = set()
-
-
-@dataclass(frozen=True)
-class LaunchDescription:
-    """How a cubin is launched.
-
-    Attributes:
-      symbol: the kernel's name in the cubin.
-      arguments: parameters of the Python function that are passed, in order; the others are
-        compiled in.
-      parameters: a letter for each parameter of the cubin (P pointer, i int32, q int64, f float32):
-        those of `arguments`, then pointers to scratch memory, which are null.
-      block_threads: threads of a block.
-      shared_bytes: dynamic shared memory of a block.
-    """
-
-    symbol: str
-    arguments: tuple[str, ...]
-    parameters: str
-    block_threads: int
-    shared_bytes: int
-
-    @classmethod
-    def from_json(cls, data: Any) -> LaunchDescription:
-        """Raises ValueError if a field is missing or breaks its rule."""
-        match data:
-            case {
-                "symbol": str(symbol),
-                "arguments": [*names],
-                "parameters": str(parameters),
-                "block_threads": int(threads),
-                "shared_bytes": int(shared_bytes),
-                **rest,
-            } if (
-                symbol
-                and not rest
-                and all(isinstance(name, str) for name in names)
-                and re.fullmatch(f"[Piqf]{{{len(names)}}}P*", parameters)
-                and not isinstance(threads, bool)
-                and 1 <= threads <= 1024
-                and not isinstance(shared_bytes, bool)
-                and 0 <= shared_bytes <= INT32_MAX
-            ):
-                return cls(symbol, tuple(names), parameters, threads, shared_bytes)
-        raise ValueError(
-            "a launch must have a symbol, names of arguments, parameters (a letter of Piqf for "
-            "each, then P for scratch memory), block_threads from 1 to 1024, shared_bytes from "
-            f"0, and nothing else; found {data!r:.300}"
-        )
 
 
 def digest(compiled_from: Mapping[str, Any]) -> str:
@@ -119,15 +65,10 @@ def read(name: str) -> tuple[LaunchDescription, bytes] | None:
         return None
     path = parent / f"{name}{_SUFFIX}"
     try:
-        data = regular_file.read(path)
+        return _decode(name, regular_file.read(path))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        _report(str(path), f"cannot be read: {error}; the kernel is compiled anew")
-        return None
-    try:
-        return _decode(name, data)
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _report(
             str(path),
             f"must be a compiled kernel, whole and of this name, and is not: {error}; the kernel "
@@ -167,7 +108,7 @@ def write(name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Map
     data = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
     try:
         private_folder.make(parent)
-        _publish(parent / f"{name}{_SUFFIX}", data)
+        regular_file.write(parent / f"{name}{_SUFFIX}", data, mode=0o600)
         _trim(parent)
     except OSError as error:
         _report(
@@ -177,23 +118,11 @@ def write(name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Map
         )
 
 
-def _publish(path: Path, data: bytes) -> None:
-    handle, partial = tempfile.mkstemp(suffix=_PARTIAL_SUFFIX, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
-        raise
-
-
 def _trim(parent: Path) -> None:
-    """Deletes the oldest files, partial ones of killed processes among them, past the bound."""
+    """Deletes the oldest files, drafts of killed processes among them, past the bound."""
     files = []
     for path in parent.iterdir():
-        if path.suffix in (_SUFFIX, _PARTIAL_SUFFIX):
+        if path.suffix == _SUFFIX or path.name.startswith(regular_file.DRAFT_PREFIX):
             with contextlib.suppress(FileNotFoundError):  # another process trims too
                 status = path.stat()
                 files.append((status.st_mtime_ns, status.st_size, path))

@@ -160,7 +160,11 @@ class AutotunedKernel:
         self.__name__, self.__doc__ = self.base_fn.__name__, self.base_fn.__doc__
         self.__module__, self.__qualname__ = self.base_fn.__module__, self.base_fn.__qualname__
         self._fast = FastPath(fn, self._identity, is_kept=cache_results)
-        self._signature = KernelSignature(inspect.signature(self.base_fn), key, self._fast.constants)
+        self._signature = KernelSignature(
+            inspect.signature(self.base_fn),
+            key,
+            [name for name, item in self._fast.parameters.items() if item.is_constexpr],
+        )
         self.keys, self.key_idx = list(self._signature.key_names), self._signature.key_idx
         checked_names("reset_to_zero", hooks.reset_to_zero, self.arg_names)
         checked_names("restore_value", hooks.restore_value, self.arg_names)
@@ -213,12 +217,15 @@ class AutotunedKernel:
         values, layout = self._values(args, kwargs)
         call = Invocation(layout, values, grid, args, kwargs)
         decision = self._decide(call, may_measure=False)
+        kinds = self._fast.kinds(layout, values)
         run = {**dict(zip(self.arg_names, args)), **call.run_kwargs()}
         return KernelExplanation(
             key=self._key(call),
             decision=decision,
             kernel_sha256=self._identity().sha256,
-            compiled=self._fast.where(layout, values, decision.config, run),
+            compiled="by Triton at each start, which alone can launch this call"
+            if kinds is None
+            else Plan(self._fast, layout, decision.config).where(kinds, values, run),
         )
 
     @property

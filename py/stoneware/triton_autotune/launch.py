@@ -13,9 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stoneware.runtime import native
-from stoneware.runtime.device import DRIVER_MODULE
-from stoneware.triton_autotune.cache import LaunchDescription
+from stoneware.kernels.launch_description import LaunchDescription
 from stoneware.triton_autotune.specialization import Specialization
 
 _LETTERS = {"i32": "i", "i64": "q", "u64": "P", "fp32": "f"}
@@ -94,6 +92,23 @@ def compiler_settings(triton: Any) -> dict[str, Any]:
     }
 
 
+def letters_of(specializations: Mapping[str, Specialization]) -> dict[str, str]:
+    """The letter (LaunchDescription.parameters) of each parameter that a launch passes, in order;
+    the others are compiled in.
+
+    Raises:
+      NotLaunchable: one is of a type that only Triton passes.
+    """
+    letters = {}
+    for name, (type_name, _) in specializations.items():
+        letter = "P" if type_name.startswith("*") else _LETTERS.get(type_name)
+        if letter is not None:
+            letters[name] = letter
+        elif type_name != "constexpr":
+            raise NotLaunchable(f"{name} is of type {type_name}")
+    return letters
+
+
 def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tuple[LaunchDescription, bytes]:
     """How to launch what Triton compiled, and the cubin.
 
@@ -106,82 +121,52 @@ def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tupl
     """
     if not hasattr(kernel, "metadata") or not hasattr(kernel, "asm"):
         raise NotLaunchable(f"Triton gave a {type(kernel).__name__}")
-    metadata, source = kernel.metadata, kernel.src
-    if metadata.target.backend != "cuda":
-        raise NotLaunchable(f"it is for {metadata.target.backend}")
-    for name in _ONLY_TRITONS:
-        if getattr(metadata, name, None):
-            raise NotLaunchable(f"its {name} is {getattr(metadata, name)}")
-    if metadata.num_ctas != 1:
-        raise NotLaunchable(f"its num_ctas is {metadata.num_ctas}")
-    signature = dict(source.signature)
-    expected = {name: type_name for name, (type_name, _) in specializations.items()}
-    if signature != expected:
-        raise NotLaunchable(f"Triton compiled it for {signature}, expected {expected}")
+    entry = re.search(r"\.visible \.entry \w+\((.*?)\)\s*(.*?)\{", kernel.asm.get("ptx") or "", re.DOTALL)
+    if entry is None:
+        raise NotLaunchable("its PTX, which names its parameters, was not kept")
+    declared = re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)", entry.group(1))
+    threads = re.search(r"\.reqntid (\d+)", entry.group(2))
+    metadata, signature = kernel.metadata, dict(kernel.src.signature)
     names = list(signature)
-    divisible = {names[path[0]] for path, attributes in source.attrs.items() if attributes}
-    if divisible != {name for name, (_, known) in specializations.items() if known == "D"}:
-        raise NotLaunchable(f"Triton takes {sorted(divisible)} for multiples of 16")
-    letters = {
-        name: "P" if type_name.startswith("*") else _LETTERS.get(type_name)
-        for name, type_name in signature.items()
-        if type_name != "constexpr"
+    letters = "".join(letters_of(specializations).values())
+    parameters = letters + "P" * (len(declared) - len(letters))
+    block_threads = metadata.num_warps * _WARP_THREADS
+    found_and_expected = {
+        "backend": (metadata.target.backend, "cuda"),
+        "num_ctas": (metadata.num_ctas, 1),
+        "signature": (signature, {name: type_name for name, (type_name, _) in specializations.items()}),
+        "multiples of 16": (
+            {names[path[0]] for path, attributes in kernel.src.attrs.items() if attributes},
+            {name for name, (_, known) in specializations.items() if known == "D"},
+        ),
+        "bytes of parameters": (
+            [_PTX_BYTES.get(kind) for kind in declared],
+            [8 if letter in "Pq" else 4 for letter in parameters],
+        ),
+        "threads of a block": (threads and int(threads.group(1)), block_threads),
+        **{name: (getattr(metadata, name, None) or None, None) for name in _ONLY_TRITONS},
     }
-    for name, letter in letters.items():
-        if letter is None:
-            raise NotLaunchable(f"{name} is of type {signature[name]}")
+    for what, (found, expected) in found_and_expected.items():
+        if found != expected:
+            raise NotLaunchable(f"its {what}: found {found}, expected {expected}")
     launch = LaunchDescription(
-        symbol=metadata.name,
-        arguments=tuple(letters),
-        parameters=_all_parameters(kernel.asm.get("ptx"), "".join(letters.values()), metadata.num_warps),
-        block_threads=metadata.num_warps * _WARP_THREADS,
-        shared_bytes=metadata.shared,
+        symbol=metadata.name, parameters=parameters, block_threads=block_threads, shared_bytes=metadata.shared
     )
     return launch, kernel.asm["cubin"]
 
 
-def _all_parameters(ptx: str | None, letters: str, num_warps: int) -> str:
-    """The letters of every parameter of the kernel, Triton's pointers to scratch included."""
-    entry = re.search(r"\.visible \.entry \w+\((.*?)\)\s*(.*?)\{", ptx or "", re.DOTALL)
-    if entry is None:
-        raise NotLaunchable("its PTX, which names its parameters, was not kept")
-    declared = re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)", entry.group(1))
-    letters += "P" * (len(declared) - len(letters))
-    sizes = [_PTX_BYTES.get(kind) for kind in declared]
-    if sizes != [8 if letter in "Pq" else 4 for letter in letters]:
-        raise NotLaunchable(f"its parameters are {declared}, expected {letters}")
-    threads = re.search(r"\.reqntid (\d+)", entry.group(2))
-    if threads is None or int(threads.group(1)) != num_warps * _WARP_THREADS:
-        raise NotLaunchable(f"its block is {entry.group(2)!r}, expected {num_warps} warps")
-    return letters
-
-
-def load(launch: LaunchDescription, cubin: bytes) -> Any:
-    """`_driver.Kernel.launch` of the cubin; the GPU is touched at the first launch.
-
-    Raises:
-      NotLaunchable: the driver module is missing, or refuses the description.
-    """
-    reason = native.why_missing(DRIVER_MODULE)
-    if reason:
-        raise NotLaunchable(reason)
-    try:
-        return (
-            native.load(DRIVER_MODULE)
-            .Kernel(cubin, launch.symbol, launch.parameters, launch.block_threads, launch.shared_bytes)
-            .launch
-        )
-    except (TypeError, ValueError, OverflowError) as error:
-        raise NotLaunchable(str(error)) from error
-
-
 def packer(
-    launch: LaunchDescription, names: Sequence[str], passed: Sequence[Any], arguments: Mapping[str, Any]
+    letters: Mapping[str, str],
+    num_scratch: int,
+    names: Sequence[str],
+    passed: Sequence[Any],
+    arguments: Mapping[str, Any],
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function from what `Kinds.of` gives for a call to the cubin's arguments.
 
     Args:
-      launch: of the kernel.
+      letters: of the parameters that a launch passes.
+      num_scratch: how many null pointers follow them.
       names: of the values that a call passes, in order.
       passed: what `Kinds.of` gave for one call: these values, with addresses in place of tensors.
       arguments: of that call, all by name. What the call does not pass is the same for every call.
@@ -189,26 +174,22 @@ def packer(
     Raises:
       NotLaunchable: an argument is of a type that only Triton converts.
     """
-    place = {name: idx for idx, name in enumerate(names)}
     fixed: list[Any] = []
     chosen = []
-    for name, letter in zip(launch.arguments, launch.parameters):
-        if name in place:
-            idx = place[name]
-            value = passed[idx]
-            is_address = arguments.get(name) is not value
-        elif name in arguments:
-            idx, value, is_address = len(passed) + len(fixed), arguments[name], False
-            fixed.append(value)
+    for name, letter in letters.items():
+        value, is_address = arguments[name], False
+        if name in names:
+            chosen.append(names.index(name))
+            is_address = passed[chosen[-1]] is not value
+            value = passed[chosen[-1]]
         else:
-            raise NotLaunchable(f"{name} is not passed")
+            chosen.append(len(passed) + len(fixed))
+            fixed.append(value)
         wanted = (float, int) if letter == "f" else (int,)
         if type(value) not in wanted or (is_address and letter != "P"):
             raise NotLaunchable(f"{name}={value!r} is passed as {letter}")
-        chosen.append(idx)
     # What is fixed and the null pointers follow what is passed, and one call in C picks all.
-    nulls = (0,) * (len(launch.parameters) - len(launch.arguments))
-    rest = (*fixed, *nulls)
+    rest = (*fixed, *[0] * num_scratch)
     chosen += range(len(passed) + len(fixed), len(passed) + len(rest))
     if len(chosen) < 2:  # an itemgetter of one gives no tuple
         return lambda values: tuple((*values, *rest)[idx] for idx in chosen)

@@ -1,8 +1,8 @@
 """Plans: how calls of one kind of a decorated kernel are launched, by the driver or by Triton.
 
-A plan holds the config that was decided. Its variants, one for each outcome of the heuristics below
-the decorator (without heuristics one), hold the compiled kernel; the variant of a kernel that only
-Triton can launch is None.
+A plan holds the config that was decided, and how it is launched for each outcome of the heuristics
+below the decorator: without heuristics there is one outcome. A kernel that only Triton can launch
+has None there.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from stoneware.errors import UnsupportedError
+from stoneware.kernels.launch_description import INT32_MAX, LaunchDescription
 from stoneware.triton_autotune import cache, launch
-from stoneware.triton_autotune.cache import LaunchDescription
 from stoneware.triton_autotune.call import Layout
 from stoneware.triton_autotune.identity import Identity
 from stoneware.triton_autotune.launch import NotLaunchable
-from stoneware.triton_autotune.specialization import INT32_MAX, Kinds, Specialization, specialize
+from stoneware.triton_autotune.specialization import Kinds, Specialization, specialize
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()
@@ -31,19 +32,28 @@ every launch makes one."""
 
 
 class Compiled(NamedTuple):
-    """A kernel ready to launch: `_driver`'s launch, its description, Triton's kernel if known."""
+    """A kernel ready to launch: `_driver`'s launch, the pointers to scratch memory that follow the
+    arguments, Triton's kernel if known."""
 
     launch: Callable[..., None]
-    description: LaunchDescription
+    num_scratch: int
     kernel: Any
 
 
-class Variant(NamedTuple):
-    """`_driver`'s launch, how to make its arguments from a call, Triton's kernel if known."""
+class Recipe(NamedTuple):
+    """What a kernel is compiled from.
 
-    launch: Callable[..., None]
-    pack: Callable[[Sequence[Any]], tuple[Any, ...]]
-    kernel: Any
+    Attributes:
+      inputs: everything that decides the bytes of the cubin.
+      name: their digest.
+      specializations: what Triton specialises on, of each parameter.
+      letters: of the parameters that a launch passes.
+    """
+
+    inputs: dict[str, Any]
+    name: str
+    specializations: dict[str, Specialization]
+    letters: dict[str, str]
 
 
 class FastPath:
@@ -55,8 +65,14 @@ class FastPath:
       is_kept: whether compiled kernels may be read from disk and kept there.
 
     Attributes:
-      constants: names of the parameters that are tl.constexpr.
+      heuristics: below the decorator, the outermost first.
+      parameters: Triton's KernelParam by name; none if Triton launches every call.
+      stream: torch's current stream on a device, once `kinds` has been asked.
     """
+
+    stream: Callable[[int], int]
+    _device: Callable[[], int]
+    _kinds: Kinds
 
     def __init__(self, fn: Any, identity: Callable[[], Identity], *, is_kept: bool) -> None:
         import triton
@@ -69,20 +85,15 @@ class FastPath:
             self.heuristics.append(fn.values)
             fn = fn.fn
         # Gluon's functions, the interpreter's, and what others wrap, are launched by their makers.
-        is_plain = (
+        self._is_possible = (
             type(fn) is JITFunction
             and not fn.debug
             and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in fn.signature.parameters.values())
         )
-        self._jit = fn if is_plain else None
-        self.parameters = {item.name: item for item in fn.params} if is_plain else {}
-        self.constants = [name for name, item in self.parameters.items() if item.is_constexpr]
-        self._knobs = triton.knobs
+        self._jit, self._knobs = fn, triton.knobs
+        self.parameters = {item.name: item for item in fn.params} if self._is_possible else {}
         self._compiled: dict[str, Compiled] = {}
-        self._kinds: Kinds | None = None
-        self._is_possible = is_plain
-        self._device: Callable[[], int] | None = None
-        self.stream: Callable[[int], int] | None = None
+        self._is_started = False
 
     def must_ask_triton(self) -> bool:
         """Whether hooks or debug mode make Triton launch just now."""
@@ -90,7 +101,7 @@ class FastPath:
 
     def kinds(self, layout: Layout, values: Sequence[Any]) -> CallKinds | None:
         """The kinds of a call's values; None if Triton has to launch it."""
-        if self._kinds is None and not self._start():
+        if not self._is_started and not self._start():
             return None
         ordinal = self._device()
         tokens = [ordinal, tuning.state()]
@@ -105,19 +116,19 @@ class FastPath:
         from triton.runtime.driver import driver
 
         is_own = getattr(driver, "_active", None) is getattr(driver, "_default", None)
-        self.stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        self._is_possible = bool(is_own and self.stream and torch.cuda.is_available() and not torch.version.hip)
-        if self._is_possible:
-            torch.cuda.current_device()  # initialises CUDA
-            self._device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-            self._kinds = Kinds()
-        return self._is_possible
+        stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        if not (is_own and stream and torch.cuda.is_available()) or torch.version.hip:
+            self._is_possible = False
+            return False
+        torch.cuda.current_device()  # initialises CUDA
+        self.stream = stream
+        self._device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+        self._kinds = Kinds()
+        self._is_started = True
+        return True
 
-    def compiled_from(
-        self, ordinal: int, arguments: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Specialization]]:
-        """Everything that decides the bytes of the cubin, for `cache.digest`; and of each parameter
-        what Triton specialises on.
+    def recipe(self, ordinal: int, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Recipe:
+        """What the kernel of a call is compiled from.
 
         Args:
           ordinal: torch's number of the GPU.
@@ -130,6 +141,8 @@ class FastPath:
         import torch
         import triton
 
+        if options.get("ir_override"):
+            raise NotLaunchable("ir_override names a file whose content no digest covers")
         specializations: dict[str, Specialization] = {}
         for name, parameter in self.parameters.items():
             known = specialize(parameter, arguments[name]) if name in arguments else None
@@ -137,58 +150,51 @@ class FastPath:
                 value = arguments.get(name, "missing")
                 raise NotLaunchable(f"{name}={value!r:.100} is Triton's to convert")
             specializations[name] = known
-        compiled_from = {
+        inputs = {
             "kernel": self.identity().sha256,
             "parameters": [[name, type_name, _text(known)] for name, (type_name, known) in specializations.items()],
             "options": sorted([name, _text(value)] for name, value in options.items()),
             "compute_capability": list(torch.cuda.get_device_capability(ordinal)),
             **launch.compiler_settings(triton),
         }
-        return compiled_from, specializations
+        return Recipe(inputs, cache.digest(inputs), specializations, launch.letters_of(specializations))
 
-    def find(self, compiled_from: Mapping[str, Any]) -> Compiled | None:
+    def find(self, recipe: Recipe) -> Compiled | None:
         """The compiled kernel, of this process or from disk; None if Triton has to compile it."""
-        name = cache.digest(compiled_from)
-        known = self._compiled.get(name)
-        if known is not None or not self._is_kept or not launch.may_be_kept(self._knobs):
+        known = self._compiled.get(recipe.name)
+        if known is not None or not self._uses_disk():
             return known
-        read = cache.read(name)
-        if read is None:
-            return None
-        description, cubin = read
-        known = Compiled(launch.load(description, cubin), description, None)
-        return self._compiled.setdefault(name, known)
+        read = cache.read(recipe.name)
+        return self._load(recipe, *read, None) if read else None
 
-    def learn(
-        self, compiled_from: Mapping[str, Any], specializations: Mapping[str, Specialization], kernel: Any
-    ) -> Compiled:
+    def learn(self, recipe: Recipe, kernel: Any) -> Compiled:
         """Takes over what Triton compiled, and keeps it on disk.
 
         Raises:
           NotLaunchable: only Triton can launch it.
         """
-        name = cache.digest(compiled_from)
-        description, cubin = launch.describe(kernel, specializations)
-        known = Compiled(launch.load(description, cubin), description, kernel)
-        self._compiled[name] = known
-        if self._is_kept and launch.may_be_kept(self._knobs):
-            cache.write(name, description, cubin, compiled_from)
+        description, cubin = launch.describe(kernel, recipe.specializations)
+        known = self._load(recipe, description, cubin, kernel)
+        if self._uses_disk():
+            cache.write(recipe.name, description, cubin, recipe.inputs)
         return known
 
-    def where(self, layout: Layout, values: Sequence[Any], config: Any, run: Mapping) -> str:
-        """For `explain`: whether the kernel of a call is compiled, and where."""
-        kinds = self.kinds(layout, values)
-        if kinds is None:
-            return "by Triton at each start, which alone can launch this call"
+    def _uses_disk(self) -> bool:
+        return self._is_kept and launch.may_be_kept(self._knobs)
+
+    def _load(self, recipe: Recipe, description: LaunchDescription, cubin: bytes, kernel: Any) -> Compiled:
         try:
-            arguments, options, _ = Plan(self, layout, config).arguments(values, run)
-            compiled_from, _ = self.compiled_from(kinds[2], arguments, options)
-        except NotLaunchable as error:
-            return f"by Triton at each start: {error}"
-        name = cache.digest(compiled_from)
-        if name in self._compiled:
+            num_scratch = description.num_scratch(len(recipe.letters))
+            loaded = Compiled(description.load(cubin).launch, num_scratch, kernel)
+        except (TypeError, ValueError, UnsupportedError) as error:
+            raise NotLaunchable(str(error)) from error
+        return self._compiled.setdefault(recipe.name, loaded)
+
+    def where(self, recipe: Recipe) -> str:
+        """For `explain`: whether a kernel is compiled, and where."""
+        if recipe.name in self._compiled:
             return "in this process"
-        return "on disk" if self._is_kept and cache.read(name) else "not yet"
+        return "on disk" if self._is_kept and cache.read(recipe.name) else "not yet"
 
 
 class Plan:
@@ -209,27 +215,29 @@ class Plan:
             (fixed if name in fast.parameters else self._config_options)[name] = value
         self._layout = replace(layout, defaults=fixed)  # what the config gives needs no other handling
         self._globals = fast.identity().global_values
-        self._variants: dict[tuple[Any, ...], Variant | None] = {}
-        self._lean: Variant | None = None  # the only one, where nothing is asked before a launch
+        # By outcome of the heuristics: launch, how to make its arguments, Triton's kernel if known.
+        self._ready: dict[tuple[Any, ...], tuple[Callable[..., None], Callable[..., Any], Any] | None] = {}
+        # The only one, where nothing is asked before a launch.
+        self._lean: tuple[Callable[..., None], Callable[..., Any], Any] | None = None
 
     def __call__(
         self, grid: Any, kinds: CallKinds, values: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        variant, arguments = self._lean, None
-        if variant is None:
+        ready, arguments = self._lean, None
+        if ready is None:
             run = {**dict(zip(self._layout.names, args)), **kwargs, "grid": grid, "warmup": False}
             if self.config.pre_hook is not None:
                 self.config.pre_hook({**run, **self._config_kwargs})
             try:
-                arguments, options, outcome = self.arguments(values, run)
+                arguments, outcome = self._arguments(values, run)
             except NotLaunchable:
                 return self._by_triton(grid, args, kwargs)
-            if outcome not in self._variants:
-                kernel = self._add_variant(outcome, kinds, arguments, options, grid, args, kwargs)
+            if outcome not in self._ready:
+                kernel = self._prepare(outcome, kinds, values, arguments, lambda: self._by_triton(grid, args, kwargs))
                 if kernel is not _ABSENT:
                     return kernel
-            variant = self._variants[outcome]
-            if variant is None:
+            ready = self._ready[outcome]
+            if ready is None:
                 return self._by_triton(grid, args, kwargs)
         for name, value, scope in self._globals:
             if scope.get(name, _ABSENT) is not value:
@@ -241,7 +249,7 @@ class Plan:
         x = extents[0]
         y = extents[1] if num_axes > 1 else 1
         z = extents[2] if num_axes > 2 else 1
-        driver_launch, pack, kernel = variant
+        driver_launch, pack, kernel = ready
         if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
             _, passed, ordinal = kinds
             driver_launch(ordinal, self._fast.stream(ordinal), x, y, z, *pack(passed))
@@ -251,56 +259,63 @@ class Plan:
             return kernel
         return self._by_triton((x, y, z), args, kwargs)
 
-    def arguments(
-        self, values: Sequence[Any], run: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]:
-        """The value of each parameter of a call, the options, and the heuristics' outcome.
+    def where(self, kinds: CallKinds, values: Sequence[Any], run: Mapping[str, Any]) -> str:
+        """For `explain`: whether the kernel of a call is compiled, and where."""
+        try:
+            arguments, _ = self._arguments(values, run)
+            return self._fast.where(self._recipe(kinds, values, arguments))
+        except NotLaunchable as error:
+            return f"by Triton at each start: {error}"
+
+    def _arguments(self, values: Sequence[Any], run: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """The value of each parameter of a call, and the heuristics' outcome.
 
         Args:
           values: of the call.
           run: what Triton's `run` of the decorator would get: positional arguments by name,
             keywords, grid and warmup; heuristics see it.
+
+        Raises:
+          NotLaunchable: a heuristic gave what only Triton handles.
         """
-        arguments, options = self._layout.bound(values), dict(self._config_options)
-        if self._layout.options:
-            passed = dict(zip(self._layout.names, values))
-            options.update((name, passed[name]) for name in self._layout.options)
-        if options.get("ir_override"):
-            raise NotLaunchable("ir_override names a file whose content no digest covers")
+        arguments = self._layout.bound(values)
         outcome: list[Any] = []
         seen = {**run, **self._config_kwargs}
         for heuristics in self._fast.heuristics:
             for name, heuristic in heuristics.items():
                 seen[name] = arguments[name] = heuristic(seen)
                 outcome.append(_text(seen[name]))
-        return arguments, options, tuple(outcome)
+        return arguments, tuple(outcome)
 
-    def _add_variant(
+    def _recipe(self, kinds: CallKinds, values: Sequence[Any], arguments: Mapping[str, Any]) -> Recipe:
+        passed = dict(zip(self._layout.names, values))
+        options = {**self._config_options, **{name: passed[name] for name in self._layout.options}}
+        return self._fast.recipe(kinds[2], arguments, options)
+
+    def _prepare(
         self,
         outcome: tuple[Any, ...],
         kinds: CallKinds,
+        values: Sequence[Any],
         arguments: dict[str, Any],
-        options: dict[str, Any],
-        grid: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        launch_by_triton: Callable[[], Any],
     ) -> Any:
-        """Finds the variant, in memory or on disk, else has Triton compile and launch it; gives
+        """Finds the kernel, in memory or on disk, else has Triton compile and launch it; gives
         Triton's kernel then, else _ABSENT."""
-        kernel, variant = _ABSENT, None
+        kernel, ready = _ABSENT, None
         try:
-            compiled_from, specializations = self._fast.compiled_from(kinds[2], arguments, options)
-            compiled = self._fast.find(compiled_from)
+            recipe = self._recipe(kinds, values, arguments)
+            compiled = self._fast.find(recipe)
             if compiled is None:
-                kernel = self._by_triton(grid, args, kwargs)
-                compiled = self._fast.learn(compiled_from, specializations, kernel)
-            pack = launch.packer(compiled.description, self._layout.names, kinds[1], arguments)
-            variant = Variant(compiled.launch, pack, compiled.kernel)
+                kernel = launch_by_triton()
+                compiled = self._fast.learn(recipe, kernel)
+            pack = launch.packer(recipe.letters, compiled.num_scratch, self._layout.names, kinds[1], arguments)
+            ready = compiled.launch, pack, compiled.kernel
         except NotLaunchable as error:
             _LOG.info("Triton launches %s each time: %s", self._fast.fn, error)
-        self._variants[outcome] = variant
+        self._ready[outcome] = ready
         if not self._fast.heuristics and self.config.pre_hook is None:
-            self._lean = variant
+            self._lean = ready
         return kernel
 
     def _by_triton(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,27 +21,6 @@ UINT64_MAX = 2**64 - 1
 ALIGNMENT = 16
 """What Triton specialises on: bytes of a pointer, and divisor of an int."""
 
-_DTYPES = {
-    "torch.bool": "u1",
-    "torch.uint8": "u8",
-    "torch.uint16": "u16",
-    "torch.uint32": "u32",
-    "torch.uint64": "u64",
-    "torch.int8": "i8",
-    "torch.int16": "i16",
-    "torch.int32": "i32",
-    "torch.int64": "i64",
-    "torch.float16": "fp16",
-    "torch.bfloat16": "bf16",
-    "torch.float32": "fp32",
-    "torch.float64": "fp64",
-    "torch.float8_e4m3fn": "fp8e4nv",
-    "torch.float8_e5m2": "fp8e5",
-    "torch.float8_e4m3fnuz": "fp8e4b8",
-    "torch.float8_e5m2fnuz": "fp8e5b16",
-}
-"""torch's dtypes in Triton's names (triton/_utils.py, type_canonicalisation_dict)."""
-
 # An int32 has the token True if it is divisible by 16, else False; 1 has its own, since 1 == True.
 _ONE = "1"
 
@@ -119,6 +98,8 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
 def specialize(parameter: Any, value: Any) -> Specialization | None:
     """What Triton specialises on for an argument; None for a value that has no token above.
 
+    Triton's own function for it imports all of Gluon when it is first called.
+
     Args:
       parameter: triton.runtime.jit.KernelParam.
       value: what is passed for it.
@@ -144,12 +125,20 @@ def _specialize_value(parameter: Any, value: Any) -> Specialization | None:
     if kind is int:
         if value == 1 and not parameter.do_not_specialize:
             return "constexpr", 1
-        type_name = _int_type(value)
-        return type_name and (type_name, _divisibility(parameter, value))
-    if hasattr(value, "data_ptr") and str(value.dtype) in _DTYPES:
-        pointer = ("*k" if parameter.is_const else "*") + _DTYPES[str(value.dtype)]
-        return pointer, _divisibility(parameter, value.data_ptr())
-    return None
+        type_name, number = _int_type(value), value
+    elif hasattr(value, "data_ptr"):
+        from triton.runtime.jit import type_canonicalisation_dict
+
+        element = type_canonicalisation_dict.get(str(value.dtype).removeprefix("torch."))
+        type_name, number = element and ("*k" if parameter.is_const else "*") + element, value.data_ptr()
+    else:
+        return None
+    if type_name is None:
+        return None
+    if parameter.do_not_specialize:
+        return type_name, None
+    is_multiple = not parameter.do_not_specialize_on_alignment and number % ALIGNMENT == 0
+    return type_name, "D" if is_multiple else ""
 
 
 def _int_type(value: int) -> str | None:
@@ -158,10 +147,3 @@ def _int_type(value: int) -> str | None:
     if INT64_MIN <= value <= INT64_MAX:
         return "i64"
     return "u64" if 0 < value <= UINT64_MAX else None
-
-
-def _divisibility(parameter: Any, number: int) -> str | None:
-    if parameter.do_not_specialize:
-        return None
-    is_known = not parameter.do_not_specialize_on_alignment and number % ALIGNMENT == 0
-    return "D" if is_known else ""
