@@ -43,7 +43,7 @@ class Layout:
         return bound
 
 
-class Invocation(NamedTuple):
+class Call(NamedTuple):
     """One call for which nothing is prepared yet: its layout, its values in that order, and as it was made."""
 
     layout: Layout
@@ -52,9 +52,19 @@ class Invocation(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """The positional arguments by name."""
+        return dict(zip(self.layout.names, self.args))
+
+    @property
     def run_kwargs(self) -> dict[str, Any]:
-        """The keyword arguments of Triton's `run`; pruning and hooks see them."""
+        """The keyword arguments of Triton's `run`."""
         return {**self.kwargs, "grid": self.grid, "warmup": False}
+
+    def arguments(self, config: Any) -> dict[str, Any]:
+        """All of them by name, with what the triton.Config gives: what hooks see."""
+        return {**self.named, **self.run_kwargs, **config.all_kwargs()}
 
 
 class KernelSignature:
@@ -158,10 +168,14 @@ def checked_names(parameter: str, names: Sequence[str] | None, known: Sequence[s
     return found
 
 
+def plain(value: Any) -> Any:
+    """The value in a tl.constexpr; any other value as it is."""
+    return value.value if type(value).__name__ == "constexpr" and hasattr(value, "value") else value
+
+
 def key_value(name: str, value: Any) -> Value:
     """`value` in the form that JSON gives back: dtypes by name, Triton's constexpr unwrapped."""
-    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
-        value = value.value
+    value = plain(value)
     if type(value).__name__ == "dtype":
         return str(value).removeprefix("torch.")
     # Integers of other libraries, such as numpy's; a tensor with one element is not meant.

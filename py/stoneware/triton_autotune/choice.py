@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +25,8 @@ from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
-from stoneware.triton_autotune.tuner import Candidate
+from stoneware.triton_autotune.call import Call, plain
+from stoneware.triton_autotune.tuner import Candidate, Hooks
 from stoneware.tuning import lookup
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
@@ -48,7 +49,7 @@ class KernelDecision:
     Attributes:
       config: the triton.Config.
       source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
-        this process alone), or the name of another source (`layers`).
+        this process alone), or the name of another source (`sources.py`).
       layer, grade: as of lookup.Decision; "default" where there is no timing.
       reason: a sentence.
       choices: (config, median_us, spread_us) of what was compared, the chosen one first.
@@ -64,34 +65,6 @@ class KernelDecision:
     is_provisional: bool = False
 
 
-@dataclass(kw_only=True)
-class Call:
-    """What a decision needs to know of a call.
-
-    Attributes:
-      key: of the call.
-      configs: the list, as pruned, by what they are in samples; the first is the default.
-      device: fingerprint; None without an NVIDIA GPU that our driver module knows.
-      ordinal: torch's number of the GPU; None without one.
-      candidate: makes a triton.Config of the list runnable.
-    """
-
-    key: KernelKey
-    configs: Mapping[KernelConfig, Any]
-    device: DeviceFingerprint | None
-    ordinal: int | None
-    candidate: Callable[[Any], Candidate]
-
-    @property
-    def default(self) -> KernelConfig:
-        return next(iter(self.configs))
-
-    @property
-    def place(self) -> tuple[KernelKey, int | None]:
-        """Under what its timings are filed in memory."""
-        return self.key, self.ordinal
-
-
 class Timed(NamedTuple):
     """A timing, when its run was, and the source that has it. A failure has no median."""
 
@@ -102,6 +75,97 @@ class Timed(NamedTuple):
     failure: str
     date: str
     source: str
+
+    @classmethod
+    def of_sample(cls, config: KernelConfig, sample: Sample, date: str, source: str) -> Timed:
+        failure = "" if sample.status == "ok" else sample.detail or sample.status
+        return cls(config, sample.median_us, sample.spread_us, sample.run, failure, date, source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What a config is chosen for.
+
+    Attributes:
+      key: of the call.
+      configs: the list, as pruned, by what they are in samples; the first is the default.
+      device: fingerprint; None without an NVIDIA GPU that our driver module knows.
+      ordinal: torch's number of the GPU; None without one.
+    """
+
+    key: KernelKey
+    configs: Mapping[KernelConfig, Any]
+    device: DeviceFingerprint | None
+    ordinal: int | None
+
+    @property
+    def default(self) -> KernelConfig:
+        return next(iter(self.configs))
+
+    @property
+    def place(self) -> tuple[KernelKey, int | None]:
+        """Under what its timings are filed in memory."""
+        return self.key, self.ordinal
+
+    def ran(self, known: Mapping[KernelConfig, Timed]) -> list[Timed]:
+        """The timings of configs of the list that ran, in the order of the list."""
+        return [known[config] for config in self.configs if config in known and not known[config].failure]
+
+    def of_one_run(self, timed: Sequence[Timed]) -> list[Timed]:
+        """Those of the newest run that timed the default; without one, of the newest run."""
+        candidates = [one for one in timed if one.config == self.default] or timed
+        newest = max(candidates, key=lambda one: (one.date, one.run)).run
+        return [one for one in timed if one.run == newest]
+
+    def missing(self, known: Mapping[KernelConfig, Timed]) -> list[KernelConfig]:
+        """The configs that must be timed: those without a timing; else those that were faster in an
+        older run than the fastest of the newest, as after what beat them has left the list."""
+        missing = [config for config in self.configs if config not in known]
+        ran = self.ran(known)
+        if missing or not ran:
+            return missing
+        compared = self.of_one_run(ran)
+        if compared[0].source == table_sources.OVERLAY:
+            return []
+        fastest_us = min(one.median_us for one in compared)
+        return [one.config for one in ran if one.run != compared[0].run and one.median_us < fastest_us]
+
+    def in_entry(self, found: Found) -> list[Timed]:
+        """The timings in a table's entry of configs of the list."""
+        return [
+            Timed(
+                choice.config,
+                choice.median_us,
+                choice.spread_us,
+                choice.run,
+                "",
+                found.runs[choice.run]["date"] if choice.run in found.runs else "",
+                found.source,
+            )
+            for choice in found.entry.choices
+            if isinstance(choice.config, KernelConfig) and choice.config in self.configs
+        ]
+
+    def best(self, timed: Sequence[Timed], found: Found | None = None) -> KernelDecision | None:
+        """The decision by timings, None without any; `found` is their entry in a table."""
+        if not timed:
+            return None
+        # The canonical order is that of the list, which a table does not know.
+        compared, rule = choose(self.of_one_run(timed), list(self.configs))
+        chosen = compared[0]
+        is_exact = found is None or found.layer == "exact"
+        at = "" if is_exact else f"measured at {found.entry.key.shape}; "
+        return KernelDecision(
+            config=self.configs[chosen.config],
+            source=chosen.source,
+            layer=found.layer if found else "exact",
+            grade=found.grade if found else "exact",
+            reason=f"{chosen.median_us:.2f} us, run {chosen.run}; {at}{rule}",
+            choices=tuple((one.config, one.median_us, one.spread_us) for one in compared),
+        )
+
+    def first(self, reason: str = "no timing of a config of the list is known", source: str = FIRST) -> KernelDecision:
+        return KernelDecision(config=self.configs[self.default], source=source, reason=reason)
 
 
 def identify(configs: Sequence[Any]) -> dict[KernelConfig, Any]:
@@ -115,19 +179,22 @@ def identify(configs: Sequence[Any]) -> dict[KernelConfig, Any]:
         name = _kernel_config(config)
         other = found.get(name)
         if other is not None and other.pre_hook is not config.pre_hook:
-            name = _kernel_config(config, with_hook=True)
+            hook = getattr(config.pre_hook, "__qualname__", str(config.pre_hook))
+            name = replace(name, kwargs=(*name.kwargs, ("pre_hook", hook)))
         found.setdefault(name, config)
     return found
 
 
-def _kernel_config(config: Any, *, with_hook: bool = False) -> KernelConfig:
-    kwargs = {name: _json_value(value) for name, value in config.kwargs.items()}
+def _kernel_config(config: Any) -> KernelConfig:
+    kwargs = dict(config.kwargs)
     if getattr(config, "ir_override", None):
-        kwargs["ir_override"] = str(config.ir_override)
-    if with_hook:
-        kwargs["pre_hook"] = getattr(config.pre_hook, "__qualname__", str(config.pre_hook))
+        kwargs["ir_override"] = config.ir_override
+    values = {name: plain(value) for name, value in kwargs.items()}
     return KernelConfig(
-        kwargs=tuple(kwargs.items()),
+        kwargs=tuple(
+            (name, value if value is None or type(value) in (bool, int, float, str) else str(value))
+            for name, value in values.items()
+        ),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         num_ctas=getattr(config, "num_ctas", None) or 1,
@@ -135,240 +202,163 @@ def _kernel_config(config: Any, *, with_hook: bool = False) -> KernelConfig:
     )
 
 
-def _json_value(value: Any) -> Any:
-    if type(value).__name__ == "constexpr" and hasattr(value, "value"):
-        value = value.value
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    return str(value)
-
-
-def is_exact(found: Found | KernelDecision) -> bool:
-    """Whether an answer is of this very key, kernel and device; any other is a miss."""
-    return found.layer == "exact" and found.grade in ("exact", "argument")
-
-
-def _right(call: Call, known: Mapping[KernelConfig, Timed]) -> list[Timed]:
-    """The timings of configs of the list that ran, in the order of the list."""
-    return [known[config] for config in call.configs if config in known and not known[config].failure]
-
-
-def _of_one_run(call: Call, timed: Sequence[Timed]) -> list[Timed]:
-    """Those of the newest run that timed the default; without one, of the newest run."""
-    candidates = [one for one in timed if one.config == call.default] or timed
-    newest = max(candidates, key=lambda one: (one.date, one.run)).run
-    return [one for one in timed if one.run == newest]
-
-
-def _missing(call: Call, known: Mapping[KernelConfig, Timed]) -> list[KernelConfig]:
-    """The configs that must be timed: those without a timing; else those that were faster in an
-    older run than the fastest of the newest, as after what beat them has left the list."""
-    missing = [config for config in call.configs if config not in known]
-    right = _right(call, known)
-    if missing or not right:
-        return missing
-    compared = _of_one_run(call, right)
-    if compared[0].source == table_sources.OVERLAY:
-        return []
-    fastest_us = min(one.median_us for one in compared)
-    return [one.config for one in right if one.run != compared[0].run and one.median_us < fastest_us]
-
-
-def _best(call: Call, timed: Sequence[Timed], found: Found | None = None) -> KernelDecision | None:
-    """The decision by timings, None without any; `found` is their entry in a table."""
-    if not timed:
-        return None
-    # The canonical order is that of the list, which a table does not know.
-    (chosen, *others), rule = choose(_of_one_run(call, timed), list(call.configs))
-    notes = [f"{chosen.median_us:.2f} us, run {chosen.run}"]
-    if found is not None and found.layer != "exact":
-        notes.append(f"measured at {found.entry.key.shape}")
-    return KernelDecision(
-        config=call.configs[chosen.config],
-        source=chosen.source,
-        layer=found.layer if found else "exact",
-        grade=found.grade if found else "exact",
-        reason="; ".join([*notes, rule]),
-        choices=tuple((one.config, one.median_us, one.spread_us) for one in (chosen, *others)),
-    )
-
-
-def _first(
-    call: Call, reason: str = "no timing of a config of the list is known", source: str = FIRST
-) -> KernelDecision:
-    return KernelDecision(config=call.configs[call.default], source=source, reason=reason)
-
-
-def _of_entry(call: Call, found: Found) -> list[Timed]:
-    """The timings in an entry of configs of the list."""
-    dates = {run_id: run["date"] for run_id, run in found.runs.items()}
-    return [
-        Timed(
-            choice.config, choice.median_us, choice.spread_us, choice.run, "", dates.get(choice.run, ""), found.source
-        )
-        for choice in found.entry.choices
-        if choice.config in call.configs
-    ]
-
-
-def _of_sample(sample: Sample, date: str, source: str) -> Timed:
-    failure = "" if sample.status == "ok" else sample.detail or sample.status
-    return Timed(sample.config, sample.median_us, sample.spread_us, sample.run, failure, date, source)
-
-
 @dataclass(kw_only=True)
 class Chooser:
     """Decides for one kernel, in any number of threads.
 
     Attributes:
+      fn: what is below the decorator, with Triton's `run`.
+      hooks: the decorator's.
       kernel_sha256: gives the kernel's digest.
       do_bench: the user's; None for Stoneware's timer.
       cache_results: whether the user's store is read and written.
     """
 
+    fn: Any
+    hooks: Hooks
     kernel_sha256: Callable[[], str]
     do_bench: Callable[..., Any] | None
     cache_results: bool
-    _run: dict[int, Run] = field(default_factory=dict)
+    _runs: dict[int, Run] = field(default_factory=dict)
     _in_memory: dict[Any, dict[KernelConfig, Timed]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
     _measuring: dict[Any, threading.RLock] = field(default_factory=dict)
 
-    def decide(self, call: Call, *, may_measure: bool = True) -> KernelDecision:
+    def decide(self, call: Call, problem: Problem, *, may_measure: bool = True) -> KernelDecision:
         """The config of a call.
 
         Args:
-          call: what is known of it.
+          call: runs the kernel and hooks where something is measured.
+          problem: of the call.
           may_measure: False for `explain` and `warmup`.
 
         Raises:
           TuningMissError: mode is error_on_miss, and no exact timing is known.
           Exception: what a kernel or hook raises while it is measured.
         """
-        if len(call.configs) == 1:
-            return _first(call, "there is no other", ONLY)
-        mode = tuning.current_mode()
-        is_capturing = call.ordinal is not None and tuning.is_capturing()
-        can_measure = self.do_bench is not None or call.ordinal is not None
+        if len(problem.configs) == 1:
+            return problem.first("there is no other", ONLY)
+        mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
+        can_measure = self.do_bench is not None or problem.ordinal is not None
         if mode == "on_miss" and can_measure and not is_capturing:
-            return self._decide_timed(call, may_measure)
-        decision = self._look_up(call)
+            return self._decide_timed(call, problem, may_measure)
+        decision = self._look_up(problem)
         is_overlaid = decision is not None and decision.source == table_sources.OVERLAY
         if not is_overlaid and not tuning.wheel_only():
-            in_memory = _best(call, _right(call, self._memory(call)))
-            if in_memory is not None:
-                return in_memory
-        if decision is not None and is_exact(decision):
+            decision = problem.best(problem.ran(self._in_memory.get(problem.place, {}))) or decision
+        if decision is not None and decision.layer == decision.grade == "exact":
             return decision
         if mode == "error_on_miss":
-            self._raise_miss(call, decision)
+            self._raise_miss(problem, decision)
         if mode == "on_miss" and is_capturing:
-            self._say(call, "is not measured while a CUDA graph is captured", "call it once before the capture")
-        elif mode == "on_miss":
+            self._say(problem, "is not measured while a CUDA graph is captured", "call it once before the capture")
+        elif decision is None and problem.ordinal is not None:
             self._say(
-                call, "is not measured, since there is no GPU", "pass a do_bench=, or the first config of the list runs"
-            )
-        elif decision is None and call.ordinal is not None:
-            self._say(
-                call,
+                problem,
                 "has no timing, so the first config of the list runs",
                 'tune with `with stoneware.tuning("on_miss"):` around the calls, or STONEWARE_TUNING=on_miss',
             )
-        return replace(decision or _first(call), is_provisional=mode == "on_miss" and is_capturing)
+        return replace(decision or problem.first(), is_provisional=mode == "on_miss" and is_capturing)
 
-    def _find(self, call: Call) -> Found | None:
+    def _find(self, problem: Problem) -> Found | None:
         """The nearest entry that has a config of the list; None without one."""
-        if call.device is None:
+        if problem.device is None:
             return None
         found = None
         # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
         for has_packages in (False, True):
             sources = [
                 source
-                for source in table_sources.sources(call.key.op, has_packages=has_packages)
+                for source in table_sources.sources(problem.key.op, has_packages=has_packages)
                 if self.cache_results or source.name != table_sources.STORE
             ]
-            where = table_sources.with_power_limit(call.device, call.ordinal, sources)
-            answers = lookup.answers(call.key, where, sources, self.kernel_sha256())
-            found = next((answer for answer in answers if _of_entry(call, answer)), None)
-            if found is not None and is_exact(found):
+            where = table_sources.with_power_limit(problem.device, problem.ordinal, sources)
+            answers = lookup.answers(problem.key, where, sources, self.kernel_sha256())
+            found = next((answer for answer in answers if problem.in_entry(answer)), None)
+            if found is not None and found.is_exact:
                 break
         return found
 
-    def _look_up(self, call: Call) -> KernelDecision | None:
-        found = self._find(call)
-        return _best(call, _of_entry(call, found), found) if found is not None else None
+    def _look_up(self, problem: Problem) -> KernelDecision | None:
+        found = self._find(problem)
+        return problem.best(problem.in_entry(found), found) if found is not None else None
 
-    def _decide_timed(self, call: Call, may_measure: bool) -> KernelDecision:
+    def _decide_timed(self, call: Call, problem: Problem, may_measure: bool) -> KernelDecision:
         """By timings of this very kernel, key and device; takes those that are missing.
 
         Only callers that need missing timings of one key wait for each other.
         """
-        known = self._known(call)
-        missing = _missing(call, known)
+        known = self._known(problem)
+        missing = problem.missing(known)
         if missing and not may_measure:
-            found = self._look_up(call) or _first(call)
-            reason = f"{found.reason}; {len(missing)} of {len(call.configs)} configs would be timed"
+            found = self._look_up(problem) or problem.first()
+            reason = f"{found.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
             return replace(found, reason=reason)
+        has_measured = False
         if missing:
-            place = os.getpid(), call.place  # a fork would copy the lock of a thread that it lacks
+            place = os.getpid(), problem.place  # a fork would copy the lock of a thread that it lacks
             with self._measuring.setdefault(place, threading.RLock()):
-                known = self._known(call)  # which another thread may just have completed
-                missing = _missing(call, known)
+                known = self._known(problem)  # which another thread may just have completed
+                missing = problem.missing(known)
                 if missing:
-                    self._measure(call, missing, known)
+                    self._measure(call, problem, missing, known)
+                    has_measured = True
             self._measuring.pop(place, None)
             if tuning.current_overlay() is not None:
-                known = self._known(call)  # the overlay's timings come first there
-        return _best(call, _right(call, known)) or _first(
-            call, "every config of the list failed: " + "; ".join(one.failure for one in known.values())[:500]
+                known = self._known(problem)  # the overlay's timings come first there
+        decision = problem.best(problem.ran(known)) or problem.first(
+            "every config of the list failed: " + "; ".join(one.failure for one in known.values())[:500]
         )
+        if has_measured:
+            self.hooks.before(call.arguments(decision.config), reset_only=True)
+        return decision
 
-    def _memory(self, call: Call) -> dict[KernelConfig, Timed]:
-        return dict(self._in_memory.get(call.place, {}))
-
-    def _known(self, call: Call) -> dict[KernelConfig, Timed]:
-        """Timings and failures of this very kernel, key and device."""
-        if call.device is None:
-            return self._memory(call)
-        known: dict[KernelConfig, Timed] = {}
-        sha256 = self.kernel_sha256()
-        found = self._find(call)
-        if found is not None and is_exact(found):
+    def _known(self, problem: Problem) -> dict[KernelConfig, Timed]:
+        """Timings and failures of this very kernel, key and device; of each config that which counts."""
+        of_table: list[Timed] = []
+        found = self._find(problem)
+        if found is not None and found.is_exact:
             stale = {
                 choice.config
                 for choice in found.entry.choices
-                if choice.kernel_sha256 not in ("", sha256) or choice.is_stale
+                if choice.kernel_sha256 not in ("", self.kernel_sha256()) or choice.is_stale
             }
-            known = {one.config: one for one in _of_entry(call, found) if one.config not in stale}
+            of_table = [one for one in problem.in_entry(found) if one.config not in stale]
+        of_process = list(self._in_memory.get(problem.place, {}).values())
+        sources = [of_table, self._samples(problem), of_process]
         # The overlay's timings come before the samples if they can be compared: if the default is
         # among them. The samples have the failures too.
-        is_overlaid = found is not None and found.source == table_sources.OVERLAY
-        overlaid = set(known) if is_overlaid and call.default in known else set()
-        for one in (*self._samples(call, sha256), *self._memory(call).values()):
-            if one.config not in overlaid:
-                known[one.config] = one
-        return known
+        if any(one.source == table_sources.OVERLAY and one.config == problem.default for one in of_table):
+            sources.append(of_table)
+        return {one.config: one for source in sources for one in source}
 
-    def _samples(self, call: Call, sha256: str) -> Iterable[Timed]:
+    def _samples(self, problem: Problem) -> list[Timed]:
         """Samples taken here of this kernel at this key on such a device, newest last."""
-        taken = [(table_sources.MEMORY, item) for item in tuning.memory(call.key.op)]
+        if problem.device is None:
+            return []
+        taken = [(table_sources.MEMORY, item) for item in tuning.memory(problem.key.op)]
         has_store = self.cache_results and not tuning.wheel_only()
         store = table_sources.existing_store() if has_store else None
         if store is not None:
-            of_store = table_sources.samples_of_store(store, call.key.op)
+            of_store = table_sources.samples_of_store(store, problem.key.op)
             taken = [*((table_sources.STORE, item) for item in of_store), *taken]
         where = table_sources.with_power_limit(
-            call.device, call.ordinal, table_sources.sources(call.key.op, has_packages=False)
+            problem.device, problem.ordinal, table_sources.sources(problem.key.op, has_packages=False)
         )
+        sha256 = self.kernel_sha256()
         fitting = [
-            _of_sample(sample, run.date, source)
+            Timed.of_sample(sample.config, sample, run.date, source)
             for source, (run, sample) in taken
-            if sample.kernel_sha256 == sha256 and sample.key == call.key and run.device.same_hardware(where)
+            if isinstance(sample.config, KernelConfig)
+            and sample.kernel_sha256 == sha256
+            and sample.key == problem.key
+            and run.device.same_hardware(where)
         ]
         return sorted(fitting, key=lambda one: (one.date, one.run))
 
-    def _measure(self, call: Call, missing: Sequence[KernelConfig], known: dict[KernelConfig, Timed]) -> None:
+    def _measure(
+        self, call: Call, problem: Problem, missing: Sequence[KernelConfig], known: dict[KernelConfig, Timed]
+    ) -> None:
         """Measures configs; adds their timings to `known`, and stores each sample as it is taken.
 
         The best known config and then the default are timed again, last: a run without the default
@@ -376,55 +366,63 @@ class Chooser:
         """
         from stoneware.measuring import search
 
-        is_stored = self.cache_results and call.device is not None and call.ordinal is not None
-        if is_stored and call.ordinal not in self._run:
-            self._run[call.ordinal] = tuner.new_run(call.ordinal)
-        run = self._run[call.ordinal] if is_stored else None
-        sha256 = self.kernel_sha256() if is_stored else ""
-        default, right = call.default, _right(call, known)
+        run = self._run(problem)
+        default, ran = problem.default, problem.ran(known)
         racing = list(missing)
-        if right:
-            best = min(_of_one_run(call, right), key=lambda one: one.median_us)
+        if ran:
+            best = min(problem.of_one_run(ran), key=lambda one: one.median_us)
             again = dict.fromkeys((best.config, default))
             if default not in missing and known[default].failure:
                 del again[default]
             racing = [*(config for config in missing if config not in again), *again]
-        _LOG.info("%s %s: timing %d of %d configs", call.key.op, call.key.shape, len(racing), len(call.configs))
+        _LOG.info(
+            "%s %s: timing %d of %d configs", problem.key.op, problem.key.shape, len(racing), len(problem.configs)
+        )
 
         def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
-            candidates = {config: call.candidate(call.configs[config]) for config in configs}
+            candidates = {config: Candidate(self.fn, problem.configs[config], call, self.hooks) for config in configs}
             medians: dict[KernelConfig, float | None] = {}
-            for batch in tuner.measure(candidates, self.do_bench, call.ordinal):
-                samples = [
-                    tuner.sample_of(call.key, config, result, sha256, run.id if run else "memory")
+            for batch in tuner.measure(candidates, self.do_bench, problem.ordinal):
+                samples = {
+                    config: tuner.sample_of(
+                        problem.key, config, result, self.kernel_sha256(), run.id if run else "memory"
+                    )
                     for config, result in batch.items()
-                ]
-                timed = {item.config: _of_sample(item, _NOW, MEASURED) for item in samples}
+                }
+                timed = {config: Timed.of_sample(config, sample, _NOW, MEASURED) for config, sample in samples.items()}
                 known.update(timed)
                 medians.update((config, one.median_us or None) for config, one in timed.items())
                 if run is None:
-                    self._in_memory.setdefault(call.place, {}).update(
+                    self._in_memory.setdefault(problem.place, {}).update(
                         (config, one._replace(source=MEMORY)) for config, one in timed.items()
                     )
                 else:
-                    tuning.keep(run, samples)
+                    tuning.keep(run, [*samples.values()])
             return medians
 
-        before = {config: one.median_us or None for config, one in known.items() if config in call.configs}
+        before = {config: one.median_us or None for config, one in known.items() if config in problem.configs}
         search.run(racing, measure, always=(default,), known=before)
 
-    def _say(self, call: Call, what: str, remedy: str) -> None:
+    def _run(self, problem: Problem) -> Run | None:
+        """The run of this kernel on this GPU in this process; None where no sample can be stored."""
+        if not self.cache_results or problem.device is None or problem.ordinal is None:
+            return None
+        if problem.ordinal not in self._runs:
+            self._runs[problem.ordinal] = tuner.new_run(problem.ordinal)
+        return self._runs[problem.ordinal]
+
+    def _say(self, problem: Problem, what: str, remedy: str) -> None:
         """Logs a warning, once per kernel."""
         if what not in self._said:
             self._said.add(what)
-            _LOG.warning("%s: %s %s; %s", call.key.op, call.key.shape, what, remedy)
+            _LOG.warning("%s: %s %s; %s", problem.key.op, problem.key.shape, what, remedy)
 
-    def _raise_miss(self, call: Call, found: KernelDecision | None) -> None:
+    def _raise_miss(self, problem: Problem, found: KernelDecision | None) -> None:
         from stoneware.errors import TuningMissError
 
         nearest = f"the nearest is {found.layer}, {found.grade} ({found.reason})" if found else ("there is none near")
         raise TuningMissError(
-            f"{call.key.op} {call.key.shape} must have been measured on "
-            f"{call.device or 'this device'} with this kernel, since tuning is error_on_miss; "
+            f"{problem.key.op} {problem.key.shape} must have been measured on "
+            f"{problem.device or 'this device'} with this kernel, since tuning is error_on_miss; "
             f'{nearest}; run the call once under stoneware.tuning("on_miss")'
         )

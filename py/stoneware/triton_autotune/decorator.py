@@ -27,11 +27,11 @@ from typing import Any
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime import native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
-from stoneware.triton_autotune.call import Invocation, KernelSignature, Layout, check_given_once, checked_names
-from stoneware.triton_autotune.choice import MEASURED, Call, Chooser, KernelDecision, identify
+from stoneware.triton_autotune.call import Call, KernelSignature, Layout, check_given_once, checked_names
+from stoneware.triton_autotune.choice import MEASURED, Chooser, KernelDecision, Problem, identify
 from stoneware.triton_autotune.identity import Identity, identity_of, op_name, python_function
 from stoneware.triton_autotune.plan import CallKinds, FastPath, Plan
-from stoneware.triton_autotune.tuner import Candidate, Hooks, Pruning, triton_benchmark
+from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy as tuning
 
 MAX_DECISIONS = 4096
@@ -168,9 +168,13 @@ class AutotunedKernel:
         self.keys, self.key_idx = list(self._signature.key_names), self._signature.key_idx
         checked_names("reset_to_zero", hooks.reset_to_zero, self.arg_names)
         checked_names("restore_value", hooks.restore_value, self.arg_names)
-        self._pruning, self._hooks = pruning, hooks
+        self._pruning = pruning
         self._chooser = Chooser(
-            kernel_sha256=lambda: self._identity().sha256, do_bench=do_bench, cache_results=cache_results
+            fn=fn,
+            hooks=hooks,
+            kernel_sha256=lambda: self._identity().sha256,
+            do_bench=do_bench,
+            cache_results=cache_results,
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         # By key, GPU and state of `tuning`; each with the generation that it was made for.
@@ -195,7 +199,7 @@ class AutotunedKernel:
         """
         if warmup:
             values, layout = self._values(args, kwargs)
-            decision = self._decide(Invocation(layout, values, grid, args, kwargs), may_measure=False)
+            decision = self._decide(Call(layout, values, grid, args, kwargs), may_measure=False)
             return self.fn.run(*args, grid=grid, warmup=True, **kwargs, **decision.config.all_kwargs())
         return self._launch(grid, args, kwargs)
 
@@ -215,17 +219,15 @@ class AutotunedKernel:
           grid: as of the call; pruning may look at it.
         """
         values, layout = self._values(args, kwargs)
-        call = Invocation(layout, values, grid, args, kwargs)
-        decision = self._decide(call, may_measure=False)
-        kinds = self._fast.kinds(layout, values)
-        run = {**dict(zip(self.arg_names, args)), **call.run_kwargs()}
+        call = Call(layout, values, grid, args, kwargs)
+        decision, kinds = self._decide(call, may_measure=False), self._fast.kinds(layout, values)
         return KernelExplanation(
             key=self._key(call),
             decision=decision,
             kernel_sha256=self._identity().sha256,
             compiled="by Triton at each start, which alone can launch this call"
             if kinds is None
-            else Plan(self._fast, layout, decision.config).where(kinds, values, run),
+            else Plan(self._fast, layout, decision.config).where(kinds, call),
         )
 
     @property
@@ -237,13 +239,13 @@ class AutotunedKernel:
         values, layout = self._values(args, kwargs)
         kinds = self._fast.kinds(layout, values)
         if kinds is None or self._fast.must_ask_triton():
-            return self._launch_by_triton(Invocation(layout, values, grid, args, kwargs))
+            return self._launch_by_triton(Call(layout, values, grid, args, kwargs))
         plan = layout.plans.get(kinds[0])
         if plan is None or plan.generation != tuning.generation():
-            plan = self._plan(Invocation(layout, values, grid, args, kwargs), kinds)
+            plan = self._plan(Call(layout, values, grid, args, kwargs), kinds)
         return plan(grid, kinds, values, args, kwargs)
 
-    def _plan(self, call: Invocation, kinds: CallKinds) -> Plan:
+    def _plan(self, call: Call, kinds: CallKinds) -> Plan:
         generation = tuning.generation()
         decision = self._decide(call)
         self.best_config = decision.config
@@ -256,14 +258,12 @@ class AutotunedKernel:
             _put(plans, kinds[0], plan)
         return plan
 
-    def _launch_by_triton(self, call: Invocation) -> Any:
+    def _launch_by_triton(self, call: Call) -> Any:
         config = self._decide(call).config
         self.best_config = config
-        options = config.all_kwargs()
         if config.pre_hook is not None:
-            named = dict(zip(self.arg_names, call.args))
-            config.pre_hook({**named, **call.run_kwargs(), **options})
-        return self.fn.run(*call.args, grid=call.grid, warmup=False, **call.kwargs, **options)
+            config.pre_hook(call.arguments(config))
+        return self.fn.run(*call.args, **call.run_kwargs, **config.all_kwargs())
 
     def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Layout]:
         layout = self._layouts.get((len(args), *kwargs))
@@ -274,7 +274,7 @@ class AutotunedKernel:
             layout = self._layouts.setdefault((len(args), *kwargs), layout)
         return (*args, *kwargs.values()) if kwargs else args, layout
 
-    def _key(self, call: Invocation) -> KernelKey:
+    def _key(self, call: Call) -> KernelKey:
         return self._signature.key(self.op, call.layout.bound(call.values))
 
     def _identity(self) -> Identity:
@@ -282,7 +282,7 @@ class AutotunedKernel:
             self._known_identity = identity_of(self.fn)
         return self._known_identity
 
-    def _decide(self, call: Invocation, *, may_measure: bool = True) -> KernelDecision:
+    def _decide(self, call: Call, *, may_measure: bool = True) -> KernelDecision:
         key, ordinal = self._key(call), _current_device()
         place = key, ordinal, tuning.state()
         generation = tuning.generation()
@@ -291,37 +291,15 @@ class AutotunedKernel:
         is_measured = known and known.source == MEASURED and not tuning.wheel_only()
         if known and (is_measured or made_for == generation):
             return known
-        decision = self._decide_anew(call, key, ordinal, may_measure)
-        if may_measure and not decision.is_provisional:
-            _put(self._decisions, place, (decision, generation))
-        return decision
-
-    def _decide_anew(self, call: Invocation, key: KernelKey, ordinal: int | None, may_measure: bool) -> KernelDecision:
-        args, run_kwargs = call.args, call.run_kwargs()
-        named = dict(zip(self.arg_names, args))
         configs = self.configs
         if len(configs) > 1:
-            configs = self._pruning(configs, named, run_kwargs)
-        measured = []
-
-        def candidate(config: Any) -> Candidate:
-            measured.append(config)
-            return Candidate(self.fn, config, args, run_kwargs, named, self._hooks)
-
-        by_name = identify(configs)
-        decision = self._chooser.decide(
-            Call(
-                key=key,
-                configs=by_name,
-                ordinal=ordinal,
-                candidate=candidate,
-                device=None if ordinal is None else _fingerprint(ordinal),
-            ),
-            may_measure=may_measure,
-        )
-        self.configs_timings = {by_name[config]: median_us / 1e3 for config, median_us, _ in decision.choices}
-        if measured:
-            self._hooks.before({**named, **run_kwargs, **decision.config.all_kwargs()}, reset_only=True)
+            configs = self._pruning(configs, call.named, call.run_kwargs)
+        device = None if ordinal is None else _fingerprint(ordinal)
+        problem = Problem(key=key, configs=identify(configs), device=device, ordinal=ordinal)
+        decision = self._chooser.decide(call, problem, may_measure=may_measure)
+        self.configs_timings = {problem.configs[config]: us / 1e3 for config, us, _ in decision.choices}
+        if may_measure and not decision.is_provisional:
+            _put(self._decisions, place, (decision, generation))
         return decision
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.launch_description import INT32_MAX, LaunchDescription
 from stoneware.triton_autotune import cache, launch
-from stoneware.triton_autotune.call import Layout
+from stoneware.triton_autotune.call import Call, Layout
 from stoneware.triton_autotune.identity import Identity
 from stoneware.triton_autotune.launch import NotLaunchable
 from stoneware.triton_autotune.specialization import Kinds, Specialization, specialize
@@ -259,11 +259,11 @@ class Plan:
             return kernel
         return self._by_triton((x, y, z), args, kwargs)
 
-    def where(self, kinds: CallKinds, values: Sequence[Any], run: Mapping[str, Any]) -> str:
+    def where(self, kinds: CallKinds, call: Call) -> str:
         """For `explain`: whether the kernel of a call is compiled, and where."""
         try:
-            arguments, _ = self._arguments(values, run)
-            return self._fast.where(self._recipe(kinds, values, arguments))
+            arguments, _ = self._arguments(call.values, {**call.named, **call.run_kwargs})
+            return self._fast.where(self._recipe(kinds, call.values, arguments))
         except NotLaunchable as error:
             return f"by Triton at each start: {error}"
 

@@ -7,6 +7,7 @@ kernel alone.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
+from stoneware.triton_autotune.call import Call
 from stoneware.tuning.samples import Run, Sample
 
 if TYPE_CHECKING:  # measuring is only imported to measure
@@ -134,8 +136,7 @@ class Candidate:
     Args:
       fn: what is below the decorator, with Triton's `run`.
       config: a triton.Config.
-      args, kwargs: of the call, grid and warmup among them.
-      named: the positional arguments by name.
+      call: whose arguments it takes.
       hooks: the decorator's.
 
     Attributes:
@@ -143,26 +144,11 @@ class Candidate:
       arguments: of the call and the config, by name.
     """
 
-    def __init__(
-        self,
-        fn: Any,
-        config: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        named: Mapping[str, Any],
-        hooks: Hooks,
-    ) -> None:
-        self.config = config
-        self._fn, self._args, self._hooks = fn, args, hooks
-        self._current = {**kwargs, **config.all_kwargs()}
-        self.arguments = {**named, **self._current}
-
-    @property
-    def has_hooks(self) -> bool:
-        return bool(self._hooks or self.config.pre_hook)
-
-    def kernel(self) -> None:
-        self._fn.run(*self._args, **self._current)
+    def __init__(self, fn: Any, config: Any, call: Call, hooks: Hooks) -> None:
+        self.config, self.arguments = config, call.arguments(config)
+        self.has_hooks = bool(hooks or config.pre_hook)
+        self.kernel = functools.partial(fn.run, *call.args, **call.run_kwargs, **config.all_kwargs())
+        self._hooks = hooks
 
     def around(self, step: Callable[[], Any]) -> Any:
         """Runs `step` between the hooks, and returns its result."""
@@ -297,24 +283,31 @@ def sample_of(
     key: KernelKey, config: KernelConfig, result: Timing | Exception, kernel_sha256: str, run_id: str
 ) -> Sample:
     """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
-    made = {"key": key, "config": config, "kernel_sha256": kernel_sha256, "run": run_id}
+    from stoneware.measuring.device_timer import Timing
+
+    failure, timing = "", Timing(0.0, 0.0, 0)
     if isinstance(result, Exception):
         failure = f"{type(result).__name__}: {result}"[:2000]
-    elif 0 < result.median_us < float("inf"):
-        return Sample(
-            **made,
-            status="ok",
-            # In steps of a nanosecond.
-            median_us=max(round(result.median_us, 3), 0.001),
-            spread_us=round(result.spread_us, 3),
-            count=result.count,
-            sm_clock_mhz_before=result.sm_clock_mhz_before,
-            sm_clock_mhz_after=result.sm_clock_mhz_after,
-        )
-    else:
+    elif not 0 < result.median_us < float("inf"):
         failure = f"median_us={result.median_us} must be positive and finite"
-    _LOG.info("%s of %s failed: %s", config, key.op, failure)
-    return Sample(**made, status="failed", median_us=0.0, spread_us=0.0, count=0, detail=failure)
+    else:
+        timing = result
+    if failure:
+        _LOG.info("%s of %s failed: %s", config, key.op, failure)
+    return Sample(
+        key=key,
+        config=config,
+        status="failed" if failure else "ok",
+        # In steps of a nanosecond.
+        median_us=0.0 if failure else max(round(timing.median_us, 3), 0.001),
+        spread_us=round(timing.spread_us, 3),
+        count=timing.count,
+        sm_clock_mhz_before=timing.sm_clock_mhz_before,
+        sm_clock_mhz_after=timing.sm_clock_mhz_after,
+        kernel_sha256=kernel_sha256,
+        run=run_id,
+        detail=failure,
+    )
 
 
 def new_run(ordinal: int) -> Run:
