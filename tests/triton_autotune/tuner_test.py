@@ -83,7 +83,7 @@ def timed(monkeypatch):
             return DeviceTimer(ordinal, stopwatch=stopwatch, now=lambda: next(ticks) / 1e6)
 
         monkeypatch.setattr(tuner, "_timer", timer)
-        for batch in tuner.measure(found, None, 0):
+        for batch in tuner.measure(found, 0):
             yield {dict(config.kwargs)["BLOCK"]: result for config, result in batch.items()}
 
     return measure
@@ -166,7 +166,7 @@ def test_measurements_of_two_threads_take_turns(monkeypatch):
             return {}
 
     monkeypatch.setattr(tuner, "_timer", lambda ordinal, has_hooks: Timer())
-    threads = [threading.Thread(target=lambda: list(tuner.measure(candidates(Kernel()), None, 0))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: list(tuner.measure(candidates(Kernel()), 0))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -196,7 +196,7 @@ def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
         return result
 
     found = candidates(kernel, blocks=(16,))
-    ((_, measured),) = next(tuner.measure(found, do_bench, None)).items()
+    ((_, measured),) = next(tuner.measure(found, do_bench)).items()
     assert (measured.median_us, measured.spread_us, measured.count) == (median_us, spread_us, 1)
     assert seen == [(0.5, 0.25, 0.75)]
 

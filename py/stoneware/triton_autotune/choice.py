@@ -153,8 +153,7 @@ class Problem:
         # The canonical order is that of the list, which a table does not know.
         compared, rule = choose(self.of_one_run(timed), list(self.configs))
         chosen = compared[0]
-        is_exact = found is None or found.layer == "exact"
-        at = "" if is_exact else f"measured at {found.entry.key.shape}; "
+        at = f"measured at {found.entry.key.shape}; " if found and found.layer != "exact" else ""
         return KernelDecision(
             config=self.configs[chosen.config],
             source=chosen.source,
@@ -239,9 +238,9 @@ class Chooser:
         if len(problem.configs) == 1:
             return problem.first("there is no other", ONLY)
         mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
-        can_measure = self.do_bench is not None or problem.ordinal is not None
-        if mode == "on_miss" and can_measure and not is_capturing:
-            return self._decide_timed(call, problem, may_measure)
+        bench = problem.ordinal if self.do_bench is None else self.do_bench
+        if mode == "on_miss" and bench is not None and not is_capturing:
+            return self._decide_timed(call, problem, bench if may_measure else None)
         decision = self._look_up(problem)
         is_overlaid = decision is not None and decision.source == table_sources.OVERLAY
         if not is_overlaid and not tuning.wheel_only():
@@ -283,25 +282,25 @@ class Chooser:
         found = self._find(problem)
         return problem.best(problem.in_entry(found), found) if found is not None else None
 
-    def _decide_timed(self, call: Call, problem: Problem, may_measure: bool) -> KernelDecision:
-        """By timings of this very kernel, key and device; takes those that are missing.
+    def _decide_timed(self, call: Call, problem: Problem, bench: Callable[..., Any] | int | None) -> KernelDecision:
+        """By timings of this very kernel, key and device; takes those that are missing by `bench`.
 
         Only callers that need missing timings of one key wait for each other.
         """
         known = self._known(problem)
         missing = problem.missing(known)
-        if missing and not may_measure:
+        if missing and bench is None:
             found = self._look_up(problem) or problem.first()
             reason = f"{found.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
             return replace(found, reason=reason)
         has_measured = False
-        if missing:
+        if missing and bench is not None:
             place = os.getpid(), problem.place  # a fork would copy the lock of a thread that it lacks
             with self._measuring.setdefault(place, threading.RLock()):
                 known = self._known(problem)  # which another thread may just have completed
                 missing = problem.missing(known)
                 if missing:
-                    self._measure(call, problem, missing, known)
+                    self._measure(call, problem, bench, missing, known)
                     has_measured = True
             self._measuring.pop(place, None)
             if tuning.current_overlay() is not None:
@@ -357,7 +356,12 @@ class Chooser:
         return sorted(fitting, key=lambda one: (one.date, one.run))
 
     def _measure(
-        self, call: Call, problem: Problem, missing: Sequence[KernelConfig], known: dict[KernelConfig, Timed]
+        self,
+        call: Call,
+        problem: Problem,
+        bench: Callable[..., Any] | int,
+        missing: Sequence[KernelConfig],
+        known: dict[KernelConfig, Timed],
     ) -> None:
         """Measures configs; adds their timings to `known`, and stores each sample as it is taken.
 
@@ -382,7 +386,7 @@ class Chooser:
         def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
             candidates = {config: Candidate(self.fn, problem.configs[config], call, self.hooks) for config in configs}
             medians: dict[KernelConfig, float | None] = {}
-            for batch in tuner.measure(candidates, self.do_bench, problem.ordinal):
+            for batch in tuner.measure(candidates, bench):
                 samples = {
                     config: tuner.sample_of(
                         problem.key, config, result, self.kernel_sha256(), run.id if run else "memory"

@@ -238,7 +238,7 @@ class AutotunedKernel:
     def _launch(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, layout = self._values(args, kwargs)
         kinds = self._fast.kinds(layout, values)
-        if kinds is None or self._fast.must_ask_triton():
+        if kinds is None:
             return self._launch_by_triton(Call(layout, values, grid, args, kwargs))
         plan = layout.plans.get(kinds[0])
         if plan is None or plan.generation != tuning.generation():

@@ -43,26 +43,16 @@ class NotLaunchable(Exception):
     """Only Triton can launch this kernel; the message says why."""
 
 
-def _is_set(hook: Any) -> bool:
+def is_set(hook: Any) -> bool:
     """Whether a hook of Triton's is set; a chain is if it has a function."""
     return hook is not None and bool(getattr(hook, "calls", True))
-
-
-def must_ask_triton(runtime_knobs: Any, compilation_knobs: Any) -> bool:
-    """Whether a launch has to go through Triton now: hooks, debug mode, instrumentation."""
-    return bool(
-        _is_set(runtime_knobs.launch_enter_hook)
-        or _is_set(runtime_knobs.launch_exit_hook)
-        or runtime_knobs.debug
-        or compilation_knobs.instrumentation_mode
-    )
 
 
 def may_be_kept(knobs: Any) -> bool:
     """Whether Triton's knobs allow kernels to be read from disk and kept there."""
     return not (
         any(getattr(knobs.runtime, name, None) is not None for name in _COMPILE_HOOKS)
-        or any(_is_set(getattr(knobs.runtime, name, None)) for name in _LOAD_HOOKS)
+        or any(is_set(getattr(knobs.runtime, name, None)) for name in _LOAD_HOOKS)
         or any(getattr(knobs.compilation, name, None) for name in _COMPILE_SWITCHES)
     )
 

@@ -31,6 +31,10 @@ of each value. Then the values, with addresses in place of tensors, and the devi
 every launch makes one."""
 
 
+Ready = tuple[Callable[..., None], Callable[[Sequence[Any]], tuple[Any, ...]], Any]
+"""`_driver`'s launch, how to make its arguments of a call's values, Triton's kernel if known."""
+
+
 class Compiled(NamedTuple):
     """A kernel ready to launch: `_driver`'s launch, the pointers to scratch memory that follow the
     arguments, Triton's kernel if known."""
@@ -95,13 +99,18 @@ class FastPath:
         self._compiled: dict[str, Compiled] = {}
         self._is_started = False
 
-    def must_ask_triton(self) -> bool:
-        """Whether hooks or debug mode make Triton launch just now."""
-        return bool(self._jit.pre_run_hooks) or launch.must_ask_triton(self._knobs.runtime, self._knobs.compilation)
-
     def kinds(self, layout: Layout, values: Sequence[Any]) -> CallKinds | None:
-        """The kinds of a call's values; None if Triton has to launch it."""
+        """The kinds of a call's values; None if Triton has to launch it, as under hooks and in debug mode."""
         if not self._is_started and not self._start():
+            return None
+        runtime = self._knobs.runtime
+        if (
+            launch.is_set(runtime.launch_enter_hook)
+            or launch.is_set(runtime.launch_exit_hook)
+            or runtime.debug
+            or self._knobs.compilation.instrumentation_mode
+            or self._jit.pre_run_hooks
+        ):
             return None
         ordinal = self._device()
         tokens = [ordinal, tuning.state()]
@@ -215,10 +224,8 @@ class Plan:
             (fixed if name in fast.parameters else self._config_options)[name] = value
         self._layout = replace(layout, defaults=fixed)  # what the config gives needs no other handling
         self._globals = fast.identity().global_values
-        # By outcome of the heuristics: launch, how to make its arguments, Triton's kernel if known.
-        self._ready: dict[tuple[Any, ...], tuple[Callable[..., None], Callable[..., Any], Any] | None] = {}
-        # The only one, where nothing is asked before a launch.
-        self._lean: tuple[Callable[..., None], Callable[..., Any], Any] | None = None
+        self._ready: dict[tuple[Any, ...], Ready | None] = {}  # by outcome of the heuristics
+        self._lean: Ready | None = None  # the only one, where nothing is asked before a launch
 
     def __call__(
         self, grid: Any, kinds: CallKinds, values: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -233,7 +240,8 @@ class Plan:
             except NotLaunchable:
                 return self._by_triton(grid, args, kwargs)
             if outcome not in self._ready:
-                kernel = self._prepare(outcome, kinds, values, arguments, lambda: self._by_triton(grid, args, kwargs))
+                call = Call(self._layout, values, grid, args, kwargs)
+                kernel = self._prepare(outcome, call, kinds, arguments)
                 if kernel is not _ABSENT:
                     return kernel
             ready = self._ready[outcome]
@@ -263,7 +271,7 @@ class Plan:
         """For `explain`: whether the kernel of a call is compiled, and where."""
         try:
             arguments, _ = self._arguments(call.values, {**call.named, **call.run_kwargs})
-            return self._fast.where(self._recipe(kinds, call.values, arguments))
+            return self._fast.where(self._recipe(call, kinds[2], arguments))
         except NotLaunchable as error:
             return f"by Triton at each start: {error}"
 
@@ -287,29 +295,23 @@ class Plan:
                 outcome.append(_text(seen[name]))
         return arguments, tuple(outcome)
 
-    def _recipe(self, kinds: CallKinds, values: Sequence[Any], arguments: Mapping[str, Any]) -> Recipe:
-        passed = dict(zip(self._layout.names, values))
-        options = {**self._config_options, **{name: passed[name] for name in self._layout.options}}
-        return self._fast.recipe(kinds[2], arguments, options)
+    def _recipe(self, call: Call, ordinal: int, arguments: Mapping[str, Any]) -> Recipe:
+        passed = dict(zip(call.layout.names, call.values))
+        options = {**self._config_options, **{name: passed[name] for name in call.layout.options}}
+        return self._fast.recipe(ordinal, arguments, options)
 
-    def _prepare(
-        self,
-        outcome: tuple[Any, ...],
-        kinds: CallKinds,
-        values: Sequence[Any],
-        arguments: dict[str, Any],
-        launch_by_triton: Callable[[], Any],
-    ) -> Any:
+    def _prepare(self, outcome: tuple[Any, ...], call: Call, kinds: CallKinds, arguments: dict[str, Any]) -> Any:
         """Finds the kernel, in memory or on disk, else has Triton compile and launch it; gives
         Triton's kernel then, else _ABSENT."""
         kernel, ready = _ABSENT, None
+        _, passed, ordinal = kinds
         try:
-            recipe = self._recipe(kinds, values, arguments)
+            recipe = self._recipe(call, ordinal, arguments)
             compiled = self._fast.find(recipe)
             if compiled is None:
-                kernel = launch_by_triton()
+                kernel = self._by_triton(call.grid, call.args, call.kwargs)
                 compiled = self._fast.learn(recipe, kernel)
-            pack = launch.packer(recipe.letters, compiled.num_scratch, self._layout.names, kinds[1], arguments)
+            pack = launch.packer(recipe.letters, compiled.num_scratch, call.layout.names, passed, arguments)
             ready = compiled.launch, pack, compiled.kernel
         except NotLaunchable as error:
             _LOG.info("Triton launches %s each time: %s", self._fast.fn, error)
@@ -318,7 +320,7 @@ class Plan:
             self._lean = ready
         return kernel
 
-    def _by_triton(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _by_triton(self, grid: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._fast.fn.run(*args, grid=grid, warmup=False, **kwargs, **self._config_kwargs)
 
 

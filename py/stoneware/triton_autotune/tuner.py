@@ -26,11 +26,7 @@ BATCH_SIZE = 32
 """How many configs are timed against each other before their samples are stored. A process that is
 killed loses at most one batch."""
 
-ROUNDS = 40
-ROUNDS_BEFORE_DROP = 5
-DROP_RATIO = 1.5
-"""After ROUNDS_BEFORE_DROP rounds, configs slower than this multiple of the fastest are dropped."""
-
+ROUNDS, ROUNDS_BEFORE_DROP = 40, 5
 MAX_SECONDS = 3.0
 """Longest time for a batch, after compiling."""
 
@@ -54,17 +50,15 @@ class Pruning:
     """
 
     def __init__(self, given: Mapping[str, Any] | None) -> None:
-        given = given or {}
-        known = ("early_config_prune", "perf_model", "top_k")
-        if not isinstance(given, Mapping) or set(given) - set(known):
+        defaults = {"early_config_prune": None, "perf_model": None, "top_k": 1.0}
+        if not isinstance(given, Mapping | None) or set(given or ()) - set(defaults):
             raise ValueError(
-                f"prune_configs_by={given!r} must be a dict with some of {', '.join(known)}; "
+                f"prune_configs_by={given!r} must be a dict with some of {', '.join(defaults)}; "
                 "correct the name, or leave it out"
             )
-        self.early_config_prune, self.perf_model, _ = map(given.get, known)
-        self.top_k = top_k = given.get("top_k", 1.0)
-        if type(top_k) is not int and not (isinstance(top_k, float) and top_k <= 1.0):
-            raise TypeError(f"top_k={top_k!r} must be an int, or a float up to 1.0; pass either")
+        self.early_config_prune, self.perf_model, self.top_k = {**defaults, **(given or {})}.values()
+        if type(self.top_k) is not int and not (isinstance(self.top_k, float) and self.top_k <= 1.0):
+            raise TypeError(f"top_k={self.top_k!r} must be an int, or a float up to 1.0; pass either")
 
     def __call__(self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The configs that are left; `named` are a call's positional arguments, by name."""
@@ -77,14 +71,10 @@ class Pruning:
                 raise AutotunerError(  # in Triton's words
                     "No valid autotuner configs after pruning. `early_config_prune` should return at least one config."
                 )
-        if self.perf_model:
-            most = self.top_k if type(self.top_k) is int else int(len(left) * self.top_k)
-            if len(left) > max(most, 1):
-                times = {
-                    idx: self.perf_model(**{**named, **kwargs, **config.all_kwargs()})
-                    for idx, config in enumerate(left)
-                }
-                left = [left[idx] for idx in sorted(times, key=times.get)[: max(most, 1)]]
+        most = max(1, self.top_k if type(self.top_k) is int else int(len(left) * self.top_k))
+        if self.perf_model and len(left) > most:
+            times = [self.perf_model(**{**named, **kwargs, **config.all_kwargs()}) for config in left]
+            left = [left[idx] for idx in sorted(range(len(left)), key=times.__getitem__)[:most]]
         return left
 
 
@@ -176,15 +166,14 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def measure(
-    candidates: Mapping[KernelConfig, Candidate], do_bench: Callable[..., Any] | None, ordinal: int | None
+    candidates: Mapping[KernelConfig, Candidate], bench: Callable[..., Any] | int
 ) -> Iterator[dict[KernelConfig, Timing | Exception]]:
     """Measures every candidate, and yields results as soon as there are some.
 
     Args:
       candidates: by config.
-      do_bench: the user's `do_bench(kernel_call, quantiles=...)`, in milliseconds; None for
-        Stoneware's timer.
-      ordinal: torch's number of the GPU; used without `do_bench`.
+      bench: the user's `do_bench(kernel_call, quantiles=...)`, in milliseconds; or torch's number of
+        the GPU, for Stoneware's timer.
 
     Yields:
       For some of the configs a timing, or the error of a config that cannot run.
@@ -192,9 +181,9 @@ def measure(
     Raises:
       Exception: what a kernel or hook raises, except `failures()`.
     """
-    if do_bench is not None:
+    if not isinstance(bench, int):
         for config, candidate in candidates.items():
-            yield {config: _with_do_bench(candidate, do_bench)}
+            yield {config: _with_do_bench(candidate, bench)}
         return
     from stoneware.measuring.device_timer import TimingFailed
 
@@ -210,18 +199,14 @@ def measure(
             else:
                 running[config] = candidates[config]
         if running:
-            timer = timer or _timer(ordinal, any(call.has_hooks for call in candidates.values()))
+            timer = timer or _timer(bench, any(call.has_hooks for call in candidates.values()))
             try:
                 with _TIMING:
                     timings = timer.time(
-                        running,
-                        rounds=ROUNDS,
-                        max_seconds=MAX_SECONDS,
-                        rounds_before_drop=ROUNDS_BEFORE_DROP,
-                        drop_ratio=DROP_RATIO,
+                        running, rounds=ROUNDS, max_seconds=MAX_SECONDS, rounds_before_drop=ROUNDS_BEFORE_DROP
                     )
             except TimingFailed as error:
-                raise error.__cause__ from None
+                raise (error.__cause__ or error) from None
             yield timings
 
 
@@ -239,20 +224,15 @@ def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing
 
 def triton_benchmark(warmup: int | None, rep: int | None, use_cuda_graph: bool) -> Callable[..., Any]:
     """The do_bench that triton.autotune makes of its deprecated options."""
+    from triton import testing
 
-    def do_bench(kernel_call: Callable[[], Any], quantiles: Sequence[float]) -> Any:
-        from triton import testing
-
-        rep_ms = 100 if rep is None else rep
-        if use_cuda_graph:
-            return testing.do_bench_cudagraph(kernel_call, rep=rep_ms, quantiles=quantiles)
-        warmup_ms = 25 if warmup is None else warmup
-        return testing.do_bench(kernel_call, warmup=warmup_ms, rep=rep_ms, quantiles=quantiles)
-
-    return do_bench
+    rep_ms = 100 if rep is None else rep
+    if use_cuda_graph:
+        return functools.partial(testing.do_bench_cudagraph, rep=rep_ms)
+    return functools.partial(testing.do_bench, warmup=25 if warmup is None else warmup, rep=rep_ms)
 
 
-def _timer(ordinal: int | None, has_hooks: bool) -> Any:
+def _timer(ordinal: int, has_hooks: bool) -> Any:
     from stoneware.measuring.device_timer import DeviceTimer
 
     if not has_hooks:
