@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -15,7 +16,9 @@ from stoneware.kernels.launch_description import LaunchDescription
 from stoneware.runtime import private_folder
 from stoneware.triton_autotune import cache
 
-LAUNCH = LaunchDescription(symbol="kernel", parameters="PiPP", block_threads=128, shared_bytes=1024)
+LAUNCH = LaunchDescription(
+    symbol="kernel", parameters="PiPP", block_threads=128, shared_bytes=1024, arguments=("a", "n")
+)
 CUBIN = bytes(range(256)) * 8
 FROM = {"kernel": "0" * 64, "options": [["num_warps", "int 4"]]}
 NAME = cache.digest(FROM)
@@ -119,6 +122,8 @@ def test_a_header_that_is_no_launch_is_found(folder, content):
         {"block_threads": True},
         {"shared_bytes": -1},
         {"shared_bytes": 1 << 40},
+        {"arguments": "an"},
+        {"arguments": [1]},
     ],
     ids=str,
 )
@@ -127,11 +132,13 @@ def test_a_launch_that_breaks_a_rule_is_refused(change):
         LaunchDescription.from_json({**vars(LAUNCH), **change})
 
 
-@pytest.mark.parametrize("num_arguments", [1, 5])
-def test_parameters_besides_the_arguments_are_pointers(num_arguments):
-    assert LAUNCH.num_scratch(2) == 2
-    with pytest.raises(ValueError, match=f"parameters='PiPP' must be {num_arguments} arguments"):
-        LAUNCH.num_scratch(num_arguments)
+@pytest.mark.parametrize("parameters", ["P", "PiPi"])
+def test_parameters_besides_the_arguments_are_pointers(parameters):
+    launch = dataclasses.replace(LAUNCH, parameters=parameters)
+    with pytest.raises(ValueError, match=f"parameters='{parameters}' must be 2 arguments"):
+        launch.num_scratch(2)
+    cache.write(NAME, launch, CUBIN, FROM)
+    assert cache.read(NAME) is None
 
 
 def test_the_folder_is_bounded_and_the_oldest_go_first(folder, monkeypatch):

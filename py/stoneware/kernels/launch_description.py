@@ -24,6 +24,8 @@ class LaunchDescription:
         the arguments, then pointers to Triton's scratch memory, which are null.
       block_threads: threads of a block.
       shared_bytes: dynamic shared memory of a block.
+      arguments: names of the arguments; those of a kernel that was built ahead of time are known to
+        its op.
 
     Raises:
       ValueError: a field breaks its rule.
@@ -33,6 +35,7 @@ class LaunchDescription:
     parameters: str
     block_threads: int
     shared_bytes: int
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         symbol, parameters, threads, shared = self.symbol, self.parameters, self.block_threads, self.shared_bytes
@@ -45,6 +48,11 @@ class LaunchDescription:
                 f"an int from 1 to {_MAX_BLOCK_THREADS}",
             ),
             ("shared_bytes", type(shared) is int and 0 <= shared <= INT32_MAX, f"an int from 0 to {INT32_MAX}"),
+            (
+                "arguments",
+                isinstance(self.arguments, tuple) and all(isinstance(name, str) for name in self.arguments),
+                "a list of str",
+            ),
         ):
             if not is_good:
                 raise ValueError(f"{name}={getattr(self, name)!r:.300} must be {rule}")
@@ -52,10 +60,13 @@ class LaunchDescription:
     @classmethod
     def from_json(cls, data: Any) -> LaunchDescription:
         """Reads the fields of a JSON object, which may have more; raises ValueError."""
-        names = field_names(cls)
+        *names, _ = field_names(cls)
         if not isinstance(data, dict) or not data.keys() >= set(names):
             raise ValueError(f"a launch must be a JSON object with {', '.join(names)}; found {data!r:.300}")
-        return cls(**{name: data[name] for name in names})
+        arguments = data.get("arguments", [])
+        if isinstance(arguments, list):
+            arguments = tuple(arguments)
+        return cls(**{name: data[name] for name in names}, arguments=arguments)
 
     def num_scratch(self, num_arguments: int) -> int:
         """How many pointers to scratch memory follow so many arguments; raises ValueError if

@@ -88,7 +88,9 @@ def _decode(name: str, data: bytes) -> tuple[LaunchDescription, bytes]:
         raise ValueError("it is of another kernel")
     if not cubin:
         raise ValueError("it has no cubin")
-    return LaunchDescription.from_json(header.get("launch")), cubin
+    launch = LaunchDescription.from_json(header.get("launch"))
+    launch.num_scratch(len(launch.arguments))  # raises where they are not those of the parameters
+    return launch, cubin
 
 
 def write(name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Mapping[str, Any]) -> None:

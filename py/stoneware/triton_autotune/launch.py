@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stoneware.kernels.launch_description import LaunchDescription
-from stoneware.triton_autotune.specialization import Specialization
 
 _LETTERS = {"i32": "i", "i64": "q", "u64": "P", "fp32": "f"}
 """The letter of a scalar of Triton's type; a u64 is passed like an address, as unsigned 64 bits."""
@@ -82,29 +81,8 @@ def compiler_settings(triton: Any) -> dict[str, Any]:
     }
 
 
-def letters_of(specializations: Mapping[str, Specialization]) -> dict[str, str]:
-    """The letter (LaunchDescription.parameters) of each parameter that a launch passes, in order;
-    the others are compiled in.
-
-    Raises:
-      NotLaunchable: one is of a type that only Triton passes.
-    """
-    letters = {}
-    for name, (type_name, _) in specializations.items():
-        letter = "P" if type_name.startswith("*") else _LETTERS.get(type_name)
-        if letter is not None:
-            letters[name] = letter
-        elif type_name != "constexpr":
-            raise NotLaunchable(f"{name} is of type {type_name}")
-    return letters
-
-
-def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tuple[LaunchDescription, bytes]:
-    """How to launch what Triton compiled, and the cubin.
-
-    Args:
-      kernel: triton.compiler.CompiledKernel.
-      specializations: of each parameter by name, as `specialize` gives them.
+def describe(kernel: Any) -> tuple[LaunchDescription, bytes]:
+    """How to launch what Triton compiled (a triton.compiler.CompiledKernel), and the cubin.
 
     Raises:
       NotLaunchable: only Triton can launch it.
@@ -116,22 +94,17 @@ def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tupl
         raise NotLaunchable("its PTX, which names its parameters, was not kept")
     declared = re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)", entry.group(1))
     threads = re.search(r"\.reqntid (\d+)", entry.group(2))
-    metadata, signature = kernel.metadata, dict(kernel.src.signature)
-    names = list(signature)
-    letters = "".join(letters_of(specializations).values())
-    parameters = letters + "P" * (len(declared) - len(letters))
+    metadata = kernel.metadata
     block_threads = metadata.num_warps * _WARP_THREADS
+    types = {name: of_name for name, of_name in kernel.src.signature.items() if of_name != "constexpr"}
+    letters = ["P" if str(of_name).startswith("*") else _LETTERS.get(of_name, of_name) for of_name in types.values()]
+    letters += ["P"] * (len(declared) - len(letters))
     found_and_expected = {
         "backend": (metadata.target.backend, "cuda"),
         "num_ctas": (metadata.num_ctas, 1),
-        "signature": (signature, {name: type_name for name, (type_name, _) in specializations.items()}),
-        "multiples of 16": (
-            {names[path[0]] for path, attributes in kernel.src.attrs.items() if attributes},
-            {name for name, (_, known) in specializations.items() if known == "D"},
-        ),
-        "bytes of parameters": (
+        "parameters": (
             [_PTX_BYTES.get(kind) for kind in declared],
-            [8 if letter in "Pq" else 4 for letter in parameters],
+            [{"P": 8, "q": 8, "i": 4, "f": 4}.get(letter, letter) for letter in letters],
         ),
         "threads of a block": (threads and int(threads.group(1)), block_threads),
         **{name: (getattr(metadata, name, None) or None, None) for name in _ONLY_TRITONS},
@@ -140,23 +113,22 @@ def describe(kernel: Any, specializations: Mapping[str, Specialization]) -> tupl
         if found != expected:
             raise NotLaunchable(f"its {what}: found {found}, expected {expected}")
     launch = LaunchDescription(
-        symbol=metadata.name, parameters=parameters, block_threads=block_threads, shared_bytes=metadata.shared
+        symbol=metadata.name,
+        parameters="".join(letters),
+        block_threads=block_threads,
+        shared_bytes=metadata.shared,
+        arguments=tuple(types),
     )
     return launch, kernel.asm["cubin"]
 
 
 def packer(
-    letters: Mapping[str, str],
-    num_scratch: int,
-    names: Sequence[str],
-    passed: Sequence[Any],
-    arguments: Mapping[str, Any],
+    launch: LaunchDescription, names: Sequence[str], passed: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """A function from what `Kinds.of` gives for a call to the cubin's arguments.
 
     Args:
-      letters: of the parameters that a launch passes.
-      num_scratch: how many null pointers follow them.
+      launch: of the kernel.
       names: of the values that a call passes, in order.
       passed: what `Kinds.of` gave for one call: these values, with addresses in place of tensors.
       arguments: of that call, all by name. What the call does not pass is the same for every call.
@@ -166,20 +138,18 @@ def packer(
     """
     fixed: list[Any] = []
     chosen = []
-    for name, letter in letters.items():
-        value, is_address = arguments[name], False
+    for name, letter in zip(launch.arguments, launch.parameters):
         if name in names:
             chosen.append(names.index(name))
-            is_address = passed[chosen[-1]] is not value
             value = passed[chosen[-1]]
         else:
             chosen.append(len(passed) + len(fixed))
+            value = arguments.get(name)
             fixed.append(value)
-        wanted = (float, int) if letter == "f" else (int,)
-        if type(value) not in wanted or (is_address and letter != "P"):
+        if type(value) is not int and (type(value) is not float or letter != "f"):
             raise NotLaunchable(f"{name}={value!r} is passed as {letter}")
     # What is fixed and the null pointers follow what is passed, and one call in C picks all.
-    rest = (*fixed, *[0] * num_scratch)
+    rest = (*fixed, *[0] * launch.num_scratch(len(launch.arguments)))
     chosen += range(len(passed) + len(fixed), len(passed) + len(rest))
     if len(chosen) < 2:  # an itemgetter of one gives no tuple
         return lambda values: tuple((*values, *rest)[idx] for idx in chosen)

@@ -18,7 +18,7 @@ from stoneware.triton_autotune import cache, launch
 from stoneware.triton_autotune.call import Call, Layout
 from stoneware.triton_autotune.identity import Identity
 from stoneware.triton_autotune.launch import NotLaunchable
-from stoneware.triton_autotune.specialization import Kinds, Specialization, specialize
+from stoneware.triton_autotune.specialization import Kinds
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()
@@ -36,28 +36,11 @@ Ready = tuple[Callable[..., None], Callable[[Sequence[Any]], tuple[Any, ...]], A
 
 
 class Compiled(NamedTuple):
-    """A kernel ready to launch: `_driver`'s launch, the pointers to scratch memory that follow the
-    arguments, Triton's kernel if known."""
+    """A kernel ready to launch: `_driver`'s launch, how, and Triton's kernel if known."""
 
     launch: Callable[..., None]
-    num_scratch: int
+    description: LaunchDescription
     kernel: Any
-
-
-class Recipe(NamedTuple):
-    """What a kernel is compiled from.
-
-    Attributes:
-      inputs: everything that decides the bytes of the cubin.
-      name: their digest.
-      specializations: what Triton specialises on, of each parameter.
-      letters: of the parameters that a launch passes.
-    """
-
-    inputs: dict[str, Any]
-    name: str
-    specializations: dict[str, Specialization]
-    letters: dict[str, str]
 
 
 class FastPath:
@@ -136,8 +119,15 @@ class FastPath:
         self._is_started = True
         return True
 
-    def recipe(self, ordinal: int, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Recipe:
-        """What the kernel of a call is compiled from.
+    def outcome(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Tokens of heuristics' values; raises NotLaunchable if one has none."""
+        tokens: list[Any] = []
+        if self._kinds.of(values, [True] * len(values), tokens) is None:
+            raise NotLaunchable(f"the heuristics gave {values!r:.100}, which is Triton's to handle")
+        return tuple(tokens)
+
+    def compiled_from(self, ordinal: int, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Everything that decides the bytes of the cubin, for `cache.digest`.
 
         Args:
           ordinal: torch's number of the GPU.
@@ -152,58 +142,67 @@ class FastPath:
 
         if options.get("ir_override"):
             raise NotLaunchable("ir_override names a file whose content no digest covers")
-        specializations: dict[str, Specialization] = {}
-        for name, parameter in self.parameters.items():
-            known = specialize(parameter, arguments[name]) if name in arguments else None
-            if known is None:
-                value = arguments.get(name, "missing")
-                raise NotLaunchable(f"{name}={value!r:.100} is Triton's to convert")
-            specializations[name] = known
-        inputs = {
+        return {
             "kernel": self.identity().sha256,
-            "parameters": [[name, type_name, _text(known)] for name, (type_name, known) in specializations.items()],
-            "options": sorted([name, _text(value)] for name, value in options.items()),
+            "parameters": [
+                [
+                    name,
+                    self._token(name, arguments.get(name, _ABSENT), item.is_constexpr),
+                    item.annotation,
+                    item.do_not_specialize,
+                    item.do_not_specialize_on_alignment,
+                ]
+                for name, item in self.parameters.items()
+            ],
+            "options": [[name, self._token(name, options[name], True)] for name in sorted(options)],
             "compute_capability": list(torch.cuda.get_device_capability(ordinal)),
             **launch.compiler_settings(triton),
         }
-        return Recipe(inputs, cache.digest(inputs), specializations, launch.letters_of(specializations))
 
-    def find(self, recipe: Recipe) -> Compiled | None:
+    def _token(self, name: str, value: Any, is_valued: bool) -> str:
+        tokens: list[Any] = []
+        if self._kinds.of([value], [is_valued], tokens) is None:
+            raise NotLaunchable(f"{name}={'missing' if value is _ABSENT else value!r:.100} is Triton's to convert")
+        return repr(tokens[0])
+
+    def find(self, compiled_from: Mapping[str, Any]) -> Compiled | None:
         """The compiled kernel, of this process or from disk; None if Triton has to compile it."""
-        known = self._compiled.get(recipe.name)
+        name = cache.digest(compiled_from)
+        known = self._compiled.get(name)
         if known is not None or not self._uses_disk():
             return known
-        read = cache.read(recipe.name)
-        return self._load(recipe, *read, None) if read else None
+        read = cache.read(name)
+        return self._load(name, *read, None) if read else None
 
-    def learn(self, recipe: Recipe, kernel: Any) -> Compiled:
+    def learn(self, compiled_from: Mapping[str, Any], kernel: Any) -> Compiled:
         """Takes over what Triton compiled, and keeps it on disk.
 
         Raises:
           NotLaunchable: only Triton can launch it.
         """
-        description, cubin = launch.describe(kernel, recipe.specializations)
-        known = self._load(recipe, description, cubin, kernel)
+        name = cache.digest(compiled_from)
+        description, cubin = launch.describe(kernel)
+        known = self._load(name, description, cubin, kernel)
         if self._uses_disk():
-            cache.write(recipe.name, description, cubin, recipe.inputs)
+            cache.write(name, description, cubin, compiled_from)
         return known
 
     def _uses_disk(self) -> bool:
         return self._is_kept and launch.may_be_kept(self._knobs)
 
-    def _load(self, recipe: Recipe, description: LaunchDescription, cubin: bytes, kernel: Any) -> Compiled:
+    def _load(self, name: str, description: LaunchDescription, cubin: bytes, kernel: Any) -> Compiled:
         try:
-            num_scratch = description.num_scratch(len(recipe.letters))
-            loaded = Compiled(description.load(cubin).launch, num_scratch, kernel)
+            loaded = Compiled(description.load(cubin).launch, description, kernel)
         except (TypeError, ValueError, UnsupportedError) as error:
             raise NotLaunchable(str(error)) from error
-        return self._compiled.setdefault(recipe.name, loaded)
+        return self._compiled.setdefault(name, loaded)
 
-    def where(self, recipe: Recipe) -> str:
+    def where(self, compiled_from: Mapping[str, Any]) -> str:
         """For `explain`: whether a kernel is compiled, and where."""
-        if recipe.name in self._compiled:
+        name = cache.digest(compiled_from)
+        if name in self._compiled:
             return "in this process"
-        return "on disk" if self._is_kept and cache.read(recipe.name) else "not yet"
+        return "on disk" if self._is_kept and cache.read(name) else "not yet"
 
 
 class Plan:
@@ -271,7 +270,7 @@ class Plan:
         """For `explain`: whether the kernel of a call is compiled, and where."""
         try:
             arguments, _ = self._arguments(call.values, {**call.named, **call.run_kwargs})
-            return self._fast.where(self._recipe(call, kinds[2], arguments))
+            return self._fast.where(self._compiled_from(call, kinds[2], arguments))
         except NotLaunchable as error:
             return f"by Triton at each start: {error}"
 
@@ -286,19 +285,18 @@ class Plan:
         Raises:
           NotLaunchable: a heuristic gave what only Triton handles.
         """
-        arguments = self._layout.bound(values)
-        outcome: list[Any] = []
+        arguments, by_heuristics = self._layout.bound(values), []
         seen = {**run, **self._config_kwargs}
         for heuristics in self._fast.heuristics:
             for name, heuristic in heuristics.items():
                 seen[name] = arguments[name] = heuristic(seen)
-                outcome.append(_text(seen[name]))
-        return arguments, tuple(outcome)
+                by_heuristics.append(seen[name])
+        return arguments, self._fast.outcome(by_heuristics) if by_heuristics else ()
 
-    def _recipe(self, call: Call, ordinal: int, arguments: Mapping[str, Any]) -> Recipe:
+    def _compiled_from(self, call: Call, ordinal: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
         passed = dict(zip(call.layout.names, call.values))
         options = {**self._config_options, **{name: passed[name] for name in call.layout.options}}
-        return self._fast.recipe(ordinal, arguments, options)
+        return self._fast.compiled_from(ordinal, arguments, options)
 
     def _prepare(self, outcome: tuple[Any, ...], call: Call, kinds: CallKinds, arguments: dict[str, Any]) -> Any:
         """Finds the kernel, in memory or on disk, else has Triton compile and launch it; gives
@@ -306,12 +304,12 @@ class Plan:
         kernel, ready = _ABSENT, None
         _, passed, ordinal = kinds
         try:
-            recipe = self._recipe(call, ordinal, arguments)
-            compiled = self._fast.find(recipe)
+            compiled_from = self._compiled_from(call, ordinal, arguments)
+            compiled = self._fast.find(compiled_from)
             if compiled is None:
                 kernel = self._by_triton(call.grid, call.args, call.kwargs)
-                compiled = self._fast.learn(recipe, kernel)
-            pack = launch.packer(recipe.letters, compiled.num_scratch, call.layout.names, passed, arguments)
+                compiled = self._fast.learn(compiled_from, kernel)
+            pack = launch.packer(compiled.description, call.layout.names, passed, arguments)
             ready = compiled.launch, pack, compiled.kernel
         except NotLaunchable as error:
             _LOG.info("Triton launches %s each time: %s", self._fast.fn, error)
@@ -332,12 +330,3 @@ def _check_global(name: str, value: Any, scope: Mapping[str, Any]) -> None:
             f"the global {name} must stay as it was when the kernel was compiled, and {shown} "
             f"instead of {value!r}; pass it as a tl.constexpr argument"
         )
-
-
-def _text(value: Any) -> str:
-    """A value of a constant or option, with its type, as text."""
-    if type(value) is float:
-        return f"float {value.hex()}"
-    if value is None or type(value) in (bool, int, str) or type(value).__name__ == "dtype":
-        return f"{type(value).__name__} {value}"
-    raise NotLaunchable(f"{value!r:.100} of type {type(value).__name__} is Triton's to handle")

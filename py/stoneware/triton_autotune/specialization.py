@@ -1,13 +1,13 @@
-"""What Triton compiles a kernel for: the type of each argument, and what is known of its value.
+"""Tokens of arguments: what Triton compiles a kernel for, as far as a launch has to know it.
 
 Triton compiles again when an int becomes 1 or divisible by 16, outgrows 32 bits, a pointer loses
 its 16-byte alignment, a constant changes, and so on (python/src/specialize.cc and
-create_function_from_signature in triton/runtime/jit.py). Two things here follow it:
+create_function_from_signature in triton/runtime/jit.py). `Kinds.of` makes a token of each argument,
+at every launch. Equal tokens mean that Triton's kernel is equal; different tokens may mean the same
+to it. Triton's own function is not asked: its first call imports all of Gluon.
 
-`Kinds.of` makes a token of each argument, at every launch. Equal tokens mean that Triton's answer
-is equal; different tokens may mean the same to it. `specialize` gives Triton's answer itself, by
-which compiled kernels are filed. What is not covered (a subclass of Tensor, a tuple, a descriptor,
-a CPU tensor) gets no token, and Triton runs that call. Tests compare both with Triton's own code.
+What is not covered (a subclass of Tensor, a tuple, a descriptor, a CPU tensor) gets no token, and
+Triton runs that call. Tests compare the tokens with Triton's own code.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ from typing import Any
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 UINT64_MAX = 2**64 - 1
-ALIGNMENT = 16
-"""What Triton specialises on: bytes of a pointer, and divisor of an int."""
-
 # An int32 has the token True if it is divisible by 16, else False; 1 has its own, since 1 == True.
 _ONE = "1"
-
-Specialization = tuple[str, Any]
-"""A type ("*fp16", "i32", "constexpr") and what is known of the value: "D" for a multiple of 16, ""
-for nothing, None where Triton does not look, the value of a constant."""
 
 
 class Kinds:
@@ -93,52 +86,6 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
     if valued and kind.__name__ == "dtype":  # torch's or Triton's
         return kind, str(value)
     return None
-
-
-def specialize(parameter: Any, value: Any) -> Specialization | None:
-    """What Triton specialises on for an argument; None for a value that has no token above.
-
-    Triton's own function for it imports all of Gluon when it is first called.
-
-    Args:
-      parameter: triton.runtime.jit.KernelParam.
-      value: what is passed for it.
-    """
-    if parameter.is_constexpr:
-        known = type(value) is int or _other_token(value, type(value), True) is not None
-        return ("constexpr", value) if known else None
-    annotated = parameter.annotation_type
-    if annotated and (annotated == "u1" or annotated[:2] in ("fp", "bf")):
-        return annotated, None
-    found = _specialize_value(parameter, value)
-    return (annotated, found[1]) if found and annotated else found
-
-
-def _specialize_value(parameter: Any, value: Any) -> Specialization | None:
-    kind = type(value)
-    if value is None:
-        return "constexpr", None
-    if kind is bool:
-        return "u1", None
-    if kind is float:
-        return "fp32", None
-    if kind is int:
-        if value == 1 and not parameter.do_not_specialize:
-            return "constexpr", 1
-        type_name, number = _int_type(value), value
-    elif hasattr(value, "data_ptr"):
-        from triton.runtime.jit import type_canonicalisation_dict
-
-        element = type_canonicalisation_dict.get(str(value.dtype).removeprefix("torch."))
-        type_name, number = element and ("*k" if parameter.is_const else "*") + element, value.data_ptr()
-    else:
-        return None
-    if type_name is None:
-        return None
-    if parameter.do_not_specialize:
-        return type_name, None
-    is_multiple = not parameter.do_not_specialize_on_alignment and number % ALIGNMENT == 0
-    return type_name, "D" if is_multiple else ""
 
 
 def _int_type(value: int) -> str | None:
