@@ -126,8 +126,8 @@ class FakeGpu:
         def start(fast: plan.FastPath) -> bool:
             if not fast._is_possible:
                 return False
-            fast._kinds = Kinds()
-            fast._kinds._tensors = frozenset((Tensor,))
+            fast.tokens = Kinds()
+            fast.tokens._tensors = frozenset((Tensor,))
             fast._device, fast.stream = (lambda: gpu.ordinal), (lambda device: STREAM)
             fast._is_started = True
             return True

@@ -29,7 +29,7 @@ from stoneware.runtime import native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 from stoneware.triton_autotune.call import Call, KernelSignature, Layout, check_given_once, checked_names
 from stoneware.triton_autotune.choice import MEASURED, Chooser, KernelDecision, Problem, identify
-from stoneware.triton_autotune.identity import Identity, identity_of, op_name, python_function
+from stoneware.triton_autotune.identity import op_name, python_function
 from stoneware.triton_autotune.plan import CallKinds, FastPath, Plan
 from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy as tuning
@@ -159,7 +159,7 @@ class AutotunedKernel:
         self.configs_timings: dict[Any, float] = {}
         self.__name__, self.__doc__ = self.base_fn.__name__, self.base_fn.__doc__
         self.__module__, self.__qualname__ = self.base_fn.__module__, self.base_fn.__qualname__
-        self._fast = FastPath(fn, self._identity, is_kept=cache_results)
+        self._fast = FastPath(fn, is_kept=cache_results)
         self._signature = KernelSignature(
             inspect.signature(self.base_fn),
             key,
@@ -172,14 +172,13 @@ class AutotunedKernel:
         self._chooser = Chooser(
             fn=fn,
             hooks=hooks,
-            kernel_sha256=lambda: self._identity().sha256,
+            kernel_sha256=lambda: self._fast.identity.sha256,
             do_bench=do_bench,
             cache_results=cache_results,
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
         # By key, GPU and state of `tuning`; each with the generation that it was made for.
         self._decisions: dict[Any, tuple[KernelDecision, int]] = {}
-        self._known_identity: Identity | None = None
 
     def __repr__(self) -> str:
         return f"AutotunedKernel({self.op}, {len(self.configs)} configs, key={self.keys})"
@@ -224,7 +223,7 @@ class AutotunedKernel:
         return KernelExplanation(
             key=self._key(call),
             decision=decision,
-            kernel_sha256=self._identity().sha256,
+            kernel_sha256=self._fast.identity.sha256,
             compiled="by Triton at each start, which alone can launch this call"
             if kinds is None
             else Plan(self._fast, layout, decision.config).where(kinds, call),
@@ -276,11 +275,6 @@ class AutotunedKernel:
 
     def _key(self, call: Call) -> KernelKey:
         return self._signature.key(self.op, call.layout.bound(call.values))
-
-    def _identity(self) -> Identity:
-        if self._known_identity is None:
-            self._known_identity = identity_of(self.fn)
-        return self._known_identity
 
     def _decide(self, call: Call, *, may_measure: bool = True) -> KernelDecision:
         key, ordinal = self._key(call), _current_device()

@@ -7,6 +7,8 @@ has None there.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +18,13 @@ from stoneware.errors import UnsupportedError
 from stoneware.kernels.launch_description import INT32_MAX, LaunchDescription
 from stoneware.triton_autotune import cache, launch
 from stoneware.triton_autotune.call import Call, Layout
-from stoneware.triton_autotune.identity import Identity
+from stoneware.triton_autotune.identity import Identity, identity_of
 from stoneware.triton_autotune.launch import NotLaunchable
 from stoneware.triton_autotune.specialization import Kinds
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()
+_ALL_VALUED = itertools.repeat(True)
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -48,28 +51,29 @@ class FastPath:
 
     Args:
       fn: what was decorated.
-      identity: of the kernel; asked for when it is needed.
       is_kept: whether compiled kernels may be read from disk and kept there.
 
     Attributes:
-      heuristics: below the decorator, the outermost first.
+      heuristics: below the decorator, by the parameter that each gives, the outermost first.
       parameters: Triton's KernelParam by name; none if Triton launches every call.
-      stream: torch's current stream on a device, once `kinds` has been asked.
+      compiled: kernels of this process, by `cache.digest` of what they are compiled from.
+      stream, tokens: torch's current stream on a device, and what makes tokens; there once `kinds`
+        has been asked.
     """
 
     stream: Callable[[int], int]
     _device: Callable[[], int]
-    _kinds: Kinds
+    tokens: Kinds
 
-    def __init__(self, fn: Any, identity: Callable[[], Identity], *, is_kept: bool) -> None:
+    def __init__(self, fn: Any, *, is_kept: bool) -> None:
         import triton
         from triton.runtime.autotuner import Heuristics
         from triton.runtime.jit import JITFunction
 
-        self.fn, self.identity, self._is_kept = fn, identity, is_kept
-        self.heuristics: list[Mapping[str, Callable[..., Any]]] = []
+        self.fn, self._is_kept = fn, is_kept
+        self.heuristics: list[tuple[str, Callable[..., Any]]] = []
         while type(fn) is Heuristics:
-            self.heuristics.append(fn.values)
+            self.heuristics += fn.values.items()
             fn = fn.fn
         # Gluon's functions, the interpreter's, and what others wrap, are launched by their makers.
         self._is_possible = (
@@ -79,8 +83,13 @@ class FastPath:
         )
         self._jit, self._knobs = fn, triton.knobs
         self.parameters = {item.name: item for item in fn.params} if self._is_possible else {}
-        self._compiled: dict[str, Compiled] = {}
+        self.compiled: dict[str, Compiled] = {}
         self._is_started = False
+
+    @functools.cached_property
+    def identity(self) -> Identity:
+        """What the kernel computes; reads its source."""
+        return identity_of(self.fn)
 
     def kinds(self, layout: Layout, values: Sequence[Any]) -> CallKinds | None:
         """The kinds of a call's values; None if Triton has to launch it, as under hooks and in debug mode."""
@@ -97,7 +106,7 @@ class FastPath:
             return None
         ordinal = self._device()
         tokens = [ordinal, tuning.state()]
-        passed = self._kinds.of(values, layout.is_valued, tokens)
+        passed = self.tokens.of(values, layout.is_valued, tokens)
         return None if passed is None else (tuple(tokens), passed, ordinal)
 
     def _start(self) -> bool:
@@ -115,16 +124,9 @@ class FastPath:
         torch.cuda.current_device()  # initialises CUDA
         self.stream = stream
         self._device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-        self._kinds = Kinds()
+        self.tokens = Kinds()
         self._is_started = True
         return True
-
-    def outcome(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Tokens of heuristics' values; raises NotLaunchable if one has none."""
-        tokens: list[Any] = []
-        if self._kinds.of(values, [True] * len(values), tokens) is None:
-            raise NotLaunchable(f"the heuristics gave {values!r:.100}, which is Triton's to handle")
-        return tuple(tokens)
 
     def compiled_from(self, ordinal: int, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
         """Everything that decides the bytes of the cubin, for `cache.digest`.
@@ -143,7 +145,7 @@ class FastPath:
         if options.get("ir_override"):
             raise NotLaunchable("ir_override names a file whose content no digest covers")
         return {
-            "kernel": self.identity().sha256,
+            "kernel": self.identity.sha256,
             "parameters": [
                 [
                     name,
@@ -161,15 +163,15 @@ class FastPath:
 
     def _token(self, name: str, value: Any, is_valued: bool) -> str:
         tokens: list[Any] = []
-        if self._kinds.of([value], [is_valued], tokens) is None:
+        if self.tokens.of([value], [is_valued], tokens) is None:
             raise NotLaunchable(f"{name}={'missing' if value is _ABSENT else value!r:.100} is Triton's to convert")
         return repr(tokens[0])
 
     def find(self, compiled_from: Mapping[str, Any]) -> Compiled | None:
         """The compiled kernel, of this process or from disk; None if Triton has to compile it."""
         name = cache.digest(compiled_from)
-        known = self._compiled.get(name)
-        if known is not None or not self._uses_disk():
+        known = self.compiled.get(name)
+        if known is not None or not self.uses_disk():
             return known
         read = cache.read(name)
         return self._load(name, *read, None) if read else None
@@ -183,11 +185,12 @@ class FastPath:
         name = cache.digest(compiled_from)
         description, cubin = launch.describe(kernel)
         known = self._load(name, description, cubin, kernel)
-        if self._uses_disk():
+        if self.uses_disk():
             cache.write(name, description, cubin, compiled_from)
         return known
 
-    def _uses_disk(self) -> bool:
+    def uses_disk(self) -> bool:
+        """Whether compiled kernels are read from disk and kept there just now."""
         return self._is_kept and launch.may_be_kept(self._knobs)
 
     def _load(self, name: str, description: LaunchDescription, cubin: bytes, kernel: Any) -> Compiled:
@@ -195,14 +198,7 @@ class FastPath:
             loaded = Compiled(description.load(cubin).launch, description, kernel)
         except (TypeError, ValueError, UnsupportedError) as error:
             raise NotLaunchable(str(error)) from error
-        return self._compiled.setdefault(name, loaded)
-
-    def where(self, compiled_from: Mapping[str, Any]) -> str:
-        """For `explain`: whether a kernel is compiled, and where."""
-        name = cache.digest(compiled_from)
-        if name in self._compiled:
-            return "in this process"
-        return "on disk" if self._is_kept and cache.read(name) else "not yet"
+        return self.compiled.setdefault(name, loaded)
 
 
 class Plan:
@@ -222,7 +218,7 @@ class Plan:
         for name, value in self._config_kwargs.items():
             (fixed if name in fast.parameters else self._config_options)[name] = value
         self._layout = replace(layout, defaults=fixed)  # what the config gives needs no other handling
-        self._globals = fast.identity().global_values
+        self._globals = fast.identity.global_values
         self._ready: dict[tuple[Any, ...], Ready | None] = {}  # by outcome of the heuristics
         self._lean: Ready | None = None  # the only one, where nothing is asked before a launch
 
@@ -231,11 +227,12 @@ class Plan:
     ) -> Any:
         ready, arguments = self._lean, None
         if ready is None:
-            run = {**dict(zip(self._layout.names, args)), **kwargs, "grid": grid, "warmup": False}
+            named = dict(zip(self._layout.names, args))
+            seen = {**named, **kwargs, "grid": grid, "warmup": False, **self._config_kwargs}
             if self.config.pre_hook is not None:
-                self.config.pre_hook({**run, **self._config_kwargs})
+                self.config.pre_hook(dict(seen))
             try:
-                arguments, outcome = self._arguments(values, run)
+                arguments, outcome = self._arguments(values, seen)
             except NotLaunchable:
                 return self._by_triton(grid, args, kwargs)
             if outcome not in self._ready:
@@ -269,29 +266,35 @@ class Plan:
     def where(self, kinds: CallKinds, call: Call) -> str:
         """For `explain`: whether the kernel of a call is compiled, and where."""
         try:
-            arguments, _ = self._arguments(call.values, {**call.named, **call.run_kwargs})
-            return self._fast.where(self._compiled_from(call, kinds[2], arguments))
+            arguments, _ = self._arguments(call.values, call.arguments(self.config))
+            name = cache.digest(self._compiled_from(call, kinds[2], arguments))
         except NotLaunchable as error:
             return f"by Triton at each start: {error}"
+        if name in self._fast.compiled:
+            return "in this process"
+        return "on disk" if self._fast.uses_disk() and cache.read(name) else "not yet"
 
-    def _arguments(self, values: Sequence[Any], run: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    def _arguments(self, values: Sequence[Any], seen: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """The value of each parameter of a call, and the heuristics' outcome.
 
         Args:
           values: of the call.
-          run: what Triton's `run` of the decorator would get: positional arguments by name,
-            keywords, grid and warmup; heuristics see it.
+          seen: what heuristics see of it (`Call.arguments`); gets their values, too.
 
         Raises:
           NotLaunchable: a heuristic gave what only Triton handles.
         """
-        arguments, by_heuristics = self._layout.bound(values), []
-        seen = {**run, **self._config_kwargs}
-        for heuristics in self._fast.heuristics:
-            for name, heuristic in heuristics.items():
-                seen[name] = arguments[name] = heuristic(seen)
-                by_heuristics.append(seen[name])
-        return arguments, self._fast.outcome(by_heuristics) if by_heuristics else ()
+        arguments = self._layout.bound(values)
+        if not self._fast.heuristics:
+            return arguments, ()
+        outcome: list[Any] = []
+        tokens: list[Any] = []
+        for name, heuristic in self._fast.heuristics:
+            seen[name] = arguments[name] = value = heuristic(seen)
+            outcome.append(value)
+        if self._fast.tokens.of(outcome, _ALL_VALUED, tokens) is None:
+            raise NotLaunchable(f"a heuristic gave {outcome!r:.100}")
+        return arguments, tuple(tokens)
 
     def _compiled_from(self, call: Call, ordinal: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
         passed = dict(zip(call.layout.names, call.values))

@@ -12,7 +12,7 @@ Triton runs that call. Tests compare the tokens with Triton's own code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -30,7 +30,7 @@ class Kinds:
 
         self._tensors = frozenset((torch.Tensor, torch.nn.Parameter))
 
-    def of(self, values: Sequence[Any], is_valued: Sequence[bool], tokens: list[Any]) -> list[Any] | None:
+    def of(self, values: Sequence[Any], is_valued: Iterable[bool], tokens: list[Any]) -> list[Any] | None:
         """Appends a token of each value to `tokens`.
 
         Args:
