@@ -10,7 +10,8 @@ from fake_gpu import Tensor
 
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
-from stoneware.triton_autotune import cache, tuner
+from stoneware.measuring import machine
+from stoneware.triton_autotune import cache
 from stoneware.triton_autotune.decorator import autotune
 from stoneware.triton_autotune.identity import identity_of
 from stoneware.tuning import policy as tuning
@@ -75,7 +76,7 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.delenv("STONEWARE_TUNING", raising=False)
     monkeypatch.setattr(cache, "_reported", set())
     runs = iter(range(60))
-    monkeypatch.setattr(tuner, "new_run", lambda ordinal: run_of(next(runs)))
+    monkeypatch.setattr(machine, "new_run", lambda ordinal, command: run_of(next(runs)))
     return found
 
 

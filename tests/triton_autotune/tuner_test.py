@@ -75,11 +75,9 @@ def timed(monkeypatch):
     def measure(kernel, found, batch_size=32):
         monkeypatch.setattr(tuner, "BATCH_SIZE", batch_size)
 
-        def timer(ordinal, has_hooks):
-            stopwatch = Stopwatch(kernel.log)
+        def timer(ordinal):
+            stopwatch = tuner._BetweenHooks(Stopwatch(kernel.log))
             ticks = itertools.count()
-            if has_hooks:
-                stopwatch = tuner._BetweenHooks(stopwatch)
             return DeviceTimer(ordinal, stopwatch=stopwatch, now=lambda: next(ticks) / 1e6)
 
         monkeypatch.setattr(tuner, "_timer", timer)
@@ -165,7 +163,7 @@ def test_measurements_of_two_threads_take_turns(monkeypatch):
             running.pop()
             return {}
 
-    monkeypatch.setattr(tuner, "_timer", lambda ordinal, has_hooks: Timer())
+    monkeypatch.setattr(tuner, "_timer", lambda ordinal: Timer())
     threads = [threading.Thread(target=lambda: list(tuner.measure(candidates(Kernel()), 0))) for _ in range(4)]
     for thread in threads:
         thread.start()

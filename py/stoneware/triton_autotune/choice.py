@@ -409,10 +409,12 @@ class Chooser:
 
     def _run(self, problem: Problem) -> Run | None:
         """The run of this kernel on this GPU in this process; None where no sample can be stored."""
+        from stoneware.measuring import machine
+
         if not self.cache_results or problem.device is None or problem.ordinal is None:
             return None
         if problem.ordinal not in self._runs:
-            self._runs[problem.ordinal] = tuner.new_run(problem.ordinal)
+            self._runs[problem.ordinal] = machine.new_run(problem.ordinal, command="sw.autotune")
         return self._runs[problem.ordinal]
 
     def _say(self, problem: Problem, what: str, remedy: str) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from stoneware.kernels.config import KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.triton_autotune.call import Call
-from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:  # measuring is only imported to measure
     from stoneware.measuring.device_timer import Timing
@@ -199,7 +199,7 @@ def measure(
             else:
                 running[config] = candidates[config]
         if running:
-            timer = timer or _timer(bench, any(call.has_hooks for call in candidates.values()))
+            timer = timer or _timer(bench)
             try:
                 with _TIMING:
                     timings = timer.time(
@@ -232,11 +232,8 @@ def triton_benchmark(warmup: int | None, rep: int | None, use_cuda_graph: bool) 
     return functools.partial(testing.do_bench, warmup=25 if warmup is None else warmup, rep=rep_ms)
 
 
-def _timer(ordinal: int, has_hooks: bool) -> Any:
+def _timer(ordinal: int) -> Any:
     from stoneware.measuring.device_timer import DeviceTimer
-
-    if not has_hooks:
-        return DeviceTimer(ordinal)
     from stoneware.measuring.stopwatch import CudaStopwatch
 
     return DeviceTimer(ordinal, stopwatch=_BetweenHooks(CudaStopwatch(ordinal)))
@@ -247,7 +244,7 @@ class _BetweenHooks:
 
     def __init__(self, stopwatch: Any) -> None:
         self._stopwatch = stopwatch
-        self.sm_clock_mhz = stopwatch.sm_clock_mhz
+        self.sm_clock_mhz, self.time_graph = stopwatch.sm_clock_mhz, stopwatch.time_graph
 
     def warm_up(self, name: Any, call: Candidate) -> None:
         call.around(lambda: self._stopwatch.warm_up(name, call.kernel))
@@ -255,8 +252,11 @@ class _BetweenHooks:
     def time_call(self, name: Any, call: Candidate) -> float:
         return call.around(lambda: self._stopwatch.time_call(name, call.kernel))
 
-    def capture(self, call: Any, num_pairs: int) -> None:
-        """None, so that nothing is timed in a CUDA graph: hooks cannot be captured."""
+    def capture(self, call: Candidate | None, num_pairs: int) -> Any:
+        """A CUDA graph of a kernel, or of no call; None with hooks, which cannot be captured."""
+        if call is not None and call.has_hooks:
+            return None
+        return self._stopwatch.capture(call and call.kernel, num_pairs)
 
 
 def sample_of(
@@ -288,10 +288,3 @@ def sample_of(
         run=run_id,
         detail=failure,
     )
-
-
-def new_run(ordinal: int) -> Run:
-    """The run of the samples that a decorated kernel takes in this process."""
-    from stoneware.measuring import machine
-
-    return machine.new_run(ordinal, command="sw.autotune")
