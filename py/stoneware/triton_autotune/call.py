@@ -83,13 +83,11 @@ class KernelSignature:
         self.names = tuple(signature.parameters)
         self.key_names = checked_names("key", key, self.names)
         self.key_idx = tuple(self.names.index(name) for name in self.key_names)
-        kinds = [parameter.kind for parameter in signature.parameters.values()]
         # Up to Triton 3.6 keyword-only parameters can be passed by position too; later ones follow
-        # Python's rule, as this does.
+        # Python's rule, as this does. To Triton *args is one parameter, a tuple.
         self._num_positional = sum(
-            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+            parameter.kind is not parameter.KEYWORD_ONLY for parameter in signature.parameters.values()
         )
-        self._has_rest = inspect.Parameter.VAR_POSITIONAL in kinds  # *args
         self._valued = {*self.key_names, *constants}
         self._defaults = {
             name: parameter.default
@@ -103,20 +101,18 @@ class KernelSignature:
         Raises:
           TypeError: too many positional arguments, or a parameter is passed twice.
         """
-        num_rest = max(0, num_positional - self._num_positional)
-        if num_rest and not self._has_rest:
+        if num_positional > self._num_positional:
             raise TypeError(
                 f"a call passes {num_positional} arguments by position and must pass at most "
                 f"{self._num_positional}, of ({', '.join(self.names)}); pass options by keyword"
             )
-        by_position = self.names[: num_positional - num_rest]
+        by_position = self.names[:num_positional]
         for name in keywords:
             if name in by_position:
                 raise TypeError(
                     f"{name} is passed by position and by keyword and must be passed once; drop the keyword"
                 )
-        rest_name = self.names[self._num_positional : self._num_positional + 1]
-        names = (*by_position, *rest_name * num_rest, *keywords)
+        names = (*by_position, *keywords)
         options = tuple(name for name in keywords if name not in self.names)
         return Layout(
             names=names,

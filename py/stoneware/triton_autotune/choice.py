@@ -87,12 +87,14 @@ class Problem:
     """What a config is chosen for.
 
     Attributes:
+      call: runs the kernel and hooks where something is measured.
       key: of the call.
       configs: the list, as pruned, by what they are in samples; the first is the default.
       device: fingerprint; None without an NVIDIA GPU that our driver module knows.
       ordinal: torch's number of the GPU; None without one.
     """
 
+    call: Call
     key: KernelKey
     configs: Mapping[KernelConfig, Any]
     device: DeviceFingerprint | None
@@ -223,11 +225,10 @@ class Chooser:
     _said: set[str] = field(default_factory=set)
     _measuring: dict[Any, threading.RLock] = field(default_factory=dict)
 
-    def decide(self, call: Call, problem: Problem, *, may_measure: bool = True) -> KernelDecision:
+    def decide(self, problem: Problem, *, may_measure: bool = True) -> KernelDecision:
         """The config of a call.
 
         Args:
-          call: runs the kernel and hooks where something is measured.
           problem: of the call.
           may_measure: False for `explain` and `warmup`.
 
@@ -240,7 +241,7 @@ class Chooser:
         mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
         bench = problem.ordinal if self.do_bench is None else self.do_bench
         if mode == "on_miss" and bench is not None and not is_capturing:
-            return self._decide_timed(call, problem, bench if may_measure else None)
+            return self._decide_timed(problem, bench if may_measure else None)
         decision = self._look_up(problem)
         is_overlaid = decision is not None and decision.source == table_sources.OVERLAY
         if not is_overlaid and not tuning.wheel_only():
@@ -282,7 +283,7 @@ class Chooser:
         found = self._find(problem)
         return problem.best(problem.in_entry(found), found) if found is not None else None
 
-    def _decide_timed(self, call: Call, problem: Problem, bench: Callable[..., Any] | int | None) -> KernelDecision:
+    def _decide_timed(self, problem: Problem, bench: Callable[..., Any] | int | None) -> KernelDecision:
         """By timings of this very kernel, key and device; takes those that are missing by `bench`.
 
         Only callers that need missing timings of one key wait for each other.
@@ -300,7 +301,7 @@ class Chooser:
                 known = self._known(problem)  # which another thread may just have completed
                 missing = problem.missing(known)
                 if missing:
-                    self._measure(call, problem, bench, missing, known)
+                    self._measure(problem, bench, missing, known)
                     has_measured = True
             self._measuring.pop(place, None)
             if tuning.current_overlay() is not None:
@@ -309,20 +310,13 @@ class Chooser:
             "every config of the list failed: " + "; ".join(one.failure for one in known.values())[:500]
         )
         if has_measured:
-            self.hooks.before(call.arguments(decision.config), reset_only=True)
+            self.hooks.before(problem.call.arguments(decision.config), reset_only=True)
         return decision
 
     def _known(self, problem: Problem) -> dict[KernelConfig, Timed]:
         """Timings and failures of this very kernel, key and device; of each config that which counts."""
-        of_table: list[Timed] = []
         found = self._find(problem)
-        if found is not None and found.is_exact:
-            stale = {
-                choice.config
-                for choice in found.entry.choices
-                if choice.kernel_sha256 not in ("", self.kernel_sha256()) or choice.is_stale
-            }
-            of_table = [one for one in problem.in_entry(found) if one.config not in stale]
+        of_table = problem.in_entry(found) if found is not None and found.is_exact else []
         of_process = list(self._in_memory.get(problem.place, {}).values())
         sources = [of_table, self._samples(problem), of_process]
         # The overlay's timings come before the samples if they can be compared: if the default is
@@ -357,7 +351,6 @@ class Chooser:
 
     def _measure(
         self,
-        call: Call,
         problem: Problem,
         bench: Callable[..., Any] | int,
         missing: Sequence[KernelConfig],
@@ -384,25 +377,23 @@ class Chooser:
         )
 
         def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
-            candidates = {config: Candidate(self.fn, problem.configs[config], call, self.hooks) for config in configs}
-            medians: dict[KernelConfig, float | None] = {}
+            candidates = {
+                config: Candidate(self.fn, problem.configs[config], problem.call, self.hooks) for config in configs
+            }
+            run_id, sha256 = run.id if run else "memory", self.kernel_sha256()
             for batch in tuner.measure(candidates, bench):
                 samples = {
-                    config: tuner.sample_of(
-                        problem.key, config, result, self.kernel_sha256(), run.id if run else "memory"
-                    )
+                    config: tuner.sample_of(problem.key, config, result, sha256, run_id)
                     for config, result in batch.items()
                 }
-                timed = {config: Timed.of_sample(config, sample, _NOW, MEASURED) for config, sample in samples.items()}
+                timed = {config: Timed.of_sample(config, item, _NOW, MEASURED) for config, item in samples.items()}
                 known.update(timed)
-                medians.update((config, one.median_us or None) for config, one in timed.items())
-                if run is None:
-                    self._in_memory.setdefault(problem.place, {}).update(
-                        (config, one._replace(source=MEMORY)) for config, one in timed.items()
-                    )
-                else:
+                if run is not None:
                     tuning.keep(run, [*samples.values()])
-            return medians
+                else:
+                    in_memory = {config: one._replace(source=MEMORY) for config, one in timed.items()}
+                    self._in_memory.setdefault(problem.place, {}).update(in_memory)
+            return {config: known[config].median_us or None for config in configs}
 
         before = {config: one.median_us or None for config, one in known.items() if config in problem.configs}
         search.run(racing, measure, always=(default,), known=before)

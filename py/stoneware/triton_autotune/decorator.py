@@ -289,8 +289,8 @@ class AutotunedKernel:
         if len(configs) > 1:
             configs = self._pruning(configs, call.named, call.run_kwargs)
         device = None if ordinal is None else _fingerprint(ordinal)
-        problem = Problem(key=key, configs=identify(configs), device=device, ordinal=ordinal)
-        decision = self._chooser.decide(call, problem, may_measure=may_measure)
+        problem = Problem(call=call, key=key, configs=identify(configs), device=device, ordinal=ordinal)
+        decision = self._chooser.decide(problem, may_measure=may_measure)
         self.configs_timings = {problem.configs[config]: us / 1e3 for config, us, _ in decision.choices}
         if may_measure and not decision.is_provisional:
             _put(self._decisions, place, (decision, generation))

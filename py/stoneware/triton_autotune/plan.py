@@ -76,11 +76,7 @@ class FastPath:
             self.heuristics += fn.values.items()
             fn = fn.fn
         # Gluon's functions, the interpreter's, and what others wrap, are launched by their makers.
-        self._is_possible = (
-            type(fn) is JITFunction
-            and not fn.debug
-            and not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in fn.signature.parameters.values())
-        )
+        self._is_possible = type(fn) is JITFunction and not fn.debug
         self._jit, self._knobs = fn, triton.knobs
         self.parameters = {item.name: item for item in fn.params} if self._is_possible else {}
         self.compiled: dict[str, Compiled] = {}
