@@ -226,11 +226,7 @@ class Chooser:
     _measuring: dict[Any, threading.RLock] = field(default_factory=dict)
 
     def decide(self, problem: Problem, *, may_measure: bool = True) -> KernelDecision:
-        """The config of a call.
-
-        Args:
-          problem: of the call.
-          may_measure: False for `explain` and `warmup`.
+        """The config of a call; nothing is measured for `explain` and `warmup`.
 
         Raises:
           TuningMissError: mode is error_on_miss, and no exact timing is known.

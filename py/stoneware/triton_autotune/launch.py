@@ -129,8 +129,7 @@ def packer(
 
     Args:
       launch: of the kernel.
-      names: of the values that a call passes, in order.
-      passed: what `Kinds.of` gave for one call: these values, with addresses in place of tensors.
+      names, passed: of one call the values' names, and what `Kinds.of` gave for them.
       arguments: of that call, all by name. What the call does not pass is the same for every call.
 
     Raises:

@@ -49,11 +49,8 @@ class Compiled(NamedTuple):
 class FastPath:
     """What is needed to launch one decorated kernel without Triton.
 
-    Args:
-      fn: what was decorated.
-      is_kept: whether compiled kernels may be read from disk and kept there.
-
     Attributes:
+      fn: what was decorated.
       heuristics: below the decorator, by the parameter that each gives, the outermost first.
       parameters: Triton's KernelParam by name; none if Triton launches every call.
       compiled: kernels of this process, by `cache.digest` of what they are compiled from.
@@ -129,8 +126,8 @@ class FastPath:
 
         Args:
           ordinal: torch's number of the GPU.
-          arguments: the value of each parameter: of the call, its defaults and the config.
-          options: the others, such as num_warps.
+          arguments: the value of each parameter.
+          options: what else the call and the config give, such as num_warps.
 
         Raises:
           NotLaunchable: an argument is missing, or of a type that only Triton knows.
@@ -173,11 +170,8 @@ class FastPath:
         return self._load(name, *read, None) if read else None
 
     def learn(self, compiled_from: Mapping[str, Any], kernel: Any) -> Compiled:
-        """Takes over what Triton compiled, and keeps it on disk.
-
-        Raises:
-          NotLaunchable: only Triton can launch it.
-        """
+        """Takes over what Triton compiled, and keeps it on disk; raises NotLaunchable if only Triton
+        can launch it."""
         name = cache.digest(compiled_from)
         description, cubin = launch.describe(kernel)
         known = self._load(name, description, cubin, kernel)
@@ -273,12 +267,8 @@ class Plan:
     def _arguments(self, values: Sequence[Any], seen: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """The value of each parameter of a call, and the heuristics' outcome.
 
-        Args:
-          values: of the call.
-          seen: what heuristics see of it (`Call.arguments`); gets their values, too.
-
-        Raises:
-          NotLaunchable: a heuristic gave what only Triton handles.
+        Raises NotLaunchable if a heuristic gave what only Triton handles. `seen` is what heuristics
+        see of the call (`Call.arguments`), and gets their values.
         """
         arguments = self._layout.bound(values)
         if not self._fast.heuristics:

@@ -51,12 +51,13 @@ class Pruning:
 
     def __init__(self, given: Mapping[str, Any] | None) -> None:
         defaults = {"early_config_prune": None, "perf_model": None, "top_k": 1.0}
-        if not isinstance(given, Mapping | None) or set(given or ()) - set(defaults):
+        chosen = given or {}
+        if not isinstance(chosen, Mapping) or set(chosen) - set(defaults):
             raise ValueError(
                 f"prune_configs_by={given!r} must be a dict with some of {', '.join(defaults)}; "
                 "correct the name, or leave it out"
             )
-        self.early_config_prune, self.perf_model, self.top_k = {**defaults, **(given or {})}.values()
+        self.early_config_prune, self.perf_model, self.top_k = {**defaults, **chosen}.values()
         if type(self.top_k) is not int and not (isinstance(self.top_k, float) and self.top_k <= 1.0):
             raise TypeError(f"top_k={self.top_k!r} must be an int, or a float up to 1.0; pass either")
 
@@ -123,15 +124,10 @@ class Hooks:
 class Candidate:
     """One config of one call: called, it runs hooks and kernel once.
 
-    Args:
-      fn: what is below the decorator, with Triton's `run`.
-      config: a triton.Config.
-      call: whose arguments it takes.
-      hooks: the decorator's.
-
     Attributes:
       config: the triton.Config.
       arguments: of the call and the config, by name.
+      kernel: runs the kernel alone, by the `run` of what is below the decorator.
     """
 
     def __init__(self, fn: Any, config: Any, call: Call, hooks: Hooks) -> None:
@@ -168,15 +164,12 @@ def failures() -> tuple[type[Exception], ...]:
 def measure(
     candidates: Mapping[KernelConfig, Candidate], bench: Callable[..., Any] | int
 ) -> Iterator[dict[KernelConfig, Timing | Exception]]:
-    """Measures every candidate, and yields results as soon as there are some.
+    """Measures every candidate; yields timings, or the error of a config that cannot run, as they come.
 
     Args:
       candidates: by config.
       bench: the user's `do_bench(kernel_call, quantiles=...)`, in milliseconds; or torch's number of
         the GPU, for Stoneware's timer.
-
-    Yields:
-      For some of the configs a timing, or the error of a config that cannot run.
 
     Raises:
       Exception: what a kernel or hook raises, except `failures()`.
