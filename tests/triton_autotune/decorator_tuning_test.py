@@ -246,6 +246,15 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
     tuning.forget_plans()
 
 
+def test_in_mode_off_an_overlay_decides_alone_even_without_the_default(gpu, tmp_path):
+    keep(sample(16, 3.0), sample(32, 1.0), sample(64, 2.0))
+    saved = tmp_path / "overlay.sqlite3"
+    store.Store(saved).add(run_of(7), [sample(64, 5.0, run=7)])
+    with sw.tuning("off", overlay=saved):
+        assert call(decorate()) == 64
+    assert call(decorate()) == 32
+
+
 def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatch):
     """As for the ops: once samples of two limits are known, this GPU's is asked for."""
     import dataclasses

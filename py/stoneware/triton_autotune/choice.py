@@ -1,9 +1,10 @@
 """Decides which config of a decorated kernel runs a call.
 
-    1. on_miss             by timings of this kernel at this key on this device; configs of the list
-                           without one are measured, together with the default and the best so far
-    2. the look-up         overlay, user's store, wheel, tables of other packages: exact, then
-                           nearest (lookup.py); the best config of the entry that is in the list
+    1. exact timings       of this kernel at this key on this device: the entry of the first table
+                           that has one (overlay, memory, user's store, wheel, packages), what this
+                           kernel keeps in memory; under on_miss the samples, too, and configs of the
+                           list without a timing are measured, with the default and the best so far
+    2. the nearest entry   of the tables (lookup.py); the best config of it that is in the list
     3. the first config    of the list, as pruned
 
 Configs are measured only in mode on_miss, and never while a CUDA graph is captured.
@@ -165,6 +166,11 @@ class Problem:
             choices=tuple((one.config, one.median_us, one.spread_us) for one in compared),
         )
 
+    def best_of(self, known: Mapping[KernelConfig, Timed]) -> KernelDecision:
+        """The decision by timings of the whole list, of which all may have failed."""
+        failures = "; ".join(one.failure for one in known.values())
+        return self.best(self.ran(known)) or self.first(f"every config of the list failed: {failures[:500]}")
+
     def first(self, reason: str = "no timing of a config of the list is known", source: str = FIRST) -> KernelDecision:
         return KernelDecision(config=self.configs[self.default], source=source, reason=reason)
 
@@ -236,25 +242,32 @@ class Chooser:
             return problem.first("there is no other", ONLY)
         mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
         bench = problem.ordinal if self.do_bench is None else self.do_bench
+        found = self._find(problem)
+        nearest = problem.best(problem.in_entry(found), found) if found is not None else None
         if mode == "on_miss" and bench is not None and not is_capturing:
-            return self._decide_timed(problem, bench if may_measure else None)
-        decision = self._look_up(problem)
-        is_overlaid = decision is not None and decision.source == table_sources.OVERLAY
-        if not is_overlaid and not tuning.wheel_only():
-            decision = problem.best(problem.ran(self._in_memory.get(problem.place, {}))) or decision
-        if decision is not None and decision.layer == decision.grade == "exact":
-            return decision
+            known = self._known(problem, found, may_measure=True)
+            missing = problem.missing(known)
+            if missing and may_measure:
+                return self._measured(problem, bench)
+            if missing:
+                decision = nearest or problem.first()
+                reason = f"{decision.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
+                return replace(decision, reason=reason)
+            return problem.best_of(known)
+        exact = problem.best(problem.ran(self._known(problem, found, may_measure=False)))
+        if exact is not None:
+            return exact
         if mode == "error_on_miss":
-            self._raise_miss(problem, decision)
+            self._raise_miss(problem, nearest)
         if mode == "on_miss" and is_capturing:
             self._say(problem, "is not measured while a CUDA graph is captured", "call it once before the capture")
-        elif decision is None and problem.ordinal is not None:
+        elif nearest is None and problem.ordinal is not None:
             self._say(
                 problem,
                 "has no timing, so the first config of the list runs",
                 'tune with `with stoneware.tuning("on_miss"):` around the calls, or STONEWARE_TUNING=on_miss',
             )
-        return replace(decision or problem.first(), is_provisional=mode == "on_miss" and is_capturing)
+        return replace(nearest or problem.first(), is_provisional=mode == "on_miss" and is_capturing)
 
     def _find(self, problem: Problem) -> Found | None:
         """The nearest entry that has a config of the list; None without one."""
@@ -275,62 +288,48 @@ class Chooser:
                 break
         return found
 
-    def _look_up(self, problem: Problem) -> KernelDecision | None:
-        found = self._find(problem)
-        return problem.best(problem.in_entry(found), found) if found is not None else None
+    def _known(self, problem: Problem, found: Found | None, *, may_measure: bool) -> dict[KernelConfig, Timed]:
+        """Timings and failures of this very kernel, key and device; of each config that which counts."""
+        of_table = problem.in_entry(found) if found is not None and found.is_exact else []
+        is_overlay = bool(of_table) and of_table[0].source == table_sources.OVERLAY
+        of_process = [*self._in_memory.get(problem.place, {}).values()]
+        if may_measure:
+            sources = [of_table, self._samples(problem), of_process]  # the samples have the failures, too
+            # The overlay's timings count before the samples if they can be compared with the default.
+            if is_overlay and any(one.config == problem.default for one in of_table):
+                sources.append(of_table)
+        else:
+            sources = [of_table] if is_overlay or tuning.wheel_only() else [of_table, of_process]
+        return {one.config: one for source in sources for one in source}
 
-    def _decide_timed(self, problem: Problem, bench: Callable[..., Any] | int | None) -> KernelDecision:
-        """By timings of this very kernel, key and device; takes those that are missing by `bench`.
+    def _measured(self, problem: Problem, bench: Callable[..., Any] | int) -> KernelDecision:
+        """Takes the timings that are missing, and decides by them.
 
         Only callers that need missing timings of one key wait for each other.
         """
-        known = self._known(problem)
-        missing = problem.missing(known)
-        if missing and bench is None:
-            found = self._look_up(problem) or problem.first()
-            reason = f"{found.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
-            return replace(found, reason=reason)
-        has_measured = False
-        if missing and bench is not None:
-            place = os.getpid(), problem.place  # a fork would copy the lock of a thread that it lacks
-            with self._measuring.setdefault(place, threading.RLock()):
-                known = self._known(problem)  # which another thread may just have completed
-                missing = problem.missing(known)
-                if missing:
-                    self._measure(problem, bench, missing, known)
-                    has_measured = True
-            self._measuring.pop(place, None)
-            if tuning.current_overlay() is not None:
-                known = self._known(problem)  # the overlay's timings come first there
-        decision = problem.best(problem.ran(known)) or problem.first(
-            "every config of the list failed: " + "; ".join(one.failure for one in known.values())[:500]
-        )
-        if has_measured:
+        place = os.getpid(), problem.place  # a fork would copy the lock of a thread that it lacks
+        with self._measuring.setdefault(place, threading.RLock()):
+            # Another thread may just have completed them.
+            known = self._known(problem, self._find(problem), may_measure=True)
+            missing = problem.missing(known)
+            if missing:
+                self._measure(problem, bench, missing, known)
+        self._measuring.pop(place, None)
+        if tuning.current_overlay() is not None:  # its timings come first there
+            known = self._known(problem, self._find(problem), may_measure=True)
+        decision = problem.best_of(known)
+        if missing:
             self.hooks.before(problem.call.arguments(decision.config), reset_only=True)
         return decision
 
-    def _known(self, problem: Problem) -> dict[KernelConfig, Timed]:
-        """Timings and failures of this very kernel, key and device; of each config that which counts."""
-        found = self._find(problem)
-        of_table = problem.in_entry(found) if found is not None and found.is_exact else []
-        of_process = list(self._in_memory.get(problem.place, {}).values())
-        sources = [of_table, self._samples(problem), of_process]
-        # The overlay's timings come before the samples if they can be compared: if the default is
-        # among them. The samples have the failures too.
-        if any(one.source == table_sources.OVERLAY and one.config == problem.default for one in of_table):
-            sources.append(of_table)
-        return {one.config: one for source in sources for one in source}
-
     def _samples(self, problem: Problem) -> list[Timed]:
         """Samples taken here of this kernel at this key on such a device, newest last."""
-        if problem.device is None:
+        store = table_sources.existing_store() if self.cache_results else None
+        of_store = table_sources.samples_of_store(store, problem.key.op) if store is not None else []
+        taken = [(table_sources.STORE, item) for item in of_store]
+        taken += [(table_sources.MEMORY, item) for item in tuning.memory(problem.key.op)]
+        if problem.device is None or not taken:
             return []
-        taken = [(table_sources.MEMORY, item) for item in tuning.memory(problem.key.op)]
-        has_store = self.cache_results and not tuning.wheel_only()
-        store = table_sources.existing_store() if has_store else None
-        if store is not None:
-            of_store = table_sources.samples_of_store(store, problem.key.op)
-            taken = [*((table_sources.STORE, item) for item in of_store), *taken]
         where = table_sources.with_power_limit(
             problem.device, problem.ordinal, table_sources.sources(problem.key.op, has_packages=False)
         )
