@@ -43,7 +43,7 @@ def test_program_fails_with_the_reason_and_writes_nothing(tmp_path, manifest):
     files = small.write_device(tmp_path / "h200", [small.sample(small.cutlass("gone"), 1.0)])
     done = run(manifest, tmp_path / "out.table", *files)
     assert done.returncode == 1
-    assert f"{files[0]}:1: kernel " in done.stderr
+    assert f"{files[0]}:2: kernel " in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out.table").exists()
 
@@ -87,4 +87,4 @@ def test_program_bakes_a_decorated_kernel_that_is_named(tmp_path):
     assert out.read_bytes() == bake(OP, files, kernels=[OP])
     done = bake_kernels("acme.kernels:other")
     assert done.returncode == 1
-    assert f"{files[0]}:1: kernel {OP!r} is none of those" in done.stderr
+    assert f"{files[0]}:2: kernel {OP!r} is none of those" in done.stderr

@@ -165,7 +165,7 @@ def test_unknown_kernel_is_refused_with_file_line_and_remedy(tmp_path):
     with pytest.raises(TableError) as caught:
         bake("scaled_mm", files, small.manifest())
     message = str(caught.value)
-    assert f"{files[0]}:1: " in message
+    assert f"{files[0]}:3: " in message
     assert gone.kernel in message
     assert "drop the samples of removed kernels" in message
 
@@ -185,7 +185,7 @@ def test_sample_that_does_not_belong_is_refused(tmp_path, changes, part):
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0, **changes)])
     with pytest.raises(TableError) as caught:
         bake("scaled_mm", files, small.manifest())
-    assert f"{files[0]}:1: {part}" in str(caught.value)
+    assert f"{files[0]}:2: {part}" in str(caught.value)
 
 
 def test_samples_of_another_device_are_refused(tmp_path):
@@ -196,7 +196,7 @@ def test_samples_of_another_device_are_refused(tmp_path):
 
 def test_same_measurement_twice_is_refused(tmp_path):
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0), small.sample(BIG, 2.0)])
-    with pytest.raises(TableError, match=r"jsonl:1: the same measurement as .*jsonl:1"):
+    with pytest.raises(TableError, match=r"jsonl:2: the same measurement as .*jsonl:2"):
         bake("scaled_mm", files, small.manifest())
 
 

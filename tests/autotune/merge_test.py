@@ -272,13 +272,13 @@ def test_a_bad_line_is_skipped_and_reported_and_never_written_over(tmp_path):
     folder = write_folder(tmp_path / "in" / "nvidia_h200", [data.sample(m=m) for m in (1, 2, 3)])
     file = folder / "scaled_mm.jsonl"
     lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], lines[1][:-9], lines[2]]) + "\n")
+    file.write_text("\n".join([*lines[:2], lines[2][:-9], lines[3]]) + "\n")
     result = merge.merge([folder], tmp_path / "out")
     assert result.num_samples == 2
     (problem,) = result.problems
-    assert f"{file}:2: not a sample" in problem
+    assert f"{file}:3: not a sample" in problem
     before = content(tmp_path / "in")
-    with pytest.raises(TableError, match="scaled_mm.jsonl:2: .*mend it first"):
+    with pytest.raises(TableError, match="scaled_mm.jsonl:3: .*mend it first"):
         merge.merge([tmp_path / "in"], tmp_path / "in")
     assert content(tmp_path / "in") == before
 
@@ -425,7 +425,7 @@ def test_verify_says_nothing_of_what_is_good(tmp_path):
     [
         (lambda lines: lines[::-1], "not sorted"),
         (lambda lines: [line.replace(",", ", ") for line in lines], "not canonical"),
-        (lambda lines: [lines[0], *lines], "there 2 times"),
+        (lambda lines: [*lines, lines[-1]], "there 2 times"),
         (lambda lines: [lines[0], "{", lines[1]], "scaled_mm.jsonl:2: not a sample"),
         (lambda lines: [line.replace('"scaled_mm"', '"other"') for line in lines], "other.jsonl"),
         (lambda lines: [line.replace(RUN.id, "another") for line in lines], "'another'"),

@@ -67,15 +67,25 @@ def test_sample_files_have_the_same_bytes_in_whatever_order_samples_come(tmp_pat
     assert set(read) == set(samples)
 
 
+def _good_lines() -> tuple[dict, dict]:
+    """The lines of a candidate and of a problem."""
+    candidate, problem = sample_format.samples_text([small.sample(small.VENDOR, 1.0)]).splitlines()
+    return json.loads(candidate), json.loads(problem)
+
+
 def _good_line() -> dict:
-    return json.loads(sample_format.samples_text([small.sample(small.VENDOR, 1.0)]))
+    return _good_lines()[1]
 
 
 def _with(position: int, value: object) -> str:
-    """The line with another value in the candidate's list: its config, digest, median, ..."""
+    """The line with another value in the candidate's list: its id, median, ..."""
     line = _good_line()
     line["samples"][0][position] = value
     return json.dumps(line)
+
+
+def _candidate_with(**changes) -> str:
+    return json.dumps({**_good_lines()[0], **changes})
 
 
 def _with_key(**changes) -> str:
@@ -94,29 +104,36 @@ def _with_key(**changes) -> str:
         (json.dumps({**_good_line(), "colour": "red"}), "of key, run and samples"),
         (json.dumps({key: value for key, value in _good_line().items() if key != "key"}), "of key, run and samples"),
         (json.dumps({**_good_line(), "samples": []}), "samples=[]"),
-        (json.dumps({**_good_line(), "samples": [[]]}), "must be lists of a config"),
+        (json.dumps({**_good_line(), "samples": [[]]}), "must be lists of a candidate's id"),
         (json.dumps({**_good_line(), "run": 7}), "run=7"),
         (json.dumps({**_good_line(), "key": 7}), "key=7"),
         (_with_key(colour="red"), "unknown fields ['colour']"),
         (_with_key(m=0), "m=0"),
         (_with_key(m="16"), "m='16'"),
-        (_with(2, float("nan")), "median_us=nan"),
-        (_with(2, -1), "median_us=-1"),
-        (_with(1, "abc"), "kernel_sha256='abc'"),
-        (_with(0, None), "config=None"),
+        (_with(1, float("nan")), "median_us=nan"),
+        (_with(1, -1), "median_us=-1"),
+        (_with(0, None), "candidate=None"),
+        (_with(0, "x"), "candidate='x' of 1 samples must be the id of a line"),
+        (_candidate_with(kernel_sha256="abc"), "kernel_sha256='abc'"),
+        (_candidate_with(config=None), "config=None"),
+        (_candidate_with(candidate=7), "candidate=7"),
+        (_candidate_with(colour="red"), "of candidate, config and kernel_sha256"),
+        (_candidate_with(kernel_sha256="0" * 64), "must name one candidate, and names two"),
     ],
 )
 def test_bad_line_is_reported_with_file_and_line(tmp_path, line, part):
     path = tmp_path / "scaled_mm.jsonl"
-    path.write_text(json.dumps(_good_line()) + "\n" + line + "\n")
+    path.write_text("".join(f"{text}\n" for text in (*map(json.dumps, _good_lines()), line)))
     with pytest.raises(TableError) as caught:
         sample_format.read_samples(path)
-    assert f"{path}:2: " in str(caught.value)
+    assert f"{path}:3: " in str(caught.value)
     assert part in str(caught.value)
     assert "version control" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"schema": 1, "runs": []}', '{"schema": 2}', "[" * 200_000])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"schema": 1, "runs": []}', '{"schema": 2, "runs": []}', '{"schema": 3}', "[" * 200_000]
+)
 def test_bad_runs_file_is_reported_with_its_name(tmp_path, text):
     (tmp_path / "runs.json").write_text(text)
     with pytest.raises(TableError, match="runs.json: not runs"):

@@ -94,7 +94,7 @@ def test_kernel_that_is_not_named_is_refused_with_file_line_and_remedy(tmp_path)
     files = write_kernel(tmp_path, [kernel_sample(64, 1.0)])
     with pytest.raises(TableError) as caught:
         bake(OP, files, kernels=["acme:other"])
-    for part in (f"{files[0]}:1: kernel {OP!r} is none", "acme:other", "or name it"):
+    for part in (f"{files[0]}:2: kernel {OP!r} is none", "acme:other", "or name it"):
         assert part in str(caught.value)
 
 
@@ -102,7 +102,7 @@ def test_kernel_in_a_file_of_another_op_is_refused(tmp_path):
     files = small.write_device(tmp_path, [kernel_sample(64, 1.0)])
     with pytest.raises(TableError) as caught:
         bake("scaled_mm", files, small.manifest())
-    assert f"jsonl:1: op={OP!r} in a file of scaled_mm; move the sample to " in str(caught.value)
+    assert f"jsonl:2: op={OP!r} in a file of scaled_mm; move the sample to " in str(caught.value)
 
 
 def test_other_op_than_ours_and_missing_manifest_are_refused():

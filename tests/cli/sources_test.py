@@ -42,7 +42,7 @@ def test_bake_of_a_kernel_that_the_manifest_lacks_fails_with_its_place(package, 
     out = tmp_path / "table.table"
     code, _, err = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, folder)
     assert code == exit_codes.USAGE
-    assert f"{folder}/scaled_mm.jsonl:1: kernel" in err
+    assert f"{folder}/scaled_mm.jsonl:2: kernel" in err
     assert not out.exists()
 
 
@@ -79,7 +79,7 @@ def test_merge_says_what_it_left_out_and_ends_with_1(h200, tmp_path, capsys):
         file.write("{garbage\n")
     code, out, err = stoneware(capsys, "merge", h200, "--out", tmp_path / "all")
     assert code == exit_codes.FOUND
-    assert "4 samples" in out and f"{h200}/scaled_mm.jsonl:3" in err
+    assert "4 samples" in out and f"{h200}/scaled_mm.jsonl:6" in err
 
 
 def test_merge_of_nothing_is_a_mistake(tmp_path, capsys):
@@ -122,7 +122,7 @@ def test_diff_of_what_cannot_be_read_is_never_0(h200, capsys):
     code, document = as_json(capsys, "diff", h200, h200)
     assert (code, document["num_common"], document["changed"]) == (exit_codes.FOUND, 2, [])
     [skipped] = document["skipped"]
-    assert f"{h200}/scaled_mm.jsonl:3" in skipped
+    assert f"{h200}/scaled_mm.jsonl:6" in skipped
     code, _, err = stoneware(capsys, "diff", h200, h200)
     assert code == exit_codes.FOUND and skipped in err
 

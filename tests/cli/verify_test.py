@@ -133,10 +133,10 @@ def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(package, tmp_pa
     assert field in text
     file.write_text(text.replace(field, field.replace("16", "1" + "0" * 400)))
     code, _, err = stoneware(capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.table", folder)
-    assert code == exit_codes.USAGE and f"{file}:1: not a sample" in err
+    assert code == exit_codes.USAGE and f"{file}:2: not a sample" in err
     assert stoneware(capsys, "report", "--json", folder)[0] == exit_codes.USAGE
     [item, *_] = as_json(capsys, "verify", folder)[1]["problems"]
-    assert f"{file}:1: not a sample" in item["problem"]
+    assert f"{file}:2: not a sample" in item["problem"]
 
 
 def test_missing_runs_are_one_line_with_a_count(h200, tmp_path, capsys):
@@ -200,7 +200,7 @@ def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):
     cut.write_text(small.manifest_text()[:-9])
     code, out, _ = stoneware(capsys, "verify", h200, bad, cut)
     assert code == exit_codes.FOUND
-    assert f"{h200}/scaled_mm.jsonl:3" in out and f"{bad}: expected content" in out
+    assert f"{h200}/scaled_mm.jsonl:6" in out and f"{bad}: expected content" in out
     assert f"{cut}: not a kernel manifest" in out and "a table is named *.table" in out
 
 

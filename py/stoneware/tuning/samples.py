@@ -2,18 +2,21 @@
 
 A device's folder (such as `nvidia_h200/`) holds
 
-    <op>.jsonl    a problem and a run a line, with a list for each candidate; sorted, canonical JSON
+    <op>.jsonl    a candidate a line, then a problem and a run a line; sorted, canonical JSON
     runs.json     the runs that took them: versions, clocks, commit, command
     device.json   the device's fingerprint and the names people give it
 
-Every candidate at every shape is kept, not only the winner. Reading checks each value; an error
-names the file and the line.
+Every candidate at every shape is kept, not only the winner. A candidate's line gives its config and
+the digest of its kernel an id; the line of a problem has a list for each sample, which begins with
+the id. The id is the start of a digest of what it names, so that the files of two people merge.
+Reading checks each value; an error names the file and the line.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import hashlib
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -28,7 +31,7 @@ from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_document, canonical_json, check_count, check_name, parse_json
 from stoneware.runtime.device import DeviceFingerprint
 
-SCHEMA = 2
+SCHEMA = 3
 STATUSES = ("ok", "wrong", "failed", "hung")
 """Timed; error above the tolerance; did not run; did not end within the limit."""
 
@@ -38,8 +41,9 @@ PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 MAX_LINE_BYTES = 4 << 20
 """The longest line of a file."""
 
+_SHORTEST_ID = 8
+
 _IN_A_LIST = (
-    "kernel_sha256",
     "median_us",
     "spread_us",
     "count",
@@ -49,9 +53,14 @@ _IN_A_LIST = (
     "status",
     "detail",
 )
-"""What follows a candidate's config in its list; the last two only if it is not ok."""
+"""What follows a candidate's id in its list; the last two only if it is not ok."""
 
 REMEDY = "restore the file from version control, or measure again with `stoneware tune`"
+
+_REMEDY_OF_SCHEMA = "if an older Stoneware wrote the folder, write it anew with `stoneware merge STORE --out FOLDER`"
+
+_Candidate = tuple[AnyConfig, str]
+"""A config, and the digest of its kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +107,7 @@ class Sample:
         check_name("run", self.run)
         if not isinstance(self.detail, str):
             raise TypeError(f"detail={self.detail!r:.60} must be a str")
-        if not isinstance(self.kernel_sha256, str) or not re.fullmatch("([0-9a-f]{64})?", self.kernel_sha256):
-            raise ValueError(f"kernel_sha256={self.kernel_sha256!r:.80} must be empty or 64 hexadecimal digits")
+        _check_sha256(self.kernel_sha256)
         if self.status not in STATUSES:
             raise ValueError(f"status={self.status!r:.60} must be one of {', '.join(STATUSES)}")
         for name in ("count", "sm_clock_mhz_before", "sm_clock_mhz_after"):
@@ -254,22 +262,46 @@ def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[in
         file that cannot be read. Nothing but the bad sample is lost, whatever its bytes are.
 
     Raises:
-      TableError: without `problems`, the first of them.
+      TableError: without `problems`, one of them.
     """
     lines: list[bytes] = []
     with _skipping(problems, path, "samples"):
         lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    located = []
+    documents: list[tuple[int, Any]] = []
+    candidates: dict[str, _Candidate] = {}
     for line_number, line in enumerate(lines, start=1):
-        place = f"{path}:{line_number}"
-        with _skipping(problems, place, "a sample"):
+        with _skipping(problems, f"{path}:{line_number}", "a sample"):
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
-            for data in _samples_of(parse_json(line.decode("utf-8"))):
-                with _skipping(problems, place, "a sample"):
-                    located.append((line_number, Sample.from_json(data)))
+            document = parse_json(line.decode("utf-8"))
+            if isinstance(document, Mapping) and "candidate" in document:
+                _add_candidate(candidates, document)
+            else:
+                documents.append((line_number, document))
+    if documents and not candidates:
+        with _skipping(problems, path, "samples"):
+            raise ValueError(f"no line names a candidate, as schema {SCHEMA} must; {_REMEDY_OF_SCHEMA}")
+        return []
+    located: list[tuple[int, Sample]] = []
+    lacking: dict[str, list[int]] = {}
+    for line_number, document in documents:
+        with _skipping(problems, f"{path}:{line_number}", "a sample"):
+            key, run, listed = _checked_line(document)
+            for id, *values in listed:
+                with _skipping(problems, f"{path}:{line_number}", "a sample"):
+                    check_name("candidate", id)
+                    if id not in candidates:
+                        lacking.setdefault(id, []).append(line_number)
+                        continue
+                    config, sha256 = candidates[id]
+                    figures = {"status": "ok", **dict(zip(_IN_A_LIST, values))}
+                    sample = Sample(key=key, config=config, kernel_sha256=sha256, run=run, **figures)
+                    located.append((line_number, sample))
+    for id, numbers in lacking.items():
+        with _skipping(problems, f"{path}:{numbers[0]}", "a sample"):
+            raise ValueError(f"candidate={id!r} of {len(numbers)} samples must be the id of a line of the file")
     return located
 
 
@@ -280,20 +312,36 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
 
 def samples_text(samples: Iterable[Sample]) -> str:
     """What `write_samples` writes."""
-    lines: dict[tuple[str, AnyKey, str], list[tuple[AnyConfig, list[Any]]]] = {}
+    samples = list(samples)
+    ids = _ids({_candidate_text(sample) for sample in samples})
+    lines: dict[tuple[str, AnyKey, str], list[tuple[AnyConfig, str]]] = {}
     for sample in samples:
-        config = sample.config.to_json()
-        if isinstance(sample.config, Config):
-            config = {name: value for name, value in config.items() if value != getattr(Config, name, None)}
-        values = [getattr(sample, name) for name in _IN_A_LIST]
-        listed = [config, *(values[:-2] if sample.status == "ok" and not sample.detail else values)]
-        lines.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, listed))
-    texts: list[str] = []
+        values = [ids[_candidate_text(sample)], *(getattr(sample, name) for name in _IN_A_LIST)]
+        text = canonical_json(values[:-2] if sample.status == "ok" and not sample.detail else values)
+        lines.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, text))
+    texts = [f'{{"candidate":"{id}",{text[1:]}\n' for text, id in sorted(ids.items())]
     for (_, key, run), listed in sorted(lines.items()):
         # Then by text, for samples that differ in nothing they are sorted by.
-        candidates = sorted((config, canonical_json(values)) for config, values in listed)
-        texts += _lines(canonical_json({"key": key.to_json(), "run": run}), [text for _, text in candidates])
+        shared = canonical_json({"key": key.to_json(), "run": run})
+        texts += _lines(shared, [text for _, text in sorted(listed)])
     return "".join(texts)
+
+
+def _candidate_text(sample: Sample) -> str:
+    """What a candidate's line says, without the id."""
+    config = sample.config.to_json()
+    if isinstance(sample.config, Config):
+        config = {name: value for name, value in config.items() if value != getattr(Config, name, None)}
+    return canonical_json({"config": config, "kernel_sha256": sample.kernel_sha256})
+
+
+def _ids(texts: set[str]) -> dict[str, str]:
+    """An id of each text: the start of its digest, as long as it takes to tell them apart."""
+    digests = {text: hashlib.sha256(text.encode()).hexdigest() for text in texts}
+    length = _SHORTEST_ID
+    while len({digest[:length] for digest in digests.values()}) < len(digests):
+        length += 1
+    return {text: digest[:length] for text, digest in digests.items()}
 
 
 def _lines(shared: str, texts: Iterable[str]) -> Iterator[str]:
@@ -349,20 +397,28 @@ def write_device(path: Path, record: DeviceRecord) -> None:
     _write_document(path, record.to_json())
 
 
-def _samples_of(line: Any) -> list[dict[str, Any]]:
-    """The samples of a line, each with the key and the run that they share."""
+def _add_candidate(candidates: dict[str, _Candidate], line: Mapping[str, Any]) -> None:
+    if set(line) != {"candidate", "config", "kernel_sha256"}:
+        raise TypeError("a candidate's line must be a JSON object of candidate, config and kernel_sha256")
+    id, data, sha256 = line["candidate"], line["config"], line["kernel_sha256"]
+    check_name("candidate", id)
+    _check_sha256(sha256)
+    candidate = (Config if isinstance(data, Mapping) and "backend" in data else KernelConfig).from_json(data), sha256
+    if candidates.setdefault(id, candidate) != candidate:
+        raise ValueError(f"candidate={id!r} must name one candidate, and names two")
+
+
+def _checked_line(line: Any) -> tuple[AnyKey, str, list[list[Any]]]:
+    """The key and the run that the samples of a line share, and their lists."""
     if not isinstance(line, Mapping) or set(line) != {"key", "run", "samples"} or type(line["samples"]) is not list:
         raise TypeError("a line must be a JSON object of key, run and samples, a list")
     if not line["samples"]:
         raise ValueError("samples=[] must not be empty")
-    found = []
     for listed in line["samples"]:
         if type(listed) is not list or len(listed) not in (len(_IN_A_LIST) - 1, len(_IN_A_LIST) + 1):
-            raise TypeError(f"samples={listed!r:.60} must be lists of a config, {', '.join(_IN_A_LIST)}")
-        config, *values = listed
-        found.append({"key": line["key"], "run": line["run"], "config": config, "status": "ok"})
-        found[-1].update(zip(_IN_A_LIST, values))
-    return found
+            raise TypeError(f"samples={listed!r:.60} must be lists of a candidate's id, {', '.join(_IN_A_LIST)}")
+    check_name("run", line["run"])
+    return key_from_json(line["key"]), line["run"], line["samples"]
 
 
 def _parse_document(text: str) -> Mapping[str, Any]:
@@ -371,7 +427,7 @@ def _parse_document(text: str) -> Mapping[str, Any]:
         raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
     schema = data.get("schema")
     if type(schema) is not int or schema != SCHEMA:
-        raise ValueError(f"schema={schema!r:.60} must be {SCHEMA}")
+        raise ValueError(f"schema={schema!r:.60} must be {SCHEMA}; {_REMEDY_OF_SCHEMA}")
     return data
 
 
@@ -396,6 +452,11 @@ def _problem(place: object, what: str, error: Exception) -> str:
     text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
     rule = "cannot be read" if isinstance(error, OSError) else f"not {what}"
     return f"{place}: {rule}: {text if len(text) <= 500 else text[:500] + '...'}; {REMEDY}"
+
+
+def _check_sha256(value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
+        raise ValueError(f"kernel_sha256={value!r:.80} must be empty or 64 hexadecimal digits")
 
 
 def _check_fields(cls: type, data: Any) -> None:

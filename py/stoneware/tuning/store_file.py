@@ -4,7 +4,7 @@ Every row proves itself, so a bad one costs no other. It has an id and a payload
 
     <digest> <kind> <schema> <body>
 
-`kind` is run or sample, or what a newer version adds; `schema` is `samples.SCHEMA` of the writer.
+`kind` is run or sample, or what a newer version adds; `schema` is SCHEMA of the writer.
 `body` is canonical JSON, ASCII: a run, or a run without its command and on the next line a sample
 that it took, so that no sample depends on another row. `id` is a digest of what is the same when
 the row is stored again. `digest` covers the id and the rest, so a row that was edited, cut or moved
@@ -31,10 +31,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.runtime.canonical import canonical_json, printable
 from stoneware.runtime.regular_file import size_bytes
-from stoneware.tuning.samples import PARSE_ERRORS, SCHEMA, Run, Sample
+from stoneware.tuning.samples import PARSE_ERRORS, Run, Sample
 
 if TYPE_CHECKING:
     import sqlite3
+
+SCHEMA = 2
+"""Of a row's body."""
 
 LAYOUT = 2
 """PRAGMA user_version, for the table of the database; the rows have a `schema` of their own."""
