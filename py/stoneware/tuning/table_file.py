@@ -16,7 +16,7 @@ family of each device a block of little-endian columns:
              ends of these   u32, 0 and then how many there are up to the end of each entry's
              out dtypes      u8, what was measured at each entry, a position in the header
              models          of each config the fields of its TimeModel; slots is 0 where there is none
-             corrections     config, whether it is stale, ratio, fullness
+             corrections     config, whether it is stale, ratio, fullness; both as f32
     always
              texts           JSON, of each entry its variants, each [rule, choices, measured out
                              dtype, kernel digest] with choices [config, median_us, spread_us, run,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
 
 MODEL = struct.Struct("<11I7d")
-CORRECTION = struct.Struct("<IBdd")
+CORRECTION = struct.Struct("<HBff")
 _ENDS = struct.Struct("<2I")
 """Two neighbours of a column of ends: where what is asked for begins and ends."""
 

@@ -22,6 +22,7 @@ The same on any machine: integers and IEEE +, -, *, / and square root alone.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -138,6 +139,8 @@ def alignment(row_bytes: int) -> int:
 
 NUM_TIMES = 7
 
+_SINGLE = struct.Struct("<2f")
+
 
 Candidate = tuple[AnyConfig, TimeModel | None]
 """A config that was measured, and its model, if it has one."""
@@ -181,9 +184,8 @@ def corrections_of(
         model = candidates[config][1]
         if model is not None:
             modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
-            # Few digits, since no measurement has more.
-            ratio = float(f"{choice.median_us / modelled_us:.4g}")
-            fullness = float(f"{fullness:.3g}")
+            # As a table's file has them: no measurement has more digits.
+            ratio, fullness = _SINGLE.unpack(_SINGLE.pack(choice.median_us / modelled_us, fullness))
         corrections.append((config, int(choice.is_stale), ratio, fullness))
     return Corrections(entry.measured_out_dtype, candidates, corrections)
 
