@@ -14,11 +14,13 @@ commands
   all      all of these; one that fails does not keep the next from running
   sanitize every kernel under compute-sanitizer            -> sanitize.json, sanitize.log
   held_out the look-up's choices at problems that no one tuned for -> held_out.json, .txt, .log
+  layers   the layers of stoneware.nn beside torch's and torchao's -> layers.json, .md, .log
 
 sanitize runs memcheck, racecheck and initcheck at once, each over launch_every_kernel.py. It is not
 in all, since it needs NVIDIA's compute-sanitizer, of the CUDA toolkit, on the machine. What the
 tools do not see is said in compute_sanitizer.py. held_out is not in all either, since it takes hours:
--- --seed S [--minutes M]; the same command goes on where it stopped.
+-- --seed S [--minutes M]; the same command goes on where it stopped. layers is not in all, since it
+needs transformers: -- [--parts linear,inference]; the same command goes on with the parts that it lacks.
 
 Arguments after -- go to the program of the command: gpu_check.pyz check --out DIR -- -k values.
 sanitize takes --tools=memcheck,racecheck and --options="...", more of compute-sanitizer's, and
@@ -51,7 +53,7 @@ from typing import Any
 from tools.gpu_check import compute_sanitizer
 
 COMMANDS_OF_ALL = ("check", "bench", "sample", "autotune", "invariance")
-COMMANDS = (*COMMANDS_OF_ALL, "sanitize", "held_out")
+COMMANDS = (*COMMANDS_OF_ALL, "sanitize", "held_out", "layers")
 MIN_PYTHON = (3, 11)
 
 _MAX_STARTS = 20
@@ -171,6 +173,9 @@ class Runner:
 
     def held_out(self, extra: Sequence[str]) -> int:
         return self._measured("held_out", extra)
+
+    def layers(self, extra: Sequence[str]) -> int:
+        return self._measured("layers", extra)
 
     def sample(self, extra: Sequence[str]) -> int:
         return self._run(

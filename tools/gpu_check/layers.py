@@ -1,0 +1,169 @@
+"""Measures the layers of stoneware.nn beside torch's, in four parts:
+
+    python -m tools.gpu_check.layers --out DIR [--parts linear,inference,train,lora]
+
+    linear     forward and backward of Llama 8B's linear layers, beside torch's bf16 and torchao's recipes
+    inference  Llama 3 8B of transformers, eager and in CUDA graphs, beside torch's bf16 and _scaled_mm
+    train      a transformer of 100 M parameters: losses, steps/s, and a run that is killed and resumed
+    lora       a step over frozen fp8 weights, beside bf16 LoRA
+
+Values are checked before anything is timed; what is wrong has no figure. All that is compared is timed
+interleaved, in random order, several steps between two events (layers_clock.py). `inference` and `lora`
+need transformers; where it is missing they fail by name and the others are measured.
+
+Writes layers.json after each part, and layers.md. The same command goes on with the parts that are not
+there yet or failed; other sizes, another wheel or GPU begin anew. The exit code is 1 if a value was
+wrong, or a part that was asked for failed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import pathlib
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from absl import app, flags
+
+from stoneware.measuring.machine import version_of
+from tools.gpu_check import layers_inference, layers_linear, layers_summary, machine
+from tools.gpu_check.layers_clock import Budget, Clock, HostClock, text_of
+from tools.gpu_check.layers_sizes import BY_NAME, Sizes
+
+SCHEMA = 1
+
+SHARES = {"linear": 0.45, "inference": 0.3}
+"""Each part's share of --seconds."""
+
+
+def main(argv: Sequence[str]) -> int:
+    if len(argv) > 1:
+        raise app.UsageError(f"only flags are taken, found {argv[1:]}")
+    values = flags.FLAGS
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
+    folder = pathlib.Path(values.out).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    clock = Clock() if values.device == "cuda" else HostClock()
+    sizes = BY_NAME[values.sizes]
+    key = {
+        "schema": SCHEMA,
+        "sizes": values.sizes,
+        "layers": values.layers or sizes.inference_layers,
+        "wheel_sha256": values.wheel_sha256,
+        "gpu": _machine(values.device)["gpu"],
+    }
+    report = _started(folder / "layers.json", key)
+    report["command"] = values.command or " ".join(["layers", *sys.argv[1:]])
+    report["commit"] = values.commit
+    torch.manual_seed(time.time_ns())  # fresh inputs in each run
+    for name in values.parts:
+        if _is_done(report, name):
+            logging.info("%s: is in layers.json already", name)
+            continue
+        report["parts"][name] = _run(_measuring(name, key, sizes, clock), SHARES[name] * values.seconds, values.device)
+        _write(folder, report)
+        clock.release()
+    text = _write(folder, report)
+    print(text, end="")
+    bad = [name for name in values.parts if not _is_done(report, name)]
+    for name in bad:
+        for problem in report["parts"][name]["problems"]:
+            print(f"layers: {name}: FAILED {problem}")
+    return int(bool(bad))
+
+
+def _measuring(name: str, key: Mapping[str, Any], sizes: Sizes, clock: Clock) -> Callable[[Budget], dict[str, Any]]:
+    """The part as a function of its budget."""
+    return {
+        "linear": lambda budget: layers_linear.measure(sizes, clock, budget),
+        "inference": lambda budget: layers_inference.measure(sizes, clock, budget, key["layers"]),
+    }[name]
+
+
+def _run(part: Callable[[Budget], dict[str, Any]], seconds: float, device: str) -> dict[str, Any]:
+    """A part's result, when and where it was measured, and its problems; an error is one of them."""
+    begin = time.monotonic()
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": _machine(device),
+        "budget_s": round(seconds, 1),
+    }
+    try:
+        result = part(Budget(seconds))
+    except Exception as error:  # the other parts are still measured; this one is reported as failed
+        logging.error("%s", traceback.format_exc())
+        result = {"problems": [text_of(error)]}
+    return record | {"machine_after": _machine(device), "seconds": round(time.monotonic() - begin, 1)} | result
+
+
+def _started(path: pathlib.Path, key: Mapping[str, Any]) -> dict[str, Any]:
+    """The report of an earlier run with this key, or an empty one."""
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known.get("key") == key:
+            return known
+    return {"key": dict(key), "parts": {}}
+
+
+def _is_done(report: Mapping[str, Any], name: str) -> bool:
+    return name in report["parts"] and not report["parts"][name]["problems"]
+
+
+def _write(folder: pathlib.Path, report: Mapping[str, Any]) -> str:
+    """Writes layers.json and layers.md, and returns the latter's text."""
+    (folder / "layers.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = layers_summary.to_markdown(report)
+    (folder / "layers.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def _machine(device: str) -> dict[str, Any]:
+    found = machine.describe(0) if device == "cuda" else machine_without_gpu()
+    return found | {"transformers": version_of("transformers")}
+
+
+def machine_without_gpu() -> dict[str, Any]:
+    return {
+        "gpu": "none",
+        "driver": "none",
+        "torch": torch.__version__,
+        "cuda_of_torch": "none",
+        "triton": version_of("triton"),
+        "stoneware": version_of("stoneware"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "sm_clock_mhz": 0,
+        "memory_clock_mhz": 0,
+        "power_limit_w": "unknown",
+    }
+
+
+def _parts(text: str) -> bool:
+    return set(text) <= set(SHARES)
+
+
+def _define_flags() -> None:
+    flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+    flags.DEFINE_list("parts", list(SHARES), "Which of " + ", ".join(SHARES) + ".")
+    flags.register_validator("parts", _parts, f"--parts must be of {', '.join(SHARES)}; name some of these")
+    flags.DEFINE_float("seconds", 340.0, "For all parts; each has its share.", lower_bound=1.0)
+    flags.DEFINE_integer("layers", 0, "Blocks of the Llama of inference; 0: all 32.", lower_bound=0)
+    flags.DEFINE_enum(
+        "sizes", "full", list(BY_NAME), "Llama 8B's, or tiny ones that show nothing but that all of it runs."
+    )
+    flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where it runs.")
+    flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
+    flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
+    flags.DEFINE_string("command", None, "What the user typed, if not this program.")
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

@@ -1,0 +1,170 @@
+"""Times calls against each other, many steps between two events, and what of that is CUDA's.
+
+A step of a model in eager PyTorch is often bound by the host. Between two events around one step the
+host's time would be hidden or counted by chance, so each timing is of a block of steps, divided by
+their number: what one more step costs a busy program.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Call = Callable[[], object]
+
+BLOCK_MS = 25.0
+"""A block has as many steps as take this long, so that its first launch does not count."""
+
+_LEAST_STEPS, _MOST_STEPS = 3, 50
+_LEAST_ROUNDS = 3
+_WARM_UP_STEPS = 3
+
+_MAX_DETAIL = 400
+"""Characters of an error that are kept."""
+
+
+class Clock:
+    """Time, graphs and memory of the current CUDA device."""
+
+    device = torch.device("cuda")
+
+    def block_ms(self, call: Call, num_steps: int) -> float:
+        """Milliseconds of some steps in a row, between two events."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(num_steps):
+            call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    def graphed(self, call: Call) -> Call:
+        """Replays what the call launched.
+
+        Raises:
+          RuntimeError: the call cannot be captured.
+        """
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_STEPS):
+                call()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            call()
+        return graph.replay
+
+    def peak_bytes(self, call: Call) -> int:
+        """Most memory that torch held during the call, beyond what it held before."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def release(self) -> None:
+        """Gives back what torch holds and does not use."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+class HostClock(Clock):
+    """The same on a CPU, where nothing is asynchronous; graphs are calls, and memory is not counted."""
+
+    device = torch.device("cpu")
+
+    def block_ms(self, call: Call, num_steps: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(num_steps):
+            call()
+        return (time.perf_counter() - begin) * 1e3
+
+    def graphed(self, call: Call) -> Call:
+        return call
+
+    def peak_bytes(self, call: Call) -> int:
+        call()
+        return 0
+
+    def release(self) -> None:
+        pass
+
+
+class Budget:
+    """Divides what is left of some seconds.
+
+    Args:
+      seconds: for all of it.
+      now: seconds.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._deadline = now() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._deadline - self._now())
+
+    def share(self, num_left: int, most: float) -> float:
+        """Seconds for timing the next of `num_left` problems; half of its time goes into preparing it."""
+        return min(most, self.left / max(num_left, 1) / 2)
+
+
+def compare(calls: Mapping[str, Call], clock: Clock, *, rounds: int, seconds: float, seed: int = 0) -> dict[str, Any]:
+    """Times calls in rounds of random order.
+
+    Args:
+      calls: name -> a step; it returns nothing that must live.
+      rounds: blocks of each call.
+      seconds: no round begins after so many, but for the first three.
+
+    Returns:
+      name -> {"median_ms", "spread_ms", "blocks", "steps_in_block"}, or {"failure": text} for a call that
+      raised. The spread is the interquartile range of the blocks.
+    """
+    order, results = random.Random(seed), {}
+    num_steps: dict[str, int] = {}
+    for name, call in calls.items():
+        try:
+            clock.block_ms(call, _WARM_UP_STEPS)
+            ms = clock.block_ms(call, _LEAST_STEPS) / _LEAST_STEPS
+        except Exception as error:  # a peer may refuse; the others keep their figures
+            results[name] = {"failure": text_of(error)}
+            continue
+        num_steps[name] = min(max(math.ceil(BLOCK_MS / ms), _LEAST_STEPS), _MOST_STEPS)
+    blocks: dict[str, list[float]] = {name: [] for name in num_steps}
+    begin = time.monotonic()
+    for round_idx in range(rounds):
+        if round_idx >= _LEAST_ROUNDS and time.monotonic() - begin > seconds:
+            break
+        names = list(num_steps)
+        order.shuffle(names)
+        for name in names:
+            blocks[name].append(clock.block_ms(calls[name], num_steps[name]) / num_steps[name])
+    for name, ms_of in blocks.items():
+        results[name] = {**spread_of(ms_of), "blocks": len(ms_of), "steps_in_block": num_steps[name]}
+    return {name: results[name] for name in calls}
+
+
+def spread_of(samples_ms: list[float]) -> dict[str, float]:
+    """Median and interquartile range, as JSON values."""
+    spread = 0.0
+    if len(samples_ms) > 1:
+        first, _, third = statistics.quantiles(samples_ms, n=4, method="inclusive")
+        spread = third - first
+    return {"median_ms": round(statistics.median(samples_ms), 5), "spread_ms": round(spread, 5)}
+
+
+def text_of(error: BaseException) -> str:
+    """Type and message of an error, in one line of limited length."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_DETAIL]

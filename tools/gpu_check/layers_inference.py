@@ -1,0 +1,153 @@
+"""The part `inference`: forward passes of Llama 3 8B, eager and in CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import stoneware as sw
+from stoneware.measuring import operands
+from tools.gpu_check import layers_llama
+from tools.gpu_check.layers_clock import Budget, Call, Clock, compare, text_of
+from tools.gpu_check.layers_linear import BF16_LIMIT, E4M3_LIMIT, ELEMENT_LIMITS, TORCH
+from tools.gpu_check.layers_peers import ScaledMmLinear
+from tools.gpu_check.layers_sizes import Sizes
+
+OURS = "stoneware rowwise"
+OURS_BF16 = "stoneware bf16"
+PEER = "torch._scaled_mm, Triton quantizer"
+
+MODES = ("eager", "graph")
+
+LOGITS_LIMIT = 0.25
+"""Relative error in the Frobenius norm against the bf16 model. Each fp8 product makes 0.037 of its own
+result, and a random model's layers neither amplify nor correct it much. Logits of another input or of a
+wrong layer differ by 1 or more."""
+
+_MOST_SECONDS = 12.0
+"""For timing all models at one number of tokens."""
+
+
+def models(sizes: Sizes, num_layers: int, device: torch.device) -> dict[str, torch.nn.Module]:
+    """The same model by each kind of linear; the fp8 ones share their weights."""
+    base = layers_llama.build("LlamaForCausalLM", sizes.llama, num_layers, device)
+    ours_bf16, ours = layers_llama.sharing_copy(base), layers_llama.sharing_copy(base)
+    sw.nn.convert(ours_bf16, recipe="bf16")
+    logging.info("inference: %s", sw.nn.convert(ours, recipe="rowwise"))
+    peer = layers_llama.sharing_copy(base)
+    frozen = layers_llama.linears(ours)
+    layers_llama.replace(peer, lambda name, _: ScaledMmLinear(frozen[name].weight, frozen[name].weight_scale_inv))
+    return {TORCH: base, OURS_BF16: ours_bf16, OURS: ours, PEER: peer}
+
+
+@torch.no_grad()
+def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict[str, Any]:
+    """Rows of each number of tokens, and what was wrong: {"num_layers", "limits", "rows", "problems"}."""
+    by_name = models(sizes, num_layers, clock.device)
+    clock.release()
+    rows, problems = [], []
+    for idx, tokens in enumerate(sizes.inference_tokens):
+        ids = torch.randint(sizes.llama["vocab_size"], (1, tokens), device=clock.device)
+        row: dict[str, Any] = {"tokens": tokens, "checks": _checks(by_name, ids)}
+        calls: dict[str, Call] = {}
+        for name, check in row["checks"].items():
+            if check["is_right"]:
+                call = _forward(by_name[name], ids)
+                calls[f"{name}, {MODES[0]}"] = call
+                try:
+                    calls[f"{name}, {MODES[1]}"] = clock.graphed(call)
+                except Exception as error:  # a peer may launch what cannot be captured
+                    check["graph_failure"] = text_of(error)
+        seconds = budget.share(len(sizes.inference_tokens) - idx, _MOST_SECONDS)
+        row["step"] = compare(calls, clock, rounds=sizes.rounds, seconds=seconds, seed=idx)
+        rows.append(row)
+        problems += _problems(row)
+        logging.info("inference: %d tokens: %s ms", tokens, {k: v.get("median_ms") for k, v in row["step"].items()})
+        del calls
+        clock.release()
+    limits = {"each layer, bf16": BF16_LIMIT, "each layer, fp8": E4M3_LIMIT, "logits": LOGITS_LIMIT}
+    return {
+        "num_layers": num_layers,
+        "limits": limits,
+        "weight_bytes": {name: layers_llama.weight_bytes(by_name[name]) for name in (TORCH, OURS)},
+        "rows": rows,
+        "problems": problems,
+    }
+
+
+def _forward(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def forward() -> torch.Tensor:
+        return model(ids, use_cache=False, logits_to_keep=1).logits
+
+    return forward
+
+
+def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """Of each model: the products of its first and last blocks against float64, and its logits against the
+    bf16 model's: {"is_right", "errors", "detail"}."""
+    inputs, logits = _inputs_of_linears(by_name[TORCH], ids)
+    checks: dict[str, dict[str, Any]] = {TORCH: {"is_right": True, "errors": {}, "detail": "the reference"}}
+    for name, model in by_name.items():
+        if name == TORCH:
+            continue
+        limit = BF16_LIMIT if name == OURS_BF16 else E4M3_LIMIT
+        errors, wrong = {}, []
+        try:
+            for layer_name, x in inputs.items():
+                weight = by_name[TORCH].get_submodule(layer_name).weight
+                want = torch.empty(x.shape[0], weight.shape[0], device=x.device)
+                operands.multiply(want, x, weight.t())
+                found = operands.compare_within(model.get_submodule(layer_name)(x), want, limit)
+                errors[layer_name] = float(f"{found.error:.3g}")
+                if found.error >= limit or found.element_error >= ELEMENT_LIMITS * limit:
+                    wrong.append(f"{layer_name}: relative error {found.error:.3g} must be below {limit}")
+            difference = _forward(model, ids)().float() - logits
+            errors["logits"] = float(f"{float(difference.norm() / logits.norm()):.3g}")
+            if not errors["logits"] < LOGITS_LIMIT:
+                wrong.append(f"logits: relative error {errors['logits']} must be below {LOGITS_LIMIT}")
+        except Exception as error:  # a peer may refuse; ours is reported by the caller
+            wrong.append(text_of(error))
+        checks[name] = {"is_right": not wrong, "errors": errors, "detail": "; ".join(wrong)}
+    return checks
+
+
+def _inputs_of_linears(model: torch.nn.Module, ids: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What the linears of the first and the last block are given, [rows, k], and the logits."""
+    names = list(layers_llama.linears(model))
+    first, last = (names[idx].rpartition(".layers.")[2].split(".")[0] for idx in (0, -1))
+    chosen = [name for name in names if name.rpartition(".layers.")[2].split(".")[0] in (first, last)]
+    inputs: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+            inputs[name] = arguments[0].flatten(0, -2)
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in chosen]
+    try:
+        logits = _forward(model, ids)().float()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs, logits
+
+
+def _problems(row: dict[str, Any]) -> list[str]:
+    """What of torch's bf16 and of ours has no figure, and why."""
+    where = f"at {row['tokens']} tokens"
+    found = []
+    for name in (TORCH, OURS_BF16, OURS):
+        check = row["checks"][name]
+        if not check["is_right"]:
+            found.append(f"{name}: {where}: {check['detail']}")
+        if "graph_failure" in check:
+            found.append(f"{name}: {where}, in a graph: {check['graph_failure']}")
+    return found + [
+        f"{name}: {where}: {one['failure']}"
+        for name, one in row["step"].items()
+        if "failure" in one and not name.startswith(PEER)
+    ]

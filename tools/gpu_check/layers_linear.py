@@ -1,0 +1,175 @@
+"""The part `linear`: forward and backward of single layers, ours and torch's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import stoneware as sw
+from stoneware.measuring import operands
+from tools.gpu_check.layers_clock import Budget, Clock, compare, text_of
+from tools.gpu_check.layers_peers import Float8Peer
+from tools.gpu_check.layers_sizes import Sizes
+
+TORCH = "torch bf16"
+
+BF16_LIMIT = 0.005
+"""Relative error in the Frobenius norm: rounding the result to bf16 makes 0.0017."""
+
+E4M3_LIMIT = 0.06
+"""Two operands with 3 bits of mantissa make 0.037 together; few rows scatter about it."""
+
+E5M2_LIMIT = 0.08
+"""Operands with 2 and 3 bits of mantissa make 0.058 together."""
+
+ELEMENT_LIMITS = 10
+"""One element may be off by so many limits of its row's root mean square; a missing one is off by more."""
+
+_MOST_SECONDS = 4.0
+"""For timing one layer at one number of tokens."""
+
+Step = Callable[[], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A kind of layer.
+
+    Attributes:
+      make: (in_features, out_features) -> the layer, on the meta device.
+      limits: of the relative errors of y, dx and dw.
+      is_ours: whether a wrong value fails the run.
+      is_compiled: by torch.compile.
+    """
+
+    make: Callable[[int, int], torch.nn.Linear]
+    limits: tuple[float, float, float]
+    is_ours: bool = True
+    is_compiled: bool = False
+
+
+def _contenders() -> dict[str, Contender]:
+    def of(kind: type[torch.nn.Linear], recipe: str | None = None) -> Callable[[int, int], torch.nn.Linear]:
+        def make(in_features: int, out_features: int) -> torch.nn.Linear:
+            layer = kind(in_features, out_features, bias=False, device="meta", dtype=torch.bfloat16)
+            if recipe is not None:
+                layer.recipe = recipe
+            return layer
+
+        return make
+
+    bf16, e4m3 = (BF16_LIMIT,) * 3, (E4M3_LIMIT,) * 3
+    e5m2 = (E4M3_LIMIT, E5M2_LIMIT, E5M2_LIMIT)
+    gw_16 = (E4M3_LIMIT, E4M3_LIMIT, BF16_LIMIT)
+    ours = sw.nn.Float8Linear
+    return {
+        TORCH: Contender(make=of(torch.nn.Linear), limits=bf16, is_ours=False),
+        "stoneware bf16": Contender(make=of(sw.nn.Linear), limits=bf16),
+        "stoneware tensorwise": Contender(make=of(ours, "tensorwise"), limits=e5m2),
+        "stoneware rowwise": Contender(make=of(ours, "rowwise"), limits=e4m3),
+        "stoneware rowwise_with_gw_hp": Contender(make=of(ours, "rowwise_with_gw_hp"), limits=gw_16),
+        # Whether dw has fp8 operands is the recipe's own affair; both are within this.
+        "stoneware blockwise": Contender(make=of(ours, "blockwise"), limits=e4m3),
+        "torchao's tensorwise, compiled": Contender(
+            make=of(Float8Peer, "tensorwise"), limits=e5m2, is_ours=False, is_compiled=True
+        ),
+        "torchao's rowwise, compiled": Contender(
+            make=of(Float8Peer, "rowwise"), limits=e4m3, is_ours=False, is_compiled=True
+        ),
+    }
+
+
+def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
+    """Rows of each layer and number of tokens, and what was wrong: {"limits", "rows", "problems"}."""
+    contenders = _contenders()
+    problems: list[str] = []
+    todo = [(tokens, name) for tokens in sizes.linear_tokens for name in sizes.linears]
+    rows = []
+    for idx, (tokens, name) in enumerate(todo):
+        in_features, out_features = sizes.linears[name]
+        row: dict[str, Any] = {"layer": name, "tokens": tokens, "in": in_features, "out": out_features}
+        steps, row["checks"] = _right_steps(contenders, tokens, in_features, out_features, clock.device)
+        seconds = budget.share(len(todo) - idx, _MOST_SECONDS)
+        row["step"] = compare(steps, clock, rounds=sizes.rounds, seconds=seconds, seed=idx)
+        rows.append(row)
+        where = f"{name} at {tokens} tokens"
+        problems += [
+            f"{contender}: {where}: {why}"
+            for contender, why in _failures(row).items()
+            if contenders[contender].is_ours or contender == TORCH
+        ]
+        logging.info("linear: %s: %s ms", where, {key: one.get("median_ms") for key, one in row["step"].items()})
+        del steps
+        torch.compiler.reset()  # the layers of the next problem are compiled for its own sizes
+        clock.release()
+    limits = {name: dict(zip(("y", "dx", "dw"), one.limits)) for name, one in contenders.items()}
+    return {"limits": limits, "rows": rows, "problems": problems}
+
+
+def _failures(row: Mapping[str, Any]) -> dict[str, str]:
+    """Contender -> why it has no figure."""
+    found = {name: check["detail"] for name, check in row["checks"].items() if not check["is_right"]}
+    return found | {name: one["failure"] for name, one in row["step"].items() if "failure" in one}
+
+
+def _right_steps(
+    contenders: Mapping[str, Contender], tokens: int, in_features: int, out_features: int, device: torch.device
+) -> tuple[dict[str, Step], dict[str, Any]]:
+    """Steps of those whose values are right, and the check of each."""
+    x, weight, gradient = (
+        torch.randn(shape, device=device, dtype=torch.bfloat16)
+        for shape in ((tokens, in_features), (out_features, in_features), (tokens, out_features))
+    )
+    weight.mul_(in_features**-0.5)
+    expected = []
+    for a, b in ((x, weight.t()), (gradient, weight), (gradient.t(), x)):
+        expected.append(torch.empty(a.shape[0], b.shape[1], device=device))
+        operands.multiply(expected[-1], a, b)
+    x.requires_grad_()
+    parameter = torch.nn.Parameter(weight)
+    steps: dict[str, Step] = {}
+    checks = {}
+    for name, contender in contenders.items():
+        layer = contender.make(in_features, out_features)
+        layer.weight = parameter  # the same of all: each computes its gradient and drops it
+        step = _step(layer, contender.is_compiled, x, gradient)
+        checks[name] = _check(step, expected, contender.limits)
+        if checks[name]["is_right"]:
+            steps[name] = step
+    return steps, checks
+
+
+def _step(layer: torch.nn.Linear, is_compiled: bool, x: torch.Tensor, gradient: torch.Tensor) -> Step:
+    """Forward and backward: y, dx and dw."""
+    forward: Callable[[torch.Tensor], torch.Tensor] = layer
+    if is_compiled:
+        backend = "inductor" if x.is_cuda else "aot_eager"  # Inductor needs a C++ compiler on a CPU
+        forward = torch.compile(layer, fullgraph=True, dynamic=False, backend=backend)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        y = forward(x)
+        return y.detach(), *torch.autograd.grad(y, (x, layer.weight), gradient)
+
+    return step
+
+
+def _check(step: Step, expected: list[torch.Tensor], limits: tuple[float, float, float]) -> dict[str, Any]:
+    """Compares y, dx and dw with float64: {"is_right", "errors", "detail"}."""
+    try:
+        results = step()
+    except Exception as error:  # a peer may refuse; ours is reported by the caller
+        return {"is_right": False, "errors": None, "detail": text_of(error)}
+    errors, wrong = {}, []
+    for name, result, want, limit in zip(("y", "dx", "dw"), results, expected, limits):
+        found = operands.compare_within(result, want, limit)
+        errors[name] = float(f"{found.error:.3g}") if found.error < 1e9 else None
+        if result.dtype != torch.bfloat16 or found.error >= limit or found.element_error >= ELEMENT_LIMITS * limit:
+            wrong.append(
+                f"{name}: {result.dtype}, relative error {found.error:.3g} must be below {limit}, worst element "
+                f"{found.element_error:.3g} of its row's rms below {ELEMENT_LIMITS * limit:g}"
+            )
+    return {"is_right": not wrong, "errors": errors, "detail": "; ".join(wrong)}

@@ -1,0 +1,55 @@
+"""A Llama of transformers with random weights, and copies of it with other linears."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+
+def build(kind: str, config: Mapping[str, int], num_layers: int, device: torch.device) -> torch.nn.Module:
+    """`kind` is "LlamaForCausalLM", or "LlamaModel" without logits; bf16, in eval mode, random weights.
+
+    Raises:
+      ImportError: transformers is not installed.
+    """
+    import transformers  # only where a part asks for it
+
+    settings = transformers.LlamaConfig(**config, num_hidden_layers=num_layers, attn_implementation="sdpa")
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(device):
+            return getattr(transformers, kind)(settings).eval().requires_grad_(False)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def sharing_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """Modules of its own with the same tensors, so that what is not replaced takes no memory."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors}
+    return copy.deepcopy(model, memo)
+
+
+def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+    """Name -> linear layer of the blocks; not the head."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head")
+    }
+
+
+def replace(model: torch.nn.Module, make: Callable[[str, torch.nn.Linear], torch.nn.Module]) -> None:
+    """Puts make(name, layer) in the place of each of `linears`."""
+    for name, layer in linears(model).items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, make(name, layer))
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Of the linear layers of the blocks, scales included."""
+    return sum(one.numel() * one.element_size() for layer in linears(model).values() for one in layer.parameters())

@@ -1,0 +1,77 @@
+"""How large the problems of `layers` are: Llama 3 8B's, or tiny ones that run anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of all parts.
+
+    Attributes:
+      linears: name -> (in_features, out_features) of one block's layers, as `linear` measures them.
+      linear_tokens: rows of x in `linear`.
+      llama: arguments of transformers.LlamaConfig, but for the number of layers.
+      inference_layers, inference_tokens: of `inference`.
+      train_model: arguments of examples/llama_model.py's Llama.
+      train_batch, train_steps, train_mean_steps: of `train`; the mean is of so many last losses.
+      lora_layers, lora_tokens, lora_rank: of `lora`.
+      rounds: blocks of steps that are timed of each call.
+    """
+
+    linears: Mapping[str, tuple[int, int]] = field(
+        default_factory=lambda: {
+            "qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)
+        }
+    )  # fmt: skip
+    linear_tokens: tuple[int, ...] = (8192, 2048)
+    llama: Mapping[str, int] = field(
+        default_factory=lambda: {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "max_position_embeddings": 8192,
+        }
+    )
+    inference_layers: int = 32
+    inference_tokens: tuple[int, ...] = (1, 16, 64, 128, 512, 4096)
+    train_model: Mapping[str, int] = field(default_factory=lambda: {"layers": 12, "width": 768, "length": 512})
+    train_batch: int = 16
+    train_steps: int = 1000
+    train_mean_steps: int = 50
+    lora_layers: int = 4
+    lora_tokens: int = 4096
+    lora_rank: int = 16
+    rounds: int = 12
+
+
+FULL = Sizes()
+
+TINY = Sizes(
+    linears={"qkv": (256, 384), "down": (512, 256)},
+    linear_tokens=(128, 64),
+    llama={
+        "hidden_size": 512,
+        "intermediate_size": 768,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 64,
+    },
+    inference_layers=1,
+    inference_tokens=(1, 16),
+    train_model={"layers": 1, "width": 128, "length": 64},
+    train_batch=2,
+    train_steps=8,
+    train_mean_steps=4,
+    lora_layers=1,
+    lora_tokens=32,
+    lora_rank=4,
+    rounds=2,
+)
+
+BY_NAME = {"full": FULL, "tiny": TINY}

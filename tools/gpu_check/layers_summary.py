@@ -1,0 +1,134 @@
+"""What layers.json says, as tables in Markdown. Pure functions of layers.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TORCH = "torch bf16"
+MODES = ("eager", "graph")
+
+Row = Mapping[str, Any]
+
+
+def to_markdown(report: Mapping[str, Any]) -> str:
+    """The report as a page: machine and command, a table for each part, what was wrong."""
+    lines = [f"# Layers on {report['key']['gpu']}, beside torch's", ""]
+    if report["parts"]:
+        facts = next(iter(report["parts"].values()))["machine"]
+        lines += [
+            f"Driver {facts['driver']}, torch {facts['torch']} with CUDA {facts['cuda_of_torch']}, triton "
+            f"{facts['triton']}, transformers {facts['transformers']}, Python {facts['python']}, power limit "
+            f"{facts['power_limit_w']} W, stoneware {facts['stoneware']}, commit {report['commit']}, wheel sha256 "
+            f"{report['key']['wheel_sha256']}.",
+            "",
+            f"Command: `{report['command']}`.",
+            "",
+            "Medians of blocks of several steps between two events ± their interquartile range, in ms; ours and "
+            "torch's interleaved in random order in one run. In brackets: torch's bf16 time over this one, so "
+            "above 1 is faster than torch's bf16. Values were checked first; what is wrong has no figure.",
+        ]
+    for name, part in report["parts"].items():
+        before, after = part["machine"], part["machine_after"]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            f"{part['date']}, {part['seconds']} s, SM clock {before['sm_clock_mhz']} MHz before and "
+            f"{after['sm_clock_mhz']} MHz after.",
+        ]
+        lines += ["", *TABLES[name](part)] if name in TABLES and is_measured(part) else []
+        lines += ["", *(f"- PROBLEM: {problem}" for problem in part["problems"])] if part["problems"] else []
+    return "\n".join(lines) + "\n"
+
+
+def figures(report: Mapping[str, Any]) -> str:
+    """The tables alone, for docs/layers.md."""
+    found = [(name, TABLES[name](part)) for name, part in report["parts"].items() if is_measured(part)]
+    return "\n\n".join("\n".join([f"**{name}**", "", *lines]) for name, lines in found) + "\n"
+
+
+def is_measured(part: Row) -> bool:
+    """Whether a part has figures; one that failed as a whole has problems alone."""
+    return "rows" in part
+
+
+def linear_sums(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Of each number of tokens: the sum of the layers' medians by contender, without those that lack one."""
+    found = []
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        members = [row for row in rows if row["tokens"] == tokens]
+        names = [
+            name for name in members[0]["checks"] if all("median_ms" in row["step"].get(name, {}) for row in members)
+        ]
+        sums = {name: sum(row["step"][name]["median_ms"] for row in members) for name in names}
+        found.append({"tokens": tokens, "sum_ms": sums})
+    return found
+
+
+def _linear(part: Row) -> list[str]:
+    rows = part["rows"]
+    contenders = list(rows[0]["checks"])
+    sums = {item["tokens"]: item["sum_ms"] for item in linear_sums(rows)}
+    lines = []
+    for tokens, of_tokens in sums.items():
+        members = [row for row in rows if row["tokens"] == tokens]
+        if lines:
+            lines.append("")
+        lines += [
+            f"Forward and backward at {tokens} tokens:",
+            "",
+            _line("", *(f"{row['layer']} {row['in']}→{row['out']}" for row in members), "sum", "worst error"),
+            "|" + "---|" * (len(members) + 3),
+        ]
+        for name in contenders:
+            errors = [error for row in members for error in (row["checks"][name]["errors"] or {}).values() if error]
+            lines.append(
+                _line(
+                    name,
+                    *(_timing(row["step"], name, TORCH) for row in members),
+                    _ratio(of_tokens.get(name), of_tokens.get(TORCH), 2),
+                    f"{max(errors):.1e}" if errors else "-",
+                )
+            )
+    return lines
+
+
+def _inference(part: Row) -> list[str]:
+    rows = part["rows"]
+    names = list(rows[0]["checks"])
+    lines = [
+        f"A forward pass of {part['num_layers']} blocks:",
+        "",
+        _line("", "", *(f"{row['tokens']} tokens" for row in rows)),
+        "|" + "---|" * (len(rows) + 2),
+    ]
+    lines += [
+        _line(name, mode, *(_timing(row["step"], f"{name}, {mode}", f"{TORCH}, {mode}") for row in rows))
+        for mode in MODES
+        for name in names
+    ]
+    held = ", ".join(f"{num_bytes / 1e9:.3f} GB in {name}" for name, num_bytes in part["weight_bytes"].items())
+    return [*lines, "", f"The linears of the blocks hold {held}."]
+
+
+TABLES = {"linear": _linear, "inference": _inference}
+
+
+def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:
+    one = step.get(name, {})
+    if "median_ms" not in one:
+        return "-"
+    text = f"{one['median_ms']:.3f} ± {one['spread_ms']:.3f}"
+    against = step.get(reference, {}).get("median_ms")
+    return text if against is None or name == reference else f"{text} ({against / one['median_ms']:.2f})"
+
+
+def _ratio(ms: float | None, reference_ms: float | None, digits: int) -> str:
+    if ms is None:
+        return "-"
+    return f"{ms:.{digits}f}" + ("" if reference_ms is None else f" ({reference_ms / ms:.{digits}f})")
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
