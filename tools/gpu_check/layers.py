@@ -12,8 +12,8 @@ interleaved, in random order, several steps between two events (layers_clock.py)
 need transformers; where it is missing they fail by name and the others are measured.
 
 Writes layers.json after each part, and layers.md. The same command goes on with the parts that are not
-there yet or failed; other sizes, another wheel or GPU begin anew. The exit code is 1 if a value was
-wrong, or a part that was asked for failed.
+there yet or failed. Other sizes, another wheel or GPU begin anew; --layers and --steps do so for their
+part. The exit code is 1 if a value was wrong, or a part that was asked for failed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import torch
 from absl import app, flags
 
 from stoneware.measuring.machine import version_of
-from tools.gpu_check import layers_inference, layers_linear, layers_summary, machine
+from tools.gpu_check import layers_inference, layers_linear, layers_lora, layers_summary, layers_train, machine
 from tools.gpu_check.layers_clock import Budget, Clock, HostClock, text_of
 from tools.gpu_check.layers_sizes import BY_NAME, Sizes
 
 SCHEMA = 1
 
-SHARES = {"linear": 0.45, "inference": 0.3}
+SHARES = {"linear": 0.32, "inference": 0.26, "train": 0.36, "lora": 0.06}
 """Each part's share of --seconds."""
 
 
@@ -55,35 +55,48 @@ def main(argv: Sequence[str]) -> int:
     key = {
         "schema": SCHEMA,
         "sizes": values.sizes,
-        "layers": values.layers or sizes.inference_layers,
         "wheel_sha256": values.wheel_sha256,
         "gpu": _machine(values.device)["gpu"],
     }
+    keys = dict.fromkeys(SHARES, key)
+    keys["inference"] = key | {"layers": values.layers or sizes.inference_layers}
+    keys["train"] = key | {"steps": values.steps or sizes.train_steps}
     report = _started(folder / "layers.json", key)
     report["command"] = values.command or " ".join(["layers", *sys.argv[1:]])
     report["commit"] = values.commit
     torch.manual_seed(time.time_ns())  # fresh inputs in each run
     for name in values.parts:
-        if _is_done(report, name):
+        if _is_done(report, name, keys[name]):
             logging.info("%s: is in layers.json already", name)
             continue
-        report["parts"][name] = _run(_measuring(name, key, sizes, clock), SHARES[name] * values.seconds, values.device)
+        measure = _measuring(name, keys[name], sizes, clock, folder)
+        record = _run(measure, SHARES[name] * values.seconds, values.device)
+        report["parts"][name] = {"key": keys[name], "command": report["command"]} | record
         _write(folder, report)
         clock.release()
-    text = _write(folder, report)
-    print(text, end="")
-    bad = [name for name in values.parts if not _is_done(report, name)]
+    print(_write(folder, report), end="")
+    bad = [name for name in values.parts if not _is_done(report, name, keys[name])]
     for name in bad:
         for problem in report["parts"][name]["problems"]:
             print(f"layers: {name}: FAILED {problem}")
     return int(bool(bad))
 
 
-def _measuring(name: str, key: Mapping[str, Any], sizes: Sizes, clock: Clock) -> Callable[[Budget], dict[str, Any]]:
+def _measuring(
+    name: str, key: Mapping[str, Any], sizes: Sizes, clock: Clock, folder: pathlib.Path
+) -> Callable[[Budget], dict[str, Any]]:
     """The part as a function of its budget."""
+
+    def train(budget: Budget) -> dict[str, Any]:
+        arguments = [f"--sizes={key['sizes']}", f"--device={clock.device.type}"]
+        runs = layers_train.Runs(folder / "layers_train", key, arguments, key["steps"], budget)
+        return layers_train.measure(sizes, clock, budget, runs)
+
     return {
         "linear": lambda budget: layers_linear.measure(sizes, clock, budget),
         "inference": lambda budget: layers_inference.measure(sizes, clock, budget, key["layers"]),
+        "train": train,
+        "lora": lambda budget: layers_lora.measure(sizes, clock, budget),
     }[name]
 
 
@@ -112,8 +125,9 @@ def _started(path: pathlib.Path, key: Mapping[str, Any]) -> dict[str, Any]:
     return {"key": dict(key), "parts": {}}
 
 
-def _is_done(report: Mapping[str, Any], name: str) -> bool:
-    return name in report["parts"] and not report["parts"][name]["problems"]
+def _is_done(report: Mapping[str, Any], name: str, key: Mapping[str, Any]) -> bool:
+    part = report["parts"].get(name)
+    return part is not None and part["key"] == key and not part["problems"]
 
 
 def _write(folder: pathlib.Path, report: Mapping[str, Any]) -> str:
@@ -155,6 +169,7 @@ def _define_flags() -> None:
     flags.register_validator("parts", _parts, f"--parts must be of {', '.join(SHARES)}; name some of these")
     flags.DEFINE_float("seconds", 340.0, "For all parts; each has its share.", lower_bound=1.0)
     flags.DEFINE_integer("layers", 0, "Blocks of the Llama of inference; 0: all 32.", lower_bound=0)
+    flags.DEFINE_integer("steps", 0, "Of each training run; 0: all 1000.", lower_bound=0)
     flags.DEFINE_enum(
         "sizes", "full", list(BY_NAME), "Llama 8B's, or tiny ones that show nothing but that all of it runs."
     )

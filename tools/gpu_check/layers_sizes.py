@@ -40,7 +40,7 @@ class Sizes:
     inference_layers: int = 32
     inference_tokens: tuple[int, ...] = (1, 16, 64, 128, 512, 4096)
     train_model: Mapping[str, int] = field(default_factory=lambda: {"layers": 12, "width": 768, "length": 512})
-    train_batch: int = 16
+    train_batch: int = 8
     train_steps: int = 1000
     train_mean_steps: int = 50
     lora_layers: int = 4

@@ -22,8 +22,6 @@ def to_markdown(report: Mapping[str, Any]) -> str:
             f"{facts['power_limit_w']} W, stoneware {facts['stoneware']}, commit {report['commit']}, wheel sha256 "
             f"{report['key']['wheel_sha256']}.",
             "",
-            f"Command: `{report['command']}`.",
-            "",
             "Medians of blocks of several steps between two events ± their interquartile range, in ms; ours and "
             "torch's interleaved in random order in one run. In brackets: torch's bf16 time over this one, so "
             "above 1 is faster than torch's bf16. Values were checked first; what is wrong has no figure.",
@@ -35,7 +33,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
             f"## {name}",
             "",
             f"{part['date']}, {part['seconds']} s, SM clock {before['sm_clock_mhz']} MHz before and "
-            f"{after['sm_clock_mhz']} MHz after.",
+            f"{after['sm_clock_mhz']} MHz after. Command: `{part['command']}`.",
         ]
         lines += ["", *TABLES[name](part)] if name in TABLES and is_measured(part) else []
         lines += ["", *(f"- PROBLEM: {problem}" for problem in part["problems"])] if part["problems"] else []
@@ -112,7 +110,54 @@ def _inference(part: Row) -> list[str]:
     return [*lines, "", f"The linears of the blocks hold {held}."]
 
 
-TABLES = {"linear": _linear, "inference": _inference}
+def _train(part: Row) -> list[str]:
+    (row,) = part["rows"]
+    lines = [
+        f"{part.get('parameters', 0) / 1e6:.1f} M parameters, {part['tokens_per_step']} tokens a step of "
+        f"{part.get('num_bytes', 0) / 1e6:.1f} MB of {part.get('text', 'text')} (sha256 {part.get('sha256', '-')}).",
+        "",
+        _line("run", "ms a step", "steps", f"loss, mean of the last {part['mean_steps']}", "against bf16", "note"),
+        "|---|---|---|---|---|---|",
+    ]
+    for name, losses in part["losses"].items():
+        off = losses.get("against_bf16")
+        note = {True: "the losses of the whole run", False: "other losses"}.get(losses.get("same_losses"), "")
+        resumed = f"went on at step {losses['first_step']}" if losses["first_step"] else ""
+        lines.append(
+            _line(
+                TORCH if name == "torch" else name,
+                _timing(row["step"], name, "torch"),
+                losses["steps"],
+                f"{losses['last_mean']:.4f}",
+                "-" if off is None else f"{off:+.2%}",
+                "; ".join(filter(None, (resumed, note))) or "-",
+            )
+        )
+    return lines
+
+
+def _lora(part: Row) -> list[str]:
+    (row,) = part["rows"]
+    weights, peaks = part["weight_bytes"], part["peak_bytes"]
+    lines = [
+        f"A step of {part['num_layers']} blocks at {part['tokens']} tokens, rank {part['rank']}; gradients differ by "
+        f"{part['errors']['gradients']:.2g} from bf16's (limit {part['limits']['gradients']}).",
+        "",
+        _line("frozen weights", "ms a step", "GB of weights", "GB at most beside them in a step"),
+        "|---|---|---|---|",
+    ]
+    return lines + [
+        _line(
+            name,
+            _timing(row["step"], name, TORCH),
+            f"{num_bytes / 1e9:.3f} ({num_bytes / weights[TORCH]:.3f} of bf16's)",
+            f"{peaks[name] / 1e9:.3f}" if name in peaks else "-",
+        )
+        for name, num_bytes in weights.items()
+    ]
+
+
+TABLES = {"linear": _linear, "inference": _inference, "train": _train, "lora": _lora}
 
 
 def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:
