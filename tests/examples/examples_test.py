@@ -7,6 +7,9 @@ import pathlib
 import sys
 
 import pytest
+import torch
+
+import stoneware as sw
 
 SMALL = ["--layers=1", "--width=64", "--batch=2", "--length=64"]
 
@@ -36,6 +39,26 @@ def test_adapters_train_over_weights_of_half_the_size(capsys):
     assert losses_8[-1] < losses_8[0]
     assert abs(losses_8[-1] - losses_16[-1]) < 0.05 * losses_16[-1]
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_serving_with_a_static_cache_gives_the_tokens_of_the_whole_sequence(capsys):
+    pytest.importorskip("transformers", reason="examples/serve_llama.py needs transformers, which no rule provides")
+    serve = importlib.import_module("serve_llama")
+    small = ["--layers=2", "--width=256", "--inner=512", "--heads=4", "--kv_heads=2", "--vocabulary=512"]
+    small += ["--batch=2", "--length=5", "--tokens=6"]
+    model = serve.build(serve.parse(small))
+    prompt = torch.randint(512, (2, 5))
+    for recipe in (None, "rowwise"):
+        if recipe:
+            assert len(sw.nn.convert(model, recipe).swapped) == 14
+        tokens, _ = serve.generate(model, prompt, 6, in_graph=False)
+        with torch.no_grad():
+            logits = model(torch.cat([prompt, tokens], 1)).logits[:, 4:-1].float()
+        behind = logits.amax(-1) - logits.gather(-1, tokens[..., None])[..., 0]
+        assert float(behind.max()) < 0.05 * float(logits.std())  # 0 but for ties and rounding
+    rates = serve.main(small)
+    assert set(rates) == {"torch, eager", "rowwise, eager"}
+    assert "rowwise, eager" in capsys.readouterr().out
 
 
 if __name__ == "__main__":
