@@ -46,8 +46,16 @@ SHARES = {"linear": 0.32, "inference": 0.26, "train": 0.36, "lora": 0.06}
 def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
-    values = flags.FLAGS
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout, force=True)
+    return measure(flags.FLAGS)
+
+
+def measure(values: Any) -> int:
+    """Measures the parts that are not there yet; the exit code.
+
+    Args:
+      values: has the flags' values as attributes.
+    """
     folder = pathlib.Path(values.out).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock() if values.device == "cuda" else HostClock()
@@ -67,10 +75,10 @@ def main(argv: Sequence[str]) -> int:
     torch.manual_seed(time.time_ns())  # fresh inputs in each run
     for name in values.parts:
         if _is_done(report, name, keys[name]):
-            logging.info("%s: is in layers.json already", name)
+            logging.info("%s: layers.json has it already", name)
             continue
-        measure = _measuring(name, keys[name], sizes, clock, folder)
-        record = _run(measure, SHARES[name] * values.seconds, values.device)
+        part = _measuring(name, keys[name], sizes, clock, folder)
+        record = _run(part, SHARES[name] * values.seconds, values.device)
         report["parts"][name] = {"key": keys[name], "command": report["command"]} | record
         _write(folder, report)
         clock.release()

@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+ATTENTION = "sdpa_without_mask"
+"""torch's attention with is_causal and never a mask. transformers' own "sdpa" waits for the GPU in each
+forward pass to find that it needs no mask, and makes one in a CUDA graph, where it cannot look."""
+
 
 def build(kind: str, config: Mapping[str, int], num_layers: int, device: torch.device) -> torch.nn.Module:
     """`kind` is "LlamaForCausalLM", or "LlamaModel" without logits; bf16, in eval mode, random weights.
@@ -16,8 +20,11 @@ def build(kind: str, config: Mapping[str, int], num_layers: int, device: torch.d
       ImportError: transformers is not installed.
     """
     import transformers  # only where a part asks for it
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    settings = transformers.LlamaConfig(**config, num_hidden_layers=num_layers, attn_implementation="sdpa")
+    # No mask is made for an attention that has no function to make one.
+    transformers.AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+    settings = transformers.LlamaConfig(**config, num_hidden_layers=num_layers, attn_implementation=ATTENTION)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -1,7 +1,13 @@
-"""What layers.json says, as tables in Markdown. Pure functions of layers.json."""
+"""What layers.json says, as tables in Markdown. Pure functions of layers.json.
+
+python -m tools.gpu_check.layers_summary layers.json    # the tables alone, for docs/layers.md
+"""
 
 from __future__ import annotations
 
+import json
+import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,3 +183,7 @@ def _ratio(ms: float | None, reference_ms: float | None, digits: int) -> str:
 
 def _line(*cells: object) -> str:
     return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    print(figures(json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))), end="")
