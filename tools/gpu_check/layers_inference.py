@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,16 @@ PEER = "torch._scaled_mm, Triton quantizer"
 
 MODES = ("eager", "graph")
 
+CHECKED = ("q_proj", "k_proj", "v_proj", "o_proj", "mlp")
+"""Modules of the first and the last block that are compared with float64; a feed-forward as a whole, since
+it may be one call."""
+
+MLP_BF16_LIMIT = 0.012
+"""Five roundings to bf16, one after another or side by side."""
+
+MLP_E4M3_LIMIT = 0.12
+"""Five fp8 operands make 0.07 together."""
+
 LOGITS_LIMIT = 0.25
 """Relative error in the Frobenius norm against the bf16 model. Each fp8 product makes 0.037 of its own
 result, and a random model's layers neither amplify nor correct it much. Logits of another input or of a
@@ -38,8 +49,10 @@ def models(sizes: Sizes, num_layers: int, device: torch.device) -> dict[str, tor
     sw.nn.convert(ours_bf16, recipe="bf16")
     logging.info("inference: %s", sw.nn.convert(ours, recipe="rowwise"))
     peer = layers_llama.sharing_copy(base)
-    frozen = layers_llama.linears(ours)
-    layers_llama.replace(peer, lambda name, _: ScaledMmLinear(frozen[name].weight, frozen[name].weight_scale_inv))
+    frozen = ours.state_dict()  # names the layers as the model had them, whatever they were fused to
+    layers_llama.replace(
+        peer, lambda name, _: ScaledMmLinear(frozen[f"{name}.weight"], frozen[f"{name}.weight_scale_inv"])
+    )
     return {TORCH: base, OURS_BF16: ours_bf16, OURS: ours, PEER: peer}
 
 
@@ -68,7 +81,11 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict
         logging.info("inference: %d tokens: %s ms", tokens, {k: v.get("median_ms") for k, v in row["step"].items()})
         del calls
         clock.release()
-    limits = {"each layer, bf16": BF16_LIMIT, "each layer, fp8": E4M3_LIMIT, "logits": LOGITS_LIMIT}
+    limits = {
+        "linears": {"bf16": BF16_LIMIT, "fp8": E4M3_LIMIT},
+        "feed-forwards": {"bf16": MLP_BF16_LIMIT, "fp8": MLP_E4M3_LIMIT},
+        "logits": LOGITS_LIMIT,
+    }
     return {
         "num_layers": num_layers,
         "limits": limits,
@@ -86,24 +103,22 @@ def _forward(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Te
 
 
 def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Of each model: the products of its first and last blocks against float64, and its logits against the
+    """Of each model: the layers of its first and last blocks against float64, and its logits against the
     bf16 model's: {"is_right", "errors", "detail"}."""
-    inputs, logits = _inputs_of_linears(by_name[TORCH], ids)
+    inputs, logits = _inputs_and_logits(by_name[TORCH], ids)
     checks: dict[str, dict[str, Any]] = {TORCH: {"is_right": True, "errors": {}, "detail": "the reference"}}
     for name, model in by_name.items():
         if name == TORCH:
             continue
-        limit = BF16_LIMIT if name == OURS_BF16 else E4M3_LIMIT
         errors, wrong = {}, []
         try:
-            for layer_name, x in inputs.items():
-                weight = by_name[TORCH].get_submodule(layer_name).weight
-                want = torch.empty(x.shape[0], weight.shape[0], device=x.device)
-                operands.multiply(want, x, weight.t())
-                found = operands.compare_within(model.get_submodule(layer_name)(x), want, limit)
-                errors[layer_name] = float(f"{found.error:.3g}")
+            for module_name, x in inputs.items():
+                want = copy.deepcopy(by_name[TORCH].get_submodule(module_name)).double()(x.double())
+                limit = _limit(name, module_name)
+                found = operands.compare_within(model.get_submodule(module_name)(x), want, limit)
+                errors[module_name] = float(f"{found.error:.3g}")
                 if found.error >= limit or found.element_error >= ELEMENT_LIMITS * limit:
-                    wrong.append(f"{layer_name}: relative error {found.error:.3g} must be below {limit}")
+                    wrong.append(f"{module_name}: relative error {found.error:.3g} must be below {limit}")
             difference = _forward(model, ids)().float() - logits
             errors["logits"] = float(f"{float(difference.norm() / logits.norm()):.3g}")
             if not errors["logits"] < LOGITS_LIMIT:
@@ -114,11 +129,17 @@ def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str,
     return checks
 
 
-def _inputs_of_linears(model: torch.nn.Module, ids: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """What the linears of the first and the last block are given, [rows, k], and the logits."""
-    names = list(layers_llama.linears(model))
-    first, last = (names[idx].rpartition(".layers.")[2].split(".")[0] for idx in (0, -1))
-    chosen = [name for name in names if name.rpartition(".layers.")[2].split(".")[0] in (first, last)]
+def _limit(model_name: str, module_name: str) -> float:
+    if module_name.endswith("mlp"):
+        return MLP_BF16_LIMIT if model_name == OURS_BF16 else MLP_E4M3_LIMIT
+    return BF16_LIMIT if model_name == OURS_BF16 else E4M3_LIMIT
+
+
+def _inputs_and_logits(model: torch.nn.Module, ids: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What the modules of CHECKED are given, [rows, k], and the logits."""
+    found = [name for name, _ in model.named_modules() if name.endswith(CHECKED)]
+    blocks = [name.partition(".layers.")[2].partition(".")[0] for name in found]
+    chosen = [name for name, block in zip(found, blocks) if block in (blocks[0], blocks[-1])]
     inputs: dict[str, torch.Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:

@@ -57,6 +57,7 @@ def replace(model: torch.nn.Module, make: Callable[[str, torch.nn.Linear], torch
         setattr(model.get_submodule(parent), last, make(name, layer))
 
 
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Of the linear layers of the blocks, scales included."""
-    return sum(one.numel() * one.element_size() for layer in linears(model).values() for one in layer.parameters())
+def weight_bytes(model: torch.nn.Module, suffix: str = "") -> int:
+    """Of the linear layers of the blocks whose names end so, scales included."""
+    found = [layer for name, layer in linears(model).items() if name.endswith(suffix)]
+    return sum(one.numel() * one.element_size() for layer in found for one in layer.parameters())

@@ -29,11 +29,12 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
     """A row of each kind of model: {"limits", "weight_bytes", "peak_bytes", "rows", "problems"}."""
     base = layers_llama.build("LlamaModel", sizes.llama, sizes.lora_layers, clock.device)
     ours = layers_llama.sharing_copy(base)
-    sw.nn.convert(ours, recipe="rowwise", frozen=True)
     models = {TORCH: base, OURS: ours}
-    weight_bytes = {name: layers_llama.weight_bytes(model) for name, model in models.items()}
     layers_llama.replace(base, lambda name, layer: TorchLora(layer, sizes.lora_rank))
-    layers_llama.replace(ours, lambda name, layer: sw.nn.Lora(layer, sizes.lora_rank))
+    layers_llama.replace(
+        ours, lambda name, layer: sw.nn.Lora(sw.nn.Float8InferenceLinear.from_linear(layer, "rowwise"), sizes.lora_rank)
+    )
+    weight_bytes = {name: layers_llama.weight_bytes(model, ".base") for name, model in models.items()}
     _draw_adapters(base, ours)
     shape = (1, sizes.lora_tokens, sizes.llama["hidden_size"])
     x, target = (torch.randn(shape, device=clock.device, dtype=torch.bfloat16) for _ in range(2))
