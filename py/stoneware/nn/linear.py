@@ -26,7 +26,11 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = _autocast(x, self.weight, self.bias)
-        return matmul(x, weight.t(), bias)
+        if _is_distributed(weight):
+            from stoneware.nn import sharded
+
+            return sharded.linear(_product, x, weight, bias)
+        return _product(x, weight, bias)
 
 
 class Float8Linear(torch.nn.Linear):
@@ -67,10 +71,30 @@ class Float8Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = _autocast(x, self.weight, self.bias)
+        if _is_distributed(weight):
+            from stoneware.nn import sharded
+
+            return sharded.linear(self._product_of_shards, x, weight, bias)
+        return float8.linear(x, weight, bias, self.recipe)
+
+    def _product_of_shards(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out_features, in_features = weight.shape
+        reason = why_not(named(self.recipe), in_features, out_features)
+        if reason is not None:
+            raise ValueError(f"{reason} on each rank; cut it among fewer ranks, or leave it a torch.nn.Linear")
         return float8.linear(x, weight, bias, self.recipe)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe!r}"
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return matmul(x, weight.t(), bias)
+
+
+def _is_distributed(weight: torch.Tensor) -> bool:
+    """Whether it is a DTensor, whose module takes long to import."""
+    return hasattr(weight, "device_mesh")
 
 
 def checked(name: str, in_features: int, out_features: int) -> Recipe:
