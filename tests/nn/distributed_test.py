@@ -114,10 +114,11 @@ def check_data_parallel(recipe: str, wrapper: str, is_compiled: bool, is_checkpo
         model = nn.parallel.DistributedDataParallel(model_of(recipe, is_checkpointed=is_checkpointed))
         reduced_in = torch.bfloat16
     else:
+        mesh = init_device_mesh("cpu", (2,))
         model = model_of(recipe, torch.float32, is_checkpointed=is_checkpointed)
         for layer in model.children():
-            fully_shard(layer, mp_policy=MIXED)
-        fully_shard(model, mp_policy=MIXED)
+            fully_shard(layer, mesh=mesh, mp_policy=MIXED)
+        fully_shard(model, mesh=mesh, mp_policy=MIXED)
         reduced_in = torch.float32
     if is_compiled:
         torch._dynamo.reset()
