@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
+import os
 import pathlib
+import re
+import subprocess
 import sys
 
 import pytest
@@ -30,6 +34,31 @@ def test_training_in_fp8_goes_on_after_a_stop_with_the_same_losses(tmp_path, cap
     for losses in whole.values():
         assert losses[-1] < 0.85 * losses[0]
     assert abs(whole["rowwise"][-1] - whole["torch"][-1]) < 0.05 * whole["torch"][-1]
+
+
+def on_two_ranks(*arguments: str) -> str:
+    """What examples/train_llama.py prints under torchrun, on the CPU, of which there is enough for two."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *launch, "examples/train_llama.py", "--fsdp", *SMALL, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+
+def test_ranks_that_share_the_parameters_go_on_after_a_stop_with_the_same_losses(tmp_path):
+    command = ["--steps=9", "--save=5", "--lr=3e-3", f"--folder={tmp_path}"]
+    whole, again = on_two_ranks(*command), on_two_ranks(*command)
+    assert "rowwise: goes on after step 5" in again
+    losses = re.findall(r"(torch|rowwise): loss ([\d.]+)", whole)
+    assert losses == re.findall(r"(torch|rowwise): loss ([\d.]+)", again)
+    in_16_bits, in_8_bits = (float(loss) for _, loss in losses)
+    assert in_16_bits < math.log(256)  # of guesses
+    assert abs(in_8_bits - in_16_bits) < 0.05 * in_16_bits
 
 
 def test_adapters_train_over_weights_of_half_the_size(capsys):
