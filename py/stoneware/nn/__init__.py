@@ -8,6 +8,7 @@ docs/layers.md says which recipe does what.
 
 from stoneware.nn.convert import Conversion, convert
 from stoneware.nn.experts import Experts, Float8InferenceExperts
+from stoneware.nn.fsdp import gather_in_fp8
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.lora import Lora
@@ -25,4 +26,5 @@ __all__ = [
     "RMSNorm",
     "SwiGLU",
     "convert",
+    "gather_in_fp8",
 ]

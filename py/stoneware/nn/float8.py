@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, check_is_built
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
@@ -45,7 +46,11 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.recipe = recipe
         x_cast, weight_cast = RECIPES[recipe].forward
-        return scaled_mm(*_operands(_cast(x, x_cast), _cast(weight, weight_cast)), bias, x.dtype, use_fast_accum=True)
+        if isinstance(weight, GatheredWeight):
+            weight_operand = weight.quantized, weight.scale
+        else:
+            weight_operand = _cast(weight, weight_cast)
+        return scaled_mm(*_operands(_cast(x, x_cast), weight_operand), bias, x.dtype, use_fast_accum=True)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -65,8 +70,30 @@ def _grad_input(gradient: torch.Tensor, weight: torch.Tensor, casts: tuple[Cast,
     """gradient [m, n] @ weight [n, k]."""
     if casts is None:
         return matmul(gradient, weight)
-    operands = _operands(_cast(gradient, casts[0]), _cast(weight, casts[1], transpose=True))
+    if isinstance(weight, GatheredWeight):
+        gradient, weight_operand = _transposed(gradient, weight.quantized, weight.scale, casts[1])
+    else:
+        weight_operand = _cast(weight, casts[1], transpose=True)
+    operands = _operands(_cast(gradient, casts[0]), weight_operand)
     return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
+
+
+def _transposed(
+    gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, cast: Cast
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """gradient [m, n], and the transpose of a weight [n, k] that is fp8 already, as `cast` has its scales.
+
+    A scale of the weight's rows is along the summed dimension, so it goes into the gradient, relative to the
+    largest, lest float16 overflows.
+    """
+    values_t = values.t().contiguous()
+    if scale.ndim == 1:
+        return gradient, (values_t, scale)
+    if cast.scales == "block_2d":
+        return gradient, (values_t, scale.t().contiguous())
+    largest = scale.amax(0)
+    scale_t = largest if cast.scales == "tensor" else largest.expand(values.shape[1], 1).contiguous()
+    return gradient * (scale / largest).t().to(gradient.dtype), (values_t, scale_t)
 
 
 def _grad_weight(gradient: torch.Tensor, x: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:

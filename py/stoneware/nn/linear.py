@@ -26,7 +26,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = _autocast(x, self.weight, self.bias)
-        if _is_distributed(weight):
+        if is_distributed(weight):
             from stoneware.nn import sharded
 
             return sharded.linear(_product, x, weight, bias)
@@ -71,7 +71,7 @@ class Float8Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = _autocast(x, self.weight, self.bias)
-        if _is_distributed(weight):
+        if is_distributed(weight):
             from stoneware.nn import sharded
 
             return sharded.linear(self._product_of_shards, x, weight, bias)
@@ -92,7 +92,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return matmul(x, weight.t(), bias)
 
 
-def _is_distributed(weight: torch.Tensor) -> bool:
+def is_distributed(weight: torch.Tensor) -> bool:
     """Whether it is a DTensor, whose module takes long to import."""
     return hasattr(weight, "device_mesh")
 

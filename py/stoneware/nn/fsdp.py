@@ -1,0 +1,62 @@
+"""What makes a model ready for torch.distributed.fsdp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stoneware.nn.gathered_weight import ShardedWeight
+from stoneware.nn.linear import Float8Linear, is_distributed
+
+
+def gather_in_fp8(model: torch.nn.Module) -> list[str]:
+    """Lets fully_shard gather the weights of all `Float8Linear` in fp8; call it before.
+
+    A rank quantizes its own rows and gathers all, in forward and again in backward. y has the bits that it
+    has without. So has dx for "tensorwise" and "blockwise"; for the recipes with scales of rows dx is a
+    product with the same fp8 weight, whose scales go into dy before its cast. "tensorwise" reduces one
+    number per weight among the ranks. The state_dict stays the same.
+
+    Args:
+      model: whose layers were converted, and not yet sharded.
+
+    Returns:
+      The names of the layers.
+
+    Raises:
+      ValueError: a weight is a DTensor already.
+      At a forward call, ValueError: a weight cannot be cut into equal parts of whole scales.
+    """
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, Float8Linear)}
+    for name, layer in layers.items():
+        if is_distributed(layer.weight):
+            raise ValueError(
+                f"weight of {name} is a DTensor, it must be a plain tensor; call gather_in_fp8 before fully_shard, "
+                "and do without it for layers of a tensor parallel plan"
+            )
+    for layer in layers.values():
+        weight = layer.weight
+        shard = ShardedWeight(weight.detach(), layer.recipe)
+        layer.weight = torch.nn.Parameter(shard, requires_grad=weight.requires_grad)
+        layer.register_state_dict_post_hook(_plain_weight)
+    return [*layers]
+
+
+def _plain_weight(layer: torch.nn.Module, state_dict: dict[str, Any], prefix: str, metadata: object) -> None:
+    """Puts what a ShardedWeight holds into the state_dict, the same memory."""
+    name = f"{prefix}weight"
+    weight = state_dict[name]
+    if isinstance(weight, ShardedWeight):
+        state_dict[name] = weight.tensor
+    elif is_distributed(weight) and isinstance(local := weight.to_local(), ShardedWeight):
+        from torch.distributed.tensor import DTensor
+
+        state_dict[name] = DTensor.from_local(
+            local.tensor,
+            weight.device_mesh,
+            weight.placements,
+            run_check=False,
+            shape=weight.shape,
+            stride=weight.stride(),
+        )

@@ -1,0 +1,167 @@
+"""Weights that FSDP2 gathers in fp8: half of the bytes travel, and no rank quantizes the whole weight.
+
+    ShardedWeight    a rank's rows in 16 or 32 bits, as the optimizer has them; quantized to be gathered
+    GatheredWeight   all rows in fp8 and their scales, for the time of a layer's forward or backward
+
+torch.distributed.fsdp calls `fsdp_pre_all_gather` and `fsdp_post_all_gather` of what it shards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.utils import _pytree as pytree
+
+from stoneware.nn.recipes import BLOCK, RECIPES, Cast
+from stoneware.quantizing import reference
+from stoneware.quantizing.api import quantize
+
+_aten = torch.ops.aten
+
+_SHARDED_RESULTS = frozenset(
+    {
+        _aten.alias.default, _aten.as_strided.default, _aten.clone.default, _aten.copy_.default,
+        _aten.detach.default, _aten.empty_like.default, _aten.new_zeros.default, _aten.slice.Tensor,
+        _aten.split.Tensor, _aten.view.default, _aten._pin_memory.default, _aten._to_copy.default,
+    }
+)  # fmt: skip
+"""What torch.distributed.fsdp and torch.nn.Module make shards with; other results are plain tensors."""
+
+
+class ShardedWeight(torch.Tensor):
+    """A weight, or some rows of it, whose operators are those of the tensor that it holds.
+
+    Args:
+      tensor: [rows, k], bfloat16, float16 or float32.
+      recipe: a name of `stoneware.nn.recipes`.
+
+    Attributes:
+      tensor, recipe: the arguments.
+    """
+
+    tensor: torch.Tensor
+    recipe: str
+
+    @staticmethod
+    def __new__(cls, tensor: torch.Tensor, recipe: str) -> ShardedWeight:
+        return _wrapper(cls, tensor, tensor.dtype)
+
+    def __init__(self, tensor: torch.Tensor, recipe: str) -> None:
+        self.tensor, self.recipe = tensor, recipe
+
+    def __tensor_flatten__(self) -> tuple[list[str], str]:
+        return ["tensor"], self.recipe
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], recipe: str, size: object, stride: object) -> Any:
+        return ShardedWeight(inner["tensor"], recipe)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # Tensor's own is typed as a method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        (recipe, *_) = [one.recipe for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, ShardedWeight)]
+        args, kwargs = pytree.tree_map_only(ShardedWeight, lambda one: one.tensor, (args, kwargs or {}))
+        found = func(*args, **kwargs)
+        if func not in _SHARDED_RESULTS:
+            return found
+        return pytree.tree_map_only(torch.Tensor, lambda one: ShardedWeight(one, recipe), found)
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor, ...], None]:
+        """(values, scales) of these rows, to be gathered along them."""
+        cast = RECIPES[self.recipe].forward[1]
+        _check_rows(self.recipe, cast, self.shape, outer_size, mesh.size())
+        rows = self.tensor.to(mp_policy.param_dtype or self.dtype)
+        if cast.scales != "tensor":
+            values, scale = quantize(rows, cast.scales, dtype=cast.dtype, power_of_two=cast.power_of_two)
+        else:
+            amax = rows.abs().amax().float().reshape(1)
+            distributed.all_reduce(amax, distributed.ReduceOp.MAX, mesh.get_group())
+            scale = reference.scales_of(amax, cast.dtype, cast.power_of_two)
+            values = (rows.float() * (1 / scale)).to(cast.dtype)
+        return (values, scale), None
+
+    def fsdp_post_all_gather(
+        self,
+        outputs: tuple[torch.Tensor, ...],
+        metadata: None,
+        param_dtype: torch.dtype,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        """The weight. Its parts are views of `outputs`, whose memory FSDP frees and fills again."""
+        values, scale = outputs
+        if out is not None:
+            assert isinstance(out, GatheredWeight)  # the first call made it
+            assert out.quantized.data_ptr() == values.data_ptr()
+            return None
+        if RECIPES[self.recipe].forward[1].scales == "tensor":
+            scale = scale[:1]  # all ranks have the same
+        return GatheredWeight(values, scale, param_dtype), ()
+
+
+class GatheredWeight(torch.Tensor):
+    """A weight [n, k] in fp8 that takes a gradient in 16 or 32 bits; only `Float8Linear` reads it.
+
+    Args:
+      quantized: [n, k] fp8.
+      scale: [n, 1], [1] or [n / 128, k / 128] float32.
+      dtype: that it shows, and of its gradient.
+
+    Attributes:
+      quantized, scale: the arguments.
+    """
+
+    quantized: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, quantized: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> GatheredWeight:
+        return _wrapper(cls, quantized, dtype)
+
+    def __init__(self, quantized: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> None:
+        self.quantized, self.scale = quantized, scale
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # as is this
+        return f"GatheredWeight({self.quantized!r}, {self.scale!r}, dtype={self.dtype})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
+        return ["quantized", "scale"], self.dtype
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], dtype: torch.dtype, size: object, stride: object) -> Any:
+        return GatheredWeight(inner["quantized"], inner["scale"], dtype)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # Tensor's own is typed as a method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        weight = args[0]
+        is_whole = func is _aten.as_strided.default and [*args[1]] == [*weight.shape]
+        if is_whole or func in (_aten.detach.default, _aten.alias.default):
+            return GatheredWeight(weight.quantized, weight.scale, weight.dtype)
+        if func is _aten.zeros_like.default:  # the gradient of a weight that had no use
+            return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        raise NotImplementedError(
+            f"{func} of a weight that was gathered in fp8: only Float8Linear reads it; "
+            "use the sharded parameter, or omit gather_in_fp8"
+        )
+
+
+def _wrapper(cls: Any, tensor: torch.Tensor, dtype: torch.dtype) -> Any:
+    return torch.Tensor._make_wrapper_subclass(
+        cls, tensor.shape, strides=tensor.stride(), dtype=dtype, device=tensor.device, pin_memory=tensor.is_pinned()
+    )
+
+
+def _check_rows(recipe: str, cast: Cast, shape: torch.Size, whole: torch.Size, num_ranks: int) -> None:
+    unit = num_ranks * (BLOCK if cast.scales == "block_2d" else 1)
+    if whole[0] % unit or shape[1] != whole[1]:
+        raise ValueError(
+            f"weight.shape={[*whole]} must be cut along its first dimension, a multiple of {unit} for recipe "
+            f"{recipe!r} on {num_ranks} ranks, to be gathered in fp8; leave the layer out of gather_in_fp8"
+        )
