@@ -76,6 +76,14 @@ def test_the_recipe_without_fp8_stays_in_16_bits_when_evaluated(model):
     assert type(model.up) is nn.Linear
 
 
+@pytest.mark.parametrize("add", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_layer_with_hooks_is_kept_with_them(model, add):
+    getattr(model.up, add)(lambda *_: None)
+    done = nn.convert(model)
+    assert type(model.up) is torch.nn.Linear
+    assert "it has forward hooks" in done.kept["up"]
+
+
 def test_a_filter_decides_alone(model):
     done = nn.convert(model, filter=lambda name, layer: name == "lm_head")
     assert list(done.swapped) == ["lm_head"]

@@ -182,6 +182,8 @@ def _why_kept(
         return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
     if type(layer) is not torch.nn.Linear:
         return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return "it has forward hooks, as tensor parallel plans add them; convert the model first"
     if filter is None and name.rpartition(".")[2] in HEADS:
         return "heads and routers stay in 16 bits; pass a filter to swap them"
     if filter is not None and not filter(name, layer):
