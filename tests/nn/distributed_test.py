@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import copy
 import datetime
 import multiprocessing
 
@@ -150,6 +151,59 @@ def test_data_parallel_ranks_have_the_bits_of_one_process(on_both, recipe, wrapp
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
 def test_data_parallel_ranks_compile_and_recompute(on_both, wrapper, is_compiled, is_checkpointed):
     on_both(check_data_parallel, "rowwise", wrapper, is_compiled, is_checkpointed)
+
+
+class Mixture(nn.Module):
+    """Experts with a router of a fixed choice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = sw.nn.Experts(4, WIDTH, 128, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.rand(*x.shape[:-1], 4, generator=torch.Generator().manual_seed(2)).topk(2)
+        return self.experts(x, chosen, weights)
+
+
+def adapters() -> nn.Module:
+    base = sw.nn.Float8InferenceLinear.from_linear(nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16))
+    layer = sw.nn.Lora(base, 16)
+    nn.init.normal_(layer.b.weight)
+    return layer
+
+
+OTHERS = {
+    "experts": Mixture,
+    "swiglu": lambda: sw.nn.SwiGLU(WIDTH, 2 * WIDTH, recipe="rowwise", dtype=torch.bfloat16),
+    "adapters": adapters,
+}
+
+
+def check_others(name: str) -> None:
+    """The layers that no tensor parallel plan cuts have the bits of one process, too."""
+    torch.manual_seed(0)
+    alone = OTHERS[name]()
+    model = copy.deepcopy(alone)
+    x, dy = (one.chunk(2) for one in data())
+    both = [trained(alone, *one) for one in zip(x, dy)]
+    mesh = init_device_mesh("cpu", (2,))
+    if name == "adapters":
+        fully_shard(model.base, mesh=mesh)  # without a policy, that would cast what is fp8
+    fully_shard(model, mesh=mesh, mp_policy=MIXED)
+    rank = distributed.get_rank()
+    found = trained(model, x[rank], dy[rank])
+    for key in ("y", "dx"):
+        assert torch.equal(found.pop(key), both[rank][key]), key
+    for key, gradient in found.items():
+        if gradient is None:
+            assert both[0][key] is None, key
+        else:
+            assert torch.equal(gradient, (both[0][key].float() + both[1][key].float()).bfloat16() / 2), key
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_layers_have_the_bits_of_one_process(on_both, name):
+    on_both(check_others, name)
 
 
 def plan_of(layout: str) -> dict[str, ColwiseParallel | RowwiseParallel]:
