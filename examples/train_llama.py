@@ -5,7 +5,8 @@
 
 Prints the loss and the tokens/s of both. With --folder each run saves its state every --save steps, and a
 run that was stopped goes on from there, with the losses that it would have had. With --fsdp the parameters,
-in 32 bits, are shared out among the ranks (torch.distributed.fsdp), and each rank has a batch of its own.
+in 32 bits, are shared out among the ranks (torch.distributed.fsdp) and gathered in fp8; each rank has a
+batch of its own.
 Runs anywhere; on a CPU fp8 is emulated, and slow.
 """
 
@@ -69,6 +70,7 @@ def model_of(recipe: str, options: argparse.Namespace) -> Llama:
     if recipe != "torch":
         show(sw.nn.convert(model, recipe))
     if options.fsdp:
+        sw.nn.gather_in_fp8(model)
         for block in model.blocks:
             fully_shard(block, mp_policy=MIXED)
         fully_shard(model, mp_policy=MIXED)
