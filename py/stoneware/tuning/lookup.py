@@ -266,8 +266,8 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
         models = None if has_these else modelled.block.models
         (said,) = block.corrections(sizes[:-1], sizes[-1:], models)
         near.append((distance, position, sizes, place, said))
-    said = [(distance, one) for distance, *_, one in near]
-    found = time_model.estimates(m, key.n, key.k, said, has_one_order, key.num_groups)
+    corrections = [(distance, said) for distance, *_, said in near]
+    found = time_model.estimates(m, key.n, key.k, corrections, has_one_order, key.num_groups)
     choices = tuple(
         [
             unchecked(
