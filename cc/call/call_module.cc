@@ -159,6 +159,8 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Traverse)},
 
 NB_MODULE(_call, m) {
   using namespace stoneware::call;
+  // Torch keeps what was registered with it until the process ends, and plans with that.
+  nb::set_leak_warnings(false);
   m.doc() = "The plans of ops, and calls whose plan is known without Python.";
   nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
                        "The calls of one op, and their plans.")

@@ -374,6 +374,8 @@ nb::dict DeviceAttributes(int ordinal) {
 
 NB_MODULE(_driver, m) {
   using namespace stoneware::driver;
+  // Torch keeps what was registered with it until the process ends, and plans with that.
+  nb::set_leak_warnings(false);
   m.doc() = "Launches cubins and asks for devices through the NVIDIA driver, found at first use.";
   RegisterPythonErrors();
 

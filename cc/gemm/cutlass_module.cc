@@ -210,6 +210,8 @@ nb::capsule NativeLaunchOf(nb::handle owner, const std::vector<std::string>& ten
 
 NB_MODULE(_cutlass_sm90, m) {
   using namespace stoneware::gemm;
+  // Torch keeps what was registered with it until the process ends, and plans with that.
+  nb::set_leak_warnings(false);
   m.doc() = "CUTLASS kernels for sm_90a, launched through the NVIDIA driver.";
   stoneware::driver::RegisterPythonErrors();
   EmbeddedKernels();

@@ -70,6 +70,7 @@ def test_races_are_counted_apart_from_warnings():
         ("========= ERROR SUMMARY: 0 errors", 0),
         ("========= ERROR SUMMARY: 1 error", 1),
         ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0),
+        ("a last line without its end========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0),
         ("ERROR SUMMARY: 0 errors", None),
         ("========= ERROR SUMMARY: 9 errors were not printed. Use --print-limit", None),
     ],

@@ -95,9 +95,10 @@ def read_report(lines: Iterable[str], exit_code: int) -> Report:
     findings: Counter[tuple[str, str]] = Counter()
     what, kernel = "", ""
     for line in [*(line.rstrip() for line in lines), _PREFIX]:
-        if counted := _ERRORS.match(line):
+        # The program's last line may lack its end, and the summary follows on it.
+        if counted := _ERRORS.search(line):
             errors = int(counted[1])
-        elif counted := _HAZARDS.match(line):
+        elif counted := _HAZARDS.search(line):
             errors, warnings = int(counted[1]), int(counted[2])
         headline = _HEADLINE.match(line)
         if what and (headline or line == _PREFIX):
