@@ -65,6 +65,40 @@ def test_torch_is_given_its_layout_and_the_same_values(monkeypatch, layout, k):
         assert scale_a is x.scale_a and scale_b is x.scale_b, "copied for nothing"
 
 
+def test_rows_beyond_a_multiple_of_4_are_a_product_of_their_own(monkeypatch):
+    m, n, k = 1029, 32, 256
+
+    def scaled_mm_v2(a, b, scale_a, recipe_a, swizzle_a, scale_b, *rest, out):
+        assert a.shape[0] % 4 == 0 and scale_a[0].stride() == (1, a.shape[0])
+        scale = scale_a[0].repeat_interleave(128, dim=1)
+        out.copy_((a.float() * scale) @ b.float())
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_mm_v2", types.SimpleNamespace(out=scaled_mm_v2), raising=False)
+    x = block_scaled_operands(m, n, k, layout="torch")
+    problem = laid_out(Problem.dense(m=m, n=n, k=k, scales="block"), x.scale_a, x.scale_b)
+    out = poisoned(m, n, torch.bfloat16)
+    vendor.BACKEND.plan(problem, VENDOR, CPU)(x.a, x.b, out, x.scale_a, x.scale_b, None)
+    expected = (x.a.float() * x.scale_a.repeat_interleave(128, dim=1)) @ x.b.float()
+    torch.testing.assert_close(out, expected.bfloat16(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("m", "runs"), [(1023, False), (1024, True), (1025, True), (1026, True), (64, True)])
+def test_torchs_kernel_runs_an_m_that_is_no_multiple_of_4_from_1024_on(m, runs):
+    reason = vendor.BACKEND.supports(Problem.dense(m=m, n=256, k=256, scales="block"), H200)
+    assert (reason is None) == runs
+    assert runs or f"m={m} must be a multiple of 4" in reason
+
+
+def test_the_second_product_is_counted_and_explained(monkeypatch):
+    found, _ = decide(monkeypatch, row_major(4097, 4096, 7168), vendor_us=300.0, ours_us=400.0)
+    assert found.config == VENDOR
+    assert (
+        "makes a product of the last 4 rows" in found.reason and "rows of zeros up to a multiple of 4" in found.reason
+    )
+    found, ours = decide(monkeypatch, row_major(4097, 4096, 7168), vendor_us=390.0, ours_us=400.0)
+    assert found.config == ours
+
+
 def decide(monkeypatch, problem: Problem, vendor_us: float, ours_us: float, **asked):
     """The decision where these two times were measured at the problem's key, and the config of ours."""
     ours = next(one for one in OPERATION.candidates(problem, H200) if one.backend == "cutlass_sm90")

@@ -1,7 +1,8 @@
 """Backend of the vendor library: torch._scaled_mm, which is cuBLASLt or torch's own CUTLASS.
 
 Block scales go to torch._scaled_mm_v2, behind torch.nn.functional.scaled_mm, which takes an out. It takes
-them in one layout; those of another one are copied into it at each call.
+them in one layout; those of another one are copied into it at each call. cuBLASLt reads scale_a in units of
+16 bytes, so it takes no m but multiples of 4: the last rows of another m are a product of their own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _CUDA = _version(torch.version.cuda)
 
 _BLOCK_RECIPES = (4, 5)
 """BlockWise1x128 and BlockWise128x128 of torch.nn.functional.ScalingType."""
+
+
+_UNIT_M, _LEAST_M_IN_PARTS = 4, 1024
 
 
 def _why_not(problem: Problem, device: Device) -> str | None:
@@ -56,8 +60,11 @@ def _block_scales(problem: Problem, device: Device) -> str | None:
             "torch has block scales on compute capability 9.0 only, the device has "
             f"{_dotted(device.compute_capability)}"
         )
-    if problem.m % 4:
-        return f"m={problem.m} must be a multiple of 4 for cuBLASLt, which reads scale_a in units of 16 bytes"
+    if problem.m % _UNIT_M and problem.m < _LEAST_M_IN_PARTS:
+        return (
+            f"m={problem.m} must be a multiple of {_UNIT_M} for cuBLASLt, which reads scale_a in units of 16 bytes, "
+            f"or at least {_LEAST_M_IN_PARTS}, where a second product for the last rows costs little"
+        )
     if device.is_described:
         return None
     if not hasattr(torch, "_scaled_mm_v2"):
@@ -128,14 +135,26 @@ _COPY_US, _COPY_BYTES_PER_US = 1.4, 0.6e6
 graph of fifty."""
 
 
+_PART_US, _READ_BYTES_PER_US = 5.0, 3e6
+"""Of a product of four rows: its launch, and its reading of the weight."""
+
+
+def _parts(m: int) -> list[tuple[int, int]]:
+    """The first row and the end of each product. The last one may repeat rows of the first, with the same
+    result."""
+    whole = m - m % _UNIT_M
+    return [(0, m)] if whole == m else [(0, whole), (m - _UNIT_M, m)]
+
+
 def _copied(problem: Problem) -> list[str]:
     """The block scales that lie otherwise than torch's kernel takes them."""
     if problem.scales != "block":
         return []
     strides_a = problem.scale_a_stride_m, problem.ld_scale_a
     strides_b = problem.ld_scale_b, problem.scale_b_stride_n
+    is_a_right = strides_a == (1, problem.m) and problem.m % _UNIT_M == 0
     is_b_right = problem.is_scale_b_padded and strides_b == (1, padded_num_blocks(problem.k))
-    return [name for name, is_right in (("a", strides_a == (1, problem.m)), ("b", is_b_right)) if not is_right]
+    return [name for name, is_right in (("a", is_a_right), ("b", is_b_right)) if not is_right]
 
 
 def _converts(problem: Problem) -> Conversion | None:
@@ -144,16 +163,20 @@ def _converts(problem: Problem) -> Conversion | None:
         return None
     m, blocks, padded = problem.m, num_blocks(problem.k), padded_num_blocks(problem.k)
     num_floats = {"a": m * blocks, "b": blocks * num_blocks(problem.n)}
-    layouts = {
-        "a": f"strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
-        "b": f"{padded} rows and strides (1, {padded}) instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
+    remedies = {
+        "a": f"scale_a with strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
+        "b": f"scale_b with {padded} rows and strides (1, {padded}) instead of "
+        f"({problem.ld_scale_b}, {problem.scale_b_stride_n})",
     }
     us = sum(_COPY_US + 4 * num_floats[name] / _COPY_BYTES_PER_US for name in copied)
-    copies = " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
-    remedy = ", ".join(f"scale_{name} with {layouts[name]}" for name in copied)
+    does = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
+    if m % _UNIT_M:
+        us += _PART_US + problem.n * problem.k / _READ_BYTES_PER_US
+        does += f" and makes a product of the last {_UNIT_M} rows"
+        remedies["a"] = f"a with rows of zeros up to a multiple of {_UNIT_M}"
     return Conversion(
-        f"each call copies {copies} to the layout of torch's kernel, some {us:.1f} us beside the measured time; "
-        f"lay them out once: {remedy}",
+        f"each call {does}, for the layout of torch's kernel, some {us:.1f} us beside the measured time; "
+        f"lay them out once: {', '.join(remedies[name] for name in copied)}",
         us,
     )
 
@@ -172,6 +195,7 @@ def _plan_block_scales(problem: Problem) -> Plan:
     is_dense = problem.ldd == problem.n
     copied, padded = _copied(problem), padded_num_blocks(problem.k)
     copies_a, copies_b = "a" in copied, "b" in copied
+    parts = _parts(problem.m)
 
     def run(
         a: torch.Tensor,
@@ -181,12 +205,15 @@ def _plan_block_scales(problem: Problem) -> Plan:
         scale_b: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
-        if copies_a:
-            scale_a = _column_major(scale_a, scale_a.shape[0])
         if copies_b:
             scale_b = _column_major(scale_b, padded)
         d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
-        scaled_mm(a, b, [scale_a], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False, out=d)
+        for begin, end in parts:
+            scale = _column_major(scale_a[begin:end], end - begin) if copies_a else scale_a
+            scaled_mm(
+                a[begin:end], b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
+                out=d[begin:end],
+            )  # fmt: skip
         if not is_dense:
             out.copy_(d)
 
