@@ -27,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.tile_rule import is_near
 from stoneware.tuning.choose import is_vendor
 
 if TYPE_CHECKING:
@@ -234,8 +233,8 @@ def _estimate(
 def estimates(
     m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], has_one_order: bool = False, num_groups: int = 0
 ) -> list[Estimate]:
-    """The estimate of every config that was among the fastest at a near problem and would be raced
-    at this one, the one with the least expected time first.
+    """The estimate of every config that was among the fastest at a near problem, the one with the least
+    expected time first.
 
     Args:
       m, n, k, num_groups: the problem.
@@ -252,22 +251,14 @@ def estimates(
     by_source: dict[int, dict[Any, list[Any] | None]] = {}
     if has_one_order:
         near = [(apart, said) for apart, one in near if (said := _without_splits(one)).corrections]
-    is_ours_among = False
-    # All tiles of a family may be too small for m: one of them runs all the same.
-    for any_tile in (False, True):
-        for _, (_, candidates, corrections) in near:
-            found = by_source.setdefault(id(candidates), {})
-            for position, _, _, _ in corrections[:_FASTEST]:
-                if any_tile or position not in found:
-                    config, model = candidates[position]
-                    is_ours = not is_vendor(config)
-                    is_candidate = model is not None and (any_tile or not is_ours or is_near(model.tile_m, m))
-                    is_ours_among |= is_candidate and is_ours
-                    found[position] = (
-                        [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False] if is_candidate else None
-                    )
-        if is_ours_among:
-            break
+    for _, (_, candidates, corrections) in near:
+        found = by_source.setdefault(id(candidates), {})
+        for position, _, _, _ in corrections[:_FASTEST]:
+            if position not in found:
+                config, model = candidates[position]
+                found[position] = (
+                    None if model is None else [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
+                )
     if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
     for apart, (_, candidates, corrections) in near:
