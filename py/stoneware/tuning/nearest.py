@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import operator
 from collections.abc import Sequence
@@ -30,11 +31,29 @@ def around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tup
     return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m)]
 
 
+LINE_BYTES = 128
+
+
+def alignment(row_bytes: int) -> int:
+    """The power of two, up to a cache line, that divides the bytes of a row."""
+    return min(row_bytes & -row_bytes, LINE_BYTES)
+
+
 _APART_BY_ALIGNMENT = 0.3
 """How far two k are apart of which one begins rows of an operand at addresses half as aligned."""
 
 _APART_BY_GROUPS = 0.1
 """The same of two numbers of groups, of which the model has the work: times their ratio and its inverse, less 2."""
+
+
+@functools.lru_cache(maxsize=8)  # there are eight alignments
+def _aparts_by_alignment(aligned: int) -> list[float]:
+    """How far rows of any bytes, modulo LINE_BYTES, are from rows that are so aligned."""
+    bits = aligned.bit_length()
+    return [
+        _APART_BY_ALIGNMENT * (alignment(row_bytes or LINE_BYTES).bit_length() - bits) ** 2
+        for row_bytes in range(LINE_BYTES)
+    ]
 
 
 def near_weights(
@@ -57,19 +76,16 @@ def near_weights(
     # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
     # ratio, without libm.
     *groups, n, k = sizes
-    aparts = [n / near_n + near_n / n + k / near_k + near_k / k - 4.0 for *_, near_n, near_k in weights]
+    by_alignment = _aparts_by_alignment(alignment(k * element_bytes))
+    aparts = [
+        n / near_n + near_n / n + k / near_k + near_k / k - 4.0 + by_alignment[near_k * element_bytes % LINE_BYTES]
+        for *_, near_n, near_k in weights
+    ]
     for num_groups in groups:
         aparts = [
             apart + _APART_BY_GROUPS * (num_groups / near + near / num_groups - 2.0)
             for apart, (near, *_) in zip(aparts, weights)
         ]
-    from stoneware.tuning.time_model import alignment
-
-    aligned = alignment(k * element_bytes).bit_length()
-    aparts = [
-        apart + _APART_BY_ALIGNMENT * (alignment(near_k * element_bytes).bit_length() - aligned) ** 2
-        for apart, (*_, near_k) in zip(aparts, weights)
-    ]
     # Numbers are sorted in a third of the time of tuples.
     most = sorted(aparts)[:_NEAR_WEIGHTS][-1]
     near = [(apart, weight) for apart, weight in zip(aparts, weights) if apart <= most]

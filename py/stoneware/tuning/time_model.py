@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.config import AnyConfig
 from stoneware.tuning.choose import is_vendor
+from stoneware.tuning.nearest import LINE_BYTES, alignment
 
 if TYPE_CHECKING:
     from stoneware.tuning.table_entry import Entry
@@ -126,14 +127,6 @@ class TimeModel(NamedTuple):
             1 - alignment(k * a_bytes) / LINE_BYTES,
             blocks / (waves * slots),
         )
-
-
-LINE_BYTES = 128
-
-
-def alignment(row_bytes: int) -> int:
-    """The power of two, up to a cache line, that divides the bytes of a row."""
-    return min(row_bytes & -row_bytes, LINE_BYTES)
 
 
 NUM_TIMES = 7
