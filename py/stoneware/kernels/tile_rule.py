@@ -114,6 +114,19 @@ def is_worth_timing(kernel: KernelRecord, key: Key) -> bool:
 
 
 def is_near(extent: int, m: int) -> bool:
-    """Whether a tile with so many rows may be the fastest at m: at least half of them are filled, or
-    there are few, and m has no more than eight of it (docs/design/table.md)."""
-    return (extent <= _SMALL_TILE_M or extent <= 2 * m) and min(m, _LARGE_M) <= 8 * extent
+    """Whether a tile with so many rows may be the fastest at m: half of it is filled, and m has no more
+    than eight of it (docs/design/table.md)."""
+    return is_half_filled(extent, m) and min(m, _LARGE_M) <= 8 * extent
+
+
+def is_half_filled(extent: int, m: int) -> bool:
+    """Whether at least half of a tile's rows are filled, or there are few."""
+    return extent <= _SMALL_TILE_M or extent <= 2 * m
+
+
+LINE_BYTES = 128
+
+
+def alignment(row_bytes: int) -> int:
+    """The power of two, up to a cache line, that divides the bytes of a row."""
+    return min(row_bytes & -row_bytes, LINE_BYTES)

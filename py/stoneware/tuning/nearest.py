@@ -9,6 +9,7 @@ import operator
 from collections.abc import Sequence
 
 from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.tile_rule import LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import size_log
 
@@ -29,14 +30,6 @@ def around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tup
         for near_m in m_around(place.block.last_sizes(weight), m):
             first.setdefault(near_m, place)
     return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m)]
-
-
-LINE_BYTES = 128
-
-
-def alignment(row_bytes: int) -> int:
-    """The power of two, up to a cache line, that divides the bytes of a row."""
-    return min(row_bytes & -row_bytes, LINE_BYTES)
 
 
 _APART_BY_ALIGNMENT = 0.3

@@ -27,8 +27,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_half_filled
 from stoneware.tuning.choose import is_vendor
-from stoneware.tuning.nearest import LINE_BYTES, alignment
 
 if TYPE_CHECKING:
     from stoneware.tuning.table_entry import Entry
@@ -249,8 +249,9 @@ def estimates(
         for position, _, _, _ in corrections[:_FASTEST]:
             if position not in found:
                 config, model = candidates[position]
+                is_candidate = model is not None and (is_vendor(config) or is_half_filled(model.tile_m, m))
                 found[position] = (
-                    None if model is None else [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
+                    [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False] if is_candidate else None
                 )
     if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
