@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -51,6 +52,53 @@ def test_training_in_fp8_is_near_float64(recipe, shape, bias):
         wide = 2 if recipe == "tensorwise" and name != "y" else 1
         assert error(found[name], value) < (BF16_ERROR if name == "bias" else wide * FP8_ERROR), name
         assert found[name].dtype == torch.bfloat16
+
+
+@recipes
+def test_parameters_in_32_bits_train_without_autocast(recipe):
+    layer = nn.Float8Linear(K, N, recipe=recipe)
+    x, dy = torch.randn(32, K), torch.randn(32, N)
+    found, expected = gradients(layer, x, dy), gradients(in_float64(layer), x.double(), dy)
+    for name, value in expected.items():
+        assert error(found[name], value) < (BF16_ERROR if name == "bias" else 2 * FP8_ERROR), name
+        assert found[name].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [*RECIPES, "bf16"])
+def test_no_rows_give_gradients_of_zeros(kind):
+    layer = nn.Linear(K, N) if kind == "bf16" else nn.Float8Linear(K, N, recipe=kind)
+    found = gradients(layer.bfloat16(), torch.empty(2, 0, K).bfloat16(), torch.empty(2, 0, N))
+    assert found["y"].shape == (2, 0, N) and found["x"].shape == (2, 0, K)
+    assert not found["weight"].any() and not found["bias"].any()
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (torch.empty(3, K - 1, dtype=torch.bfloat16), f"x.shape=[3, {K - 1}] must end with in_features={K}"),
+        (torch.empty((), dtype=torch.bfloat16), f"x.shape=[] must end with in_features={K}"),
+        (torch.empty(3, K), "x.dtype=torch.float32 must be torch.bfloat16 for this layer; cast it with x.to"),
+        (torch.empty(3, K, dtype=torch.float64), "x.dtype=torch.float64 must be torch.bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Float8Linear, nn.Float8InferenceLinear])
+def test_an_x_that_does_not_fit_is_refused(kind, x, text):
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+        kind(K, N, dtype=torch.bfloat16)(x)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(nn.Linear, torch.float32), (nn.Float8Linear, torch.float64)])
+def test_a_weight_in_a_dtype_that_cannot_be_is_refused(kind, dtype):
+    with pytest.raises(TypeError, match=f"weight.dtype={dtype} must be torch.bfloat16"):
+        kind(K, N, dtype=dtype)(torch.empty(3, K, dtype=dtype))
+
+
+@recipes
+def test_a_second_derivative_is_refused(recipe):
+    x = torch.randn(16, K, requires_grad=True)
+    (dx,) = torch.autograd.grad(nn.Float8Linear(K, N, recipe=recipe)(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -132,6 +180,34 @@ def test_a_frozen_layer_loads_16_bit_and_fp8_checkpoints(recipe):
     assert torch.equal(first(x), second(x))
     assert torch.equal(first(x), third(x))
     assert error(first.dequantized(), linear.weight) < FP8_ERROR
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_cast_leaves_a_frozen_weight_as_it_is(recipe, dtype):
+    linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)
+    frozen = nn.Float8InferenceLinear.from_linear(linear, recipe)
+    before = copy.deepcopy(frozen)
+    frozen.to(dtype)
+    assert frozen.weight.view(torch.uint8).equal(before.weight.view(torch.uint8))
+    assert frozen.weight_scale_inv.equal(before.weight_scale_inv)
+    assert frozen.bias.dtype == frozen.dequantized().dtype == dtype
+    x = torch.randn(8, K)
+    assert error(frozen(x.to(dtype)), in_float64(linear)(x.double())) < FP8_ERROR
+    assert frozen.to("meta").weight.is_meta
+
+
+def test_a_frozen_layer_made_on_meta_takes_a_16_bit_checkpoint():
+    linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)
+    frozen = nn.Float8InferenceLinear(K, N, device="meta", dtype=torch.bfloat16)
+    frozen.load_state_dict(dict(linear.named_parameters()), assign=True)
+    x = torch.randn(8, K).bfloat16()
+    assert error(frozen(x), in_float64(linear)(x.double())) < FP8_ERROR
+
+
+def test_an_adapter_has_the_dtype_of_its_base():
+    base = nn.Float8InferenceLinear(K, N, dtype=torch.float16)
+    assert nn.Lora(base, rank=8)(torch.ones(2, K, dtype=torch.float16)).dtype == torch.float16
 
 
 def test_an_adapter_trains_over_a_frozen_layer():

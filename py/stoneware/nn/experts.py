@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.nn.inference import KeepsFloat8
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
@@ -74,7 +75,7 @@ class Experts(torch.nn.Module):
         return grouped_mm(rows, getattr(self, name).mT, offs)
 
 
-class Float8InferenceExperts(Experts):
+class Float8InferenceExperts(KeepsFloat8, Experts):
     """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x.
 
     Attributes:

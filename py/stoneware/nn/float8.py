@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, check_is_built
@@ -53,6 +54,7 @@ class _Linear(torch.autograd.Function):
         return scaled_mm(*_operands(_cast(x, x_cast), weight_operand), bias, x.dtype, use_fast_accum=True)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -68,12 +70,24 @@ class _Linear(torch.autograd.Function):
 
 def _grad_input(gradient: torch.Tensor, weight: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:
     """gradient [m, n] @ weight [n, k]."""
-    if casts is None:
-        return matmul(gradient, weight)
+    assert casts is not None, "every recipe has fp8 products for dx"
     if isinstance(weight, GatheredWeight):
-        gradient, weight_operand = _transposed(gradient, weight.quantized, weight.scale, casts[1])
-    else:
-        weight_operand = _cast(weight, casts[1], transpose=True)
+        return grad_input_of_quantized(gradient, weight.quantized, weight.scale, casts)
+    operands = _operands(_cast(gradient, casts[0]), _cast(weight, casts[1], transpose=True))
+    return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
+
+
+def grad_input_of_quantized(
+    gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, casts: tuple[Cast, Cast]
+) -> torch.Tensor:
+    """gradient [m, n] @ weight [n, k], of a weight that is fp8 already, with the scales of its forward product.
+
+    Args:
+      gradient: in 16 or 32 bits.
+      values, scale: the weight, as `sw.quantize` gives it.
+      casts: of the gradient, and of the weight where it is not fp8 already.
+    """
+    gradient, weight_operand = _transposed(gradient, values, scale, casts[1])
     operands = _operands(_cast(gradient, casts[0]), weight_operand)
     return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
 
@@ -98,8 +112,13 @@ def _transposed(
 
 def _grad_weight(gradient: torch.Tensor, x: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:
     """gradient [m, n]^T @ x [m, k]."""
+    dtype = gradient.dtype
     if casts is None:
-        return matmul(gradient.t(), x)
+        # Parameters in 32 bits get a sum in 32 bits of products of 16.
+        gradient, x = (one.bfloat16() if one.dtype == torch.float32 else one for one in (gradient, x))
+        return matmul(gradient.t(), x, out_dtype=dtype)
+    if not gradient.shape[0]:
+        return gradient.new_zeros(gradient.shape[1], x.shape[1])
     padding = -gradient.shape[0] % (BLOCK if casts[0].scales == "block" else UNIT)
     if padding:
         gradient, x = (torch.nn.functional.pad(one, (0, 0, 0, padding)) for one in (gradient, x))

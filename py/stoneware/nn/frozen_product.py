@@ -17,6 +17,7 @@ import torch
 
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.registry import CALL_MODULE
+from stoneware.nn.linear import FLOATS, check_x
 from stoneware.nn.recipes import RECIPES
 from stoneware.ops.scaled_mm import api as scaled_mm
 from stoneware.ops.scaled_mm.spec import SPEC
@@ -41,6 +42,11 @@ def attached(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     return None if found is None or found[2] != x._version else found[:2]
 
 
+def check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raises TypeError or ValueError for an x that does not fit a frozen layer."""
+    check_x(x, weight.shape[1], FLOATS if bias is None else (bias.dtype,))
+
+
 @functools.cache
 def linear(recipe: str, slow: Call) -> Call:
     """call(x, weight, scale, bias) -> y for layers of a recipe.
@@ -53,6 +59,7 @@ def linear(recipe: str, slow: Call) -> Call:
     between = ("x8", "scale_x", "partial")[: 2 + (RECIPES[recipe].forward[0].scales == "tensor")]
 
     def make(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        check(x, weight, bias)
         rows = x.reshape(-1, x.shape[-1])
         step, device, outputs, (x8, scale_x) = _quantizing(recipe, rows, between)
         product = _product(x8, weight, scale_x, scale, bias, x.dtype)
@@ -88,6 +95,7 @@ def swiglu(slow: Call) -> Call:
     """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers; `slow` computes the same."""
 
     def make(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+        check(x, weights[0], None)
         rows = x.reshape(-1, x.shape[-1])
         step, device, outputs, (x8, scale_x) = _quantizing("rowwise", rows, ("x8", "scale_x"))
         steps, described = _swiglu(x8, scale_x, x.dtype, *weights)

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
-from stoneware.nn import frozen_product
+from stoneware.nn import float8, frozen_product
 from stoneware.nn.linear import autocast_dtype, checked
 from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
 
 
-class Float8InferenceLinear(torch.nn.Linear):
+class KeepsFloat8(torch.nn.Module):
+    """A module whose fp8 weights and their scales move with .to(device), and keep their dtypes in .to(dtype),
+    .half() and the like, which would round values without their scales."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> KeepsFloat8:
+        own = {**self._parameters, **self._buffers}
+        kept = {id(one) for name, one in own.items() if one is not None and (one.dtype in FP8 or "scale" in name)}
+
+        def without_cast(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if id(tensor) in kept and moved.dtype != tensor.dtype else moved
+
+        return super()._apply(without_cast, recurse)
+
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
     """A linear layer with a frozen fp8 weight: half the memory, and an fp8 product.
 
     x is quantized at each call. The weight takes no gradient, x does: dx is an fp8 product with the
@@ -32,11 +52,14 @@ class Float8InferenceLinear(torch.nn.Linear):
       dtype: of the bias and of what the layer is called with; the default is torch's.
 
     Shapes:
-      x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast.
+      x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast; of the bias, if there is one.
       y: [..., out_features] of that dtype.
+
+    .to(dtype), .half() and the like cast the bias, and leave the weight as it is.
 
     Raises:
       ValueError: an unknown recipe, or a size that breaks its rule.
+      TypeError, ValueError: x is of another dtype or width than the layer.
     """
 
     def __init__(
@@ -108,6 +131,11 @@ class Float8InferenceLinear(torch.nn.Linear):
             return frozen_product.linear_of_quantized(x.dtype)(*quantized, weight, scale, bias)
         return frozen_product.linear(self.recipe, followed)(x, weight, scale, bias)
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8InferenceLinear:
+        super()._apply(fn, recurse)
+        self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype)).dtype
+        return self
+
     def reset_parameters(self) -> None:
         """Nothing: a frozen weight is loaded or quantized, never drawn."""
 
@@ -117,8 +145,11 @@ class Float8InferenceLinear(torch.nn.Linear):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantizes a weight that is not fp8 yet."""
         weight = state_dict.get(f"{prefix}weight")
-        if weight is not None and weight.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
-            values, scale = _cast(weight.to(self.weight.device), RECIPES[self.recipe].forward[1])
+        if weight is not None and weight.dtype not in FP8:
+            weight = weight.detach()
+            if not self.weight.is_meta:
+                weight = weight.to(self.weight.device)
+            values, scale = _cast(weight, RECIPES[self.recipe].forward[1])
             state_dict = {**state_dict, f"{prefix}weight": values, f"{prefix}weight_scale_inv": scale}
         super()._load_from_state_dict(state_dict, prefix, *others)
 
@@ -135,23 +166,13 @@ class _Frozen(torch.autograd.Function):
         return _product(x, weight, scale, bias, RECIPES[recipe])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         needs_x, _, _, needs_bias = ctx.needs_input_grad[:4]
         gradient = gradient.contiguous()
-        grad_x = None
-        if needs_x:
-            # dx[m, k] = sum over n of (dy[m, n] * scale[n]) * weight[n, k]: a scale that is along the
-            # summed dimension goes into dy before its cast.
-            cast = RECIPES[ctx.recipe].forward[0]
-            if cast.scales == "row":
-                gradient_x, scale_b = gradient * scale.t().to(gradient.dtype), scale.new_ones(1, weight.shape[1])
-            else:
-                gradient_x, scale_b = gradient, scale
-            values, scale_a = _cast(gradient_x, cast)
-            grad_x = scaled_mm(
-                values, weight.t().contiguous().t(), scale_a, scale_b, out_dtype=gradient.dtype, use_fast_accum=False
-            )
+        casts = RECIPES[ctx.recipe].forward
+        grad_x = float8.grad_input_of_quantized(gradient, weight, scale, casts) if needs_x else None
         grad_bias = gradient.sum(0, dtype=torch.float32).to(gradient.dtype) if needs_bias else None
         return grad_x, None, None, grad_bias, None
 
@@ -160,6 +181,7 @@ def followed(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
 ) -> torch.Tensor:
     """The call as calls of ops, for autograd, for traces and for torch dispatch modes."""
+    frozen_product.check(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled() and (rows.requires_grad or (bias is not None and bias.requires_grad)):
         check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from stoneware.nn import float8
@@ -21,7 +23,7 @@ class Linear(torch.nn.Linear):
       y: [..., out_features] of that dtype.
 
     Raises:
-      As `sw.matmul`.
+      TypeError, ValueError: x is of another dtype or width than the weight, or not in 16 bits.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -30,6 +32,7 @@ class Linear(torch.nn.Linear):
             from stoneware.nn import sharded
 
             return sharded.linear(_product, x, weight, bias)
+        _check(x, weight, BITS_16)
         return _product(x, weight, bias)
 
 
@@ -54,6 +57,7 @@ class Float8Linear(torch.nn.Linear):
 
     Raises:
       ValueError: an unknown recipe, or a size that breaks its rule.
+      TypeError, ValueError: x is of another dtype or width than the weight.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Float8Linear(torch.nn.Linear):
             from stoneware.nn import sharded
 
             return sharded.linear(self._product_of_shards, x, weight, bias)
+        _check(x, weight, FLOATS)
         return float8.linear(x, weight, bias, self.recipe)
 
     def _product_of_shards(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -106,10 +111,40 @@ def checked(name: str, in_features: int, out_features: int) -> Recipe:
     return recipe
 
 
+BITS_16 = (torch.bfloat16, torch.float16)
+FLOATS = (*BITS_16, torch.float32)
+"""Dtypes of parameters."""
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    if weight.dtype not in dtypes:
+        raise TypeError(
+            f"weight.dtype={weight.dtype} must be {_one_of(dtypes)}; cast the layer with .to(torch.bfloat16), or call "
+            "it under torch.autocast"
+        )
+    check_x(x, weight.shape[1], (weight.dtype,))
+
+
+def check_x(x: torch.Tensor, in_features: int, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises TypeError or ValueError for an x that does not fit a layer, or is in none of the dtypes."""
+    if x.dtype not in dtypes:
+        raise TypeError(
+            f"x.dtype={x.dtype} must be {_one_of(dtypes)} for this layer; cast it with x.to({dtypes[0]}), or call the "
+            "layer under torch.autocast"
+        )
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise ValueError(f"x.shape={list(x.shape)} must end with in_features={in_features}; reshape or pad x")
+
+
+def _one_of(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(map(str, dtypes))
+
+
 def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     """The dtype of torch.autocast, if it is on for x's device."""
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    # torch knows no autocast for "meta", and refuses the question.
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
 
 
 def _autocast(

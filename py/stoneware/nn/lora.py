@@ -24,7 +24,7 @@ class Lora(torch.nn.Module):
     """
 
     def __init__(
-        self, base: torch.nn.Linear, rank: int, alpha: float | None = None, *, dtype: torch.dtype = torch.bfloat16
+        self, base: torch.nn.Linear, rank: int, alpha: float | None = None, *, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         if rank < 1:
@@ -32,6 +32,7 @@ class Lora(torch.nn.Module):
         self.base = base.requires_grad_(False)
         self.scaling = (rank if alpha is None else alpha) / rank
         device = base.weight.device
+        dtype = dtype or getattr(base, "compute_dtype", base.weight.dtype)
         self.a = Linear(base.in_features, rank, bias=False, device=device, dtype=dtype)
         self.b = Linear(rank, base.out_features, bias=False, device=device, dtype=dtype)
         torch.nn.init.zeros_(self.b.weight)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_product
+from stoneware.nn.linear import autocast_dtype
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -42,11 +43,7 @@ class RMSNorm(torch.nn.RMSNorm):
         super().__init__(hidden_size, eps=eps, device=device, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if (
-            torch.compiler.is_dynamo_compiling()
-            or torch.is_inference_mode_enabled()
-            or torch.is_autocast_enabled(x.device.type)
-        ):
+        if torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled() or autocast_dtype(x) is not None:
             return super().forward(x)
         assert self.eps is not None  # as __init__ has it
         y, values, scale = frozen_product.rms_norm(self.eps, _followed_by(self.eps))(x, self.weight)
