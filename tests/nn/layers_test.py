@@ -241,6 +241,48 @@ def test_experts_are_the_sum_of_their_mlps():
         assert error(in_fp8(x, chosen, weights), expected) < 2 * FP8_ERROR
 
 
+def test_experts_under_autocast_and_frozen_ones_from_a_checkpoint():
+    layer = nn.Experts(4, 64, 96)
+    x, chosen, weights = torch.randn(9, 64), torch.randint(4, (9, 2)), torch.rand(9, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x, chosen, weights)
+        assert expected.dtype == torch.bfloat16
+        expected.sum().backward()
+        assert layer.down.grad.dtype == torch.float32
+    frozen = nn.Float8InferenceExperts.from_experts(layer)
+    loaded = nn.Float8InferenceExperts(4, 64, 96)
+    loaded.load_state_dict(frozen.state_dict())
+    with torch.no_grad():
+        found = loaded.half().bfloat16()(x.bfloat16(), chosen, weights)
+        assert torch.equal(found, frozen(x.bfloat16(), chosen, weights))
+        assert error(found, expected.detach()) < 2 * FP8_ERROR
+
+
+@pytest.mark.parametrize("counts", [[0, 5, 0, 16], [0, 0, 0, 0], [21, 0, 0, 0]])
+def test_experts_without_tokens_have_gradients_of_zeros(counts):
+    layer = nn.Experts(4, 64, 96, dtype=torch.bfloat16)
+    chosen = torch.repeat_interleave(torch.arange(4), torch.tensor(counts)).reshape(-1, 1)
+    x = torch.randn(sum(counts), 64, dtype=torch.bfloat16, requires_grad=True)
+    layer(x, chosen, torch.ones(chosen.shape)).float().square().sum().backward()
+    assert x.grad.shape == x.shape
+    assert [bool(one.any()) for one in layer.down.grad] == [count > 0 for count in counts]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "weights", "text"),
+    [
+        (torch.full((9, 2), 4), torch.ones(9, 2), "numbers from 4 to 4, they must lie in 0 to 3"),
+        (torch.full((9, 2), -1), torch.ones(9, 2), "numbers from -1 to -1, they must lie in 0 to 3"),
+        (torch.zeros(5, 2, dtype=torch.int64), torch.ones(5, 2), "begin as x.shape=[9, 64] does"),
+        (torch.zeros(9, 2, dtype=torch.int64), torch.ones(9, 1), "weights.shape=[9, 1] must be equal"),
+    ],
+)
+def test_experts_that_do_not_fit_are_refused(chosen, weights, text):
+    layer = nn.Experts(4, 64, 96, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        layer(torch.zeros(9, 64, dtype=torch.bfloat16), chosen, weights)
+
+
 @pytest.mark.parametrize("kind", [nn.Float8Linear, nn.Float8InferenceLinear])
 def test_a_size_or_a_recipe_that_cannot_be_is_refused(kind):
     with pytest.raises(ValueError, match="in_features=100 must be a positive multiple of 16.*pad the layer"):

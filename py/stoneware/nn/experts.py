@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 
 from stoneware.nn.inference import KeepsFloat8
+from stoneware.nn.linear import autocast_dtype, check_x
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
+
+_WEIGHTS = ("gate_up", "down")
 
 
 class Experts(torch.nn.Module):
@@ -26,12 +29,13 @@ class Experts(torch.nn.Module):
 
     Shapes:
       x: [..., hidden_size], bfloat16.
-      experts: [..., top_k] integers, the experts of each token.
+      experts: [..., top_k] integers from 0 to num_experts - 1, the experts of each token. On a GPU that is not
+        checked, since the check would wait for it.
       weights: [..., top_k], theirs in the sum.
       y: [..., hidden_size], bfloat16.
 
     Raises:
-      ValueError: a size that breaks its rule.
+      TypeError, ValueError: a size that breaks its rule, or a dtype or a shape that does not fit.
     """
 
     def __init__(
@@ -59,6 +63,9 @@ class Experts(torch.nn.Module):
             torch.nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if (dtype := autocast_dtype(x)) is not None:
+            x = x.to(dtype)
+        self._check(x, experts, weights)
         rows = x.reshape(-1, x.shape[-1])
         top_k = experts.shape[-1]
         by_expert, order = experts.reshape(-1).sort(stable=True)
@@ -70,9 +77,28 @@ class Experts(torch.nn.Module):
         y = y * weights.reshape(-1, 1)[order].to(y.dtype)
         return torch.zeros_like(rows).index_add_(0, token, y).reshape(x.shape)
 
+    def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
+        num_experts, hidden_size, _ = self.down.shape
+        check_x(x, hidden_size, (torch.bfloat16,))
+        if experts.shape != weights.shape or experts.shape[:-1] != x.shape[:-1]:
+            raise ValueError(
+                f"experts.shape={list(experts.shape)} and weights.shape={list(weights.shape)} must be equal, and begin "
+                f"as x.shape={list(x.shape)} does; reshape them to {[*x.shape[:-1], 'top_k']}"
+            )
+        if experts.device.type == "cpu" and not torch.compiler.is_compiling() and experts.numel():
+            least, most = int(experts.min()), int(experts.max())
+            if not 0 <= least <= most < num_experts:
+                raise ValueError(
+                    f"experts has numbers from {least} to {most}, they must lie in 0 to {num_experts - 1}; give "
+                    "tokens that no expert takes any number, and the weight 0"
+                )
+
     def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
         """rows @ weight[expert].t(), of the weight of this name; offs as in `sw.grouped_mm`."""
-        return grouped_mm(rows, getattr(self, name).mT, offs)
+        weight = getattr(self, name)
+        if (dtype := autocast_dtype(rows)) is not None:
+            weight = weight.to(dtype)
+        return grouped_mm(rows, weight.mT, offs)
 
 
 class Float8InferenceExperts(KeepsFloat8, Experts):
@@ -83,16 +109,34 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
       down_scale: [num_experts, hidden_size] float32.
     """
 
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_experts, hidden_size, intermediate_size, device="meta", dtype=dtype)
+        for name in _WEIGHTS:
+            shape = getattr(self, name).shape
+            values = torch.zeros(shape, device=device).to(torch.float8_e4m3fn)
+            self._take(name, values, torch.ones(shape[:-1], device=device))
+
     @classmethod
     def from_experts(cls, experts: Experts) -> Float8InferenceExperts:
         """The experts with their weights quantized."""
         num_experts, hidden_size, intermediate_size = experts.down.shape
         new = cls(num_experts, hidden_size, intermediate_size, device="meta")
-        for name in ("gate_up", "down"):
+        for name in _WEIGHTS:
             values, scale = quantize(getattr(experts, name).detach(), "row")
-            setattr(new, name, torch.nn.Parameter(values, requires_grad=False))
-            new.register_buffer(f"{name}_scale", scale.squeeze(-1))
+            new._take(name, values, scale.squeeze(-1))
         return new.train(experts.training)
+
+    def _take(self, name: str, values: torch.Tensor, scale: torch.Tensor) -> None:
+        setattr(self, name, torch.nn.Parameter(values, requires_grad=False))
+        self.register_buffer(f"{name}_scale", scale)
 
     def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
         values, scale = quantize(rows, "row")

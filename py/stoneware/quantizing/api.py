@@ -170,8 +170,8 @@ def _slow(
 def _refuse_gradient(x: torch.Tensor) -> None:
     if torch.is_grad_enabled() and x.requires_grad:
         raise ForwardOnlyError(
-            "quantize has no backward, and x requires a gradient; use sw.nn.Float8Linear, which has one, call it "
-            "under torch.no_grad(), or pass x.detach()"
+            "quantize has no backward, and x requires a gradient; use a layer that has one, such as "
+            "sw.nn.Float8Linear, call it under torch.no_grad(), or pass x.detach()"
         )
 
 
