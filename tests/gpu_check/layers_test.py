@@ -98,7 +98,7 @@ def test_a_run_that_is_killed_and_resumed_has_the_losses_of_the_whole_run(tmp_pa
     losses, wrong = layers_train.judged(results, 2)
     assert wrong == []
     assert losses[layers_train.KILLED]["first_step"] == 2
-    assert losses[layers_train.KILLED]["same_losses"]
+    assert losses[layers_train.KILLED]["first_difference"] is None
     assert results["rowwise"]["num_bytes"] > 1e6
     # Results of the same key are read; those of another one are not.
     (tmp_path / "runs" / "rowwise.json").write_text("{}")
@@ -125,7 +125,7 @@ def result_of(*losses, first_step=0):
         ({"blockwise": result_of(9.0, 2.0, 1.9)}, "-2.50% of bf16's and must be within 1%"),
         ({"blockwise": result_of(9.0, 2.0, math.nan)}, "not finite"),
         ({layers_train.KILLED: result_of(9.0, 2.0, 2.001, first_step=1)}, "differ from step 2 on"),
-        ({layers_train.KILLED: result_of(9.0, 2.0, first_step=1)}, "differ from its length on"),
+        ({layers_train.KILLED: result_of(9.0, 2.0, first_step=1)}, "differ from step 2 on"),
         ({layers_train.KILLED: result_of(9.0, 2.0, 2.0)}, "must go on from its checkpoint"),
     ],
 )
@@ -196,7 +196,7 @@ def test_the_part_train_has_losses_and_times(tmp_path, monkeypatch):
         def __init__(self, *arguments):
             pass
 
-        def whole(self, recipe):
+        def whole(self, recipe, suffix=""):
             return result_of(2.0, 2.0) | {"parameters": 5e6, "text": "a text", "num_bytes": 7e6, "sha256": "5ha"}
 
         def killed_and_resumed(self, recipe):
@@ -205,7 +205,7 @@ def test_the_part_train_has_losses_and_times(tmp_path, monkeypatch):
     monkeypatch.setattr(layers_train, "Runs", Runs)
     page = page_of_part("train", tmp_path)
     assert "5.0 M parameters, 128 tokens a step of 7.0 MB of a text (sha256 5ha)" in page
-    assert "| 2.0000 | - | went on at step 1; the losses of the whole run |" in page
+    assert "| 2.0000 | - | went on at step 1; the losses of the first |" in page
 
 
 @NEEDS_TRANSFORMERS

@@ -71,7 +71,6 @@ def measure(values: Any) -> int:
     keys["train"] = key | {"steps": values.steps or sizes.train_steps}
     report = _started(folder / "layers.json", key)
     report["command"] = values.command or " ".join(["layers", *sys.argv[1:]])
-    report["commit"] = values.commit
     torch.manual_seed(time.time_ns())  # fresh inputs in each run
     for name in values.parts:
         if _is_done(report, name, keys[name]):
@@ -79,7 +78,7 @@ def measure(values: Any) -> int:
             continue
         part = _measuring(name, keys[name], sizes, clock, folder)
         record = _run(part, SHARES[name] * values.seconds, values.device)
-        report["parts"][name] = {"key": keys[name], "command": report["command"]} | record
+        report["parts"][name] = {"key": keys[name], "command": report["command"], "commit": values.commit} | record
         _write(folder, report)
         clock.release()
     print(_write(folder, report), end="")

@@ -25,8 +25,7 @@ def to_markdown(report: Mapping[str, Any]) -> str:
         lines += [
             f"Driver {facts['driver']}, torch {facts['torch']} with CUDA {facts['cuda_of_torch']}, triton "
             f"{facts['triton']}, transformers {facts['transformers']}, Python {facts['python']}, power limit "
-            f"{facts['power_limit_w']} W, stoneware {facts['stoneware']}, commit {report['commit']}, wheel sha256 "
-            f"{report['key']['wheel_sha256']}.",
+            f"{facts['power_limit_w']} W, stoneware {facts['stoneware']}.",
             "",
             "Medians of blocks of several steps between two events ± their interquartile range, in ms; ours and "
             "torch's interleaved in random order in one run. In brackets: torch's bf16 time over this one, so "
@@ -39,7 +38,8 @@ def to_markdown(report: Mapping[str, Any]) -> str:
             f"## {name}",
             "",
             f"{part['date']}, {part['seconds']} s, SM clock {before['sm_clock_mhz']} MHz before and "
-            f"{after['sm_clock_mhz']} MHz after. Command: `{part['command']}`.",
+            f"{after['sm_clock_mhz']} MHz after. Commit {part['commit']}, wheel sha256 {part['key']['wheel_sha256']}. "
+            f"Command: `{part['command']}`.",
         ]
         lines += ["", *TABLES[name](part)] if name in TABLES and is_measured(part) else []
         lines += ["", *(f"- PROBLEM: {problem}" for problem in part["problems"])] if part["problems"] else []
@@ -127,7 +127,10 @@ def _train(part: Row) -> list[str]:
     ]
     for name, losses in part["losses"].items():
         off = losses.get("against_bf16")
-        note = {True: "the losses of the whole run", False: "other losses"}.get(losses.get("same_losses"), "")
+        note = ""
+        if "first_difference" in losses:
+            at = losses["first_difference"]
+            note = "the losses of the first" if at is None else f"other losses from step {at} on"
         resumed = f"went on at step {losses['first_step']}" if losses["first_step"] else ""
         lines.append(
             _line(
