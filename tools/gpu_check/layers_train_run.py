@@ -4,7 +4,7 @@
 
 The model is examples/llama_model.py's, in float32 under torch.autocast to bf16. The text is the sources
 of Python's standard library, as bytes: they are on every machine, though not the same ones for each
-version of Python. Deterministic algorithms are asked for, and the batch of a step depends on its number alone.
+version of Python. Algorithms are deterministic, and the batch of a step depends on its number alone.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def text_facts(data: torch.Tensor) -> dict[str, Any]:
 
 
 def be_deterministic() -> None:
-    """As far as torch can; whether it was enough, the losses of two runs tell."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    """Without warn_only, with which torch's attention keeps adding its gradients in any order
+    (aten/src/ATen/native/transformers/cuda/attention_backward.cu)."""
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it is not read, and filling takes time
 
 
