@@ -94,6 +94,18 @@ def test_a_weight_in_a_dtype_that_cannot_be_is_refused(kind, dtype):
 
 
 @recipes
+def test_a_gradient_is_the_same_whatever_else_is_needed(recipe):
+    layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
+    x, dy = torch.randn(32, K).bfloat16(), torch.randn(32, N).bfloat16()
+    both = gradients(layer, x, dy)
+    layer.zero_grad()
+    layer(x).backward(dy)
+    assert torch.equal(layer.weight.grad, both["weight"])
+    layer.requires_grad_(False)
+    assert torch.equal(gradients(layer, x, dy)["x"], both["x"])
+
+
+@recipes
 def test_a_second_derivative_is_refused(recipe):
     x = torch.randn(16, K, requires_grad=True)
     (dx,) = torch.autograd.grad(nn.Float8Linear(K, N, recipe=recipe)(x).square().sum(), x, create_graph=True)

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoneware.nn.gathered_weight import GatheredWeight
-from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, check_is_built
+from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, Recipe, check_is_built
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
@@ -60,20 +60,46 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         recipe = RECIPES[ctx.recipe]
         gradient = gradient.contiguous()
+        both = _both_casts(gradient, weight, recipe) if needs_x and needs_weight else None
+        by_rows, by_columns = both or (None, None)
         return (
-            _grad_input(gradient, weight, recipe.grad_input) if needs_x else None,
-            _grad_weight(gradient, x, recipe.grad_weight) if needs_weight else None,
+            _grad_input(gradient, weight, recipe.grad_input, by_rows) if needs_x else None,
+            _grad_weight(gradient, x, recipe.grad_weight, by_columns) if needs_weight else None,
             gradient.sum(0, dtype=torch.float32).to(gradient.dtype) if needs_bias else None,
             None,
         )
 
 
-def _grad_input(gradient: torch.Tensor, weight: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:
-    """gradient [m, n] @ weight [n, k]."""
+Operand = tuple[torch.Tensor, torch.Tensor]
+"""fp8 values and their scales."""
+
+
+def _both_casts(gradient: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> tuple[Operand, Operand] | None:
+    """The gradient and its transpose in fp8, by one call, where both products take the same cast of it."""
+    casts = [one and one[0] for one in (recipe.grad_input, recipe.grad_weight)]
+    num_rows = gradient.shape[0]
+    if (
+        casts[0] is None
+        or casts[0] != casts[1]
+        or not num_rows
+        or num_rows % UNIT
+        or isinstance(weight, GatheredWeight)
+    ):
+        return None
+    values, scale, values_t, scale_t = quantize(
+        gradient, casts[0].scales, transpose="both", dtype=casts[0].dtype, power_of_two=casts[0].power_of_two
+    )
+    return (values, scale), (values_t, scale_t)
+
+
+def _grad_input(
+    gradient: torch.Tensor, weight: torch.Tensor, casts: tuple[Cast, Cast] | None, operand: Operand | None
+) -> torch.Tensor:
+    """gradient [m, n] @ weight [n, k]; `operand` is the gradient in fp8, if it is known."""
     assert casts is not None, "every recipe has fp8 products for dx"
     if isinstance(weight, GatheredWeight):
         return grad_input_of_quantized(gradient, weight.quantized, weight.scale, casts)
-    operands = _operands(_cast(gradient, casts[0]), _cast(weight, casts[1], transpose=True))
+    operands = _operands(operand or _cast(gradient, casts[0]), _cast(weight, casts[1], transpose=True))
     return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
 
 
@@ -94,7 +120,7 @@ def grad_input_of_quantized(
 
 def _transposed(
     gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, cast: Cast
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+) -> tuple[torch.Tensor, Operand]:
     """gradient [m, n], and the transpose of a weight [n, k] that is fp8 already, as `cast` has its scales.
 
     A scale of the weight's rows is along the summed dimension, so it goes into the gradient, relative to the
@@ -110,8 +136,10 @@ def _transposed(
     return gradient * (scale / largest).t().to(gradient.dtype), (values_t, scale_t)
 
 
-def _grad_weight(gradient: torch.Tensor, x: torch.Tensor, casts: tuple[Cast, Cast] | None) -> torch.Tensor:
-    """gradient [m, n]^T @ x [m, k]."""
+def _grad_weight(
+    gradient: torch.Tensor, x: torch.Tensor, casts: tuple[Cast, Cast] | None, operand: Operand | None
+) -> torch.Tensor:
+    """gradient [m, n]^T @ x [m, k]; `operand` is the transpose of the gradient in fp8, if it is known."""
     dtype = gradient.dtype
     if casts is None:
         # Parameters in 32 bits get a sum in 32 bits of products of 16.
@@ -122,17 +150,15 @@ def _grad_weight(gradient: torch.Tensor, x: torch.Tensor, casts: tuple[Cast, Cas
     padding = -gradient.shape[0] % (BLOCK if casts[0].scales == "block" else UNIT)
     if padding:
         gradient, x = (torch.nn.functional.pad(one, (0, 0, 0, padding)) for one in (gradient, x))
-    operands = _operands(_cast(gradient, casts[0], transpose=True), _cast(x, casts[1], transpose=True))
+    operands = _operands(operand or _cast(gradient, casts[0], transpose=True), _cast(x, casts[1], transpose=True))
     return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
 
 
-def _cast(x: torch.Tensor, cast: Cast, *, transpose: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def _cast(x: torch.Tensor, cast: Cast, *, transpose: bool = False) -> Operand:
     values, scale = quantize(x, cast.scales, transpose=transpose, dtype=cast.dtype, power_of_two=cast.power_of_two)
     return values, scale
 
 
-def _operands(
-    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _operands(a: Operand, b: Operand) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of `scaled_mm`, from casts of a [m, k] and of b [n, k]."""
     return a[0], b[0].t(), a[1], b[1].t() if b[1].ndim == 2 else b[1]
