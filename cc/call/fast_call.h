@@ -34,7 +34,7 @@ namespace stoneware::call {
 
 namespace nb = nanobind;
 
-inline constexpr int kMaxTensors = 12;
+inline constexpr int kMaxTensors = 24;
 inline constexpr int kMaxObjects = 8;
 inline constexpr int kMaxDims = 6;
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 
 import pytest
 import torch
 
 from stoneware import nn
+from stoneware.nn import float8
 from stoneware.nn.recipes import RECIPES
 
 FP8_ERROR = 2**-4
@@ -103,6 +105,34 @@ def test_a_gradient_is_the_same_whatever_else_is_needed(recipe):
     assert torch.equal(layer.weight.grad, both["weight"])
     layer.requires_grad_(False)
     assert torch.equal(gradients(layer, x, dy)["x"], both["x"])
+
+
+@recipes
+@pytest.mark.parametrize("shape", [(32, K), (2, 24, K)])
+@pytest.mark.parametrize("needs", [("x",), ("weight",), ("x", "weight", "bias")])
+def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypatch):
+    layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
+    for name, one in layer.named_parameters():
+        one.requires_grad_(name in needs)
+    x, dy = torch.randn(shape).bfloat16(), torch.randn(*shape[:-1], N).bfloat16()
+
+    def found():
+        operand = x.clone().requires_grad_("x" in needs)
+        y = layer(operand)
+        grads = torch.autograd.grad(
+            y, [operand] * ("x" in needs) + [one for one in layer.parameters() if one.requires_grad], dy
+        )
+        return [y.detach(), *grads]
+
+    by_ops = float8._gradients_by_ops
+    monkeypatch.setattr(float8, "_gradients_by_ops", None)  # a chain would call it where it cannot run
+    chained = found()
+    monkeypatch.setattr(float8, "_gradients_by_ops", by_ops)
+    monkeypatch.setattr(float8.trained_product, "is_chained", lambda *arguments: False)
+    monkeypatch.setattr(float8, "_chained_forward", lambda recipe: functools.partial(float8._forward, recipe))
+    for one, other in zip(chained, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+        assert one.stride() == other.stride()
 
 
 @recipes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from stoneware.nn import trained_product
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, Recipe, check_is_built
 from stoneware.ops.matmul.api import matmul
@@ -32,8 +34,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
     if torch.is_grad_enabled():
         needs_bias = bias is not None and bias.requires_grad
         check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
-    rows = x.reshape(-1, x.shape[-1])
-    return _Linear.apply(rows, weight, bias, recipe).reshape(*x.shape[:-1], weight.shape[0])
+    return _Linear.apply(x, weight, bias, recipe)
 
 
 class _Linear(torch.autograd.Function):
@@ -44,30 +45,106 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str
     ) -> torch.Tensor:
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        ctx.recipe = recipe
-        x_cast, weight_cast = RECIPES[recipe].forward
-        if isinstance(weight, GatheredWeight):
-            weight_operand = weight.quantized, weight.scale
+        if torch.compiler.is_dynamo_compiling():
+            found = _forward(recipe, x, weight, bias)
         else:
-            weight_operand = _cast(weight, weight_cast)
-        return scaled_mm(*_operands(_cast(x, x_cast), weight_operand), bias, x.dtype, use_fast_accum=True)
+            found = _chained_forward(recipe)(x, weight, bias)
+        y, amax_x, amax_weight = found if isinstance(found, tuple) else (found, None, None)
+        ctx.save_for_backward(
+            x if needs_weight else None,
+            weight if needs_x else None,
+            amax_x if needs_weight else None,
+            amax_weight if needs_x else None,
+        )
+        ctx.recipe = recipe
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, amax_x, amax_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        recipe = RECIPES[ctx.recipe]
         gradient = gradient.contiguous()
-        both = _both_casts(gradient, weight, recipe) if needs_x and needs_weight else None
-        by_rows, by_columns = both or (None, None)
-        return (
-            _grad_input(gradient, weight, recipe.grad_input, by_rows) if needs_x else None,
-            _grad_weight(gradient, x, recipe.grad_weight, by_columns) if needs_weight else None,
-            gradient.sum(0, dtype=torch.float32).to(gradient.dtype) if needs_bias else None,
-            None,
-        )
+        grad_x = grad_weight = grad_bias = None
+        if needs_x or needs_weight:
+            grad_x, grad_weight = _gradients(ctx.recipe, gradient, x, weight, amax_x, amax_weight)
+        if needs_bias:
+            grad_bias = _rows(gradient).sum(0, dtype=torch.float32).to(gradient.dtype)
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _forward(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """y, as calls of ops."""
+    x_cast, weight_cast = RECIPES[recipe].forward
+    if isinstance(weight, GatheredWeight):
+        weight_operand = weight.quantized, weight.scale
+    else:
+        weight_operand = _cast(weight, weight_cast)
+    y = scaled_mm(*_operands(_cast(_rows(x), x_cast), weight_operand), bias, x.dtype, use_fast_accum=True)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@functools.cache
+def _chained_forward(recipe: str) -> Any:
+    return trained_product.forward(recipe, functools.partial(_forward, recipe))
+
+
+def _gradients(
+    recipe: str,
+    gradient: torch.Tensor,
+    x: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    amax_x: torch.Tensor | None,
+    amax_weight: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of x, if there is a weight, and of the weight, if there is an x."""
+    needs_x, needs_weight = weight is not None, x is not None
+    given = [one for one in (amax_weight, amax_x) if one is not None]
+    has_amax = len(given) == (needs_x + needs_weight if trained_product.shares_amax(recipe) else 0)
+    if (
+        torch.compiler.is_dynamo_compiling()
+        or not has_amax
+        or not trained_product.is_chained(recipe, gradient, needs_weight)
+    ):
+        return _gradients_by_ops(recipe, gradient, x, weight)
+
+    found = _chained_gradients(recipe, needs_x, needs_weight)(
+        gradient, *(one for one in (weight, x) if one is not None), *given
+    )
+    if needs_x and needs_weight:
+        return found
+    return (found, None) if needs_x else (None, found)
+
+
+@functools.cache
+def _chained_gradients(recipe: str, needs_x: bool, needs_weight: bool) -> Any:
+    def slow(gradient: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        operands = iter(tensors)
+        weight = next(operands) if needs_x else None
+        x = next(operands) if needs_weight else None
+        found = [one for one in _gradients_by_ops(recipe, gradient, x, weight) if one is not None]
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return trained_product.backward(recipe, needs_x, needs_weight, slow)
+
+
+def _gradients_by_ops(
+    name: str, gradient: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    recipe, rows = RECIPES[name], _rows(gradient)
+    both = _both_casts(rows, weight, recipe) if x is not None and weight is not None else None
+    by_rows, by_columns = both or (None, None)
+    grad_x = grad_weight = None
+    if weight is not None:
+        grad_x = _grad_input(rows, weight, recipe.grad_input, by_rows)
+        grad_x = grad_x.reshape(*gradient.shape[:-1], weight.shape[1])
+    if x is not None:
+        grad_weight = _grad_weight(rows, _rows(x), recipe.grad_weight, by_columns)
+    return grad_x, grad_weight
 
 
 Operand = tuple[torch.Tensor, torch.Tensor]

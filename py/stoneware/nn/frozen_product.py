@@ -1,32 +1,32 @@
 """What layers with frozen fp8 weights compute, each as one native call.
 
-A call is a chain of plans: that of `sw.quantize`, that of `sw.scaled_mm`, and those of the kernels that
-quantize what they compute. What is between them is allocated with the result and dropped. A host that is
-busy with the layers of a small batch saves half of its time.
-
 A norm leaves its result in fp8 on the result itself, `attach`, where the layers that take it look first.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from stoneware.errors import UnsupportedError
-from stoneware.kernels.registry import CALL_MODULE
 from stoneware.nn.linear import FLOATS, check_x
+from stoneware.nn.native_chain import (
+    Call,
+    Described,
+    Step,
+    chain,
+    dense,
+    has_partial,
+    like,
+    of_product,
+    quantizing_step,
+    rows_of,
+    scaled_mm_step,
+)
 from stoneware.nn.recipes import RECIPES
-from stoneware.ops.scaled_mm import api as scaled_mm
-from stoneware.ops.scaled_mm.spec import SPEC
-from stoneware.quantizing import api as quantizing
+from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing import fused
-from stoneware.runtime import native
-from stoneware.tuning import policy
-
-Call = Callable[..., Any]
 
 _ATTACHED = "_stoneware_fp8"
 
@@ -56,20 +56,23 @@ def linear(recipe: str, slow: Call) -> Call:
       slow: (x, weight, scale, bias, recipe) -> y, for what a plan alone cannot do: gradients, traces, torch
         dispatch modes.
     """
-    between = ("x8", "scale_x", "partial")[: 2 + (RECIPES[recipe].forward[0].scales == "tensor")]
+    cast = RECIPES[recipe].forward[0]
+    between = ("x8", "scale_x", "amax_x")[: 2 + has_partial(cast)]
 
     def make(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Any:
         check(x, weight, bias)
-        rows = x.reshape(-1, x.shape[-1])
-        step, device, outputs, (x8, scale_x) = _quantizing(recipe, rows, between)
-        product = _product(x8, weight, scale_x, scale, bias, x.dtype)
-        steps = [step, (product, _operands("x8", "scale_x", "weight", "scale", "bias", "y"))]
+        rows = rows_of(x)
+        step, outputs = quantizing_step(cast, rows, ("x.rows", *between))
+        x8, scale_x = (like(one, x.device) for one in outputs[:2])
+        names = ("x8", "scale_x", "weight", "scale", "bias", "y")
+        product = scaled_mm_step(x8, weight, scale_x, scale, bias, x.dtype, names)
         # A view of x whose rows are not one after another was copied above.
-        return steps, device, [_like(x, weight), *outputs], rows.data_ptr() == x.data_ptr()
+        return [step, product], x.device, [of_product(x, weight), *outputs], rows.data_ptr() == x.data_ptr()
 
-    return _native(
-        ("x", "weight", "scale", "bias"), ("y", *between), make, lambda *tensors: slow(*tensors, recipe), ("bias",)
-    )
+    return chain(
+        ("x", "weight", "scale", "bias"), ("y", *between), make, lambda *tensors: slow(*tensors, recipe),
+        optional=("bias",),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -79,15 +82,15 @@ def linear_of_quantized(dtype: torch.dtype) -> Call:
     def make(
         x8: torch.Tensor, scale_x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
     ) -> Any:
-        product = _product(_rows(x8), weight, _rows(scale_x), scale, bias, dtype)
-        steps = [(product, _operands("x8", "scale_x", "weight", "scale", "bias", "y"))]
-        return steps, x8.device, [_like(x8, weight, dtype)], True
+        names = ("x8", "scale_x", "weight", "scale", "bias", "y")
+        product = scaled_mm_step(rows_of(x8), weight, rows_of(scale_x), scale, bias, dtype, names)
+        return [product], x8.device, [of_product(x8, weight, dtype)], True
 
     def slow(x8: torch.Tensor, scale_x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: Any) -> Any:
-        y = scaled_mm.scaled_mm(_rows(x8), weight.t(), _rows(scale_x), scale.t(), bias, dtype)
+        y = scaled_mm(rows_of(x8), weight.t(), rows_of(scale_x), scale.t(), bias, dtype)
         return y.reshape(*x8.shape[:-1], weight.shape[0])
 
-    return _native(("x8", "scale_x", "weight", "scale", "bias"), ("y",), make, slow, ("bias",))
+    return chain(("x8", "scale_x", "weight", "scale", "bias"), ("y",), make, slow, optional=("bias",))
 
 
 @functools.cache
@@ -96,12 +99,14 @@ def swiglu(slow: Call) -> Call:
 
     def make(x: torch.Tensor, *weights: torch.Tensor) -> Any:
         check(x, weights[0], None)
-        rows = x.reshape(-1, x.shape[-1])
-        step, device, outputs, (x8, scale_x) = _quantizing("rowwise", rows, ("x8", "scale_x"))
+        rows = rows_of(x)
+        step, outputs = quantizing_step(_CAST, rows, ("x.rows", "x8", "scale_x"))
+        x8, scale_x = (like(one, x.device) for one in outputs)
         steps, described = _swiglu(x8, scale_x, x.dtype, *weights)
-        return [step, *steps], device, [_like(x, weights[2]), *outputs, *described], rows.data_ptr() == x.data_ptr()
+        is_direct = rows.data_ptr() == x.data_ptr()
+        return [step, *steps], x.device, [of_product(x, weights[2]), *outputs, *described], is_direct
 
-    return _native(("x", *_WEIGHTS), ("y", "x8", "scale_x", *_BETWEEN), make, slow)
+    return chain(("x", *_WEIGHTS), ("y", "x8", "scale_x", *_BETWEEN), make, slow)
 
 
 @functools.cache
@@ -109,10 +114,10 @@ def swiglu_of_quantized(dtype: torch.dtype, slow: Call) -> Call:
     """call(x8, scale_x, gate_up, its scale, down, its scale) -> y of this dtype."""
 
     def make(x8: torch.Tensor, scale_x: torch.Tensor, *weights: torch.Tensor) -> Any:
-        steps, described = _swiglu(_rows(x8), _rows(scale_x), dtype, *weights)
-        return steps, x8.device, [_like(x8, weights[2], dtype), *described], True
+        steps, described = _swiglu(rows_of(x8), rows_of(scale_x), dtype, *weights)
+        return steps, x8.device, [of_product(x8, weights[2], dtype), *described], True
 
-    return _native(("x8", "scale_x", *_WEIGHTS), ("y", *_BETWEEN), make, slow)
+    return chain(("x8", "scale_x", *_WEIGHTS), ("y", *_BETWEEN), make, slow)
 
 
 @functools.cache
@@ -120,18 +125,15 @@ def rms_norm(epsilon: float, slow: Call) -> Call:
     """call(x, weight) -> (y, y8, scale); `slow` gives None for the last two."""
 
     def make(x: torch.Tensor, weight: torch.Tensor) -> Any:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = rows_of(x)
         plan = fused.rms_norm_plan(rows, weight, epsilon, _CAST.power_of_two)
         shape = tuple(x.shape)
-        described = [
-            (shape, _strides(shape), dtype)
-            for shape, dtype in ((shape, x.dtype), (shape, _CAST.dtype), ((*shape[:-1], 1), torch.float32))
-        ]
+        described = [dense(shape, x.dtype), dense(shape, _CAST.dtype), dense((*shape[:-1], 1), torch.float32)]
         return [(plan, ("x.rows", "weight", "y.rows", "y8.rows", "scale.rows"))], x.device, described, (
             rows.data_ptr() == x.data_ptr()
         )  # fmt: skip
 
-    return _native(("x", "weight"), ("y", "y8", "scale"), make, slow, num_results=3)
+    return chain(("x", "weight"), ("y", "y8", "scale"), make, slow, num_results=3)
 
 
 _CAST = RECIPES["rowwise"].forward[0]
@@ -143,140 +145,17 @@ _BETWEEN = ("z", "h8", "scale_h")
 
 def _swiglu(
     x8: torch.Tensor, scale_x: torch.Tensor, dtype: torch.dtype, *weights: torch.Tensor
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Step], list[Described]]:
     """The steps from x8 on, and what is between them."""
     gate_up, scale_gate_up, down, scale_down = weights
     m, width = x8.shape[0], down.shape[1]
-    z = torch.empty(m, 2 * width, dtype=dtype, device=x8.device)
-    h8 = torch.empty(m, width, dtype=_CAST.dtype, device=x8.device)
-    scale_h = torch.empty(m, 1, dtype=torch.float32, device=x8.device)
-    steps = [
-        (
-            _product(x8, gate_up, scale_x, scale_gate_up, None, dtype),
-            _operands("x8", "scale_x", "gate_up", "scale_gate_up", "none", "z"),
-        ),
+    described = [dense((m, 2 * width), dtype), dense((m, width), _CAST.dtype), dense((m, 1), torch.float32)]
+    z, h8, scale_h = (like(one, x8.device) for one in described)
+    to_z = ("x8", "scale_x", "gate_up", "scale_gate_up", "none", "z")
+    to_y = ("h8", "scale_h", "down", "scale_down", "none", "y")
+    steps: list[Step] = [
+        scaled_mm_step(x8, gate_up, scale_x, scale_gate_up, None, dtype, to_z),
         (fused.silu_mul_plan(z, _CAST.power_of_two), _BETWEEN),
-        (
-            _product(h8, down, scale_h, scale_down, None, dtype),
-            _operands("h8", "scale_h", "down", "scale_down", "none", "y"),
-        ),
+        scaled_mm_step(h8, down, scale_h, scale_down, None, dtype, to_y),
     ]
-    return steps, [(tuple(one.shape), tuple(one.stride()), one.dtype) for one in (z, h8, scale_h)]
-
-
-def _quantizing(recipe: str, rows: torch.Tensor, names: Sequence[str]) -> tuple[Any, torch.device, Any, Any]:
-    """The first step, its device, its outputs as they are described, and x8 and scale_x of such kinds."""
-    cast = RECIPES[recipe].forward[0]
-    plan, _, device, outputs = quantizing.made(
-        rows, len(names) == 3, cast.scales, False, cast.dtype, cast.power_of_two
-    )  # fmt: skip
-    examples = [
-        torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in outputs[:2]
-    ]
-    return (plan, ("x.rows", *names)), device, outputs, examples
-
-
-def _product(
-    x8: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> Any:
-    scale_b = scale.t() if scale.ndim == 2 else scale
-    return scaled_mm._PLANS.plan(x8, weight.t(), scale_x, scale_b, bias, None, dtype, True, None, None)
-
-
-def _operands(x8: str, scale_x: str, weight: str, scale: str, bias: str, y: str) -> list[str]:
-    named = {
-        "a": f"{x8}.rows", "b": f"{weight}.t", "scale_a": f"{scale_x}.rows", "scale_b": f"{scale}.t", "bias": bias,
-        "out": f"{y}.rows",
-    }  # fmt: skip
-    return [named[name] for name in SPEC.plan_order]
-
-
-def _native(
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
-    make: Call,
-    slow: Call,
-    optional: tuple[str, ...] = (),
-    num_results: int = 1,
-) -> Call:
-    """The native call.
-
-    Args:
-      inputs, outputs: names of its tensors; the first `num_results` outputs are returned.
-      make: (*inputs) -> (steps, device, description of the outputs, whether the inputs' own memory is read).
-        A step is a plan and the names of its tensors, with ".t" for the transpose and ".rows" for a matrix
-        of the rows; "none" is None.
-      slow: (*inputs) -> results, for calls that are unusual.
-      optional: inputs that may be None.
-    """
-    # A name without a tensor comes last, and is always None.
-    names = (*inputs, *outputs, "none")
-    nothing = (None,) * (len(outputs) + 1)
-    positions = {name: position for position, name in enumerate(names)}
-
-    def made(*tensors: Any) -> tuple[Any, ...]:
-        steps, device, described, is_direct = make(*tensors[: len(inputs)])
-
-        def run(*tensors: Any) -> None:
-            for plan, wanted in steps:
-                plan(*[_view(tensors[positions[name.partition(".")[0]]], name.partition(".")[2]) for name in wanted])
-
-        if is_direct and all(hasattr(plan, "native_launch") for plan, _ in steps):
-            run.native_launch = [  # type: ignore[attr-defined]
-                (plan.native_launch, [positions[name.partition(".")[0]] for name in wanted]) for plan, wanted in steps
-            ]
-        is_kept = policy.current_mode() != "on_miss" or not policy.is_capturing()
-        return run, is_kept, device, tuple(described)
-
-    def slow_call(*tensors: Any) -> Any:
-        return slow(*tensors[: len(inputs)])
-
-    outs = list(range(len(inputs), len(inputs) + len(outputs)))
-    try:
-        fast = (
-            native.load(CALL_MODULE)
-            .FastCall(
-                torch,
-                make=made,
-                slow=slow_call,
-                state=policy.state,
-                epoch=policy.EPOCH,
-                num_tensors=len(names),
-                num_objects=0,
-                outs=outs,
-                optional=[*(positions[name] for name in optional), *outs, positions["none"]],
-                aligned=[0],
-                plan_order=list(range(len(names))),
-                max_plans=4096,
-                num_results=num_results,
-            )
-            .call
-        )
-    except (UnsupportedError, AttributeError):
-        return slow_call
-    return lambda *tensors: fast(*tensors, *nothing)
-
-
-def _view(tensor: torch.Tensor | None, view: str) -> torch.Tensor | None:
-    if tensor is None or not view or tensor.ndim == 1:
-        return tensor
-    return tensor.t() if view == "t" else _rows(tensor)
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
-
-
-def _like(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
-    """Of x @ weight.t()."""
-    shape = (*x.shape[:-1], weight.shape[0])
-    return shape, _strides(shape), dtype or x.dtype
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(torch.empty(shape, device="meta").stride())
+    return steps, described

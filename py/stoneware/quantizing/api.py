@@ -117,10 +117,17 @@ def _no_state() -> None:
 
 
 def made(
-    x: object, has_partial: bool, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
+    x: object,
+    has_partial: bool,
+    scales: str,
+    transpose: bool | str,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    *,
+    has_amax: bool = False,
 ) -> tuple[Any, ...]:
     """(plan, is_kept, device, outputs), as a FastCall asks for; the last output may be for partial
-    results."""
+    results. With `has_amax` these are an input: what a call with the same x and scales has left there."""
     tensor = _checked(x, scales, transpose, dtype, power_of_two)
     device = tensor_checks.check_one_device([("x", tensor)])
     m, k = tensor.shape
@@ -133,7 +140,7 @@ def made(
     is_dense = tensor.stride(1) == 1 or k <= 1
     plan: Any
     if tensor.numel() and is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None:
-        plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device)
+        plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device, has_amax=has_amax)
         if has_partial:
             outputs.append((*kernels.partial_shape(m, k, scales), torch.int32))
     else:

@@ -60,8 +60,18 @@ def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: 
     return None
 
 
-def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_of_two: bool, device: Device) -> Any:
-    """The plan for calls like this one; takes x and the outputs in the order of `layout.outputs`.
+def plan(
+    x: torch.Tensor,
+    scales: str,
+    transpose: bool | str,
+    dtype: str,
+    power_of_two: bool,
+    device: Device,
+    *,
+    has_amax: bool = False,
+) -> Any:
+    """The plan for calls like this one; takes x, the outputs of `sw.quantize`, and partial results, if there are
+    any, which another plan with the same x and scales has written already if `has_amax`.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
@@ -97,7 +107,9 @@ def plan(x: torch.Tensor, scales: str, transpose: bool | str, dtype: str, power_
     if unit in PARTIALS and (transposed or unit == "matrix"):
         blocks, rows_per_block = amax_blocks(m, k, unit)
         num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
-        steps.append((kernel(f"amax_{unit}", 6, "e4m3"), (*blocks, 1), [source, partial, m, k, ldx, rows_per_block]))
+        if not has_amax:
+            arguments = [source, partial, m, k, ldx, rows_per_block]
+            steps.append((kernel(f"amax_{unit}", len(arguments), "e4m3"), (*blocks, 1), arguments))
     if unit == "column" and transposed:
         grid = (-(-k // _COLUMNS), 1, 1)
         steps.append((kernel("column_scales", 5), grid, [partial, scale_t, k, num_partials, pow2]))
