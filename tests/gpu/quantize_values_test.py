@@ -10,6 +10,7 @@ import torch
 import stoneware as sw
 from stoneware.kernels import aot_kernels
 from stoneware.nn import frozen_product
+from stoneware.nn.recipes import RECIPES
 from stoneware.quantizing import fused, kernels, layout, reference
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
@@ -119,6 +120,63 @@ def test_silu_times_up_is_quantized_as_float64_has_it(on, device, m, k, dtype):
         # Half a unit in the last place of fp8 (2^-4 of a value, 2^-10 of a scale), and two of the 16-bit dtype.
         error = (values.double() * scale - exact).abs()
         assert (error <= (2**-4 + 2**-7) * exact.abs() + 2**-10 * 1.01 * scale).all()
+
+
+@pytest.mark.parametrize("k", [16, 2048, 4112, 14336, 28672])
+@pytest.mark.parametrize("m", [1, 17, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_times_factors_are_multiplied_in_32_bits(on, device, m, k, dtype):
+    x, factors = torch.randn(m, k + 16, device=on).to(dtype)[:, :k], torch.rand(k, 1, device=on) * 1e6
+    values, scale = torch.empty(m, k, device=on, dtype=E4M3), torch.empty(m, 1, device=on)
+    poison(on)
+    for power_of_two in (False, True):
+        plan = fused.scaled_rows_plan(x, factors, power_of_two)
+        assert hasattr(plan, "native_launch")  # a kernel's
+        plan(x, factors, values, scale)
+        assert_same_bits([values, scale], reference.quantize(x.float() * factors.t(), "row", E4M3, power_of_two))
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (48, 4112), (4096, 14336), (128, 28672)])
+def test_a_transpose_has_ones_for_scales(on, device, shape):
+    x = torch.randn(shape, device=on).to(E4M3)
+    transposed, ones = torch.empty(x.t().shape, device=on, dtype=E4M3), torch.empty(shape[1], 1, device=on)
+    poison(on)
+    plan = fused.transpose_plan(x)
+    assert hasattr(plan, "native_launch")  # a kernel's
+    plan(x, transposed, ones)
+    assert_same_bits([transposed, ones], [x.t(), torch.ones_like(ones)])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("m", [16, 17, 2048])
+def test_one_native_call_has_the_gradients_of_float64(on, recipe, m):
+    torch.manual_seed(5)
+    layer = sw.nn.Float8Linear(1024, 2816, recipe=recipe, device=on, dtype=torch.bfloat16)
+    x = torch.randn(2, m, 1024, device=on).bfloat16().requires_grad_()
+    dy = torch.randn(2, m, 2816, device=on).bfloat16()
+    for _ in range(2):  # the first makes the plans
+        poison(on)
+        y = layer(x)
+        found = [y, *torch.autograd.grad(y, [x, layer.weight], dy)]
+    rows, rows_dy, weight = x.double().flatten(0, 1), dy.double().flatten(0, 1), layer.weight.double()
+    wanted = [rows @ weight.t() + layer.bias.double(), rows_dy @ weight, rows_dy.t() @ rows]
+    for one, other in zip(found, wanted, strict=True):
+        error = (one.double().reshape(other.shape) - other).norm() / other.norm()
+        assert error < 2**-4 * (2 if recipe == "tensorwise" else 1)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_a_frozen_layer_passes_the_gradient_on(on, recipe):
+    torch.manual_seed(6)
+    linear = torch.nn.Linear(1024, 2816, device=on, dtype=torch.bfloat16)
+    layer = sw.nn.Float8InferenceLinear.from_linear(linear, recipe)
+    x = torch.randn(2, 40, 1024, device=on).bfloat16().requires_grad_()
+    dy = torch.randn(2, 40, 2816, device=on).bfloat16()
+    for _ in range(2):
+        poison(on)
+        (found,) = torch.autograd.grad(layer(x), x, dy)
+    wanted = dy.double() @ linear.weight.double()
+    assert (found.double() - wanted).norm() < 2**-4 * wanted.norm()
 
 
 @pytest.mark.parametrize("k", [16, 2048, 4112, 14336])

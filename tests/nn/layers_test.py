@@ -210,6 +210,17 @@ def test_a_frozen_layer_is_near_float64_and_passes_the_gradient_on(recipe):
         assert torch.equal(layer(x), found["y"])
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_one_native_call_is_the_gradient_of_a_frozen_layer(recipe, monkeypatch):
+    layer = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16), recipe)
+    x, dy = torch.randn(4, 5, K).bfloat16(), torch.randn(4, 5, N).bfloat16()
+    by_ops = float8._grad_input_of_quantized(RECIPES[recipe].forward[0], dy, layer.weight, layer.weight_scale_inv)
+    monkeypatch.setattr(float8, "_grad_input_slow", lambda cast: None)  # what runs where the chain cannot
+    dx = gradients(layer, x, dy)["x"]
+    assert error(dx, by_ops) < FP8_ERROR  # one rounds dy times the scales to 16 bits first
+    assert error(dx, dy.double() @ layer.dequantized().double()) < FP8_ERROR
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
 def test_a_frozen_layer_loads_16_bit_and_fp8_checkpoints(recipe):
     linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)

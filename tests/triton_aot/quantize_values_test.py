@@ -54,9 +54,14 @@ def launch(functions, kernel_id, grid, arguments):
     variant, dtype = kernel_id.removeprefix("quantize_").split("_triton_")[0], kernel_id.rpartition("_")[2]
     largest = {"MAX": layout.MAX[torch.float8_e4m3fn if dtype == "e4m3" else torch.float8_e5m2]}
     kind, _, which = variant.partition("_")
-    if kind == "rows":
-        block = 64 if which == "loop" else int(which)
-        functions.quantize_rows[grid](*arguments, **largest, BLOCK=block, ONE=int(which != "loop"))
+    if kind in ("rows", "scaled"):
+        size = which.removeprefix("rows_")
+        block = 64 if size == "loop" else int(size)
+        functions.quantize_rows[grid](
+            *arguments, **largest, BLOCK=block, ONE=int(size != "loop"), SCALED=int(kind == "scaled")
+        )
+    elif kind == "transpose":
+        functions.transpose_tiles[grid](*arguments, TILE=128)
     elif kind == "amax":
         rows, columns = kernels._AMAX_TILE
         functions.reduce_amax[grid](*arguments, PER_COLUMN=int(which == "column"), ROWS=rows, BLOCK=columns)
@@ -192,6 +197,33 @@ def test_silu_times_up_is_what_torch_quantizes(quantized, monkeypatch, loops):
     values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
     kernels.silu_mul_plan(z, True, device.CPU)(z, values, scale)
     assert_same_bits([values, scale], reference.quantize(fused.silu_mul(z), "row", values.dtype, True))
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_rows_times_factors_are_multiplied_in_32_bits(quantized, monkeypatch, loops):
+    if loops:
+        monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
+    x, factors = torch.randn(5, 272).half(), torch.rand(272, 1) * 1e6
+    values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
+    kernels.scaled_rows_plan(x, False, device.CPU)(x, factors, values, scale)
+    assert_same_bits([values, scale], reference.quantize(x.float() * factors.t(), "row", values.dtype, False))
+
+
+def test_a_transpose_has_ones_for_scales(quantized):
+    x = torch.randn(144, 272).to(torch.float8_e4m3fn)
+    transposed, ones = torch.full((272, 144), 3.0).to(x.dtype), torch.full((272, 1), -5.0)
+    kernels.transpose_plan(x, device.CPU)(*(one.view(torch.int8) for one in (x, transposed)), ones)
+    assert_same_bits([transposed, ones], [x.t(), torch.ones(272, 1)])
+
+
+def test_partial_results_of_another_call_are_taken(quantized):
+    x = torch.randn(144, 272).bfloat16()
+    partial = torch.full(*kernels.partial_shape(144, 272, "tensor")[:1], 0, dtype=torch.int32)
+    plain = [torch.empty(144, 272).to(torch.float8_e4m3fn), torch.empty(1)]
+    kernels.plan(x, "tensor", False, "e4m3", False, device.CPU)(x, *plain, partial)
+    transposed = [torch.full((272, 144), 3.0).to(torch.float8_e4m3fn), torch.full((1,), -5.0)]
+    kernels.plan(x, "tensor", True, "e4m3", False, device.CPU, has_amax=True)(x, *transposed, partial)
+    assert_same_bits(transposed, expected(x, "tensor", True))
 
 
 def test_a_norm_writes_its_result_and_that_in_fp8(quantized):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoneware.nn import trained_product
+from stoneware.nn import frozen_product, trained_product
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, Recipe, check_is_built
 from stoneware.ops.matmul.api import matmul
@@ -175,42 +175,48 @@ def _grad_input(
     """gradient [m, n] @ weight [n, k]; `operand` is the gradient in fp8, if it is known."""
     assert casts is not None, "every recipe has fp8 products for dx"
     if isinstance(weight, GatheredWeight):
-        return grad_input_of_quantized(gradient, weight.quantized, weight.scale, casts)
+        return grad_input_of_quantized(gradient, weight.quantized, weight.scale, casts[0])
     operands = _operands(operand or _cast(gradient, casts[0]), _cast(weight, casts[1], transpose=True))
     return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
 
 
 def grad_input_of_quantized(
-    gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, casts: tuple[Cast, Cast]
+    gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, cast: Cast
 ) -> torch.Tensor:
-    """gradient [m, n] @ weight [n, k], of a weight that is fp8 already, with the scales of its forward product.
+    """gradient [..., n] @ weight [n, k], of a weight that is fp8 already, with the scales of its forward product.
 
     Args:
       gradient: in 16 or 32 bits.
       values, scale: the weight, as `sw.quantize` gives it.
-      casts: of the gradient, and of the weight where it is not fp8 already.
+      cast: of the gradient.
     """
-    gradient, weight_operand = _transposed(gradient, values, scale, casts[1])
-    operands = _operands(_cast(gradient, casts[0]), weight_operand)
-    return scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
+    is_square = scale.ndim == 2 and scale.shape[1] > 1
+    if is_square or not gradient.numel() or torch.compiler.is_dynamo_compiling():
+        return _grad_input_of_quantized(cast, gradient, values, scale)
+    slow = _grad_input_slow(cast)
+    return frozen_product.grad_input(cast, scale.ndim == 2, slow)(gradient, values, scale)
 
 
-def _transposed(
-    gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor, cast: Cast
-) -> tuple[torch.Tensor, Operand]:
-    """gradient [m, n], and the transpose of a weight [n, k] that is fp8 already, as `cast` has its scales.
+@functools.cache
+def _grad_input_slow(cast: Cast) -> Any:
+    return functools.partial(_grad_input_of_quantized, cast)
 
-    A scale of the weight's rows is along the summed dimension, so it goes into the gradient, relative to the
-    largest, lest float16 overflows.
-    """
-    values_t = values.t().contiguous()
-    if scale.ndim == 1:
-        return gradient, (values_t, scale)
-    if cast.scales == "block_2d":
-        return gradient, (values_t, scale.t().contiguous())
-    largest = scale.amax(0)
-    scale_t = largest if cast.scales == "tensor" else largest.expand(values.shape[1], 1).contiguous()
-    return gradient * (scale / largest).t().to(gradient.dtype), (values_t, scale_t)
+
+def _grad_input_of_quantized(
+    cast: Cast, gradient: torch.Tensor, values: torch.Tensor, scale: torch.Tensor
+) -> torch.Tensor:
+    rows, scale_t = _rows(gradient), scale
+    if cast.scales == "block":
+        scale_t = scale.t().contiguous()
+    elif scale.ndim == 2:
+        # A scale of the weight's rows is along the summed dimension, so it goes into the gradient, relative to the
+        # largest, lest float16 overflows.
+        largest = scale.amax(0)
+        scale_t = largest.expand(values.shape[1], 1).contiguous()
+        rows = rows * (scale / largest).t().to(rows.dtype)
+    operands = _operands(_cast(rows, cast), (values.t().contiguous(), scale_t))
+    grad_x = scaled_mm(*operands, out_dtype=gradient.dtype, use_fast_accum=False)
+    return grad_x.reshape(*gradient.shape[:-1], values.shape[1])
 
 
 def _grad_weight(

@@ -24,7 +24,7 @@ from stoneware.nn.native_chain import (
     rows_of,
     scaled_mm_step,
 )
-from stoneware.nn.recipes import RECIPES
+from stoneware.nn.recipes import RECIPES, Cast
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing import fused
 
@@ -73,6 +73,43 @@ def linear(recipe: str, slow: Call) -> Call:
         ("x", "weight", "scale", "bias"), ("y", *between), make, lambda *tensors: slow(*tensors, recipe),
         optional=("bias",),
     )  # fmt: skip
+
+
+@functools.cache
+def grad_input(cast: Cast, has_row_scales: bool, slow: Call) -> Call:
+    """call(dy, weight, scale) -> dx, of a weight [n, k] in fp8 with the scales of its forward product.
+
+    The weight is transposed for the time of the call. A scale of its rows is along the summed dimension, so it
+    goes into dy.
+
+    Args:
+      cast: of dy.
+      has_row_scales: whether the weight's scales are of its rows, [n, 1], or the whole has one, [1].
+      slow: the same for calls that are more than their plans.
+    """
+    names = ("dy8", "scale_dy", "amax_dy")[: 2 + has_partial(cast)]
+
+    def make(dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> Any:
+        rows = rows_of(dy)
+        step: Step
+        if has_row_scales:
+            outputs = [dense(rows.shape, cast.dtype), dense((rows.shape[0], 1), torch.float32)]
+            step = fused.scaled_rows_plan(rows, scale, cast.power_of_two), ("dy.rows", "scale", *names)
+        else:
+            step, outputs = quantizing_step(cast, rows, ("dy.rows", *names))
+        n, k = weight.shape
+        transposed = [dense((k, n), weight.dtype), dense((k, 1), torch.float32)]
+        dy8, scale_dy, weight_t8, ones = (like(one, dy.device) for one in (*outputs[:2], *transposed))
+        of_scale, scale_t = ("ones", ones) if has_row_scales else ("scale", scale)
+        product = scaled_mm_step(
+            dy8, weight_t8, scale_dy, scale_t, None, dy.dtype,
+            ("dy8", "scale_dy", "weight_t8", of_scale, "none", "dx"), use_fast_accum=False,
+        )  # fmt: skip
+        steps = [step, (fused.transpose_plan(weight), ("weight", "weight_t8", "ones")), product]
+        dx = dense((*dy.shape[:-1], k), dy.dtype)
+        return steps, dy.device, [dx, *outputs, *transposed], rows.data_ptr() == dy.data_ptr()
+
+    return chain(("dy", "weight", "scale"), ("dx", *names, "weight_t8", "ones"), make, slow)
 
 
 @functools.cache

@@ -163,7 +163,9 @@ class _Frozen(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(weight, scale)
         ctx.recipe = recipe
-        return _product(x, weight, scale, bias, RECIPES[recipe])
+        if torch.compiler.is_dynamo_compiling():
+            return _product(x, weight, scale, bias, RECIPES[recipe])
+        return frozen_product.linear(recipe, followed)(x, weight, scale, bias)
 
     @staticmethod
     @once_differentiable
@@ -171,9 +173,12 @@ class _Frozen(torch.autograd.Function):
         weight, scale = ctx.saved_tensors
         needs_x, _, _, needs_bias = ctx.needs_input_grad[:4]
         gradient = gradient.contiguous()
-        casts = RECIPES[ctx.recipe].forward
-        grad_x = float8.grad_input_of_quantized(gradient, weight, scale, casts) if needs_x else None
-        grad_bias = gradient.sum(0, dtype=torch.float32).to(gradient.dtype) if needs_bias else None
+        grad_x = grad_bias = None
+        if needs_x:
+            grad_x = float8.grad_input_of_quantized(gradient, weight, scale, RECIPES[ctx.recipe].forward[0])
+        if needs_bias:
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            grad_bias = rows.sum(0, dtype=torch.float32).to(gradient.dtype)
         return grad_x, None, None, grad_bias, None
 
 
@@ -182,20 +187,18 @@ def followed(
 ) -> torch.Tensor:
     """The call as calls of ops, for autograd, for traces and for torch dispatch modes."""
     frozen_product.check(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled() and (rows.requires_grad or (bias is not None and bias.requires_grad)):
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)
-        y = _Frozen.apply(rows, weight, scale, bias, recipe)
-    else:
-        y = _product(rows, weight, scale, bias, RECIPES[recipe])
-    return y.reshape(*x.shape[:-1], y.shape[-1])
+        return _Frozen.apply(x, weight, scale, bias, recipe)
+    return _product(x, weight, scale, bias, RECIPES[recipe])
 
 
 def _product(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Recipe
 ) -> torch.Tensor:
-    values, scale_a = _cast(x, recipe.forward[0])
-    return scaled_mm(values, weight.t(), scale_a, scale.t() if scale.ndim == 2 else scale, bias, x.dtype)
+    values, scale_a = _cast(x.reshape(-1, x.shape[-1]), recipe.forward[0])
+    y = scaled_mm(values, weight.t(), scale_a, scale.t() if scale.ndim == 2 else scale, bias, x.dtype)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _cast(x: torch.Tensor, cast: Cast) -> tuple[torch.Tensor, torch.Tensor]:

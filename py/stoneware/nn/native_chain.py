@@ -169,7 +169,7 @@ def like(described: Described, device: torch.device) -> torch.Tensor:
 
 def dense(shape: Sequence[int], dtype: torch.dtype) -> Described:
     """Of a row-major output."""
-    return shape, tuple(torch.empty(shape, device="meta").stride()), dtype
+    return tuple(shape), tuple(torch.empty(shape, device="meta").stride()), dtype
 
 
 def of_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype | None = None) -> Described:

@@ -1,6 +1,7 @@
-"""Plans that quantize what they compute: rows of silu(gate) * up, and of a norm.
+"""Plans that quantize what they compute: rows of silu(gate) * up, of a norm, and of a gradient times the scales
+of a weight; and the transpose of what is fp8 already.
 
-Each gives the values that torch has in x's dtype, and those in fp8 with a scale for each row, as
+The first two give the values that torch has in x's dtype, and those in fp8 with a scale for each row, as
 `sw.quantize` gives them.
 """
 
@@ -54,6 +55,41 @@ def rms_norm_plan(x: torch.Tensor, weight: torch.Tensor, epsilon: float, power_o
     def run(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, y8: torch.Tensor, scale: torch.Tensor) -> None:
         y.copy_(torch.nn.functional.rms_norm(x, (k,), weight, epsilon))
         _store(y, power_of_two, y8, scale)
+
+    return run
+
+
+def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool) -> Any:
+    """plan(x, factors, x8, scale): x * factors in float32, quantized with a scale for each row.
+
+    Args:
+      x, factors: like those of the calls, [m, k], and [k] float32 of any shape.
+    """
+    device = tensor_checks.check_one_device([("x", x), ("factors", factors)])
+    is_plain = factors.is_contiguous() and factors.data_ptr() % kernels.MULTIPLE == 0
+    if is_plain and _has_kernel(x, x.shape[1], device):
+        return kernels.scaled_rows_plan(x, power_of_two, device)
+
+    def run(x: torch.Tensor, factors: torch.Tensor, x8: torch.Tensor, scale: torch.Tensor) -> None:
+        _store(x.float() * factors.reshape(1, -1), power_of_two, x8, scale)
+
+    return run
+
+
+def transpose_plan(x8: torch.Tensor) -> Any:
+    """plan(x8, xt8, ones): x8.t(), dense, and 1 for each of its rows.
+
+    Args:
+      x8: like that of the calls, [m, k] fp8.
+    """
+    device = tensor_checks.check_one_device([("x8", x8)])
+    is_dense = x8.is_contiguous() and not any(size % kernels.MULTIPLE for size in (*x8.shape, x8.data_ptr()))
+    if is_dense and x8.numel() and kernels.is_built(device):
+        return kernels.transpose_plan(x8, device)
+
+    def run(x8: torch.Tensor, xt8: torch.Tensor, ones: torch.Tensor) -> None:
+        xt8.copy_(x8.t())
+        ones.fill_(1)
 
     return run
 

@@ -60,6 +60,11 @@ def why_not(x: torch.Tensor, scales: str, dtype: str, transposes: bool, device: 
     return None
 
 
+def is_built(device: Device) -> bool:
+    """Whether this wheel has kernels that quantize for the device."""
+    return device.kind == "cuda" and aot_kernels.built_for(OP, device.compute_capability) is not None
+
+
 def plan(
     x: torch.Tensor,
     scales: str,
@@ -101,7 +106,7 @@ def plan(
     if scales == "row" and plain:
         block = next((block for block in ROW_BLOCKS if k <= block), None)
         variant = "rows_loop" if block is None else f"rows_{block}"
-        steps.append((kernel(variant, 7), (m, 1, 1), [source, x8, scale, m, k, ldx, pow2]))
+        steps.append((kernel(variant, 8), (m, 1, 1), [source, nothing, x8, scale, m, k, ldx, pow2]))
     unit = _UNITS[scales]
     num_partials = 0
     if unit in PARTIALS and (transposed or unit == "matrix"):
@@ -121,6 +126,32 @@ def plan(
         variant = f"tiles_{unit}_t" if transposed else f"tiles_{unit}"
         steps.append((kernel(variant, len(arguments)), tiles, arguments))
     return aot_kernels.plan(device, 1 + num_outputs + bool(num_partials), steps)
+
+
+def scaled_rows_plan(x: torch.Tensor, power_of_two: bool, device: Device) -> Any:
+    """The plan for x [m, k], factors [k] float32 and the outputs x8 [m, k] and its scales [m, 1].
+
+    Raises:
+      UnsupportedError, TableError: a kernel cannot be loaded.
+      BackwardNotBuiltError: it is for gradients, and this installation was built without them.
+    """
+    m, k = x.shape
+    block = next((block for block in ROW_BLOCKS if k <= block), "loop")
+    addresses = [("address", position) for position in range(4)]
+    return _rows_plan(f"scaled_rows_{block}", x, [*addresses, m, k, _ldx(x), int(power_of_two)], device)
+
+
+def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
+    """The plan for x8 [m, k], dense fp8, and the outputs x8.t(), dense, and ones [k, 1].
+
+    Raises:
+      UnsupportedError, TableError: a kernel cannot be loaded.
+      BackwardNotBuiltError: it is for gradients, and this installation was built without them.
+    """
+    m, k = x8.shape
+    addresses = [("address", position) for position in range(3)]
+    kernel = _kernel("transpose", "e4m3", [*addresses, m, k], device)
+    return aot_kernels.plan(device, 3, [(kernel, (-(-m // BLOCK), -(-k // BLOCK), 1), [*addresses, m, k])])
 
 
 def silu_mul_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:
@@ -152,11 +183,17 @@ def rms_norm_plan(x: torch.Tensor, epsilon: float, power_of_two: bool, device: D
 
 def _rows_plan(variant: str, x: torch.Tensor, arguments: list[Any], device: Device) -> Any:
     """Of a kernel with a program a row, whose tensors come in the order of its arguments."""
-    arch = aot_kernels.built_for(OP, device.compute_capability)
-    assert arch is not None  # `why_not` asked
-    kernel = aot_kernels.load(_id(arch, variant, _name(x), "e4m3"), len(arguments))
+    kernel = _kernel(variant, _name(x), arguments, device)
     num_tensors = sum(isinstance(argument, tuple) for argument in arguments)
     return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
+
+
+def _kernel(variant: str, in_dtype: str, arguments: list[Any], device: Device) -> Any:
+    arch = aot_kernels.built_for(OP, device.compute_capability)
+    assert arch is not None  # `why_not` asked
+    id = _id(arch, variant, in_dtype, "e4m3")
+    built_products.check_kernel(id, f"the gradient of a product with a frozen weight ({variant})")
+    return aot_kernels.load(id, len(arguments))
 
 
 def _ldx(x: torch.Tensor) -> int:

@@ -46,27 +46,52 @@ def _scale(bits, MAX: tl.constexpr, power_of_two):
 
 
 @triton.jit
-def quantize_rows(x, x8, scales, m, k, ldx, power_of_two, MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr):
-    """A row of x; ONE: the row fits BLOCK, else it is read twice, the second time from the L2."""
+def _row(x, factors, at, mask, SCALED: tl.constexpr):
+    values = tl.load(x + at, mask=mask, other=0.0)
+    if SCALED:
+        values = values.to(tl.float32) * tl.load(factors + at, mask=mask, other=0.0)
+    return values
+
+
+@triton.jit
+def quantize_rows(
+    x, factors, x8, scales, m, k, ldx, power_of_two,
+    MAX: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """A row of x, or of x * factors [k] in float32 if SCALED. ONE: the row fits BLOCK, else it is read twice, the
+    second time from the L2."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     x += row * ldx
     x8 += row * k
     if ONE:
-        values = tl.load(x + columns, mask=columns < k, other=0.0)
+        values = _row(x, factors, columns, columns < k, SCALED)
         scale, inverse = _scale(tl.max(_bits(values), axis=0), MAX, power_of_two)
         tl.store(x8 + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=columns < k)
     else:
         largest = tl.zeros([BLOCK], tl.int32)
         for begin in range(0, k, BLOCK):
-            values = tl.load(x + begin + columns, mask=begin + columns < k, other=0.0)
-            largest = tl.maximum(largest, _bits(values))
+            at = begin + columns
+            largest = tl.maximum(largest, _bits(_row(x, factors, at, at < k, SCALED)))
         scale, inverse = _scale(tl.max(largest, axis=0), MAX, power_of_two)
         for begin in range(0, k, BLOCK):
-            mask = begin + columns < k
-            values = tl.load(x + begin + columns, mask=mask, other=0.0)
-            tl.store(x8 + begin + columns, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=mask)
+            at = begin + columns
+            values = _row(x, factors, at, at < k, SCALED)
+            tl.store(x8 + at, (values.to(tl.float32) * inverse).to(x8.dtype.element_ty), mask=at < k)
     tl.store(scales + row, scale)
+
+
+@triton.jit
+def transpose_tiles(x8, xt8, ones, m, k, TILE: tl.constexpr):
+    """xt8 [k, m] of x8 [m, k], and ones [k]: the scales of what has none left. grid: (tiles of m, tiles of k)."""
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = (rows < m)[:, None] & (columns < k)[None, :]
+    values = tl.load(x8 + rows.to(tl.int64)[:, None] * k + columns[None, :], mask=mask)
+    at = xt8 + columns.to(tl.int64)[:, None] * m + rows[None, :]
+    tl.store(at, tl.trans(values), mask=(columns < k)[:, None] & (rows < m)[None, :])
+    if tl.program_id(0) == 0:
+        tl.store(ones + columns, tl.full([TILE], 1.0, tl.float32), mask=columns < k)
 
 
 @triton.jit
