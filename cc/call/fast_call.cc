@@ -264,7 +264,7 @@ FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
 bool FastCall::ReadLaunches(const nb::object& found, std::vector<Launch>* launches) const {
   if (!PyList_Check(found.ptr())) {
     Launch& launch = launches->emplace_back();
-    launch.capsule = found;
+    launch.step = found;
     for (std::size_t i = 0; i < signature_.plan_order.size(); ++i) {
       launch.tensors.push_back(static_cast<int>(i));
     }
@@ -272,9 +272,9 @@ bool FastCall::ReadLaunches(const nb::object& found, std::vector<Launch>* launch
   for (Py_ssize_t i = 0; PyList_Check(found.ptr()) && i < PyList_Size(found.ptr()); ++i) {
     const nb::object one = nb::borrow(PyList_GetItem(found.ptr(), i));
     Launch& launch = launches->emplace_back();
-    launch.capsule = nb::steal(PySequence_GetItem(one.ptr(), 0));
+    launch.step = nb::steal(PySequence_GetItem(one.ptr(), 0));
     const nb::object tensors =
-        launch.capsule ? nb::steal(PySequence_GetItem(one.ptr(), 1)) : nb::object();
+        launch.step ? nb::steal(PySequence_GetItem(one.ptr(), 1)) : nb::object();
     if (!tensors) return false;
     for (Py_ssize_t j = 0; j < PySequence_Size(tensors.ptr()); ++j) {
       const nb::object tensor = nb::steal(PySequence_GetItem(tensors.ptr(), j));
@@ -283,14 +283,17 @@ bool FastCall::ReadLaunches(const nb::object& found, std::vector<Launch>* launch
     if (PyErr_Occurred() != nullptr) return false;
   }
   for (Launch& launch : *launches) {
-    launch.native = static_cast<const NativeLaunch*>(
-        PyCapsule_GetPointer(launch.capsule.ptr(), kNativeLaunchCapsule));
-    if (launch.native == nullptr) return false;
-    if (launch.native->num_tensors != launch.tensors.size() ||
+    const bool is_native = PyCallable_Check(launch.step.ptr()) == 0;
+    if (is_native) {
+      launch.native = static_cast<const NativeLaunch*>(
+          PyCapsule_GetPointer(launch.step.ptr(), kNativeLaunchCapsule));
+      if (launch.native == nullptr) return false;
+    }
+    if ((is_native && launch.native->num_tensors != launch.tensors.size()) ||
         launch.tensors.size() > static_cast<std::size_t>(kMaxTensors)) {
       PyErr_Format(PyExc_TypeError,
                    "a plan of this op must take %zu tensors, but its native launch takes %u",
-                   launch.tensors.size(), launch.native->num_tensors);
+                   launch.tensors.size(), is_native ? launch.native->num_tensors : kMaxTensors);
       return false;
     }
     for (const int tensor : launch.tensors) {
@@ -312,6 +315,13 @@ void FastCall::Clear() {
   std::swap(objects, objects_);
 }
 
+bool FastCall::CallPlan(const nb::object& plan, PyObject* const* tensors,
+                        std::size_t num_tensors) const {
+  const nb::object nothing =
+      nb::steal(PyObject_Vectorcall(plan.ptr(), tensors, num_tensors, nullptr));
+  return static_cast<bool>(nothing);
+}
+
 PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView* views) {
   // By position; an input's is empty.
   std::array<nb::object, kMaxTensors> outs;
@@ -323,18 +333,24 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
   if (made.launches.empty()) {
     std::array<PyObject*, kMaxTensors> tensors;
     for (int i = 0; i < num_tensors; ++i) tensors[i] = tensor_at(signature_.plan_order[i]);
-    const nb::object nothing = nb::steal(PyObject_Vectorcall(
-        made.plan.ptr(), tensors.data(), static_cast<std::size_t>(num_tensors), nullptr));
-    if (!nothing) return nullptr;
+    if (!CallPlan(made.plan, tensors.data(), static_cast<std::size_t>(num_tensors))) {
+      return nullptr;
+    }
   } else {
     void* stream = nullptr;
     const TensorDevice& device = views[0].device;
     if (api_.current_work_stream(device.type, device.id, &stream) != 0) return nullptr;
     std::array<void*, kMaxTensors> addresses;
+    std::array<PyObject*, kMaxTensors> tensors;
     for (const Launch& launch : made.launches) {
       for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
         const int position = signature_.plan_order[launch.tensors[i]];
-        addresses[i] = tensor_at(position) == Py_None ? nullptr : views[position].address();
+        tensors[i] = tensor_at(position);
+        addresses[i] = tensors[i] == Py_None ? nullptr : views[position].address();
+      }
+      if (launch.native == nullptr) {
+        if (!CallPlan(launch.step, tensors.data(), launch.tensors.size())) return nullptr;
+        continue;
       }
       if (launch.native->launch(launch.native, addresses.data(), stream) != 0) return nullptr;
     }
@@ -407,7 +423,7 @@ int FastCall::Traverse(visitproc visit, void* arg) const {
     const Made& made = *entry.made;
     Py_VISIT(made.plan.ptr());
     Py_VISIT(made.device.ptr());
-    for (const Launch& launch : made.launches) Py_VISIT(launch.capsule.ptr());
+    for (const Launch& launch : made.launches) Py_VISIT(launch.step.ptr());
     for (const Output& output : made.outputs) {
       Py_VISIT(output.shape.ptr());
       Py_VISIT(output.strides.ptr());

@@ -137,10 +137,11 @@ class FastCall {
     nb::object dtype;
   };
 
-  // A native launch, and its tensors by their positions in a plan's arguments.
+  // A native launch, or a plan in Python between such, and its tensors by their positions in a
+  // plan's arguments.
   struct Launch {
-    nb::object capsule;
-    const NativeLaunch* native = nullptr;
+    nb::object step;
+    const NativeLaunch* native = nullptr;  // of the capsule `step`; nullptr: `step` is called
     std::vector<int> tensors;
   };
 
@@ -181,6 +182,8 @@ class FastCall {
   SharedMade Make(PyObject* const* arguments);
   // Reads a plan's native_launch; false with an exception.
   bool ReadLaunches(const nb::object& found, std::vector<Launch>* launches) const;
+  // Calls a plan in Python; false with an exception.
+  bool CallPlan(const nb::object& plan, PyObject* const* tensors, std::size_t num_tensors) const;
   PyObject* Run(const Made& made, PyObject* const* arguments, TensorView* views);
   // The outputs of a call by position, allocated where they are None; false with an exception.
   bool Outputs(const Made& made, PyObject* const* arguments, TensorView* views,

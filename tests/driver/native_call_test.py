@@ -140,6 +140,23 @@ report([[str(first.dtype), str(second.dtype), second is given], [x.data_ptr(), f
     assert pairs[1][1] == addresses[1]
 
 
+def test_a_plan_in_python_runs_between_native_ones(run_with_fake: Any) -> None:
+    launched, passed, error = run_with_fake(f"""{_SEVERAL}
+passed = []
+def step(*tensors):
+    passed.append([len(fake.calls("cuLaunchKernelEx")), tensors[0].data_ptr() == x.data_ptr(), str(tensors[1].dtype)])
+def failing(*tensors):
+    raise KeyError("of the step")
+launch = double.native_launch()
+fast_call([(launch, (0, 3)), (step, (0, 3)), (launch, (3, 1))]).call(x, None, None, None)
+launched = len(fake.calls("cuLaunchKernelEx"))
+report([launched, passed, error_of(fast_call([(launch, (0, 3)), (failing, (0,))]).call, x, None, None, None)])
+    """)
+    assert launched == 2
+    assert passed == [[1, True, "torch.int32"]]
+    assert error["type"] == "KeyError"
+
+
 def test_a_native_launch_of_other_tensors_is_refused(run_with_fake: Any) -> None:
     errors = run_with_fake(f"""{_SEVERAL}
 launch = double.native_launch()

@@ -44,6 +44,8 @@ def chain(
 ) -> Call:
     """The call: call(*inputs) -> the first output, or a tuple of several.
 
+    Native plans are launched without Python, those between them (the vendor's) are called.
+
     Args:
       inputs, outputs: names of its tensors; the first `num_results` outputs are returned.
       make: (*inputs) -> (steps, device, description of the outputs, whether the inputs' own memory is read).
@@ -59,13 +61,18 @@ def chain(
     def made(*tensors: Any) -> tuple[Any, ...]:
         steps, device, described, is_direct = make(*tensors[: len(inputs)])
 
-        def run(*tensors: Any) -> None:
-            for plan, wanted in steps:
-                plan(*[_view(tensors[positions[name.partition(".")[0]]], name.partition(".")[2]) for name in wanted])
+        found = [
+            (_with_views(plan, views), [positions[name] for name in of])
+            for plan, of, views in ((plan, *_parted(wanted)) for plan, wanted in steps)
+        ]
 
-        if is_direct and all(hasattr(plan, "native_launch") for plan, _ in steps):
+        def run(*tensors: Any) -> None:
+            for plan, wanted in found:
+                plan(*[tensors[position] for position in wanted])
+
+        if is_direct and any(hasattr(plan, "native_launch") for plan, _ in found):
             run.native_launch = [  # type: ignore[attr-defined]
-                (plan.native_launch, [positions[name.partition(".")[0]] for name in wanted]) for plan, wanted in steps
+                (getattr(plan, "native_launch", plan), wanted) for plan, wanted in found
             ]
         is_kept = policy.current_mode() != "on_miss" or not policy.is_capturing()
         return run, is_kept, device, tuple(described)
@@ -182,9 +189,26 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _view(tensor: torch.Tensor | None, views: str) -> torch.Tensor | None:
-    if tensor is None or tensor.ndim == 1 or not views:
+def _parted(names: Sequence[str]) -> tuple[list[str], list[Sequence[str]]]:
+    """Names, and the views of each."""
+    parts = [name.split(".") for name in names]
+    return [name for name, *_ in parts], [views for _, *views in parts]
+
+
+def _with_views(plan: Any, views: Sequence[Sequence[str]]) -> Any:
+    """The plan for tensors that it takes these views of. A native launch reads memory alone, whose views are one."""
+
+    def call(*tensors: torch.Tensor | None) -> None:
+        plan(*[_view(tensor, wanted) if wanted else tensor for tensor, wanted in zip(tensors, views)])
+
+    if hasattr(plan, "native_launch"):
+        call.native_launch = plan.native_launch  # type: ignore[attr-defined]
+    return call
+
+
+def _view(tensor: torch.Tensor | None, views: Sequence[str]) -> torch.Tensor | None:
+    if tensor is None or tensor.ndim == 1:
         return tensor
-    for view in views.split("."):
+    for view in views:
         tensor = tensor.t() if view == "t" else rows_of(tensor)
     return tensor
