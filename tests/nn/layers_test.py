@@ -277,6 +277,38 @@ def test_an_adapter_trains_over_a_frozen_layer():
     assert base.weight.grad is None
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+@pytest.mark.parametrize("needs", [("x",), ("a", "b"), ("x", "a", "b"), ("b",)])
+def test_an_adapter_in_one_step_is_its_layers(recipe, needs, monkeypatch):
+    base = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16), recipe)
+    layer = nn.Lora(base, rank=16, alpha=8)
+    torch.nn.init.normal_(layer.b.weight)
+    for name in ("a", "b"):
+        getattr(layer, name).requires_grad_(name in needs)
+    x, dy = torch.randn(3, 16, K).bfloat16(), torch.randn(3, 16, N).bfloat16()
+
+    def found():
+        operand = x.clone().requires_grad_("x" in needs)
+        y = layer(operand)
+        leaves = [operand, layer.a.weight, layer.b.weight]
+        return y, *torch.autograd.grad(y, [one for one in leaves if one.requires_grad], dy)
+
+    in_one_step = found()
+    assert type(in_one_step[0].grad_fn).__name__ == "_AdaptedBackward"
+    monkeypatch.setattr(layer, "_is_plain", lambda x: False)
+    for one, other in zip(in_one_step, found(), strict=True):
+        assert error(one, other) < 2 * BF16_ERROR
+        assert one.dtype == other.dtype and one.shape == other.shape
+
+
+def test_a_hook_of_an_adapted_layer_is_called():
+    layer = nn.Lora(nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16), rank=8)
+    called = []
+    layer.base.register_forward_hook(lambda *arguments: called.append(1))
+    layer(torch.ones(2, K).bfloat16())
+    assert called
+
+
 def test_experts_are_the_sum_of_their_mlps():
     experts, top_k, hidden, inner = 4, 2, 64, 96
     layer = nn.Experts(experts, hidden, inner, dtype=torch.bfloat16)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.autograd.function import once_differentiable
+
+from stoneware.nn import float8, frozen_product, inference
+from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.linear import autocast_dtype, is_distributed
+from stoneware.nn.recipes import RECIPES, check_is_built
 
 
 class Lora(torch.nn.Module):
@@ -36,10 +44,84 @@ class Lora(torch.nn.Module):
         torch.nn.init.zeros_(self.b.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y, narrow = self.base(x), self.a(x)
+        base = self.base
+        if type(base) is Float8InferenceLinear and self._is_plain(x):
+            check_is_built(base.recipe, x.dtype, x.requires_grad, False, False)
+            return _Adapted.apply(
+                x,
+                base.weight,
+                base.weight_scale_inv,
+                base.bias,
+                self.a.weight,
+                self.b.weight,
+                self.scaling,
+                base.recipe,
+            )
+        y, narrow = base(x), self.a(x)
         # b's product is added where it is computed: a sum of its own would read and write y once more.
         rows, narrow_rows = (one.reshape(-1, one.shape[-1]) for one in (y, narrow))
         return torch.addmm(rows, narrow_rows, self.b.weight.t(), alpha=self.scaling).reshape(y.shape)
+
+    def _is_plain(self, x: torch.Tensor) -> bool:
+        """Whether the layers' calls are their products, which `_Adapted` computes."""
+        return (
+            torch.is_grad_enabled()
+            and not torch.compiler.is_dynamo_compiling()
+            and autocast_dtype(x) is None
+            and not is_distributed(self.a.weight)
+            and not any(one._forward_hooks or one._forward_pre_hooks for one in (self.base, self.a, self.b))
+        )
+
+
+class _Adapted(torch.autograd.Function):
+    """The layer as one step for autograd, which adds to what it has just computed: sums of tensors as large as y
+    and dx, each with a pass over memory, and the calls of four more steps, took as long as the fp8 product saves."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scaling: float,
+        recipe: str,
+    ) -> torch.Tensor:
+        y: torch.Tensor = frozen_product.linear(recipe, inference.followed)(x, weight, scale, bias)
+        narrow = _rows(x) @ a.t()
+        if scaling != 1:
+            narrow *= scaling
+        _rows(y).addmm_(narrow, b.t())
+        needs_a, needs_b = ctx.needs_input_grad[4:6]
+        ctx.save_for_backward(x if needs_a else None, narrow if needs_b else None, weight, scale, a, b)
+        ctx.scaling, ctx.recipe = scaling, recipe
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, narrow, weight, scale, a, b = ctx.saved_tensors
+        needs_x, needs_a, needs_b = (ctx.needs_input_grad[idx] for idx in (0, 4, 5))
+        gradient = gradient.contiguous()
+        rows = _rows(gradient)
+        grad_x = grad_a = None
+        if needs_x or needs_a:
+            grad_narrow = rows @ b
+            if ctx.scaling != 1:
+                grad_narrow *= ctx.scaling
+            if needs_x:
+                grad_x = float8.grad_input_of_quantized(gradient, weight, scale, RECIPES[ctx.recipe].forward[0])
+                _rows(grad_x).addmm_(grad_narrow, a)
+            if needs_a:
+                grad_a = grad_narrow.t() @ _rows(x)
+        grad_b = rows.t() @ narrow if needs_b else None
+        return grad_x, None, None, None, grad_a, grad_b, None, None
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
 
 
 class Adapter(torch.nn.Linear):
