@@ -41,8 +41,8 @@ from stoneware.kernels.registry import spec
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Operands
 from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.quantizing import fused, layout, reference
 from stoneware.quantizing import kernels as quantizing_kernels
-from stoneware.quantizing import layout, reference
 from stoneware.runtime.device import Device, cuda_device
 
 _MAX_SHARED_BYTES = 227 * 1024
@@ -313,6 +313,17 @@ def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | s
                         problem = f"{type(layer).__name__} {in_dtype} {k}"
                         print(f"FAILED quantize: {problem}: other values", flush=True)
                         failures.append({"kernel": "quantize", "problem": problem, "message": "other values"})
+                for name, plan, inputs, wanted_bits in _of_frozen_gradients(k, in_dtype):
+                    problem = f"{name} {in_dtype} {k}"
+                    print(f"[quantize] {problem}", flush=True)
+                    operands_there = [one.to(torch_device) for one in inputs]
+                    outputs = [torch.empty_like(one, device=torch_device) for one in wanted_bits]
+                    plan(*operands_there)(*operands_there, *outputs)
+                    torch.cuda.synchronize()
+                    num_launches += 1
+                    if not all(torch.equal(a.cpu().float(), b.float()) for a, b in zip(outputs, wanted_bits)):
+                        print(f"FAILED quantize: {problem}: other bits", flush=True)
+                        failures.append({"kernel": "quantize", "problem": problem, "message": "other bits"})
     finally:
         aot_kernels.load = load
     return {
@@ -321,6 +332,21 @@ def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | s
         "failures": failures,
         "not_launched": sorted(wanted - launched),
     }
+
+
+def _of_frozen_gradients(k: int, dtype: torch.dtype) -> list[tuple[str, Callable[..., Any], list[Any], list[Any]]]:
+    """(name, maker of the plan, inputs, outputs) of the plans that only gradients of frozen layers have."""
+    x, factors = torch.randn(3, k).to(dtype), torch.rand(k, 1)
+    x8 = torch.randn(144, k).to(torch.float8_e4m3fn)
+    return [
+        (
+            "scaled rows",
+            lambda x, factors: fused.scaled_rows_plan(x, factors, False),
+            [x, factors],
+            [*reference.quantize(x.float() * factors.t(), "row", torch.float8_e4m3fn, False)],
+        ),
+        ("transpose", fused.transpose_plan, [x8], [x8.t().contiguous(), torch.ones(k, 1)]),
+    ]
 
 
 def main(argv: Sequence[str]) -> None:
