@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.nn.arguments import autocast_dtype, check_x
 from stoneware.nn.inference import KeepsFloat8
-from stoneware.nn.linear import autocast_dtype, check_x
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from stoneware.nn.linear import FLOATS, check_x
+from stoneware.nn.arguments import FLOATS, check_x
 from stoneware.nn.native_chain import (
     Call,
     Described,

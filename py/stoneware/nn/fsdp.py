@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from stoneware.nn.arguments import is_distributed
 from stoneware.nn.gathered_weight import ShardedWeight
-from stoneware.nn.linear import Float8Linear, is_distributed
+from stoneware.nn.linear import Float8Linear
 
 
 def gather_in_fp8(model: torch.nn.Module) -> list[str]:

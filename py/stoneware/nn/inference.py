@@ -9,7 +9,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoneware.nn import float8, frozen_product
-from stoneware.nn.linear import autocast_dtype, checked
+from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.linear import checked
 from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize

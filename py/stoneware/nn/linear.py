@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from stoneware.nn import float8
+from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
 from stoneware.nn.recipes import Recipe, named, why_not
 from stoneware.ops.matmul.api import matmul
 
@@ -27,12 +26,12 @@ class Linear(torch.nn.Linear):
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, weight, bias = _autocast(x, self.weight, self.bias)
+        x, weight, bias = autocast(x, self.weight, self.bias)
         if is_distributed(weight):
             from stoneware.nn import sharded
 
             return sharded.linear(_product, x, weight, bias)
-        _check(x, weight, BITS_16)
+        check(x, weight, BITS_16)
         return _product(x, weight, bias)
 
 
@@ -74,12 +73,12 @@ class Float8Linear(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, weight, bias = _autocast(x, self.weight, self.bias)
+        x, weight, bias = autocast(x, self.weight, self.bias)
         if is_distributed(weight):
             from stoneware.nn import sharded
 
             return sharded.linear(self._product_of_shards, x, weight, bias)
-        _check(x, weight, FLOATS)
+        check(x, weight, FLOATS)
         return float8.linear(x, weight, bias, self.recipe)
 
     def _product_of_shards(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -97,11 +96,6 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return matmul(x, weight.t(), bias)
 
 
-def is_distributed(weight: torch.Tensor) -> bool:
-    """Whether it is a DTensor, whose module takes long to import."""
-    return hasattr(weight, "device_mesh")
-
-
 def checked(name: str, in_features: int, out_features: int) -> Recipe:
     """The recipe of a name for a layer of this size; raises ValueError where there is none."""
     recipe = named(name)
@@ -109,48 +103,3 @@ def checked(name: str, in_features: int, out_features: int) -> Recipe:
     if reason is not None:
         raise ValueError(f"{reason}; pad the layer, or leave it a torch.nn.Linear")
     return recipe
-
-
-BITS_16 = (torch.bfloat16, torch.float16)
-FLOATS = (*BITS_16, torch.float32)
-"""Dtypes of parameters."""
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:
-    if weight.dtype not in dtypes:
-        raise TypeError(
-            f"weight.dtype={weight.dtype} must be {_one_of(dtypes)}; cast the layer with .to(torch.bfloat16), or call "
-            "it under torch.autocast"
-        )
-    check_x(x, weight.shape[1], (weight.dtype,))
-
-
-def check_x(x: torch.Tensor, in_features: int, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises TypeError or ValueError for an x that does not fit a layer, or is in none of the dtypes."""
-    if x.dtype not in dtypes:
-        raise TypeError(
-            f"x.dtype={x.dtype} must be {_one_of(dtypes)} for this layer; cast it with x.to({dtypes[0]}), or call the "
-            "layer under torch.autocast"
-        )
-    if x.ndim == 0 or x.shape[-1] != in_features:
-        raise ValueError(f"x.shape={list(x.shape)} must end with in_features={in_features}; reshape or pad x")
-
-
-def _one_of(dtypes: Sequence[torch.dtype]) -> str:
-    return " or ".join(map(str, dtypes))
-
-
-def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
-    """The dtype of torch.autocast, if it is on for x's device."""
-    kind = x.device.type
-    # torch knows no autocast for "meta", and refuses the question.
-    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
-
-
-def _autocast(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    dtype = autocast_dtype(x)
-    if dtype is None:
-        return x, weight, bias
-    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

@@ -8,8 +8,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoneware.nn import float8, frozen_product, inference
+from stoneware.nn.arguments import autocast_dtype, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.linear import autocast_dtype, is_distributed
 from stoneware.nn.recipes import RECIPES, check_is_built
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_product
-from stoneware.nn.linear import autocast_dtype
+from stoneware.nn.arguments import autocast_dtype
 
 
 class RMSNorm(torch.nn.RMSNorm):

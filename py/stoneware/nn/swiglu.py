@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_product, inference
+from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.linear import Float8Linear, Linear, autocast_dtype
+from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.recipes import BF16, RECIPES
 from stoneware.quantizing.fused import silu_mul
 

@@ -1,0 +1,56 @@
+"""What the layers ask of their arguments, and what torch.autocast makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+BITS_16 = (torch.bfloat16, torch.float16)
+FLOATS = (*BITS_16, torch.float32)
+"""Dtypes of parameters."""
+
+
+def check(x: torch.Tensor, weight: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    if weight.dtype not in dtypes:
+        raise TypeError(
+            f"weight.dtype={weight.dtype} must be {_one_of(dtypes)}; cast the layer with .to(torch.bfloat16), or call "
+            "it under torch.autocast"
+        )
+    check_x(x, weight.shape[1], (weight.dtype,))
+
+
+def check_x(x: torch.Tensor, in_features: int, dtypes: Sequence[torch.dtype]) -> None:
+    """Raises TypeError or ValueError for an x that does not fit a layer, or is in none of the dtypes."""
+    if x.dtype not in dtypes:
+        raise TypeError(
+            f"x.dtype={x.dtype} must be {_one_of(dtypes)} for this layer; cast it with x.to({dtypes[0]}), or call the "
+            "layer under torch.autocast"
+        )
+    if x.ndim == 0 or x.shape[-1] != in_features:
+        raise ValueError(f"x.shape={list(x.shape)} must end with in_features={in_features}; reshape or pad x")
+
+
+def _one_of(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(map(str, dtypes))
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype of torch.autocast, if it is on for x's device."""
+    kind = x.device.type
+    # torch knows no autocast for "meta", and refuses the question.
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
+def autocast(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    dtype = autocast_dtype(x)
+    if dtype is None:
+        return x, weight, bias
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def is_distributed(weight: torch.Tensor) -> bool:
+    """Whether it is a DTensor, whose module takes long to import."""
+    return hasattr(weight, "device_mesh")
