@@ -60,7 +60,9 @@ class Lora(torch.nn.Module):
         y, narrow = base(x), self.a(x)
         # b's product is added where it is computed: a sum of its own would read and write y once more.
         rows, narrow_rows = (one.reshape(-1, one.shape[-1]) for one in (y, narrow))
-        return torch.addmm(rows, narrow_rows, self.b.weight.t(), alpha=self.scaling).reshape(y.shape)
+        sums = torch.addmm(rows, narrow_rows, self.b.weight.t(), alpha=self.scaling)
+        # Not a view for autograd, of which FSDP's hooks warn; torch's linear shapes its own result so.
+        return torch.ops.aten._unsafe_view(sums, y.shape)
 
     def _is_plain(self, x: torch.Tensor) -> bool:
         """Whether the layers' calls are their products, which `_Adapted` computes."""
