@@ -176,7 +176,10 @@ def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(kernel, m, n
 
 
 @pytest.mark.parametrize("layout", ["torch", "padded", "dense", "skipping"])
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 1040, 640), (132, 256, 1024), (1029, 256, 640), (2047, 1040, 1024)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(64, 1040, 640), (132, 256, 1024), (1029, 256, 640), (2047, 1040, 1024), (1029, 112, 128), (64, 112, 128)],
+)
 def test_torchs_kernel_with_block_scales_of_any_layout_agrees_with_float64(m, n, k, layout, device):
     dense = Problem.dense(m=m, n=n, k=k, scales="block")
     problem = dataclasses.replace(dense, **layouts_of_scales(m, n, k)[layout])

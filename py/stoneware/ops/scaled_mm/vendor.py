@@ -183,10 +183,15 @@ def _converts(problem: Problem) -> Conversion | None:
 
 def _column_major(scale: torch.Tensor, rows: int) -> torch.Tensor:
     """A copy of a scale with the strides (1, rows), padded with zeros to so many rows."""
-    columns = scale.t()
-    if rows > scale.shape[0]:
-        columns = torch.nn.functional.pad(columns, (0, rows - scale.shape[0]))
-    return columns.contiguous().t()
+    make = scale.new_empty if rows == scale.shape[0] else scale.new_zeros
+    copy = make(scale.shape[1], rows).t()
+    copy[: scale.shape[0]] = scale
+    return copy
+
+
+def _as_asked(scale: torch.Tensor) -> torch.Tensor:
+    """The scale itself; a column by itself, whose second stride says nothing, with the stride that torch checks."""
+    return scale if scale.shape[1] > 1 else scale.as_strided(scale.shape, (1, scale.shape[0]))
 
 
 def _plan_block_scales(problem: Problem) -> Plan:
@@ -205,11 +210,10 @@ def _plan_block_scales(problem: Problem) -> Plan:
         scale_b: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
-        if copies_b:
-            scale_b = _column_major(scale_b, padded)
+        scale_b = _column_major(scale_b, padded) if copies_b else _as_asked(scale_b)
         d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
         for begin, end in parts:
-            scale = _column_major(scale_a[begin:end], end - begin) if copies_a else scale_a
+            scale = _column_major(scale_a[begin:end], end - begin) if copies_a else _as_asked(scale_a)
             scaled_mm(
                 a[begin:end], b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
                 out=d[begin:end],
