@@ -217,8 +217,8 @@ def explain(
       m, n, k: sizes, ints up to 2**31-1.
       dtype: of a and b, as torch or Stoneware names it; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
       out_dtype: "bf16" or "fp16"; None for `dtype` (matmul) or "bf16".
-      scales: "row", "tensor" or "block" (1x128 of a, 128x128 of b), or that of a and that of b as
-        "tensor/row"; matmul has none and ignores it.
+      scales: "row", "tensor", "block" (1x128 of a, 128x128 of b) or "block_1d" (1x128 of both), or that of a
+        and that of b as "tensor/row"; matmul has none and ignores it.
       has_bias: whether a bias is added; grouped_mm has none and ignores it.
       num_groups: of grouped_mm, whose m is the rows of all groups together; others ignore it.
       batch: of matmul, products of this shape, each with its own b; others ignore it.

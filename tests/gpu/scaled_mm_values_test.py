@@ -132,10 +132,10 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
     assert_right(kernel, problem, device, is_guarded=True, splits=splits)
 
 
-def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
+def layouts_of_scales(m: int, n: int, k: int, is_1d: bool = False) -> dict[str, dict[str, int]]:
     """Strides of block scales: torch's own; with rows padded to 16 bytes; row-major; views that
     skip elements."""
-    blocks, columns, rows = num_blocks(k), num_blocks(n), padded_num_blocks(k)
+    blocks, columns, rows = num_blocks(k), n if is_1d else num_blocks(n), padded_num_blocks(k)
 
     def strides(a_m: int, a_k: int, b_k: int, b_n: int, is_padded: bool = False):
         return {
@@ -147,7 +147,7 @@ def layouts_of_scales(m: int, n: int, k: int) -> dict[str, dict[str, int]]:
         }
 
     return {
-        "torch": strides(1, m, 1, rows, True),
+        "torch": strides(1, m, n, 1) if is_1d else strides(1, m, 1, rows, True),
         "padded": strides(1, -(-m // 4) * 4, 1, rows),
         "dense": strides(blocks, 1, columns, 1),
         "skipping": strides(3 * blocks, 2, 2 * columns + 1, 2),
@@ -180,9 +180,10 @@ def test_kernel_with_block_scales_of_any_layout_agrees_with_float64(kernel, m, n
     ("m", "n", "k"),
     [(64, 1040, 640), (132, 256, 1024), (1029, 256, 640), (2047, 1040, 1024), (1029, 112, 128), (64, 112, 128)],
 )
-def test_torchs_kernel_with_block_scales_of_any_layout_agrees_with_float64(m, n, k, layout, device):
-    dense = Problem.dense(m=m, n=n, k=k, scales="block")
-    problem = dataclasses.replace(dense, **layouts_of_scales(m, n, k)[layout])
+@pytest.mark.parametrize(("scales", "out_dtype"), [("block", "bf16"), ("block_1d", "bf16"), ("block_1d", "fp32")])
+def test_torchs_kernel_with_block_scales_of_any_layout_agrees_with_float64(m, n, k, layout, scales, out_dtype, device):
+    dense = Problem.dense(m=m, n=n, k=k, scales=scales, out_dtype=out_dtype)
+    problem = dataclasses.replace(dense, **layouts_of_scales(m, n, k, scales == "block_1d")[layout])
     if (reason := api.OPERATION.backends["vendor"].supports(problem, device)) is not None:
         pytest.skip(reason)
     tensors = operands.make(problem, "cuda", guarded=False)

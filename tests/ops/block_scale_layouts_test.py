@@ -28,12 +28,13 @@ H200 = Device(
 
 
 def laid_out(problem: Problem, scale_a: torch.Tensor, scale_b: torch.Tensor) -> Problem:
+    """The problem of these scales, whose second strides say nothing where they are columns."""
     return dataclasses.replace(
         problem,
         scale_a_stride_m=scale_a.stride(0),
         ld_scale_a=scale_a.stride(1) if problem.k > 128 else problem.m,
         ld_scale_b=scale_b.stride(0),
-        scale_b_stride_n=scale_b.stride(1) if problem.n > 128 else scale_b.shape[0],
+        scale_b_stride_n=scale_b.stride(1) if scale_b.shape[1] > 1 else scale_b.shape[0],
         is_scale_b_padded=scale_b.shape[0] % 4 == 0,
     )
 
@@ -65,6 +66,33 @@ def test_torch_is_given_its_layout_and_the_same_values(monkeypatch, layout, k, n
     if layout == "torch":
         pointers = [one.data_ptr() for one in (scale_a, scale_b)]
         assert pointers == [x.scale_a.data_ptr(), x.scale_b.data_ptr()], "copied for nothing"
+
+
+@pytest.mark.parametrize("layout", ["torch", "padded", "dense", "strided"])
+def test_torch_is_given_the_scales_of_columns_as_those_of_rows(monkeypatch, layout):
+    m, n, k, given = 8, 288, 640, []
+
+    def scaled_mm_v2(a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, *rest, out):
+        given.extend([*scale_a, *scale_b])
+        assert recipe_a == recipe_b == [4]  # BlockWise1x128
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_mm_v2", types.SimpleNamespace(out=scaled_mm_v2), raising=False)
+    x = block_scaled_operands(m, n, k, layout=layout, is_1d=True)
+    problem = laid_out(Problem.dense(m=m, n=n, k=k, scales="block_1d"), x.scale_a, x.scale_b)
+    vendor.BACKEND.plan(problem, VENDOR, CPU)(x.a, x.b, poisoned(m, n, torch.bfloat16), x.scale_a, x.scale_b, None)
+    scale_a, scale_b = given
+    assert scale_a.equal(x.scale_a) and scale_a.stride() == (1, m)
+    assert scale_b.equal(x.scale_b.t()) and scale_b.stride() == (1, n)
+    is_copied = [one.data_ptr() != other.data_ptr() for one, other in ((scale_a, x.scale_a), (scale_b, x.scale_b))]
+    assert is_copied == {"torch": [False, False], "dense": [True, False]}.get(layout, [layout != "padded", True])
+    conversion = vendor.BACKEND.conversion(problem)
+    assert (conversion is None) == (layout == "torch")
+    assert not is_copied[1] or f"scale_b with strides (n, 1)=({n}, 1) instead of" in conversion.text
+
+
+def test_no_kernel_of_ours_is_for_scales_of_columns():
+    problem = Problem.dense(m=4096, n=4096, k=8192, scales="block_1d")
+    assert {config.backend for config in OPERATION.candidates(problem, H200)} == {"vendor"}
 
 
 @pytest.mark.parametrize("k", [128, 256])

@@ -73,7 +73,7 @@ def test_products_of_grouped_mm(needed):
 
 
 @named(subsets("scale_a", "scale_b", "bias"))
-@pytest.mark.parametrize("scales", ["tensor", "row", "block"])
+@pytest.mark.parametrize("scales", ["tensor", "row", "block", "block_1d"])
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), [("e4m3", "e4m3"), ("e5m2", "e4m3")])
 @pytest.mark.parametrize("out_dtype", ["bf16", "fp16", "fp32"])
 def test_products_of_scaled_mm(needed, scales, a_dtype, b_dtype, out_dtype):

@@ -61,20 +61,20 @@ def scaled_operands(
 
 @dataclass(frozen=True)
 class BlockScaledOperands(ScaledOperands):
-    """With scale_a [m, k / 128] and scale_b [at least k / 128, ceil(n / 128)]."""
+    """With scale_a [m, k / 128] and scale_b [at least k / 128, ceil(n / 128) or n]."""
 
     @property
     def expected(self) -> torch.Tensor:
         (_, k), n = self.a.shape, self.b.shape[1]
         rows = self.scale_a.double().repeat_interleave(BLOCK, 1)
         columns = self.scale_b.double()[: k // BLOCK].repeat_interleave(BLOCK, 0)
-        columns = columns.repeat_interleave(BLOCK, 1)[:, :n]
+        columns = columns if columns.shape[1] == n else columns.repeat_interleave(BLOCK, 1)[:, :n]
         d = (self.a.double() * rows) @ (self.b.double() * columns)
         return d if self.bias is None else d + self.bias.double()
 
 
 def block_scaled_operands(
-    m: int, n: int, k: int, *, layout: str = "torch", bias_dtype: torch.dtype | None = None
+    m: int, n: int, k: int, *, layout: str = "torch", bias_dtype: torch.dtype | None = None, is_1d: bool = False
 ) -> BlockScaledOperands:
     """Fresh random operands; the scales of a block are its own random numbers in [0.5, 1.5).
 
@@ -83,8 +83,9 @@ def block_scaled_operands(
         multiple of 4 rows, with the strides (1, rows); "dense": both row-major; "padded": scale_a
         with the strides (1, m rounded up to 4), scale_b a view without its padding; "strided":
         every second element both ways. What a view skips is NaN.
+      is_1d: whether each column of b has scales of its own; "torch" has these row-major.
     """
-    blocks, columns = k // BLOCK, -(-n // BLOCK)
+    blocks, columns = k // BLOCK, n if is_1d else -(-n // BLOCK)
     rows = -(-blocks // 4) * 4
     scale_a, scale_b = torch.rand(m, blocks) + 0.5, torch.rand(blocks, columns) + 0.5
 
@@ -93,8 +94,10 @@ def block_scaled_operands(
 
     if layout == "torch":
         a = inside((m, blocks), (1, m), m * blocks).copy_(scale_a)
-        b = inside((rows, columns), (1, rows), rows * columns)
-        b[:blocks].copy_(scale_b)
+        b = scale_b
+        if not is_1d:
+            b = inside((rows, columns), (1, rows), rows * columns)
+            b[:blocks].copy_(scale_b)
     elif layout == "dense":
         a, b = scale_a, scale_b
     elif layout == "padded":

@@ -23,6 +23,12 @@ KINDS = {
         )
         for layout in ("torch", "dense", "strided")
     },
+    **{
+        f"blocks of columns, {layout}": lambda layout=layout: block_scaled_operands(
+            M, N, K, layout=layout, bias_dtype=torch.bfloat16, is_1d=True
+        )
+        for layout in ("dense", "strided")
+    },
     "one block of k": lambda: block_scaled_operands(M, N, BLOCK, layout="dense", bias_dtype=torch.bfloat16),
 }
 

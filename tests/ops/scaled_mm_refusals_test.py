@@ -141,7 +141,7 @@ BAD = {
     "block scales of a beside row scales of b": (
         lambda: {"a": random_fp8(M, 256), "b": random_fp8(N, 256).t(), "scale_a": torch.ones(M, 2)},
         ValueError,
-        ["scale_b.shape=[1, 48]", "[2, 1]", "[4, 1]", "128 x 128"],
+        ["scale_b.shape=[1, 48]", "[2, 1]", "[4, 1]", "[2, 48]", "128 x 128"],
     ),
     "block scales of b beside one scale of a": (
         lambda: {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import types
 
@@ -38,8 +39,9 @@ BLOCK_SHAPES = [(1, 16, 128), (1, 144, 384), (17, 48, 128), (64, 2112, 512), (13
 @pytest.mark.parametrize("layout", ["torch", "dense", "padded", "strided"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("m", "n", "k"), BLOCK_SHAPES)
-def test_block_scales_of_any_layout_are_near_float64(m, n, k, has_bias, layout):
-    x = block_scaled_operands(m, n, k, layout=layout, bias_dtype=torch.bfloat16 if has_bias else None)
+@pytest.mark.parametrize("is_1d", [False, True])
+def test_block_scales_of_any_layout_are_near_float64(m, n, k, has_bias, layout, is_1d):
+    x = block_scaled_operands(m, n, k, layout=layout, bias_dtype=torch.bfloat16 if has_bias else None, is_1d=is_1d)
     out = poisoned(m, n, torch.bfloat16, n + 8)
     sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b, x.bias, out=out)
     assert relative_error(out, x.expected) <= tolerance("bf16", k)
@@ -47,8 +49,8 @@ def test_block_scales_of_any_layout_are_near_float64(m, n, k, has_bias, layout):
 
 def test_layouts_of_block_scales_do_not_share_a_plan():
     """Same shapes and dtypes, other strides, one after the other."""
-    for layout in ("torch", "padded", "dense", "strided", "torch"):
-        x = block_scaled_operands(24, 256, 512, layout=layout)
+    for layout, is_1d in itertools.product(("torch", "padded", "dense", "strided", "torch"), (False, True)):
+        x = block_scaled_operands(24, 256, 512, layout=layout, is_1d=is_1d)
         result = sw.scaled_mm(x.a, x.b, x.scale_a, x.scale_b)
         assert relative_error(result, x.expected) <= tolerance("bf16", 512)
 

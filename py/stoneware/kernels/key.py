@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
-SCALES = ("row", "tensor", "none", "block")
+SCALES = ("row", "tensor", "none", "block", "block_1d")
 ACCUMULATIONS = ("fast", "slow")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
@@ -44,7 +44,7 @@ class Key:
       op: such as "scaled_mm"; it has no colon.
       a_dtype, b_dtype, out_dtype: names such as "e4m3", "bf16", "fp16".
       scales: one of SCALES; "none" for an op without scales, "block" for 1x128 of a and 128x128
-        of b.
+        of b, "block_1d" for 1x128 of both.
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
       n, k, m: sizes; all 0 in a family.
       accumulation: one of ACCUMULATIONS; "slow" where sums of fp8 products must be kept in full

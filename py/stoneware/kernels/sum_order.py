@@ -37,7 +37,7 @@ def why_not_invariant(kernel: KernelRecord | None, config: Config, key: Key) -> 
     chunk = None if kernel is None else kernel.config.get("sum_chunk")
     if chunk is None:
         return "results must be batch invariant, and the order of its sums is not known"
-    wanted = CHUNK if key.accumulation == "slow" or key.scales == "block" else 0
+    wanted = CHUNK if key.accumulation == "slow" or "block" in key.scales else 0
     if chunk != wanted:
         return f"results must be batch invariant, and its sums have chunks of {chunk}, not {wanted}"
     if config.splits != 1:

@@ -61,7 +61,7 @@ def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) ->
         # First what tells most kernels apart: a look-up asks of every one.
         config["out"] == key.out_dtype
         and config["a"] == key.a_dtype
-        and (config.get("scales") == "block") == (key.scales == "block")
+        and config.get("scales", "") == (key.scales if "block" in key.scales else "")
         and config["b"] == key.b_dtype
         and config.get("layout", "nt") == key.layout
         and config.get("accumulation", "fast") == key.accumulation

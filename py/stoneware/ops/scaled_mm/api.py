@@ -41,8 +41,8 @@ def scaled_mm(
     The arguments are those of torch._scaled_mm; the shape of a scale says which kind it is. Sliced
     views are used without a copy.
 
-    Block scales have one scale per 1 x 128 elements of a and one per 128 x 128 of b, as in
-    DeepSeek-V3; k must then be a multiple of 128.
+    Block scales have one scale per 1 x 128 elements of a and one per 128 x 128 of b, a weight, or per
+    128 x 1, as in DeepSeek-V3; k must then be a multiple of 128.
 
     Differentiable, to any order, in its scales and its bias; a and b are frozen.
 
@@ -53,7 +53,7 @@ def scaled_mm(
         of 16, b.stride(1) too.
       scale_a: float32; one element, [m, 1] with one per row of a, or [m, k / 128]. Of any strides.
       scale_b: float32; one element, [1, n] with one per column of b, or [k / 128, ceil(n / 128)],
-        or with its rows padded to a multiple of 4 as torch requires. Of any strides.
+        or with its rows padded to a multiple of 4 as torch requires, or [k / 128, n]. Of any strides.
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16, torch.float16 or torch.float32.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates

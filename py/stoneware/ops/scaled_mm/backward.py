@@ -38,7 +38,16 @@ def rule(
     """See `stoneware.ops.backward.Rule`."""
     _refuse_operands(needs_input_grad)
     is_block = _is_block(scale_a, scale_b, b.shape[1])
-    scales = "block" if is_block else "row" if max(scale_a.numel(), scale_b.numel()) > 1 else "tensor"
+    is_1d = is_block and scale_b.shape[1] == b.shape[1]
+    scales = (
+        "block_1d"
+        if is_1d
+        else "block"
+        if is_block
+        else "row"
+        if max(scale_a.numel(), scale_b.numel()) > 1
+        else "tensor"
+    )
     products, is_saved = needed_products(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
     saved = tuple(one if is_kept else None for one, is_kept in zip((a, b, scale_a, scale_b), is_saved))
     shapes = {"dscale_a": scale_a.shape, "dscale_b": scale_b.shape}
@@ -105,11 +114,15 @@ def _of_blocks(
     rows, columns = [], []
     for block, dc_ab in enumerate(weighted):
         n = dc_ab.shape[1]
+        is_1d = shapes["dscale_b"][1] == n
         if scale_b is not None:
-            rows.append((dc_ab * scale_b[block].repeat_interleave(BLOCK)[:n]).sum(1))
+            of_columns = scale_b[block]
+            rows.append((dc_ab * (of_columns if is_1d else of_columns.repeat_interleave(BLOCK)[:n])).sum(1))
         if scale_a is not None:
-            sums = torch.nn.functional.pad((dc_ab * scale_a[:, block, None]).sum(0), (0, -n % BLOCK))
-            columns.append(sums.unflatten(0, (-1, BLOCK)).sum(1))
+            sums = (dc_ab * scale_a[:, block, None]).sum(0)
+            if not is_1d:
+                sums = torch.nn.functional.pad(sums, (0, -n % BLOCK)).unflatten(0, (-1, BLOCK)).sum(1)
+            columns.append(sums)
     found = {}
     if rows:
         found["dscale_a"] = torch.stack(rows, 1)

@@ -87,12 +87,12 @@ def checked_plan(
         ldb=b.stride(1),
         ldd=n if out is None or m == 1 else out.stride(0),
         use_fast_accum=use_fast_accum,
-        **(_block_layouts(scale_a, scale_b, m, n, k) if scale_a_kind == "block_1x128" else {}),
+        **(_block_layouts(scale_a, scale_b, m, k) if scale_a_kind == "block_1x128" else {}),
     )
     plan = operation.plan(problem, device, backend=backend, config=config)
     # Kernels follow the strides of block scales.
     vectors = [(5, bias)]
-    if problem.scales != "block":
+    if not problem.has_block_scales:
         vectors += [(3, scale_a), (4, scale_b)]
     return tensor_checks.with_dense_arguments(
         plan, [position for position, vector in vectors if vector is not None and not vector.is_contiguous()]
@@ -113,11 +113,14 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
     if is_a_block and is_b_block and (a_shape[1] > 1 or scale_b.numel() > 1):
         check_multiple("k", k, BLOCK, "pad a and b along k with zeros, scales with ones")
         return "block_1x128", "block_128x128"
+    if is_a_block and a_shape[1] > 1 and list(scale_b.shape) == [a_shape[1], n]:
+        check_multiple("k", k, BLOCK, "pad a and b along k with zeros, scales with ones")
+        return "block_1x128", "block_1x128"
     if is_a_block and a_shape[1] > 1 and scale_a.numel() > 1:
         raise ValueError(
             f"scale_b.shape={list(scale_b.shape)} must be [k/{BLOCK}, n/{BLOCK}]={b_shape} or "
-            f"{padded_b_shape}, rounded up, beside scale_a.shape={a_shape}, one scale per {BLOCK} "
-            f"elements of a row; scale b in blocks of {BLOCK} x {BLOCK}"
+            f"{padded_b_shape}, rounded up, or [k/{BLOCK}, n]={[a_shape[1], n]}, beside scale_a.shape={a_shape}, "
+            f"one scale per {BLOCK} elements of a row; scale b in blocks of {BLOCK} x {BLOCK}, or of {BLOCK} x 1"
         )
     if is_b_block and scale_b.numel() > 1:
         raise ValueError(
@@ -131,13 +134,13 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
     )
 
 
-def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> dict[str, int]:
+def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, k: int) -> dict[str, int]:
     """Strides of block scales as a Problem names them; of a dimension of size one, torch's own."""
-    rows_of_b = scale_b.shape[0]
+    rows_of_b, columns_of_b = scale_b.shape
     return {
         "scale_a_stride_m": scale_a.stride(0) if m > 1 else 1,
         "ld_scale_a": scale_a.stride(1) if k > BLOCK else m,
-        "scale_b_stride_n": scale_b.stride(1) if n > BLOCK else rows_of_b,
+        "scale_b_stride_n": scale_b.stride(1) if columns_of_b > 1 else rows_of_b,
         "ld_scale_b": scale_b.stride(0) if rows_of_b > 1 else 1,
         "is_scale_b_padded": rows_of_b == padded_num_blocks(k),
     }

@@ -22,7 +22,7 @@ class _CutlassSm90(CutlassSm90):
 
     def fields(self, problem: Problem) -> dict[str, Any]:
         names = ["scale_a", "scale_b"]
-        if problem.scales == "block":
+        if problem.has_block_scales:
             names += ["scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b"]
         return {name: getattr(problem, name) for name in names}
 

@@ -19,7 +19,7 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     a = operands.matrices((m, k), (problem.lda,), True, TORCH_DTYPES[problem.a_dtype], device)
     b = operands.matrices((k, n), (problem.ldb,), False, TORCH_DTYPES[problem.b_dtype], device)
     out_base, out = operands.poisoned_output(problem, dtype, device, guarded)
-    if problem.scales == "block":
+    if problem.has_block_scales:
         scale_a, scale_b = _block_scales(problem, device)
     else:
         scale_a = operands.scale(m if problem.scale_a == "row" else 1, 1, device)
@@ -36,16 +36,16 @@ def reference(tensors: Operands) -> torch.Tensor:
     """See `measuring.operands.reference`."""
     result = torch.empty(tensors.out.shape, dtype=torch.float32, device=tensors.a.device)
     scale_b = tensors.scale_b
-    if tensors.problem.scales == "block":
+    if tensors.problem.has_block_scales:
         scale_b = scale_b[: num_blocks(tensors.problem.k)]  # without torch's padding
     operands.multiply(result, tensors.a, tensors.b, tensors.scale_a, scale_b, tensors.bias, block=BLOCK)
     return result
 
 
 def _block_scales(problem: Problem, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
-    """scale_a [m, k / 128] and scale_b [k / 128, ceil(n / 128)], or with as many rows as torch wants;
+    """scale_a [m, k / 128] and scale_b [k / 128, n or ceil(n / 128)], or with as many rows as torch wants;
     with the problem's strides, in memory that ends with the last element. What they skip is NaN."""
-    blocks, columns = num_blocks(problem.k), num_blocks(problem.n)
+    blocks, columns = num_blocks(problem.k), problem.n if problem.scales == "block_1d" else num_blocks(problem.n)
     rows = padded_num_blocks(problem.k) if problem.is_scale_b_padded else blocks
     strides_a = problem.scale_a_stride_m, problem.ld_scale_a
     strides_b = problem.ld_scale_b, problem.scale_b_stride_n

@@ -7,6 +7,8 @@ and with block scales
     d[m, n] = sum_j scale_a[m, j] * scale_b[j, n // 128] * (a[m, block j of k] @ b[block j of k, n])
               + bias[n],    block j of k being its elements 128 j to 128 j + 127
 
+or with scale_b[j, n] of each column, where b is an activation or a gradient as a is.
+
 a is row-major with leading dimension lda, b column-major with ldb, d row-major with ldd; leading
 dimensions and strides count elements. Free of torch, so that the build and `explain` can use it.
 """
@@ -21,11 +23,11 @@ from stoneware.runtime.fast_dataclass import dataclass
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")
 OUT_DTYPES = ("bf16", "fp16", "fp32")
-SCALES = ("tensor", "row", "block")
+SCALES = ("tensor", "row", "block", "block_1d")
 """Kinds of a pair of scales, as `Problem.dense` takes them."""
 
 SCALE_A_KINDS = ("tensor", "row", "block_1x128")
-SCALE_B_KINDS = ("tensor", "row", "block_128x128")
+SCALE_B_KINDS = ("tensor", "row", "block_128x128", "block_1x128")
 
 BLOCK = 128
 """Elements of k, and columns of b, that share a block scale."""
@@ -74,16 +76,17 @@ class Problem(Product):
       a_dtype, b_dtype, out_dtype: "e4m3" or "e5m2"; likewise; "bf16", "fp16" or "fp32".
       scale_a: "tensor" (one float32), "row" (one per row of a) or "block_1x128" (one per 128
         elements of a row of a).
-      scale_b: "tensor", "row" (one per column of b, that is per row of the weight) or
-        "block_128x128" (one per 128 of k and 128 columns of b); block scales come in pairs.
+      scale_b: "tensor", "row" (one per column of b, that is per row of the weight), "block_128x128"
+        (one per 128 of k and 128 columns of b) or "block_1x128" (one per 128 elements of a column);
+        block scales come in pairs.
       has_bias: whether a bias of n elements of the out dtype is added.
       lda, ldb, ldd: leading dimensions in elements.
       use_fast_accum: whether sums may be kept by the tensor core alone, with some 14 bits; block
         scales always add each 128 of k in full fp32.
       scale_a_stride_m, ld_scale_a: of block scales, elements from one row of scale_a to the next,
         and from one block of k to the next; any of 0 or more.
-      scale_b_stride_n, ld_scale_b: likewise, from one 128 columns of b to the next, and from one
-        block of k to the next.
+      scale_b_stride_n, ld_scale_b: likewise, from one column of b, or 128 of them, to the next, and
+        from one block of k to the next.
       is_scale_b_padded: whether scale_b has as many rows as `padded_num_blocks` says.
 
     Raises:
@@ -113,12 +116,12 @@ class Problem(Product):
         check_multiple("k", self.k, K_MULTIPLE, "pad a and b along k with zeros")
         self.check_known({"a_dtype": IN_DTYPES, "b_dtype": IN_DTYPES, "out_dtype": OUT_DTYPES})
         self.check_known({"scale_a": SCALE_A_KINDS, "scale_b": SCALE_B_KINDS})
-        if (self.scale_a == "block_1x128") != (self.scale_b == "block_128x128"):
+        if (self.scale_a == "block_1x128") != (self.scale_b in ("block_128x128", "block_1x128")):
             raise ValueError(
                 f"scale_a={self.scale_a!r} and scale_b={self.scale_b!r} must both be block scales "
                 "or none; give a and b scales 1x128 and 128x128, or one per row and column"
             )
-        if self.scales == "block":
+        if self.has_block_scales:
             check_multiple("k", self.k, BLOCK, "pad a and b along k with zeros")
         for name in ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b"):
             if getattr(self, name) < 0:
@@ -148,7 +151,8 @@ class Problem(Product):
           dtype: of a, and of b unless `b_dtype` is given.
           scales: one of SCALES, or that of a and that of b as "tensor/row"; block scales lie as
             torch wants them, scale_a [m, k / 128] with the strides (1, m), scale_b
-            [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)).
+            [padded_num_blocks(k), ceil(n / 128)] with the strides (1, padded_num_blocks(k)), or of
+            "block_1d" [k / 128, n], row-major.
         """
         kind_a, _, kind_b = scales.partition("/")
         if not {kind_a, kind_b or kind_a} <= set(SCALES):
@@ -158,7 +162,10 @@ class Problem(Product):
             )
         scale_a, scale_b = kind_a, kind_b or kind_a
         layout = {}
-        if kind_a == "block":
+        if kind_a == "block_1d":
+            scale_a, scale_b = "block_1x128", kind_b or "block_1x128"
+            layout = {"scale_a_stride_m": 1, "ld_scale_a": m, "ld_scale_b": n, "scale_b_stride_n": 1}
+        elif kind_a == "block":
             scale_a, scale_b = "block_1x128", kind_b or "block_128x128"
             layout = {
                 "scale_a_stride_m": 1,
@@ -189,26 +196,31 @@ class Problem(Product):
     def as_filed(self) -> Problem:
         """With block scales in the layout of `dense`: the key tells no strides of scales, and what a
         backend does to other layouts is no part of its measured time."""
-        if self.scales != "block":
+        if not self.has_block_scales:
             return self
         from dataclasses import replace
 
-        laid = Problem.dense(m=self.m, n=self.n, k=self.k, scales="block")
+        laid = Problem.dense(m=self.m, n=self.n, k=self.k, scales=self.scales)
         names = ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b", "is_scale_b_padded")
         return replace(self, **{name: getattr(laid, name) for name in names})
 
     @property
     def scales(self) -> str:
-        """ "tensor" if both scales are, "block" likewise, else "row": one scale of each kind is filed
-        as "row"."""
-        if self.scale_a == "block_1x128":
-            return "block"
+        """ "tensor" if both scales are, "block" or "block_1d" by the kind of scale_b, else "row": one scale of
+        each kind is filed as "row"."""
+        if self.has_block_scales:
+            return "block_1d" if self.scale_b == "block_1x128" else "block"
         return "tensor" if self.scale_a == self.scale_b == "tensor" else "row"
 
     @property
     def accumulation(self) -> str:
         """ "slow" or "fast"; the latter with block scales, which leave no choice."""
-        return "fast" if self.use_fast_accum or self.scales == "block" else "slow"
+        return "fast" if self.use_fast_accum or self.has_block_scales else "slow"
+
+    @property
+    def has_block_scales(self) -> bool:
+        """Whether scales change along k."""
+        return self.scale_a == "block_1x128"
 
     def __str__(self) -> str:
         return (

@@ -45,11 +45,12 @@ def _run_blocks(
         elements = slice(block * BLOCK, (block + 1) * BLOCK)
         product = a[:, elements].float() @ b[elements].float()
         product *= scale_a[:, block, None]
-        product *= scale_b[block].repeat_interleave(BLOCK)[:n]
+        columns = scale_b[block]
+        product *= columns if len(columns) == n else columns.repeat_interleave(BLOCK)[:n]
         d += product
     if bias is not None:
         d += bias
     out.copy_(d)
 
 
-BACKEND = reference(lambda problem: _run_blocks if problem.scales == "block" else _run)
+BACKEND = reference(lambda problem: _run_blocks if problem.has_block_scales else _run)

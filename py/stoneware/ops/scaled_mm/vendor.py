@@ -22,7 +22,7 @@ def _version(text: str | None) -> tuple[int, int]:
 
 _CUDA = _version(torch.version.cuda)
 
-_BLOCK_RECIPES = (4, 5)
+_BLOCK_RECIPES = {"block_1x128": 4, "block_128x128": 5}
 """BlockWise1x128 and BlockWise128x128 of torch.nn.functional.ScalingType."""
 
 
@@ -41,7 +41,7 @@ def _why_not(problem: Problem, device: Device) -> str | None:
         return "torch._scaled_mm multiplies no two float8_e5m2 matrices"
     if problem.has_bias and problem.out_dtype == "fp32":
         return "torch._scaled_mm adds no bias to a float32 result"
-    if problem.scales == "block":
+    if problem.has_block_scales:
         return _block_scales(problem, device)
     if problem.scale_a != problem.scale_b:
         return (
@@ -101,7 +101,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _plan(problem: Problem) -> Plan:
-    if problem.scales == "block":
+    if problem.has_block_scales:
         return _plan_block_scales(problem)
     scaled_mm = torch._scaled_mm
     use_fast_accum = problem.use_fast_accum
@@ -148,12 +148,15 @@ def _parts(m: int) -> list[tuple[int, int]]:
 
 def _copied(problem: Problem) -> list[str]:
     """The block scales that lie otherwise than torch's kernel takes them."""
-    if problem.scales != "block":
+    if not problem.has_block_scales:
         return []
     strides_a = problem.scale_a_stride_m, problem.ld_scale_a
     strides_b = problem.ld_scale_b, problem.scale_b_stride_n
     is_a_right = strides_a == (1, problem.m) and problem.m % _UNIT_M == 0
-    is_b_right = problem.is_scale_b_padded and strides_b == (1, padded_num_blocks(problem.k))
+    if problem.scales == "block_1d":
+        is_b_right = strides_b == (problem.n, 1)
+    else:
+        is_b_right = problem.is_scale_b_padded and strides_b == (1, padded_num_blocks(problem.k))
     return [name for name, is_right in (("a", is_a_right), ("b", is_b_right)) if not is_right]
 
 
@@ -162,11 +165,12 @@ def _converts(problem: Problem) -> Conversion | None:
     if not copied:
         return None
     m, blocks, padded = problem.m, num_blocks(problem.k), padded_num_blocks(problem.k)
-    num_floats = {"a": m * blocks, "b": blocks * num_blocks(problem.n)}
+    is_1d = problem.scales == "block_1d"
+    num_floats = {"a": m * blocks, "b": blocks * (problem.n if is_1d else num_blocks(problem.n))}
+    asked = f"strides (n, 1)=({problem.n}, 1)" if is_1d else f"{padded} rows and strides (1, {padded})"
     remedies = {
         "a": f"scale_a with strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
-        "b": f"scale_b with {padded} rows and strides (1, {padded}) instead of "
-        f"({problem.ld_scale_b}, {problem.scale_b_stride_n})",
+        "b": f"scale_b with {asked} instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
     }
     us = sum(_COPY_US + 4 * num_floats[name] / _COPY_BYTES_PER_US for name in copied)
     does = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
@@ -189,6 +193,10 @@ def _column_major(scale: torch.Tensor, rows: int) -> torch.Tensor:
     return copy
 
 
+def _laid_out(scale: torch.Tensor, rows: int, *, is_copied: bool) -> torch.Tensor:
+    return _column_major(scale, rows) if is_copied else _as_asked(scale)
+
+
 def _as_asked(scale: torch.Tensor) -> torch.Tensor:
     """The scale itself; a column by itself, whose second stride says nothing, with the stride that torch checks."""
     return scale if scale.shape[1] > 1 else scale.as_strided(scale.shape, (1, scale.shape[0]))
@@ -196,10 +204,11 @@ def _as_asked(scale: torch.Tensor) -> torch.Tensor:
 
 def _plan_block_scales(problem: Problem) -> Plan:
     scaled_mm = torch.ops.aten._scaled_mm_v2.out
-    recipe_a, recipe_b = ([recipe] for recipe in _BLOCK_RECIPES)
-    is_dense = problem.ldd == problem.n
-    copied, padded = _copied(problem), padded_num_blocks(problem.k)
+    recipe_a, recipe_b = ([_BLOCK_RECIPES[kind]] for kind in (problem.scale_a, problem.scale_b))
+    is_dense, is_1d = problem.ldd == problem.n, problem.scales == "block_1d"
+    copied = _copied(problem)
     copies_a, copies_b = "a" in copied, "b" in copied
+    rows_of_b = problem.n if is_1d else padded_num_blocks(problem.k)
     parts = _parts(problem.m)
 
     def run(
@@ -210,10 +219,11 @@ def _plan_block_scales(problem: Problem) -> Plan:
         scale_b: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
-        scale_b = _column_major(scale_b, padded) if copies_b else _as_asked(scale_b)
+        # Of single columns torch wants them as those of a, [n, k / 128].
+        scale_b = _laid_out(scale_b.t() if is_1d else scale_b, rows_of_b, is_copied=copies_b)
         d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
         for begin, end in parts:
-            scale = _column_major(scale_a[begin:end], end - begin) if copies_a else _as_asked(scale_a)
+            scale = _laid_out(scale_a[begin:end], end - begin, is_copied=copies_a)
             scaled_mm(
                 a[begin:end], b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
                 out=d[begin:end],
