@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 
 import pytest
@@ -109,3 +110,20 @@ def test_experts_are_near_their_mlps_and_pass_gradients_on():
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q"]))
+
+
+@pytest.mark.parametrize("recipe", ["bf16", *RECIPES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_weight_is_added_to_its_buffer(recipe, dtype):
+    make = nn.Linear if recipe == "bf16" else functools.partial(nn.Float8Linear, recipe=recipe)
+    layer = make(K, N, device="cuda", dtype=torch.bfloat16)
+    x, dy = torch.randn(2, 256, K, device="cuda").bfloat16(), torch.randn(2, 256, N, device="cuda").bfloat16()
+    plain = gradients(layer, x, dy)
+    layer.zero_grad()
+    layer.fuse_wgrad_accumulation = True
+    layer.weight.main_grad = torch.randn(N, K, device="cuda").to(dtype)
+    expected = layer.weight.main_grad.double() + 2 * plain["weight"].double()
+    for _ in range(2):
+        fused = gradients(layer, x, dy)
+    assert torch.equal(fused["x"], plain["x"]) and fused["weight"] is None
+    assert error(layer.weight.main_grad, expected) < 2 * BF16_ERROR

@@ -73,7 +73,12 @@ class Conversion:
 
 
 def convert(
-    model: torch.nn.Module, recipe: str = "rowwise", filter: Filter | None = None, *, frozen: bool | None = None
+    model: torch.nn.Module,
+    recipe: str = "rowwise",
+    filter: Filter | None = None,
+    *,
+    frozen: bool | None = None,
+    fuse_wgrad_accumulation: bool = False,
 ) -> Conversion:
     """Swaps a model's torch.nn.Linear layers in place.
 
@@ -92,6 +97,7 @@ def convert(
       recipe: "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise".
       filter: (name, layer) -> whether to swap it; None takes all but heads and routers.
       frozen: whether weights become fp8 for good; None: if the model is in eval mode.
+      fuse_wgrad_accumulation: of the layers that train.
 
     Returns:
       What was swapped and what was not, and why; `undo()` takes it back.
@@ -118,6 +124,8 @@ def convert(
             done.kept[name] = reason
             continue
         new = _swapped(layer, recipe, frozen=frozen)
+        if fuse_wgrad_accumulation and isinstance(new, (Linear, Float8Linear)):
+            new.fuse_wgrad_accumulation = True
         _put(model, name, new)
         done.swapped[name] = type(new).__name__ + ("" if recipe == BF16 else f", {recipe}")
     if frozen and recipe == ONE_CALL:

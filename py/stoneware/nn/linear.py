@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.nn import float8
+from stoneware.nn import float8, main_grad
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
 from stoneware.nn.recipes import Recipe, named, why_not
 from stoneware.ops.matmul.api import matmul
@@ -17,6 +17,10 @@ class Linear(torch.nn.Linear):
     it x, weight and bias are cast to its dtype. Gradients are products of `sw.matmul`, too, and only
     those that are needed are computed.
 
+    Attributes:
+      fuse_wgrad_accumulation: whether the gradient of the weight is added to `weight.main_grad` in place,
+        and `weight.grad` stays None; see `stoneware.nn.main_grad`. False at first.
+
     Shapes:
       x: [..., in_features], bfloat16 or float16, or any dtype under autocast.
       y: [..., out_features] of that dtype.
@@ -25,8 +29,13 @@ class Linear(torch.nn.Linear):
       TypeError, ValueError: x is of another dtype or width than the weight, or not in 16 bits.
     """
 
+    fuse_wgrad_accumulation = False
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = autocast(x, self.weight, self.bias)
+        if _is_fused(self):
+            check(x, weight, BITS_16)
+            return main_grad.linear(lambda w: _product(x, w.to(x.dtype), bias), x, self.weight, is_quantized=False)
         if is_distributed(weight):
             from stoneware.nn import sharded
 
@@ -50,6 +59,9 @@ class Float8Linear(torch.nn.Linear):
       recipe: "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise"; see `stoneware.nn.recipes`.
       device, dtype: of the parameters.
 
+    Attributes:
+      fuse_wgrad_accumulation: as of `Linear`.
+
     Shapes:
       x: [..., in_features], bfloat16, float16 or float32, or any dtype under autocast.
       y: [..., out_features] of that dtype.
@@ -58,6 +70,8 @@ class Float8Linear(torch.nn.Linear):
       ValueError: an unknown recipe, or a size that breaks its rule.
       TypeError, ValueError: x is of another dtype or width than the weight.
     """
+
+    fuse_wgrad_accumulation = False
 
     def __init__(
         self,
@@ -74,6 +88,14 @@ class Float8Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = autocast(x, self.weight, self.bias)
+        if _is_fused(self):
+            check(x, weight, FLOATS)
+            return main_grad.linear(
+                lambda w: float8.linear(x, w.to(x.dtype), bias, self.recipe),
+                x,
+                self.weight,
+                is_quantized=named(self.recipe).grad_weight is not None,
+            )
         if is_distributed(weight):
             from stoneware.nn import sharded
 
@@ -90,6 +112,10 @@ class Float8Linear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe!r}"
+
+
+def _is_fused(layer: Linear | Float8Linear) -> bool:
+    return layer.fuse_wgrad_accumulation and layer.weight.requires_grad and torch.is_grad_enabled()
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -1,0 +1,114 @@
+"""Gradients of weights that are added to a buffer, `weight.main_grad`, as Megatron-LM's optimizers have it.
+
+A product in 16 bits adds to the buffer as it is computed (beta = 1); an fp8 product is added after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoneware.nn.arguments import BITS_16, FLOATS, is_distributed
+from stoneware.ops.matmul.api import matmul
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""weight -> y."""
+
+
+def linear(product: Product, x: torch.Tensor, parameter: torch.Tensor, *, is_quantized: bool) -> torch.Tensor:
+    """The product, whose gradient of the weight goes into `parameter.main_grad`.
+
+    `parameter.grad` stays None. If the parameter has an attribute `grad_added_to_main_grad`, it becomes True,
+    and `grad` an uninitialized tensor, for hooks that wait for one.
+
+    Args:
+      product: of x.
+      x: [..., k], in the dtype of the product.
+      parameter: [n, k].
+      is_quantized: whether the gradient of the weight is a product of the recipe's, in fp8.
+
+    Raises:
+      ValueError: `parameter.main_grad` is missing, or no dense buffer of its shape.
+      TypeError: its dtype is not that of a parameter.
+    """
+    _check(parameter)
+    if is_quantized:
+        return product(_Added.apply(parameter, parameter))
+    return _Accumulated.apply(product(parameter.detach()), x.detach(), parameter, parameter)
+
+
+# As torch.compiler.disable does, which would import all of Dynamo: the backward writes to memory that no graph knows.
+linear._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _check(parameter: torch.Tensor) -> None:
+    remedy = "give each weight such a buffer, or set fuse_wgrad_accumulation=False"
+    if is_distributed(parameter) or type(parameter.detach()) is not torch.Tensor:
+        raise ValueError(f"weight must be a plain tensor on one rank, not {type(parameter.data).__name__}; {remedy}")
+    main_grad = getattr(parameter, "main_grad", None)
+    if main_grad is None or main_grad.shape != parameter.shape or not main_grad.is_contiguous():
+        found = "missing" if main_grad is None else f"of shape {list(main_grad.shape)}, strides {main_grad.stride()}"
+        raise ValueError(
+            f"weight.main_grad must be a contiguous tensor of the weight's shape {list(parameter.shape)}, but is "
+            f"{found}; {remedy}"
+        )
+    if main_grad.dtype not in FLOATS or main_grad.device != parameter.device:
+        raise TypeError(
+            f"weight.main_grad must be of float32, bfloat16 or float16 on {parameter.device}, but is of "
+            f"{main_grad.dtype} on {main_grad.device}; {remedy}"
+        )
+
+
+def _placeholder(parameter: Any) -> torch.Tensor | None:
+    """The gradient that autograd is given."""
+    if not hasattr(parameter, "grad_added_to_main_grad"):
+        return None
+    parameter.grad_added_to_main_grad = True
+    return torch.empty_like(parameter)
+
+
+class _Added(torch.autograd.Function):
+    """The weight, whose gradient is added."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, parameter: Any) -> torch.Tensor:
+        ctx.parameter = parameter
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.parameter.main_grad.add_(gradient)
+        return _placeholder(ctx.parameter), None
+
+
+class _Accumulated(torch.autograd.Function):
+    """y, which was computed without a gradient of the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, parameter: Any) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.parameter = parameter
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        _add_product(ctx.parameter.main_grad, gradient, x)
+        return gradient, None, _placeholder(ctx.parameter), None
+
+
+def _add_product(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor) -> None:
+    """main_grad += gradient^T @ x, of the rows of both."""
+    rows = [one.reshape(-1, one.shape[-1]) for one in (gradient, x)]
+    gradient, x = (one if one.dtype in BITS_16 else one.bfloat16() for one in rows)
+    if main_grad.dtype == gradient.dtype:
+        main_grad.addmm_(gradient.t(), x)
+    elif main_grad.is_cuda and main_grad.dtype == torch.float32:
+        torch.addmm(main_grad, gradient.t(), x, out_dtype=torch.float32, out=main_grad)
+    else:
+        main_grad += matmul(gradient.t(), x, out_dtype=torch.float32)

@@ -1,0 +1,109 @@
+"""Gradients of weights that are added to weight.main_grad."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stoneware import nn
+
+K, N = 128, 256
+LAYERS = {
+    "bf16": lambda: nn.Linear(K, N, dtype=torch.bfloat16),
+    **{
+        recipe: lambda recipe=recipe: nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
+        for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
+    },
+}
+
+
+def with_buffer(layer: torch.nn.Module, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    layer.fuse_wgrad_accumulation = True
+    layer.weight.main_grad = torch.randn(N, K).to(dtype)
+    return layer
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_two_calls_find_is_added_to_the_buffer(name, dtype):
+    layer = with_buffer(LAYERS[name](), dtype)
+    expected = layer.weight.main_grad.double()
+    for shape in ((2, 64), (40,)):
+        x, dy = torch.randn(*shape, K).bfloat16().requires_grad_(), torch.randn(*shape, N).bfloat16()
+        layer.fuse_wgrad_accumulation = False
+        plain = torch.autograd.grad(layer(x), [x, layer.weight, layer.bias], dy)
+        layer.fuse_wgrad_accumulation = True
+        expected += plain[1].double()
+        fused = torch.autograd.grad(layer(x), [x, layer.weight, layer.bias], dy, allow_unused=True)
+        assert torch.equal(fused[0], plain[0]) and fused[1] is None and torch.equal(fused[2], plain[2])
+    # Two sums are rounded to the buffer's dtype, and what is compared with to 16 bits.
+    torch.testing.assert_close(layer.weight.main_grad.double(), expected, rtol=0.02, atol=0.3)
+    layer(x).backward(dy)
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("name", ["bf16", "rowwise"])
+def test_hooks_that_wait_for_a_gradient_get_one(name):
+    layer, seen = with_buffer(LAYERS[name]()), []
+    layer.weight.grad_added_to_main_grad = False
+    layer.weight.register_post_accumulate_grad_hook(seen.append)
+    layer(torch.randn(32, K).bfloat16()).sum().backward()
+    assert layer.weight.grad_added_to_main_grad is True
+    assert len(seen) == 1 and layer.weight.grad.shape == (N, K)
+
+
+@pytest.mark.parametrize("name", ["bf16", "rowwise"])
+def test_a_frozen_weight_needs_no_buffer(name):
+    layer = LAYERS[name]()
+    layer.fuse_wgrad_accumulation = True
+    layer.weight.requires_grad_(False)
+    layer(torch.randn(32, K).bfloat16().requires_grad_()).sum().backward()
+    with torch.no_grad():
+        layer.requires_grad_()(torch.randn(32, K).bfloat16())
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "rowwise"])
+def test_a_converted_model_is_told(recipe):
+    model = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.Linear(N, K)).bfloat16()
+    nn.convert(model, recipe, fuse_wgrad_accumulation=True)
+    for layer in model:
+        layer.weight.main_grad = torch.zeros(layer.weight.shape)
+    model(torch.randn(32, K).bfloat16()).sum().backward()
+    for layer in model:
+        assert layer.weight.grad is None and layer.weight.main_grad.any()
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Float8Linear])
+def test_parameters_in_32_bits_under_autocast(kind):
+    layer = with_buffer(kind(K, N))
+    before, x = layer.weight.main_grad.clone(), torch.randn(32, K)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x).sum().backward()
+    assert layer.weight.grad is None
+    torch.testing.assert_close(layer.weight.main_grad - before, x.sum(0).expand(N, K), rtol=0.1, atol=0.5)
+
+
+def test_a_compiled_model_breaks_its_graph_there():
+    torch._dynamo.reset()
+    layer = with_buffer(LAYERS["rowwise"]())
+    before, x = layer.weight.main_grad.clone(), torch.randn(32, K).bfloat16()
+    torch.compile(layer, backend="aot_eager")(x).sum().backward()
+    assert layer.weight.grad is None and not torch.equal(layer.weight.main_grad, before)
+
+
+@pytest.mark.parametrize(
+    ("main_grad", "error", "rule"),
+    [
+        (None, ValueError, r"weight.main_grad must be .* shape \[256, 128\], but is missing; give each weight"),
+        (torch.zeros(K, N), ValueError, r"but is of shape \[128, 256\]"),
+        (torch.zeros(K, N).t(), ValueError, r"strides \(1, 256\)"),
+        (torch.zeros(N, K, dtype=torch.float64), TypeError, "but is of torch.float64 on cpu"),
+    ],
+)
+@pytest.mark.parametrize("name", ["bf16", "rowwise"])
+def test_a_wrong_buffer_is_refused_at_the_forward_call(name, main_grad, error, rule):
+    layer = LAYERS[name]()
+    layer.fuse_wgrad_accumulation = True
+    layer.weight.main_grad = main_grad
+    with pytest.raises(error, match=rule):
+        layer(torch.randn(32, K).bfloat16())
