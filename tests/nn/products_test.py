@@ -14,7 +14,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.nn import recipes
 from stoneware.ops import backward
 
-TENSOR, ROW, BLOCK, BLOCK_1D = (("e4m3", "e4m3", scales) for scales in ("tensor", "row", "block", "block_1d"))
+TENSOR, ROW, BLOCK = (("e4m3", "e4m3", scales) for scales in ("tensor", "row", "block"))
 WIDE = ("e5m2", "e4m3", "tensor")
 HIGH = ("bf16", "bf16", "")
 
@@ -23,7 +23,7 @@ TABLE = {
     "tensorwise": (TENSOR, WIDE, WIDE),
     "rowwise": (ROW, ROW, ROW),
     "rowwise_with_gw_hp": (ROW, ROW, HIGH),
-    "blockwise": (BLOCK, BLOCK, BLOCK_1D),
+    "blockwise": (BLOCK, BLOCK, HIGH),
 }
 # Of a product in bf16, of which no operand is transposed before.
 LAYOUTS = {"dgrad": "nn", "wgrad": "tn"}

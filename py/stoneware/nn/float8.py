@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from stoneware.nn import frozen_product, trained_product
 from stoneware.nn.gathered_weight import GatheredWeight
-from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built, unit_of_rows
+from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, Recipe, check_is_built
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
@@ -159,7 +159,7 @@ def _both_casts(gradient: torch.Tensor, weight: torch.Tensor, recipe: Recipe) ->
         casts[0] is None
         or casts[0] != casts[1]
         or not num_rows
-        or num_rows % unit_of_rows(casts[0])
+        or num_rows % UNIT
         or isinstance(weight, GatheredWeight)
     ):
         return None
@@ -230,7 +230,7 @@ def _grad_weight(
         return matmul(gradient.t(), x, out_dtype=dtype)
     if not gradient.shape[0]:
         return gradient.new_zeros(gradient.shape[1], x.shape[1])
-    padding = -gradient.shape[0] % unit_of_rows(casts[0])
+    padding = -gradient.shape[0] % (BLOCK if casts[0].scales == "block" else UNIT)
     if padding:
         gradient, x = (torch.nn.functional.pad(one, (0, 0, 0, padding)) for one in (gradient, x))
     operands = _operands(operand or _cast(gradient, casts[0], transpose=True), _cast(x, casts[1], transpose=True))

@@ -49,9 +49,8 @@ class Float8Linear(torch.nn.Linear):
 
     x, weight and the gradient of y are quantized at each use, by the recipe, with scales of the values
     at hand. x and weight are saved for backward as they are, and quantized there again. The bias and
-    its gradient stay in the dtype of y. Without fused products of its own, a layer whose rows
-    (all dimensions of x but the last) are no multiple of 16, or of 128 for "blockwise", pads them with
-    zeros for the gradient of the weight.
+    its gradient stay in the dtype of y. Where the gradient of the weight is an fp8 product, rows (all
+    dimensions of x but the last) that are no multiple of 16 are padded with zeros for it.
 
     Args:
       in_features, out_features: multiples of 16; of 128 for "blockwise".

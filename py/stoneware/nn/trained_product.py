@@ -26,7 +26,7 @@ from stoneware.nn.native_chain import (
     rows_of,
     scaled_mm_step,
 )
-from stoneware.nn.recipes import RECIPES, Cast, unit_of_rows
+from stoneware.nn.recipes import RECIPES, UNIT, Cast
 
 
 def shares_amax(recipe: str) -> bool:
@@ -38,10 +38,9 @@ def shares_amax(recipe: str) -> bool:
 def is_chained(recipe: str, dy: torch.Tensor, needs_weight: bool) -> bool:
     """Whether `backward` computes the gradients for this dy; if not, the operands are padded or cast first."""
     num_rows = dy.numel() // max(dy.shape[-1], 1)
-    casts = RECIPES[recipe].grad_weight
-    if needs_weight and casts is None:
+    if needs_weight and RECIPES[recipe].grad_weight is None:
         return num_rows > 0 and dy.dtype != torch.float32
-    return num_rows > 0 and not (needs_weight and casts is not None and num_rows % unit_of_rows(casts[0]))
+    return num_rows > 0 and not (needs_weight and num_rows % UNIT)
 
 
 @functools.cache
