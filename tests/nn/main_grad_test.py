@@ -62,6 +62,22 @@ def test_a_frozen_weight_needs_no_buffer(name):
         layer.requires_grad_()(torch.randn(32, K).bfloat16())
 
 
+def test_the_experts_of_a_mixture_have_buffers_of_three_dimensions():
+    experts = nn.Experts(4, K, N, dtype=torch.bfloat16)
+    x, chosen = torch.randn(40, K).bfloat16(), torch.randint(4, (40, 2))
+    weights = torch.rand(40, 2)
+    experts(x, chosen, weights).sum().backward()
+    plain = [experts.gate_up.grad, experts.down.grad]
+    experts.zero_grad()
+    experts.fuse_wgrad_accumulation = True
+    for weight in experts.parameters():
+        weight.main_grad = torch.zeros(weight.shape)
+    experts(x, chosen, weights).sum().backward()
+    for weight, expected in zip(experts.parameters(), plain, strict=True):
+        assert weight.grad is None
+        assert torch.equal(weight.main_grad, expected.float())
+
+
 @pytest.mark.parametrize("recipe", ["bf16", "rowwise"])
 def test_a_converted_model_is_told(recipe):
     model = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.Linear(N, K)).bfloat16()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.nn import main_grad
 from stoneware.nn.arguments import autocast_dtype, check_x
 from stoneware.nn.inference import KeepsFloat8
 from stoneware.nn.recipes import UNIT
@@ -26,6 +27,7 @@ class Experts(torch.nn.Module):
     Attributes:
       gate_up: [num_experts, 2 * intermediate_size, hidden_size], gate first.
       down: [num_experts, hidden_size, intermediate_size].
+      fuse_wgrad_accumulation: whether the gradients of both are added to their `main_grad`, as `Linear` has it.
 
     Shapes:
       x: [..., hidden_size], bfloat16.
@@ -37,6 +39,8 @@ class Experts(torch.nn.Module):
     Raises:
       TypeError, ValueError: a size that breaks its rule, or a dtype or a shape that does not fit.
     """
+
+    fuse_wgrad_accumulation = False
 
     def __init__(
         self,
@@ -96,6 +100,8 @@ class Experts(torch.nn.Module):
     def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
         """rows @ weight[expert].t(), of the weight of this name; offs as in `sw.grouped_mm`."""
         weight = getattr(self, name)
+        if main_grad.is_wanted(self, weight):
+            weight = main_grad.added(weight)
         if (dtype := autocast_dtype(rows)) is not None:
             weight = weight.to(dtype)
         return grouped_mm(rows, weight.mT, offs)

@@ -33,7 +33,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = autocast(x, self.weight, self.bias)
-        if _is_fused(self):
+        if main_grad.is_wanted(self, self.weight):
             check(x, weight, BITS_16)
             return main_grad.linear(lambda w: _product(x, w.to(x.dtype), bias), x, self.weight, is_quantized=False)
         if is_distributed(weight):
@@ -87,7 +87,7 @@ class Float8Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = autocast(x, self.weight, self.bias)
-        if _is_fused(self):
+        if main_grad.is_wanted(self, self.weight):
             check(x, weight, FLOATS)
             return main_grad.linear(
                 lambda w: float8.linear(x, w.to(x.dtype), bias, self.recipe),
@@ -111,10 +111,6 @@ class Float8Linear(torch.nn.Linear):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe!r}"
-
-
-def _is_fused(layer: Linear | Float8Linear) -> bool:
-    return layer.fuse_wgrad_accumulation and layer.weight.requires_grad and torch.is_grad_enabled()
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

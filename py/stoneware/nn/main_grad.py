@@ -18,11 +18,13 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """weight -> y."""
 
 
+def is_wanted(layer: torch.nn.Module, parameter: torch.Tensor) -> bool:
+    """Whether a call of the layer has a gradient of this weight that goes into its buffer."""
+    return bool(layer.fuse_wgrad_accumulation) and parameter.requires_grad and torch.is_grad_enabled()
+
+
 def linear(product: Product, x: torch.Tensor, parameter: torch.Tensor, *, is_quantized: bool) -> torch.Tensor:
     """The product, whose gradient of the weight goes into `parameter.main_grad`.
-
-    `parameter.grad` stays None. If the parameter has an attribute `grad_added_to_main_grad`, it becomes True,
-    and `grad` an uninitialized tensor, for hooks that wait for one.
 
     Args:
       product: of x.
@@ -31,17 +33,30 @@ def linear(product: Product, x: torch.Tensor, parameter: torch.Tensor, *, is_qua
       is_quantized: whether the gradient of the weight is a product of the recipe's, in fp8.
 
     Raises:
+      TypeError, ValueError: as `added`.
+    """
+    if is_quantized:
+        return product(added(parameter))
+    _check(parameter)
+    return _Accumulated.apply(product(parameter.detach()), x.detach(), parameter, parameter)
+
+
+def added(parameter: torch.Tensor) -> torch.Tensor:
+    """The weight, whose gradient is added to `parameter.main_grad`.
+
+    `parameter.grad` stays None. If the parameter has an attribute `grad_added_to_main_grad`, it becomes True,
+    and `grad` an uninitialized tensor, for hooks that wait for one.
+
+    Raises:
       ValueError: `parameter.main_grad` is missing, or no dense buffer of its shape.
       TypeError: its dtype is not that of a parameter.
     """
     _check(parameter)
-    if is_quantized:
-        return product(_Added.apply(parameter, parameter))
-    return _Accumulated.apply(product(parameter.detach()), x.detach(), parameter, parameter)
+    return _Added.apply(parameter, parameter)
 
 
 # As torch.compiler.disable does, which would import all of Dynamo: the backward writes to memory that no graph knows.
-linear._torchdynamo_disable = True  # type: ignore[attr-defined]
+linear._torchdynamo_disable = added._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _check(parameter: torch.Tensor) -> None:
