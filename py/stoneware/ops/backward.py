@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,9 +55,10 @@ apply: Callable[..., torch.Tensor] = _Call.apply
 _apply_at_one_level = super(torch.autograd.Function, _Call).apply
 
 
-def is_needed(tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether autograd has to follow a call with these tensors."""
-    return torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
+def rule_of(spec: OpSpec) -> Rule:
+    """The op's rule."""
+    rule: Rule = importlib.import_module(f"{spec.package}.backward").rule
+    return rule
 
 
 def apply_below_autograd(

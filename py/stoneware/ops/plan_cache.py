@@ -23,7 +23,7 @@ import torch
 
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.registry import CALL_MODULE
-from stoneware.ops import backward, registration, tensor_checks
+from stoneware.ops import registration, tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime import native
@@ -50,12 +50,12 @@ class OpPlans:
       plan: plan(*tensors, *objects) is the plan of a call, which is checked.
       fast: the native module's part, a FastCall; None where it cannot be used.
       why_not_fast: the reason for that; empty if it can.
-      gradients: the op's rule for its gradients; None if it has none.
+      has_gradients: whether the op's folder has a backward.py, with a `rule` (`stoneware.ops.backward.Rule`).
     """
 
     spec: ClassVar[OpSpec]
     operator: ClassVar[Callable[..., torch.Tensor]]
-    gradients: ClassVar[backward.Rule | None] = None
+    has_gradients: ClassVar[bool] = False
 
     def __init_subclass__(cls, spec: OpSpec | None = None) -> None:
         if spec is None:
@@ -63,7 +63,7 @@ class OpPlans:
         cls.spec = spec
         api = sys.modules[cls.__module__]
         cls.operator = staticmethod(
-            registration.register(spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments), cls.gradients)
+            registration.register(spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments), cls.has_gradients)
         )
 
     def __init__(self) -> None:
@@ -104,11 +104,13 @@ class OpPlans:
         """A whole call on tensors with memory, in Python."""
         tensors = list(arguments[: self._num_tensors])
         named = zip(self._tensors, tensors)
-        if backward.is_needed(tensors):
-            if self.gradients is None or tensors[-1] is not None:
-                tensor_checks.refuse_gradients(self.spec.name, named, is_out=self.gradients is not None)
+        if tensor_checks.needs_gradient(tensors):
+            if not self.has_gradients or tensors[-1] is not None:
+                tensor_checks.refuse_gradients(self.spec.name, named, is_out=self.has_gradients)
             tensor_checks.refuse_tangents(self.spec.name, named)
-            return backward.apply(self.call, self.gradients, len(tensors) - 1, *arguments)
+            from stoneware.ops import backward
+
+            return backward.apply(self.call, backward.rule_of(self.spec), len(tensors) - 1, *arguments)
         plan = self.plan(*arguments)
         tensor_checks.refuse_tangents(self.spec.name, named)
         if any(tensor is not None and tensor.is_neg() for tensor in tensors):

@@ -13,13 +13,16 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import backward, tensor_checks
+from stoneware.ops import tensor_checks
 from stoneware.ops.spec import OpSpec
+
+if TYPE_CHECKING:
+    from stoneware.ops.backward import Rule
 
 NAMESPACE = "stoneware"
 
@@ -33,14 +36,14 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 Call = Callable[..., torch.Tensor]
 
 
-def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | None = None) -> Call:
+def register(spec: OpSpec, fake: Call, call: Call, has_gradients: bool = False) -> Call:
     """Registers an op's two operators; takes a fraction of a millisecond and imports nothing.
 
     Args:
       spec: of the op.
       fake: infers the result: (*inputs, *other arguments) -> a tensor like it.
       call: the eager call: (*inputs, out or None, *other arguments) -> out.
-      gradients: the rule for its gradients, which takes the arguments of `call`; None if it has none.
+      has_gradients: whether it has a rule for its gradients, which takes the arguments of `call`.
 
     Returns:
       The call by its operator, with the arguments of `call`; Dynamo can trace it.
@@ -61,14 +64,17 @@ def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | No
     def fake_out(*arguments: Any) -> None:
         fake(*arguments[:num_inputs], *arguments[num_inputs + 1 :])
 
-    def rule(needed: Sequence[bool], *arguments: Any) -> Any:
-        assert gradients is not None  # `followed` asked
-        return gradients(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
-
     def followed(*arguments: Any) -> torch.Tensor:
         named = list(zip(tensors, arguments[:num_inputs]))
         tensor_checks.refuse_tangents(name, named)
-        if gradients is not None and backward.is_needed(arguments[:num_inputs]):
+        if has_gradients and tensor_checks.needs_gradient(arguments[:num_inputs]):
+            from stoneware.ops import backward
+
+            of_op = backward.rule_of(spec)
+
+            def rule(needed: Sequence[bool], *arguments: Any) -> Any:
+                return of_op(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
+
             return backward.apply_below_autograd(operator, rule, num_inputs, *arguments)
         tensor_checks.refuse_gradients(name, named)
         with torch._C._AutoDispatchBelowAutograd():
@@ -76,7 +82,7 @@ def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | No
 
     def refused(*arguments: Any) -> None:
         named = list(zip(tensors, arguments[: num_inputs + 1]))
-        tensor_checks.refuse_gradients(name, named, is_out=gradients is not None)
+        tensor_checks.refuse_gradients(name, named, is_out=has_gradients)
         tensor_checks.refuse_tangents(name, named)
         with torch._C._AutoDispatchBelowAutograd():
             operator_out(*arguments)
@@ -99,7 +105,7 @@ def register(spec: OpSpec, fake: Call, call: Call, gradients: backward.Rule | No
 
 
 def register_product(
-    name: str, tensors: Sequence[str], eager: Call, fake: Call, gradients: backward.Rule
+    name: str, tensors: Sequence[str], eager: Call, fake: Call, gradients: Rule
 ) -> Callable[..., torch.Tensor]:
     """Registers an operator that gradients are computed with: (*tensors, backend) -> a tensor.
 
@@ -114,7 +120,9 @@ def register_product(
     def followed(*arguments: Any) -> torch.Tensor:
         named = list(zip(tensors, arguments))
         tensor_checks.refuse_tangents(name, named)
-        if backward.is_needed(arguments[:-1]):
+        if tensor_checks.needs_gradient(arguments[:-1]):
+            from stoneware.ops import backward
+
             return backward.apply_below_autograd(operator, gradients, len(tensors), *arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)

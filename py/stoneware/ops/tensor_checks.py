@@ -142,6 +142,11 @@ def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy:
         raise ValueError(f"out.stride()={out.stride()} must be (ldd, 1), row-major; pass a row-major out")
 
 
+def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether autograd has to follow a call with these tensors."""
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
+
+
 def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) -> None:
     """Raises ForwardOnlyError for a call that needs a gradient, where its op has none, or with `out`
     if `is_out`."""

@@ -11,7 +11,7 @@ from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
-from stoneware.ops.scaled_mm import backward, cutlass_sm90, reference, triton_aot, vendor
+from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.checks import checked_plan
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.scaled_mm.spec import SPEC
@@ -86,7 +86,7 @@ def scaled_mm(
 
 class _Plans(OpPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
-    gradients = staticmethod(backward.rule)
+    has_gradients = True
 
     def checked_plan(self, *arguments: Any) -> Any:
         return checked_plan(OPERATION, *arguments)
