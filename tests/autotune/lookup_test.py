@@ -251,7 +251,7 @@ def test_explain_without_a_gpu_explains_the_reference(package):
         ({"k": 100}, "k=100 must be a positive multiple of 16; pad"),
         ({"m": 0}, "m=0 must be at least 1"),
         ({"dtype": "int8"}, "a_dtype='int8' must be one of e4m3"),
-        ({"scales": "column"}, "scales='column' must be one of tensor, row, block, or two as tensor/row"),
+        ({"scales": "column"}, "scales='column' must be one of tensor, row, block, block_1d, or two as tensor/row"),
     ],
 )
 def test_explain_refuses_bad_arguments(package, changes, part):

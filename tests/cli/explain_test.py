@@ -19,7 +19,7 @@ from stoneware.tuning.store import Store
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
         (
             ["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "foo"],
-            "scales='foo' must be one of tensor, row, block, or two as tensor/row",
+            "scales='foo' must be one of tensor, row, block, block_1d, or two as tensor/row",
         ),
         (["scaled_mm", "-m", 1, "-n", 16, "-k", 16, "--scales", "row/foo"], "scales='row/foo' must"),
         ([KERNEL_OP, "M=1", "-m", 1, "--out-dtype", "bf16"], "-m --out-dtype must be left out"),
