@@ -123,3 +123,11 @@ def test_a_wrong_buffer_is_refused_at_the_forward_call(name, main_grad, error, r
     layer.weight.main_grad = main_grad
     with pytest.raises(error, match=rule):
         layer(torch.randn(32, K).bfloat16())
+
+
+def test_a_weight_that_is_gathered_in_fp8_is_refused():
+    model = torch.nn.Sequential(LAYERS["rowwise"]())
+    model[0].fuse_wgrad_accumulation = True
+    nn.gather_in_fp8(model)
+    with pytest.raises(ValueError, match="weight must be a plain tensor on one rank, not ShardedWeight; give each"):
+        model(torch.randn(32, K).bfloat16())
