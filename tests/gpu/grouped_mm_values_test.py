@@ -12,7 +12,8 @@ import torch
 import stoneware
 from stoneware.measuring import tolerance
 from stoneware.ops.grouped_mm import api
-from stoneware.ops.grouped_mm.problem import ELEMENT_BYTES, UNIT_BYTES, Problem
+from stoneware.ops.grouped_mm.problem import Problem
+from stoneware.ops.product import unit
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 
 KERNELS = fitting_kernels.of("grouped_mm")
@@ -39,10 +40,10 @@ class Tensors:
         self.counts = counts
         self.used = sum(counts)
         m, groups = self.used + rows_after, len(counts)
-        unit = UNIT_BYTES // ELEMENT_BYTES[kernel.config["a"]]
-        self.a = _padded((m, k), pad * unit, dtype)
+        padding = pad * unit(kernel.config["a"])
+        self.a = _padded((m, k), padding, dtype)
         self.a[self.used :] = torch.full((rows_after, k), math.nan, device="cuda").to(dtype)
-        self.b = _padded((groups, n, k), pad * unit, dtype).mT
+        self.b = _padded((groups, n, k), padding, dtype).mT
         self.base = torch.full(
             (m + 2, n + 2 * GUARD), math.nan, device="cuda", dtype=TORCH_DTYPES[kernel.config["out"]]
         )

@@ -385,7 +385,7 @@ def test_all_layers_are_taken_unless_shapes_are_given():
             {"ops": ["grouped_mm"], "dtypes": ["bf16"], "out_dtypes": ["fp16"]},
             "out_dtypes=fp16 must be among those that grouped_mm has for dtypes=bf16 .bf16 has bf16",
         ),
-        ({"shapes": ["8x16x4096x100"]}, "k=100 must be at least 1 and a multiple of 16"),
+        ({"shapes": ["8x16x4096x100"]}, "k=100 must be a positive multiple of 16"),
     ],
 )
 def test_a_selection_that_names_nothing_is_refused(selection, message):

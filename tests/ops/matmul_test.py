@@ -305,12 +305,12 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
         ({"batch": 0}, ValueError, "batch=0 must be at least 1"),
         ({"batch": True}, TypeError, "batch=True must be an int"),
         ({"batch": -3}, ValueError, "batch=-3 must be at least 1"),
-        ({"batch": 2**31}, ValueError, "batch=2147483648 must be at least 1 and at most"),
-        ({"batch_stride_a": -8}, ValueError, "batch_stride_a=-8 must not be negative"),
+        ({"batch": 2**31}, ValueError, "batch=2147483648 must be at most 2**31-1"),
+        ({"batch_stride_a": -8}, ValueError, "batch_stride_a=-8 must be at least 0"),
         ({"batch": 1}, ValueError, "must be 0 with batch=1"),
         ({"batch_stride_d": 127}, ValueError, "batch_stride_d=127 and ldd=128 must keep 2 products"),
         ({"batch_stride_d": 128}, ValueError, "batch_stride_d=128 and ldd=128 must keep 2 products"),
-        ({"out_dtype": "fp16"}, ValueError, "or out_dtype fp32"),
+        ({"out_dtype": "fp16"}, ValueError, "out_dtype='fp16' must be one of bf16, fp32"),
     ],
 )
 def test_a_problem_states_its_rule(change, error, part):

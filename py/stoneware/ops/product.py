@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from stoneware.kernels.key import Key
+from stoneware.kernels.key import MAX_SIZE, Key
+from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.runtime.fast_dataclass import dataclass
 
-MAX_SIZE = 2**31 - 1
-"""Of sizes and leading dimensions: kernels, cuBLAS and TMA descriptors count them in int32."""
+UNIT_BYTES = 16
+"""TMA moves whole units of 16 bytes, from addresses and by strides of such units (CUDA driver API,
+cuTensorMapEncodeTiled, globalAddress and globalStrides); the AOT kernels load as many at a time, and
+torch's grouped products want it too. FastCall::kAlignment in cc/call/fast_call.h is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,6 @@ class Product:
 
     Attributes:
       op: its name.
-      scales, layout, accumulation: as in Key.
       m, n, k: sizes.
       a_dtype, b_dtype, out_dtype: names such as "bf16".
       lda, ldb, ldd: leading dimensions.
@@ -34,9 +36,10 @@ class Product:
     """
 
     op: ClassVar[str]
-    scales: ClassVar[str] = "none"
-    layout: ClassVar[str] = "nt"
-    accumulation: ClassVar[str] = "fast"
+    counts: ClassVar[tuple[str, ...]] = ("m", "n", "k", "lda", "ldb", "ldd")
+    """Fields that kernels, cuBLAS and TMA descriptors count in int32."""
+    strides: ClassVar[tuple[str, ...]] = ()
+    """Further strides: int64, of 0 or more."""
 
     m: int
     n: int
@@ -49,14 +52,29 @@ class Product:
     ldd: int
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "lda", "ldb", "ldd"):
-            value = getattr(self, name)
-            check_int(name, value)
-            if value > MAX_SIZE:
-                raise ValueError(
-                    f"{name}={value} must be at most 2**31-1={MAX_SIZE}; "
-                    + ("split the problem" if len(name) == 1 else "copy the view into a dense tensor")
-                )
+        for name in (*self.counts, *self.strides):
+            check_int(name, getattr(self, name))
+        for name in self.counts:
+            if (value := getattr(self, name)) > MAX_SIZE:
+                remedy = "copy the view into a dense tensor" if name.startswith("ld") else "split the problem"
+                raise ValueError(f"{name}={value} must be at most 2**31-1={MAX_SIZE}; {remedy}")
+        for name in self.strides:
+            check_count(name, getattr(self, name), least=0, remedy=_COPY)
+
+    @property
+    def scales(self) -> str:
+        """As in Key."""
+        return "none"
+
+    @property
+    def layout(self) -> str:
+        """As in Key."""
+        return "nt"
+
+    @property
+    def accumulation(self) -> str:
+        """As in Key."""
+        return "fast"
 
     @property
     def as_filed(self) -> Product:
@@ -91,20 +109,70 @@ class Product:
             num_groups=self.filed_groups,
         )
 
-    def check_positive(self, names: Iterable[str]) -> None:
-        """Raises ValueError unless these fields are at least 1."""
-        for name in names:
-            if getattr(self, name) < 1:
-                remedy = "pass how many groups there are" if name == "num_groups" else "nothing is computed for none"
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1; {remedy}")
+    def check_sizes(self, *, in_units: bool) -> None:
+        """Raises ValueError unless sizes are positive and each leading dimension spans what it steps
+        over; `in_units`, unless also n, k and the leading dimensions are of whole units of 16 bytes."""
+        operands, result = (unit(self.a_dtype), unit(self.out_dtype)) if in_units else (1, 1)
+        for name, multiple in (("m", 1), ("n", operands), ("k", operands)):
+            remedy = _PADDING[name] if multiple > 1 else "nothing is computed for none"
+            check_count(name, getattr(self, name), multiple=multiple, remedy=remedy)
+        for name, spanned in _spanned(self.layout).items():
+            multiple, remedy = (result, "pass an out with aligned rows") if name == "ldd" else (operands, _COPY)
+            least = getattr(self, spanned)
+            check_count(name, getattr(self, name), least=least, least_is=spanned, multiple=multiple, remedy=remedy)
 
     def check_known(self, known: Mapping[str, Iterable[str]]) -> None:
         """Raises ValueError unless each named field has one of the values known for it."""
         for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be one of {', '.join(values)}; pass one of these"
-                )
+            check_known(name, getattr(self, name), values)
+
+
+_PADDING = {"n": "pad b (and bias) with columns of zeros", "k": "pad a and b along k with zeros"}
+_COPY = "copy the view with .contiguous() (column-major: .mT.contiguous().mT), or pad the rows of its base"
+
+
+def unit(dtype: str) -> int:
+    """Elements in UNIT_BYTES."""
+    return UNIT_BYTES // ELEMENT_BYTES[dtype]
+
+
+def _spanned(layout: str) -> dict[str, str]:
+    """Leading dimension -> the size of what is contiguous."""
+    return {"lda": "k" if layout[0] == "n" else "m", "ldb": "n" if layout[1] == "n" else "k", "ldd": "n"}
+
+
+def dense(m: int, n: int, k: int, layout: str = "nt") -> dict[str, Any]:
+    """The sizes and leading dimensions of a product whose tensors are not views.
+
+    Raises:
+      TypeError: a size is no int.
+    """
+    sizes = {"m": m, "n": n, "k": k}
+    for name, value in sizes.items():
+        check_int(name, value)
+    return {**sizes, **{name: sizes[spanned] for name, spanned in _spanned(layout).items()}}
+
+
+def check_k(k: int, multiple: int) -> None:
+    """Raises ValueError unless k is a positive multiple."""
+    check_count("k", k, multiple=multiple, remedy=_PADDING["k"])
+
+
+def check_count(name: str, value: int, *, least: int = 1, least_is: str = "", multiple: int = 1, remedy: str) -> None:
+    """Raises ValueError unless the value is a multiple of `multiple` and at least `least`, which is the
+    size named `least_is`."""
+    if value >= least and value % multiple == 0:
+        return
+    rule = f"at least {least_is and least_is + '='}{least}"
+    if multiple > 1:
+        rule = f"a positive multiple of {multiple}" if least == 1 else f"{rule} and a multiple of {multiple}"
+    raise ValueError(f"{name}={value} must be {rule}; {remedy}")
+
+
+def check_known(name: str, value: object, values: Iterable[str]) -> None:
+    """Raises ValueError unless the value is one of those."""
+    if value not in values:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(values)}; pass one of these")
 
 
 def check_int(name: str, value: object) -> None:

@@ -9,13 +9,10 @@ from torch.autograd import forward_ad
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
 from stoneware.ops.backend import Plan
+from stoneware.ops.product import UNIT_BYTES
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import CPU, Device, cuda_device
 from stoneware.runtime.dtypes import DTYPE_NAMES, TORCH_DTYPES
-
-POINTER_MULTIPLE = 16
-"""Bytes, of addresses: TMA wants it (CUDA driver API, cuTensorMapEncodeTiled, globalAddress), and
-the AOT kernels load as many at a time. FastCall::kAlignment in cc/call/fast_call.h is the same."""
 
 NamedTensors = Iterable[tuple[str, torch.Tensor | None]]
 
@@ -179,16 +176,16 @@ def refuse_tangents(op: str, tensors: NamedTensors) -> None:
 
 
 def check_addresses(tensors: NamedTensors) -> None:
-    """Raises ValueError for tensors whose address is no multiple of POINTER_MULTIPLE bytes."""
+    """Raises ValueError for tensors whose address is no multiple of UNIT_BYTES."""
     found = [
         f"{name}.data_ptr()={tensor.data_ptr():#x}"
         for name, tensor in tensors
-        if tensor is not None and tensor.data_ptr() % POINTER_MULTIPLE
+        if tensor is not None and tensor.data_ptr() % UNIT_BYTES
     ]
     if found:
         raise ValueError(
-            f"{', '.join(found)} must be a multiple of {POINTER_MULTIPLE}; copy the view with "
-            f".clone(), or start it at an offset of a multiple of {POINTER_MULTIPLE} bytes"
+            f"{', '.join(found)} must be a multiple of {UNIT_BYTES}; copy the view with "
+            f".clone(), or start it at an offset of a multiple of {UNIT_BYTES} bytes"
         )
 
 

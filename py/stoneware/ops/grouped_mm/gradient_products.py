@@ -17,7 +17,7 @@ import torch
 
 from stoneware.kernels.registry import REFERENCE
 from stoneware.ops import registration
-from stoneware.ops.grouped_mm.problem import UNIT_BYTES
+from stoneware.ops.product import UNIT_BYTES
 
 if TYPE_CHECKING:
     from stoneware.ops.backward import Gradients, Tensors

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from stoneware.ops.product import MAX_SIZE, Product, check_int
+from stoneware.ops.product import Product, check_count, dense, unit
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "grouped_mm"
@@ -20,12 +20,6 @@ OUT_DTYPES = {"e4m3": ("bf16", "fp16"), "bf16": ("bf16",)}
 """Dtype of a and b -> dtypes of d."""
 
 IN_DTYPES = tuple(OUT_DTYPES)
-
-ELEMENT_BYTES = {"e4m3": 1, "bf16": 2, "fp16": 2}
-
-UNIT_BYTES = 16
-"""Of addresses, strides, rows of a and b and rows of d: TMA wants it (CUDA driver API,
-cuTensorMapEncodeTiled), and torch's grouped products too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +41,8 @@ class Problem(Product):
     """
 
     op: ClassVar[str] = OP
+    counts: ClassVar[tuple[str, ...]] = (*Product.counts, "num_groups")
+    strides: ClassVar[tuple[str, ...]] = ("group_stride_b",)
 
     num_groups: int
     a_dtype: str = "e4m3"
@@ -56,52 +52,22 @@ class Problem(Product):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_groups", "group_stride_b"):
-            check_int(name, getattr(self, name))
-        self.check_positive(("m", "num_groups"))
-        if self.num_groups > MAX_SIZE:
-            raise ValueError(f"num_groups={self.num_groups} must be at most {MAX_SIZE}; split them")
-        if self.a_dtype not in IN_DTYPES or self.b_dtype != self.a_dtype:
-            raise ValueError(
-                f"a_dtype={self.a_dtype!r} and b_dtype={self.b_dtype!r} must be the same one of "
-                f"{', '.join(IN_DTYPES)}; cast the operands"
-            )
-        if self.out_dtype not in OUT_DTYPES[self.a_dtype]:
-            raise ValueError(
-                f"out_dtype={self.out_dtype!r} of {self.a_dtype} operands must be one of "
-                f"{', '.join(OUT_DTYPES[self.a_dtype])}; cast the result"
-            )
-        unit = UNIT_BYTES // ELEMENT_BYTES[self.a_dtype]
-        copy = "copy the view into a dense tensor"
-        for name, least, multiple, remedy in (
-            ("n", 1, unit, "pad b with columns of zeros"),
-            ("k", 1, unit, "pad a and b along k with zeros"),
-            ("lda", self.k, unit, copy),
-            ("ldb", self.k, unit, copy),
-            ("ldd", self.n, UNIT_BYTES // ELEMENT_BYTES[self.out_dtype], copy),
-            ("group_stride_b", 0, unit, copy),
-        ):
-            value = getattr(self, name)
-            if value < least or value % multiple:
-                raise ValueError(
-                    f"{name}={value} must be at least {least} and a multiple of {multiple} "
-                    f"({UNIT_BYTES} bytes); {remedy}"
-                )
+        check_count("num_groups", self.num_groups, remedy="pass how many groups there are")
+        self.check_known({"a_dtype": IN_DTYPES, "b_dtype": (self.a_dtype,)})
+        self.check_known({"out_dtype": OUT_DTYPES[self.a_dtype]})
+        self.check_sizes(in_units=True)
+        remedy = "copy the view into a dense tensor"
+        check_count("group_stride_b", self.group_stride_b, least=0, multiple=unit(self.b_dtype), remedy=remedy)
 
     @classmethod
     def dense(cls, *, m: int, n: int, k: int, num_groups: int, dtype: str = "e4m3", out_dtype: str = "bf16") -> Problem:
         """The problem whose tensors are not views."""
         return cls(
-            m=m,
-            n=n,
-            k=k,
+            **dense(m, n, k),
             num_groups=num_groups,
             a_dtype=dtype,
             b_dtype=dtype,
             out_dtype=out_dtype,
-            lda=k,
-            ldb=k,
-            ldd=n,
             group_stride_b=n * k,
         )
 

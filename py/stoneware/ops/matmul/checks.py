@@ -18,6 +18,7 @@ from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul.layouts import arrangement, broadcast, result_shape
 from stoneware.ops.matmul.problem import DTYPES, WIDE_DTYPE, is_free_of_overlap
 from stoneware.ops.matmul.spec import SPEC
+from stoneware.ops.product import UNIT_BYTES
 
 
 def checked_plan(
@@ -53,7 +54,7 @@ def checked_plan(
         b_dtype=dtype,
         out_dtype=tensor_checks.DTYPE_NAMES[out_dtype],
         has_bias=bias is not None,
-        is_aligned=not any(pointer % tensor_checks.POINTER_MULTIPLE for pointer in pointers),
+        is_aligned=not any(pointer % UNIT_BYTES for pointer in pointers),
     )
     plan = operation.plan(problem, device, backend=backend, config=config)
     if arranged.is_transposed:

@@ -10,15 +10,9 @@ from stoneware.kernels import split_k, tile_rule
 from stoneware.kernels.cutlass_kernels import TILE_SCHEDULED
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.cutlass_sm90 import CutlassSm90
-from stoneware.ops.matmul.problem import WIDE_DTYPE, Problem
+from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
-
-OPERAND_MULTIPLE = 8
-"""Elements of 16 bits in the 16 bytes that TMA moves at least: of contiguous extents and of strides
-of a and b."""
-
-_OUT_MULTIPLES = {WIDE_DTYPE: 4}
-"""The same of d, where it is not OPERAND_MULTIPLE."""
+from stoneware.ops.product import UNIT_BYTES, unit
 
 MAX_TMA_STRIDE = 2**39
 """Elements of 16 bits; cuTensorMapEncodeTiled takes strides below 2**40 bytes."""
@@ -50,25 +44,18 @@ class _CutlassSm90(CutlassSm90):
         return None
 
     def _why_not_tma(self, problem: Problem) -> str | None:
-        """TMA moves whole units of 16 bytes, from addresses and by strides of such units."""
+        """What TMA cannot move, see UNIT_BYTES."""
         if not problem.is_aligned:
-            return f"a, b and out must begin at multiples of 16 bytes for {self.name}; copy the views"
-        out_multiple = _OUT_MULTIPLES.get(problem.out_dtype, OPERAND_MULTIPLE)
-        multiples = {"n": OPERAND_MULTIPLE}
+            return f"a, b and out must begin at multiples of {UNIT_BYTES} bytes for {self.name}; copy the views"
+        names = ["n"]
         if problem.layout[0] == "t":
-            multiples["m"] = OPERAND_MULTIPLE
+            names.append("m")
         if problem.layout != "tn":  # there neither operand is contiguous along k
-            multiples["k"] = OPERAND_MULTIPLE
-        multiples |= {
-            "lda": OPERAND_MULTIPLE,
-            "batch_stride_a": OPERAND_MULTIPLE,
-            "ldb": OPERAND_MULTIPLE,
-            "batch_stride_b": OPERAND_MULTIPLE,
-            "ldd": out_multiple,
-            "batch_stride_d": out_multiple,
-        }
-        for name, multiple in multiples.items():
+            names.append("k")
+        names += ["lda", "ldb", "ldd", *problem.strides]
+        for name in names:
             value = getattr(problem, name)
+            multiple = unit(problem.out_dtype if name.endswith("d") else problem.a_dtype)
             if value % multiple:
                 return f"{name}={value} must be a multiple of {multiple} for {self.name}; pad the tensors"
             if name not in "mnk" and value >= MAX_TMA_STRIDE:

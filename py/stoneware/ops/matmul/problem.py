@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from stoneware.ops.product import MAX_SIZE, Product, check_int
+from stoneware.kernels.key import LAYOUTS
+from stoneware.ops.product import Product, check_count, check_int, check_known, dense
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")
 WIDE_DTYPE = "fp32"
 """What d may be instead of the operands' dtype."""
-LAYOUTS = ("nt", "nn", "tn", "tt")
 
 
 def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -31,11 +31,6 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
                 return False
             end += (size - 1) * stride
     return True
-
-
-def _check_layout(layout: object) -> None:
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}; nt is a @ weight.t()")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +58,8 @@ class Problem(Product):
     """
 
     op: ClassVar[str] = OP
+    counts: ClassVar[tuple[str, ...]] = (*Product.counts, "batch")
+    strides: ClassVar[tuple[str, ...]] = ("batch_stride_a", "batch_stride_b", "batch_stride_d")
 
     a_dtype: str = "bf16"
     b_dtype: str = "bf16"
@@ -77,46 +74,11 @@ class Problem(Product):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("mnk")
-        self._check_batch()
-        for name in ("a_dtype", "b_dtype", "out_dtype"):
-            allowed = (*DTYPES, WIDE_DTYPE) if name == "out_dtype" else DTYPES
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be one of "
-                    f"{', '.join(allowed)}; pass one of these, or cast the tensor with .to(torch.bfloat16)"
-                )
-        if self.a_dtype != self.b_dtype or self.out_dtype not in (self.a_dtype, WIDE_DTYPE):
-            raise ValueError(
-                f"a_dtype={self.a_dtype}, b_dtype={self.b_dtype} and out_dtype={self.out_dtype} "
-                f"must be the same, or out_dtype {WIDE_DTYPE}; cast one with .to(...)"
-            )
-        _check_layout(self.layout)
-        least = {
-            "lda": self.k if self.layout[0] == "n" else self.m,
-            "ldb": self.n if self.layout[1] == "n" else self.k,
-            "ldd": self.n,
-        }
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least {value} for layout "
-                    f"{self.layout!r}; copy the view with .contiguous()"
-                )
-
-    def _check_batch(self) -> None:
-        names = ("batch_stride_a", "batch_stride_b", "batch_stride_d")
-        for name in ("batch", *names):
-            value = getattr(self, name)
-            check_int(name, value)
-            if name != "batch" and value < 0:
-                raise ValueError(f"{name}={value} must not be negative; copy the view")
-        if not 1 <= self.batch <= MAX_SIZE:
-            raise ValueError(
-                f"batch={self.batch} must be at least 1 and at most 2**31-1={MAX_SIZE}; "
-                + ("split the problem" if self.batch > MAX_SIZE else "leave it out for one product")
-            )
-        for name in names:
+        self.check_known({"a_dtype": DTYPES, "b_dtype": (self.a_dtype,), "out_dtype": (self.a_dtype, WIDE_DTYPE)})
+        self.check_known({"layout": LAYOUTS})
+        self.check_sizes(in_units=False)
+        check_count("batch", self.batch, remedy="leave it out for one product")
+        for name in self.strides:
             if self.batch == 1 and getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 with batch=1; leave it out")
         if self.batch > 1 and not is_free_of_overlap((self.batch, self.m, self.n), (self.batch_stride_d, self.ldd, 1)):
@@ -144,21 +106,15 @@ class Problem(Product):
         Raises:
           TypeError, ValueError: as of the class.
         """
-        _check_layout(layout)
-        for name, value in (("m", m), ("n", n), ("k", k), ("batch", batch)):
-            check_int(name, value)
+        check_known("layout", layout, LAYOUTS)
+        check_int("batch", batch)
         return cls(
-            m=m,
-            n=n,
-            k=k,
+            **dense(m, n, k, layout),
             a_dtype=dtype,
             b_dtype=dtype,
             out_dtype=dtype if out_dtype is None else out_dtype,
             layout=layout,
             has_bias=has_bias,
-            lda=k if layout[0] == "n" else m,
-            ldb=n if layout[1] == "n" else k,
-            ldd=n,
             batch=batch,
             batch_stride_a=m * k if batch > 1 else 0,
             batch_stride_b=k * n if batch > 1 else 0,

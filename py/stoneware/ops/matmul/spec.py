@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
+from stoneware.kernels.key import LAYOUTS, Key
 from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import by_tile_m
-from stoneware.ops.matmul.problem import DTYPES, LAYOUTS, OP, Problem
+from stoneware.ops.matmul.problem import DTYPES, OP, Problem
 from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
 from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
 

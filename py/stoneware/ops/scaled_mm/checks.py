@@ -8,16 +8,8 @@ from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.scaled_mm.problem import (
-    BLOCK,
-    IN_DTYPES,
-    K_MULTIPLE,
-    OUT_DTYPES,
-    Problem,
-    check_multiple,
-    num_blocks,
-    padded_num_blocks,
-)
+from stoneware.ops.product import check_k, unit
+from stoneware.ops.scaled_mm.problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import SPEC
 
 
@@ -52,8 +44,8 @@ def checked_plan(
         raise TypeError(
             f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast the result"
         )
-    check_multiple("k", k, K_MULTIPLE, "pad a and b along k with zeros")
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
+    check_k(k, BLOCK if scale_a_kind == "block_1x128" else unit(a_dtype))
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
         scale_a_kind = "row"  # of one row; backends that want two scales of one kind take it
     if bias is not None:
@@ -111,10 +103,8 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
     is_a_block = list(scale_a.shape) == a_shape
     is_b_block = list(scale_b.shape) in (b_shape, padded_b_shape)
     if is_a_block and is_b_block and (a_shape[1] > 1 or scale_b.numel() > 1):
-        check_multiple("k", k, BLOCK, "pad a and b along k with zeros, scales with ones")
         return "block_1x128", "block_128x128"
     if is_a_block and a_shape[1] > 1 and list(scale_b.shape) == [a_shape[1], n]:
-        check_multiple("k", k, BLOCK, "pad a and b along k with zeros, scales with ones")
         return "block_1x128", "block_1x128"
     if is_a_block and a_shape[1] > 1 and scale_a.numel() > 1:
         raise ValueError(

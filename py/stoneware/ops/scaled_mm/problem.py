@@ -15,9 +15,9 @@ dimensions and strides count elements. Free of torch, so that the build and `exp
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from stoneware.ops.product import Product
+from stoneware.ops.product import Product, check_k, dense
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "scaled_mm"
@@ -34,27 +34,6 @@ BLOCK = 128
 
 BLOCK_PADDING = 4
 """torch pads scale_b along k to a multiple of so many blocks, which are 16 bytes."""
-
-K_MULTIPLE = 16
-"""n, k, lda and ldb: TMA wants 16-byte strides, and an e4m3 is one byte (CUDA driver API,
-cuTensorMapEncodeTiled, globalStrides)."""
-
-LDD_MULTIPLES = {"bf16": 8, "fp16": 8, "fp32": 4}
-"""ldd: the same 16 bytes in elements of the out dtype."""
-
-
-def check_multiple(name: str, value: int, multiple: int, remedy: str) -> None:
-    """Raises ValueError unless `value` is a positive multiple of `multiple`."""
-    if value < multiple or value % multiple:
-        raise ValueError(f"{name}={value} must be a positive multiple of {multiple}; {remedy}")
-
-
-def check_stride(name: str, value: int, least: int, of: str, multiple: int, remedy: str) -> None:
-    """Raises ValueError unless the leading dimension `value` spans a row and is aligned."""
-    if value < least:
-        raise ValueError(f"{name}={value} must be at least {of}={least}; {remedy}")
-    if value % multiple:
-        raise ValueError(f"{name}={value} must be a multiple of {multiple}; {remedy}")
 
 
 def num_blocks(size: int) -> int:
@@ -95,6 +74,7 @@ class Problem(Product):
     """
 
     op: ClassVar[str] = OP
+    strides: ClassVar[tuple[str, ...]] = ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b")
 
     a_dtype: str = "e4m3"
     b_dtype: str = "e4m3"
@@ -111,9 +91,6 @@ class Problem(Product):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("m")
-        check_multiple("n", self.n, K_MULTIPLE, "pad b (and bias) with columns of zeros")
-        check_multiple("k", self.k, K_MULTIPLE, "pad a and b along k with zeros")
         self.check_known({"a_dtype": IN_DTYPES, "b_dtype": IN_DTYPES, "out_dtype": OUT_DTYPES})
         self.check_known({"scale_a": SCALE_A_KINDS, "scale_b": SCALE_B_KINDS})
         if (self.scale_a == "block_1x128") != (self.scale_b in ("block_128x128", "block_1x128")):
@@ -121,15 +98,9 @@ class Problem(Product):
                 f"scale_a={self.scale_a!r} and scale_b={self.scale_b!r} must both be block scales "
                 "or none; give a and b scales 1x128 and 128x128, or one per row and column"
             )
+        self.check_sizes(in_units=True)
         if self.has_block_scales:
-            check_multiple("k", self.k, BLOCK, "pad a and b along k with zeros")
-        for name in ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative; copy it")
-        copy = "copy the view with .contiguous(), or allocate its base with padded rows"
-        check_stride("lda", self.lda, self.k, "k", K_MULTIPLE, copy)
-        check_stride("ldb", self.ldb, self.k, "k", K_MULTIPLE, copy.replace(".contiguous()", ".t().contiguous().t()"))
-        check_stride("ldd", self.ldd, self.n, "n", LDD_MULTIPLES[self.out_dtype], "pass an out with aligned rows")
+            check_k(self.k, BLOCK)
 
     @classmethod
     def dense(
@@ -160,36 +131,28 @@ class Problem(Product):
                 f"scales={scales!r} must be one of {', '.join(SCALES)}, or two as tensor/row, for "
                 "a and b; pass one of these"
             )
+        sizes = dense(m, n, k)
         scale_a, scale_b = kind_a, kind_b or kind_a
-        layout = {}
+        layout: dict[str, Any] = {}
+        if kind_a.startswith("block"):
+            scale_a = "block_1x128"
+            layout = {"scale_a_stride_m": 1, "ld_scale_a": m}
         if kind_a == "block_1d":
-            scale_a, scale_b = "block_1x128", kind_b or "block_1x128"
-            layout = {"scale_a_stride_m": 1, "ld_scale_a": m, "ld_scale_b": n, "scale_b_stride_n": 1}
+            scale_b = kind_b or "block_1x128"
+            layout |= {"ld_scale_b": n, "scale_b_stride_n": 1}
         elif kind_a == "block":
-            scale_a, scale_b = "block_1x128", kind_b or "block_128x128"
-            layout = {
-                "scale_a_stride_m": 1,
-                "ld_scale_a": m,
-                "ld_scale_b": 1,
-                "is_scale_b_padded": True,
-                # What is no int is refused with its name by the checks of sizes.
-                "scale_b_stride_n": padded_num_blocks(k) if type(k) is int else 0,
-            }
+            scale_b = kind_b or "block_128x128"
+            layout |= {"ld_scale_b": 1, "scale_b_stride_n": padded_num_blocks(k), "is_scale_b_padded": True}
         return cls(
-            m=m,
-            n=n,
-            k=k,
+            **sizes,
+            **layout,
             a_dtype=dtype,
             b_dtype=dtype if b_dtype is None else b_dtype,
             out_dtype=out_dtype,
             scale_a=scale_a,
             scale_b=scale_b,
             has_bias=has_bias,
-            lda=k,
-            ldb=k,
-            ldd=n,
             use_fast_accum=use_fast_accum,
-            **layout,
         )
 
     @property
@@ -201,8 +164,7 @@ class Problem(Product):
         from dataclasses import replace
 
         laid = Problem.dense(m=self.m, n=self.n, k=self.k, scales=self.scales)
-        names = ("scale_a_stride_m", "ld_scale_a", "scale_b_stride_n", "ld_scale_b", "is_scale_b_padded")
-        return replace(self, **{name: getattr(laid, name) for name in names})
+        return replace(self, **{name: getattr(laid, name) for name in (*self.strides, "is_scale_b_padded")})
 
     @property
     def scales(self) -> str:
