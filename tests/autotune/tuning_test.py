@@ -177,8 +177,8 @@ def test_plan_of_a_miss_that_was_made_outside_is_still_an_error_inside(ran):
 def test_plans_of_a_tuning_are_found_again_in_the_next_of_its_kind(ran, tmp_path, monkeypatch):
     overlay = small.bake_samples(tmp_path / "o", [small.sample(BIG, 1.0)])
     made = []
-    whole = api.checked_plan
-    monkeypatch.setattr(api, "checked_plan", lambda *arguments: made.append(1) or whole(*arguments))
+    whole = api._Plans.checked_plan
+    monkeypatch.setattr(api._Plans, "checked_plan", lambda *arguments: made.append(1) or whole(*arguments))
     for _ in range(3):
         with sw.tuning("off", overlay=overlay):
             call()
@@ -243,7 +243,7 @@ def test_new_samples_make_every_plan_anew(ran):
 
 
 def test_plan_that_was_decided_before_new_samples_came_is_not_kept(ran, monkeypatch):
-    whole = api.checked_plan
+    whole = api._Plans.checked_plan
 
     def slow(*arguments):
         plan = whole(*arguments)
@@ -251,9 +251,9 @@ def test_plan_that_was_decided_before_new_samples_came_is_not_kept(ran, monkeypa
         tuning.forget_plans()
         return plan
 
-    monkeypatch.setattr(api, "checked_plan", slow)
+    monkeypatch.setattr(api._Plans, "checked_plan", slow)
     call(m=15)
-    monkeypatch.setattr(api, "checked_plan", whole)
+    monkeypatch.setattr(api._Plans, "checked_plan", whole)
     call(m=15)
     assert ran == [TINY, SMALL]
 

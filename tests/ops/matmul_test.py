@@ -404,12 +404,12 @@ BAD_OPTIONS = {
     "out of another dtype": (
         {"out": torch.empty(8, 8).double()},
         TypeError,
-        ["out.dtype=torch.float64", "operands' dtype, torch.bfloat16, or torch.float32"],
+        ["out.dtype=torch.float64", "an out of torch.bfloat16 or torch.float32"],
     ),
     "out of another dtype than asked for": (
         {"out": torch.empty(8, 8), "out_dtype": torch.bfloat16},
         TypeError,
-        ["out.dtype=torch.float32 must be torch.bfloat16", "leave it out"],
+        ["out.dtype=torch.float32 must be torch.bfloat16", "omit out"],
     ),
     "out_dtype unknown": (
         {"out_dtype": torch.float64},

@@ -32,8 +32,8 @@ def test_refused_call_leaves_no_plan(plans):
 
 
 def test_plans_are_made_anew_when_new_samples_come(monkeypatch):
-    made, whole = [], api.checked_plan
-    monkeypatch.setattr(api, "checked_plan", lambda *x: made.append(x) or whole(*x))
+    made, whole = [], api._Plans.checked_plan
+    monkeypatch.setattr(api._Plans, "checked_plan", lambda *x: made.append(x) or whole(*x))
     x = scaled_operands(M, N, K)
     for _ in range(2):
         call(x)
@@ -43,7 +43,7 @@ def test_plans_are_made_anew_when_new_samples_come(monkeypatch):
 
 
 def test_plan_that_becomes_stale_while_it_is_made_serves_no_later_call(monkeypatch, plans):
-    made, whole = [], api.checked_plan
+    made, whole = [], api._Plans.checked_plan
 
     def checked_plan(*arguments):
         plan = whole(*arguments)
@@ -52,7 +52,7 @@ def test_plan_that_becomes_stale_while_it_is_made_serves_no_later_call(monkeypat
         made.append(plan)
         return plan
 
-    monkeypatch.setattr(api, "checked_plan", checked_plan)
+    monkeypatch.setattr(api._Plans, "checked_plan", checked_plan)
     x = scaled_operands(M, N, K)
     expected = in_python(plans, x)
     made.clear()
@@ -70,7 +70,7 @@ def test_plan_may_forget_itself_while_it_runs(plans, monkeypatch):
 
         return plan
 
-    monkeypatch.setattr(api, "checked_plan", checked_plan)
+    monkeypatch.setattr(api._Plans, "checked_plan", checked_plan)
     x = scaled_operands(M, N, K)
     for _ in range(3):
         assert call(x).eq(7).all()
@@ -118,7 +118,7 @@ def test_error_of_a_plan_is_the_call_s(plans, monkeypatch):
 
         return plan
 
-    monkeypatch.setattr(api, "checked_plan", checked_plan)
+    monkeypatch.setattr(api._Plans, "checked_plan", checked_plan)
     x = scaled_operands(M, N, K)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="of the plan"):
@@ -201,7 +201,7 @@ def test_child_forked_while_a_thread_ends_plans_can_call(monkeypatch, has_module
                 is_ending.set()
                 may_end.wait(60)
 
-    monkeypatch.setattr(api, "checked_plan", lambda *arguments: Plan())
+    monkeypatch.setattr(api._Plans, "checked_plan", lambda *arguments: Plan())
     first, second, third = (scaled_operands(m, N, K) for m in (1, 2, 3))
 
     def end_plans():

@@ -69,7 +69,7 @@ BAD = {
     "out of a dtype that cannot be": (
         lambda: {"out": torch.empty(M, N).double()},
         TypeError,
-        ["out.dtype=torch.float64", "an out of torch.bfloat16, torch.float16 or torch.float32"],
+        ["out.dtype=torch.float64", "an out of torch.bfloat16 or torch.float16 or torch.float32"],
     ),
     "a in bf16": (
         lambda: {"a": torch.zeros(M, K, dtype=torch.bfloat16)},

@@ -6,7 +6,7 @@ Free of torch, so that the build and `explain` can use it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stoneware.kernels.key import MAX_SIZE, Key
@@ -167,6 +167,18 @@ def check_count(name: str, value: int, *, least: int = 1, least_is: str = "", mu
     if multiple > 1:
         rule = f"a positive multiple of {multiple}" if least == 1 else f"{rule} and a multiple of {multiple}"
     raise ValueError(f"{name}={value} must be {rule}; {remedy}")
+
+
+def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each dimension steps over all that the ones with smaller strides span, so that no two
+    elements share memory."""
+    end = 1
+    for stride, size in sorted(zip(strides, shape)):
+        if size > 1:
+            if stride < end:
+                return False
+            end += (size - 1) * stride
+    return True
 
 
 def check_known(name: str, value: object, values: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
 from stoneware.ops.backend import Plan
-from stoneware.ops.product import UNIT_BYTES
+from stoneware.ops.product import UNIT_BYTES, is_free_of_overlap
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import CPU, Device, cuda_device
 from stoneware.runtime.dtypes import DTYPE_NAMES, TORCH_DTYPES
@@ -97,11 +97,23 @@ def check_rank(name: str, tensor: torch.Tensor, rank: int, remedy: str) -> None:
         raise ValueError(f"{name}.shape={list(tensor.shape)} must have {rank} dimensions, not {tensor.ndim}; {remedy}")
 
 
-def check_traced_k(op: str, a: torch.Tensor, b: torch.Tensor, k: int, k_of_b: int, remedy: str) -> None:
-    """Raises for operands that disagree in k, also where sizes are symbols of a trace."""
-    torch._check(
-        k == k_of_b, lambda: f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k; {remedy}"
-    )
+def check_k(op: str, a: torch.Tensor, b: torch.Tensor) -> int:
+    """Returns k; raises ValueError for operands that disagree in it, also where sizes are symbols of a
+    trace."""
+    k, k_of_b = a.shape[-1], b.shape[-2 if b.ndim > 1 else -1]
+
+    def rule() -> str:
+        weights = "weights [groups, n, k] as weights.mT" if b.ndim > 2 else "a weight [n, k] as weight.t()"
+        return (
+            f"a.shape={list(a.shape)} and b.shape={list(b.shape)} of {op} must agree in k, "
+            f"{k} is not {k_of_b}; pass {weights}"
+        )
+
+    if not (isinstance(k, int) and isinstance(k_of_b, int)):
+        torch._check_value(k == k_of_b, rule)
+    elif k != k_of_b:  # without torch's check, which imports what traces need
+        raise ValueError(rule())
+    return k
 
 
 def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy: str) -> str:
@@ -112,10 +124,30 @@ def check_dtype(name: str, tensor: torch.Tensor, allowed: Iterable[str], remedy:
     return DTYPE_NAMES[tensor.dtype]
 
 
-def check_row_major(name: str, tensor: torch.Tensor) -> None:
-    if tensor.stride(1) != 1:
+def dtype_texts(names: Iterable[str]) -> str:
+    """ "torch.bfloat16 or torch.float32" """
+    return " or ".join(str(TORCH_DTYPES[name]) for name in names)
+
+
+def check_out_dtype(
+    out_dtype: object, allowed: Collection[str], *, remedy: str = "cast the result", error: type[Exception] = TypeError
+) -> torch.dtype:
+    """Returns the dtype if its name is one of `allowed`, else raises TypeError, or `error` for a dtype."""
+    if isinstance(out_dtype, torch.dtype) and DTYPE_NAMES.get(out_dtype) in allowed:
+        return out_dtype
+    if not isinstance(out_dtype, torch.dtype):
+        error = TypeError
+    raise error(f"out_dtype={out_dtype!r} must be {dtype_texts(allowed)}; {remedy}")
+
+
+def check_contiguous_along_k(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raises ValueError unless a is row-major and b column-major."""
+    if a.stride(-1) != 1:
+        raise ValueError(f"a.stride()={a.stride()} must end in 1, row-major; copy it with a.contiguous()")
+    if b.stride(-2) != 1:
         raise ValueError(
-            f"{name}.stride()={tensor.stride()} must be (ld{name}, 1), row-major; copy it with {name}.contiguous()"
+            f"b.stride()={b.stride()} must be 1 along k, column-major; pass row-major weights [..., n, k] "
+            "as weights.mT, or copy it with b.mT.contiguous().mT"
         )
 
 
@@ -128,15 +160,29 @@ def check_bias(bias: torch.Tensor, n: int, out_dtype: torch.dtype) -> None:
         raise ValueError(f"bias.shape={list(bias.shape)} must be [n]=[{n}]; reshape it with bias.reshape({n})")
 
 
-def check_out(out: torch.Tensor, m: int, n: int, out_dtype: torch.dtype, remedy: str) -> None:
+def check_out(out: torch.Tensor, shape: tuple[int, ...], out_dtype: torch.dtype, allowed: Collection[str]) -> None:
+    """Raises TypeError or ValueError unless out can hold the result.
+
+    Args:
+      allowed: the dtypes that another out_dtype could ask for.
+    """
     if out.dtype != out_dtype:
-        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; {remedy}")
-    if tuple(out.shape) != (m, n):
+        is_known = DTYPE_NAMES.get(out.dtype) in allowed
+        remedy = f"out_dtype={out.dtype}" if is_known else f"an out of {dtype_texts(allowed)}, its dtype as out_dtype"
+        raise TypeError(f"out.dtype={out.dtype} must be {out_dtype}; pass {remedy}, or omit out")
+    if tuple(out.shape) != shape:
         raise ValueError(
-            f"out.shape={list(out.shape)} must be [m, n]=[{m}, {n}]; allocate it with torch.empty({m}, {n}, ...)"
+            f"out.shape={list(out.shape)} must be {list(shape)}; allocate it with torch.empty({list(shape)}, ...)"
         )
-    if out.stride(1) != 1 and m and n:
-        raise ValueError(f"out.stride()={out.stride()} must be (ldd, 1), row-major; pass a row-major out")
+    if not out.numel():
+        return
+    if out.ndim and out.shape[-1] > 1 and out.stride(-1) != 1:
+        raise ValueError(f"out.stride()={out.stride()} must end in 1, rows that are contiguous; pass a row-major out")
+    if not is_free_of_overlap(out.shape, out.stride()):
+        raise ValueError(
+            f"out.stride()={out.stride()} must keep all elements of shape {list(shape)} apart, or "
+            "they would overwrite one another; pass an out that is not expanded"
+        )
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
@@ -193,11 +239,16 @@ def run_nothing(*tensors: torch.Tensor | None) -> None:
     """The plan for a result without elements."""
 
 
-def with_dense_arguments(plan: Plan, positions: Collection[int]) -> Plan:
-    """Makes a plan copy the arguments at `positions`, whose strides its kernel cannot follow.
+def with_dense_arguments(spec: OpSpec, plan: Plan, **vectors: torch.Tensor | None) -> Plan:
+    """Makes a plan copy those of the arguments that are strided, which its kernel cannot follow.
 
     Whether they are dense is part of a plan's cache key, so that it holds for every call.
     """
+    positions = [
+        spec.plan_order.index(name)
+        for name, vector in vectors.items()
+        if vector is not None and not vector.is_contiguous()
+    ]
     if not positions:
         return plan
 

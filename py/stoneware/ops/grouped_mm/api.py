@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.grouped_mm import cutlass_sm90, reference, vendor
-from stoneware.ops.grouped_mm.checks import checked_plan
+from stoneware.ops.grouped_mm import checks, cutlass_sm90, reference, vendor
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.ops.grouped_mm.spec import SPEC
-from stoneware.ops.plan_cache import OpPlans
+from stoneware.ops.product_plans import ProductPlans
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 
@@ -80,45 +77,12 @@ def grouped_mm(
     return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
 
 
-class _Plans(OpPlans, spec=SPEC):
+class _Plans(ProductPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
     has_gradients = True
-
-    def checked_plan(self, *arguments: Any) -> Any:
-        return checked_plan(OPERATION, *arguments)
-
-    def result(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offs: torch.Tensor,
-        scale_a: torch.Tensor | None,
-        scale_b: torch.Tensor | None,
-        out: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        *objects: Any,
-    ) -> tuple[tuple[int, ...], torch.dtype]:
-        return (a.shape[0], b.shape[2]), out_dtype or torch.bfloat16
-
-    @staticmethod
-    def fake(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        offs: torch.Tensor,
-        scale_a: torch.Tensor | None,
-        scale_b: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        *others: Any,
-    ) -> torch.Tensor:
-        if a.ndim != 2 or b.ndim != 3:
-            raise ValueError(
-                f"a and b of grouped_mm must have 2 and 3 dimensions, not {a.ndim} and {b.ndim}; "
-                "pass weights [groups, n, k] as weights.mT"
-            )
-        tensor_checks.check_traced_k(
-            "grouped_mm", a, b, a.shape[1], b.shape[1], "pass weights [groups, n, k] as weights.mT"
-        )
-        return a.new_empty((a.shape[0], b.shape[2]), dtype=out_dtype or torch.bfloat16)
+    operation = OPERATION
+    default_dtype = torch.bfloat16
+    checks = checks
 
 
 _PLANS = _Plans()

@@ -10,12 +10,10 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul import cutlass_sm90, reference, triton_aot, vendor
-from stoneware.ops.matmul.checks import checked_plan
-from stoneware.ops.matmul.layouts import result_shape
+from stoneware.ops.matmul import checks, cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
-from stoneware.ops.plan_cache import OpPlans
+from stoneware.ops.product_plans import ProductPlans
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
@@ -76,32 +74,17 @@ def matmul(
     return _PLANS.call(a, b, bias, out, out_dtype, backend, config)
 
 
-class _Plans(OpPlans, spec=SPEC):
+class _Plans(ProductPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
     has_gradients = True
+    operation = OPERATION
+    checks = checks
 
-    def checked_plan(self, *arguments: Any) -> Any:
-        return checked_plan(OPERATION, *arguments)
-
-    def result(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        *objects: Any,
-    ) -> tuple[tuple[int, ...], torch.dtype]:
-        return result_shape(a.shape, b.shape), out_dtype or a.dtype
-
-    @staticmethod
-    def fake(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None, *others: Any
-    ) -> torch.Tensor:
+    @classmethod
+    def fake(cls, *arguments: Any) -> torch.Tensor:
+        a, b, _, out_dtype, *_ = arguments
         if a.ndim and b.ndim:
-            tensor_checks.check_traced_k(
-                "matmul", a, b, a.shape[-1], b.shape[-2 if b.ndim > 1 else -1], "pass a weight [n, k] as weight.t()"
-            )
+            tensor_checks.check_k(cls.spec.name, a, b)
         # torch's own, for its rules of ranks and of broadcasting.
         return torch.matmul(a, b).to(out_dtype or a.dtype)
 

@@ -8,29 +8,16 @@ use it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from stoneware.kernels.key import LAYOUTS
-from stoneware.ops.product import Product, check_count, check_int, check_known, dense
+from stoneware.ops.product import Product, check_count, check_int, check_known, dense, is_free_of_overlap
 from stoneware.runtime.fast_dataclass import dataclass
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")
 WIDE_DTYPE = "fp32"
 """What d may be instead of the operands' dtype."""
-
-
-def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each dimension steps over all that the ones with smaller strides span, so that no two
-    elements share memory."""
-    end = 1
-    for stride, size in sorted(zip(strides, shape)):
-        if size > 1:
-            if stride < end:
-                return False
-            end += (size - 1) * stride
-    return True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.plan_cache import OpPlans
-from stoneware.ops.scaled_mm import cutlass_sm90, reference, triton_aot, vendor
-from stoneware.ops.scaled_mm.checks import checked_plan
+from stoneware.ops.product_plans import ProductPlans
+from stoneware.ops.scaled_mm import checks, cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.scaled_mm.spec import SPEC
 
@@ -84,43 +81,11 @@ def scaled_mm(
     return _PLANS.call(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
 
 
-class _Plans(OpPlans, spec=SPEC):
+class _Plans(ProductPlans, spec=SPEC):
     call: Callable[..., torch.Tensor]
     has_gradients = True
-
-    def checked_plan(self, *arguments: Any) -> Any:
-        return checked_plan(OPERATION, *arguments)
-
-    def result(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor | None,
-        out_dtype: torch.dtype,
-        *objects: Any,
-    ) -> tuple[tuple[int, ...], torch.dtype]:
-        return (a.shape[0], b.shape[1]), out_dtype
-
-    @staticmethod
-    def fake(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype,
-        *others: Any,
-    ) -> torch.Tensor:
-        if a.ndim != 2 or b.ndim != 2:
-            raise ValueError(
-                f"a and b of scaled_mm must have 2 dimensions, not {a.ndim} and {b.ndim}; flatten "
-                "leading dimensions with a.flatten(0, -2)"
-            )
-        tensor_checks.check_traced_k("scaled_mm", a, b, a.shape[1], b.shape[0], "pass a weight [n, k] as weight.t()")
-        return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    operation = OPERATION
+    checks = checks
 
 
 _PLANS = _Plans()

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
-from stoneware.ops.dispatch import Operation
 from stoneware.ops.product import check_k, unit
+from stoneware.ops.product_plans import Checked
 from stoneware.ops.scaled_mm.problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import SPEC
+from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
-def checked_plan(
-    operation: Operation,
+def shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """See `ProductPlans.checks`."""
+    tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
+    tensor_checks.check_rank("b", b, 2, "pass the weight [n, k] as weight.t()")
+    tensor_checks.check_k(SPEC.name, a, b)
+    return a.shape[0], b.shape[1]
+
+
+def checked(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
@@ -23,54 +32,32 @@ def checked_plan(
     out: torch.Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
-    backend: str | None,
-    config: Config | None,
-) -> Plan:
-    """Checks the arguments, and makes the plan for every call with arguments of this kind."""
-    tensors = tensor_checks.check_tensors(SPEC, a, b, scale_a, scale_b, bias, out)
-    operation.check_argument(backend, config)
-    tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
-    tensor_checks.check_rank("b", b, 2, "pass the weight [n, k] as weight.t()")
-    (m, k), n = a.shape, b.shape[1]
-    if b.shape[0] != k:
-        raise ValueError(
-            f"a.shape={list(a.shape)} and b.shape={list(b.shape)} must agree in k, {k} is not "
-            f"{b.shape[0]}; pass a weight [n, k] as weight.t()"
-        )
+) -> Checked | Plan:
+    """See `ProductPlans.checks`."""
+    (m, n), k = shape(a, b), a.shape[1]
     cast = "quantise it to float8_e4m3fn or float8_e5m2 first"
     a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, cast)
     b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, cast)
-    if not isinstance(out_dtype, torch.dtype) or tensor_checks.DTYPE_NAMES.get(out_dtype) not in OUT_DTYPES:
-        raise TypeError(
-            f"out_dtype={out_dtype!r} must be torch.bfloat16, torch.float16 or torch.float32; cast the result"
-        )
+    tensor_checks.check_out_dtype(out_dtype, OUT_DTYPES)
     scale_a_kind, scale_b_kind = _scale_kinds(scale_a, scale_b, m, n, k)
-    check_k(k, BLOCK if scale_a_kind == "block_1x128" else unit(a_dtype))
+    has_block_scales = scale_a_kind == "block_1x128"
+    check_k(k, BLOCK if has_block_scales else unit(a_dtype))
     if m == 1 and scale_b_kind == "row" and tuple(scale_a.shape) == (1, 1):
         scale_a_kind = "row"  # of one row; backends that want two scales of one kind take it
     if bias is not None:
         tensor_checks.check_bias(bias, n, out_dtype)
     if out is not None:
-        tensor_checks.check_out(
-            out,
-            m,
-            n,
-            out_dtype,
-            f"pass out_dtype={out.dtype}"
-            if tensor_checks.DTYPE_NAMES.get(out.dtype) in OUT_DTYPES
-            else "pass an out of torch.bfloat16, torch.float16 or torch.float32, and its dtype as out_dtype",
-        )
-    device = tensor_checks.check_one_device(tensors)
+        tensor_checks.check_out(out, (m, n), out_dtype, OUT_DTYPES)
     if m == 0 or n == 0:
         return tensor_checks.run_nothing
-    _check_layouts(a, b)
+    tensor_checks.check_contiguous_along_k(a, b)
     problem = Problem(
         m=m,
         n=n,
         k=k,
         a_dtype=a_dtype,
         b_dtype=b_dtype,
-        out_dtype=tensor_checks.DTYPE_NAMES[out_dtype],
+        out_dtype=DTYPE_NAMES[out_dtype],
         scale_a=scale_a_kind,
         scale_b=scale_b_kind,
         has_bias=bias is not None,
@@ -79,16 +66,11 @@ def checked_plan(
         ldb=b.stride(1),
         ldd=n if out is None or m == 1 else out.stride(0),
         use_fast_accum=use_fast_accum,
-        **(_block_layouts(scale_a, scale_b, m, k) if scale_a_kind == "block_1x128" else {}),
+        **(_block_layouts(scale_a, scale_b, m, k) if has_block_scales else {}),
     )
-    plan = operation.plan(problem, device, backend=backend, config=config)
     # Kernels follow the strides of block scales.
-    vectors = [(5, bias)]
-    if not problem.has_block_scales:
-        vectors += [(3, scale_a), (4, scale_b)]
-    return tensor_checks.with_dense_arguments(
-        plan, [position for position, vector in vectors if vector is not None and not vector.is_contiguous()]
-    )
+    vectors = {"bias": bias} if has_block_scales else {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    return Checked(problem, lambda plan: tensor_checks.with_dense_arguments(SPEC, plan, **vectors))
 
 
 def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> tuple[str, str]:
@@ -124,7 +106,7 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
     )
 
 
-def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, k: int) -> dict[str, int]:
+def _block_layouts(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, k: int) -> dict[str, Any]:
     """Strides of block scales as a Problem names them; of a dimension of size one, torch's own."""
     rows_of_b, columns_of_b = scale_b.shape
     return {
@@ -147,12 +129,3 @@ def _scale_kind(name: str, scale: torch.Tensor, vector_shape: list[int], index: 
         f"{name}.shape={list(scale.shape)} must be one element, {letters}={vector_shape}, or "
         f"{block_shape} of block scales; pass {remedy}"
     )
-
-
-def _check_layouts(a: torch.Tensor, b: torch.Tensor) -> None:
-    tensor_checks.check_row_major("a", a)
-    if b.stride(0) != 1:
-        raise ValueError(
-            f"b.stride()={b.stride()} must be (1, ldb), column-major; pass the transpose of a "
-            "row-major weight [n, k], or copy it with b.t().contiguous().t()"
-        )
