@@ -15,6 +15,7 @@ import torch
 
 from stoneware.kernels import registry
 from stoneware.measuring import tolerance
+from stoneware.runtime.dtypes import TORCH_DTYPES
 
 Device = torch.device | str
 
@@ -187,24 +188,56 @@ def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice, block
     return values
 
 
-def matrices(
-    shape: tuple[int, ...], strides: tuple[int, ...], is_row_major: bool, dtype: torch.dtype, device: Device
-) -> torch.Tensor:
-    """A view of normal values.
+def product(
+    problem: Any,
+    device: Device,
+    guarded: bool,
+    batch: Mapping[str, tuple[int, int]] | None = None,
+    **others: torch.Tensor | None,
+) -> Operands:
+    """Draws a and b with the problem's dtypes, layout and leading dimensions, a bias if it has one, and makes
+    out; see `make`.
 
     Args:
-      shape: [rows, columns], or [batch, rows, columns].
-      strides: all but that of the contiguous dimension, the leading dimension last. With a batch
-        stride of 0 all matrices are the same one.
-      is_row_major: whether rows are contiguous; otherwise columns are.
+      batch: "a", "b" or "out" -> (matrices, elements from one to the next; 0 if all are the same one), where
+        it is a batch.
+      others: the op's other tensors.
     """
-    *batch, rows, columns = shape
-    outer, inner = (rows, columns) if is_row_major else (columns, rows)
-    _, values = poisoned((*batch, outer, inner), (*strides, 1), dtype, device)
+    m, n, k, batch = problem.m, problem.n, problem.k, batch or {}
+    tensors: dict[str, torch.Tensor | None] = dict(others)
+    for name, size, layout in (("a", (m, k), problem.layout[0]), ("b", (k, n), problem.layout[1])):
+        dtype, leading = TORCH_DTYPES[getattr(problem, f"{name}_dtype")], getattr(problem, f"ld{name}")
+        tensors[name] = _matrices(size, leading, batch.get(name), layout == "n", dtype, device)
+    dtype = TORCH_DTYPES[problem.out_dtype]
+    if "out" not in batch:
+        out_base, tensors["out"] = poisoned_output(problem, dtype, device, guarded)
+    else:
+        num, stride = batch["out"]
+        if guarded:
+            raise ValueError(f"guarded={guarded} must be False for batch={num}; check one product with a guard")
+        out_base, tensors["out"] = poisoned((num, m, n), (stride, problem.ldd, 1), dtype, device)
+    if takes_bias(problem):
+        tensors["bias"] = bias(problem, dtype, device) if problem.has_bias else None
+    return Operands(problem=problem, out_base=out_base, tensors=tensors)
+
+
+def _matrices(
+    size: tuple[int, int],
+    leading: int,
+    batch: tuple[int, int] | None,
+    is_row_major: bool,
+    dtype: torch.dtype,
+    device: Device,
+) -> torch.Tensor:
+    """A view of normal values, of one matrix or of a batch; rows are contiguous, or else columns."""
+    outer, inner = size if is_row_major else size[::-1]
+    num, stride = batch or (1, 0)
+    _, values = poisoned((num, outer, inner), (stride, leading, 1), dtype, device)
     # One at a time: float32 values of all would take four times the memory of fp8.
-    for one in (values if strides[0] else values[:1]) if batch else (values,):
+    for one in values if stride else values[:1]:
         one.copy_(torch.randn(outer, inner, device=device).to(dtype))
-    return values if is_row_major else values.mT
+    values = values if is_row_major else values.mT
+    return values if batch else values[0]
 
 
 def poisoned(

@@ -13,7 +13,6 @@ import torch
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
 from stoneware.ops.grouped_mm.problem import Problem
-from stoneware.runtime.dtypes import TORCH_DTYPES
 
 _LEAST_SHARE, _LARGEST_SHARE = 0.7, 1.3
 """Of a group, in units of the mean: as DeepGEMM draws its groups' rows (tests/generators.py)."""
@@ -42,20 +41,13 @@ def ragged(num_rows: int, num_groups: int) -> list[int]:
 
 def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     """See `measuring.operands.make`; groups are as `ragged` deals them out."""
-    m, n, k, num_groups = problem.m, problem.n, problem.k, problem.num_groups
-    dtype = TORCH_DTYPES[problem.a_dtype]
-    a = operands.matrices((m, k), (problem.lda,), True, dtype, device)
-    b = operands.matrices((num_groups, k, n), (problem.group_stride_b, problem.ldb), False, dtype, device)
+    m, num_groups = problem.m, problem.num_groups
+    offs = torch.tensor(ragged(m, num_groups), device=device).cumsum(0).to(torch.int32)
     scale_a = scale_b = None
     if problem.scales == "row":
-        scale_a, scale_b = operands.scale(1, m, device)[0], operands.scale(num_groups, n, device)
-    offs = torch.tensor(ragged(m, num_groups), device=device).cumsum(0).to(torch.int32)
-    out_base, out = operands.poisoned_output(problem, TORCH_DTYPES[problem.out_dtype], device, guarded)
-    return Operands(
-        problem=problem,
-        out_base=out_base,
-        tensors={"a": a, "b": b, "offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out": out},
-    )
+        scale_a, scale_b = operands.scale(1, m, device)[0], operands.scale(num_groups, problem.n, device)
+    groups = {"b": (num_groups, problem.group_stride_b)}
+    return operands.product(problem, device, guarded, groups, offs=offs, scale_a=scale_a, scale_b=scale_b)
 
 
 def reference(tensors: Operands) -> torch.Tensor:

@@ -10,31 +10,13 @@ import torch
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
 from stoneware.ops.matmul.problem import Problem
-from stoneware.runtime.dtypes import TORCH_DTYPES
 
 
 def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     """See `measuring.operands.make`; of a batch the tensors are [batch, m, k] and so on."""
-    m, n, k = problem.m, problem.n, problem.k
-    dtype, out_dtype = TORCH_DTYPES[problem.a_dtype], TORCH_DTYPES[problem.out_dtype]
-    batch: tuple[int, ...] = ()
-    stride_a: tuple[int, ...] = ()
-    stride_b: tuple[int, ...] = ()
-    if problem.batch == 1:
-        out_base, out = operands.poisoned_output(problem, out_dtype, device, guarded)
-    else:
-        if guarded:
-            raise ValueError(
-                f"guarded={guarded} must be False for batch={problem.batch}; check one product with a guard"
-            )
-        batch = (problem.batch,)
-        stride_a, stride_b = (problem.batch_stride_a,), (problem.batch_stride_b,)
-        out_base, out = operands.poisoned((*batch, m, n), (problem.batch_stride_d, problem.ldd, 1), out_dtype, device)
-    layout_a, layout_b = tuple(problem.layout)
-    a = operands.matrices((*batch, m, k), (*stride_a, problem.lda), layout_a == "n", dtype, device)
-    b = operands.matrices((*batch, k, n), (*stride_b, problem.ldb), layout_b == "n", dtype, device)
-    bias = operands.bias(problem, out_dtype, device) if problem.has_bias else None
-    return Operands(problem=problem, out_base=out_base, tensors={"a": a, "b": b, "bias": bias, "out": out})
+    strides = {"a": problem.batch_stride_a, "b": problem.batch_stride_b, "out": problem.batch_stride_d}
+    batch = {name: (problem.batch, stride) for name, stride in strides.items()}
+    return operands.product(problem, device, guarded, batch if problem.batch > 1 else None)
 
 
 def reference(tensors: Operands) -> torch.Tensor:

@@ -10,26 +10,16 @@ import torch
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
 from stoneware.ops.scaled_mm.problem import BLOCK, Problem, num_blocks, padded_num_blocks
-from stoneware.runtime.dtypes import TORCH_DTYPES
 
 
 def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     """See `measuring.operands.make`."""
-    m, n, k, dtype = problem.m, problem.n, problem.k, TORCH_DTYPES[problem.out_dtype]
-    a = operands.matrices((m, k), (problem.lda,), True, TORCH_DTYPES[problem.a_dtype], device)
-    b = operands.matrices((k, n), (problem.ldb,), False, TORCH_DTYPES[problem.b_dtype], device)
-    out_base, out = operands.poisoned_output(problem, dtype, device, guarded)
     if problem.has_block_scales:
         scale_a, scale_b = _block_scales(problem, device)
     else:
-        scale_a = operands.scale(m if problem.scale_a == "row" else 1, 1, device)
-        scale_b = operands.scale(1, n if problem.scale_b == "row" else 1, device)
-    bias = operands.bias(problem, dtype, device) if problem.has_bias else None
-    return Operands(
-        problem=problem,
-        out_base=out_base,
-        tensors={"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias, "out": out},
-    )
+        scale_a = operands.scale(problem.m if problem.scale_a == "row" else 1, 1, device)
+        scale_b = operands.scale(1, problem.n if problem.scale_b == "row" else 1, device)
+    return operands.product(problem, device, guarded, scale_a=scale_a, scale_b=scale_b)
 
 
 def reference(tensors: Operands) -> torch.Tensor:
