@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.kernels.registry import REFERENCE
+from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.runtime.device import Device
 
 Plan = Callable[..., None]
@@ -66,7 +66,7 @@ class Backend:
 
 
 class TorchBackend(Backend):
-    """A backend with one config, whose kernels are torch's.
+    """A backend with one config, whose kernels are torch's; the vendor library has them on GPUs only.
 
     Attributes:
       config: the config.
@@ -84,14 +84,13 @@ class TorchBackend(Backend):
         has_our_order: Callable[[Any], bool] = lambda problem: False,
         converts: Callable[[Any], Conversion | None] = lambda problem: None,
     ) -> None:
+        self.name = config.backend
         self.config, self.make_plan, self.why_not = config, make_plan, why_not
         self.has_our_order, self.converts = has_our_order, converts
 
-    @property
-    def name(self) -> str:
-        return self.config.backend
-
     def supports(self, problem: Any, device: Device) -> str | None:
+        if self.name == VENDOR and device.kind != "cuda":
+            return f"{self.config.kernel} is the vendor library on GPUs only, the device is {device}"
         return self.why_not(problem, device)
 
     def configs(self, problem: Any, device: Device) -> list[Config]:

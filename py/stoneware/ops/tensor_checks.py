@@ -239,6 +239,17 @@ def run_nothing(*tensors: torch.Tensor | None) -> None:
     """The plan for a result without elements."""
 
 
+def with_dense_out(plan: Plan) -> Plan:
+    """Makes a plan write a dense result, and copies that to out."""
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *others: torch.Tensor | None) -> None:
+        dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+        plan(a, b, dense, *others)
+        out.copy_(dense)
+
+    return run
+
+
 def with_dense_arguments(spec: OpSpec, plan: Plan, **vectors: torch.Tensor | None) -> Plan:
     """Makes a plan copy those of the arguments that are strided, which its kernel cannot follow.
 

@@ -57,9 +57,9 @@ def checked(
             plan = _with_swapped_operands(plan)
         strided = {name: tensor for name, tensor in (("a", a), ("b", b)) if name in copies}
         plan = tensor_checks.with_dense_arguments(SPEC, plan, bias=bias, **strided)
-        if copies.keys() & {"a of the batch", "b of the batch", "out"}:
-            plan = _with_dense_batches(plan, copies, result)
-        return plan
+        if copies.keys() & {"a of the batch", "b of the batch"}:
+            plan = _with_dense_batches(plan, copies)
+        return tensor_checks.with_dense_out(plan) if "out" in copies else plan
 
     return Checked(problem, adapted)
 
@@ -87,7 +87,7 @@ def _with_swapped_operands(plan: Plan) -> Plan:
     return run
 
 
-def _with_dense_batches(plan: Plan, copies: Mapping[str, str], shape: tuple[int, ...]) -> Plan:
+def _with_dense_batches(plan: Plan, copies: Mapping[str, str]) -> Plan:
     """Makes a plan take copies where no single stride goes through the batch, as torch.matmul makes
     them too."""
     a_layout, b_layout = copies.get("a of the batch"), copies.get("b of the batch")
@@ -98,12 +98,7 @@ def _with_dense_batches(plan: Plan, copies: Mapping[str, str], shape: tuple[int,
             a = _dense_batch(a, batch, a_layout)
         if b_layout is not None:
             b = _dense_batch(b, batch, b_layout)
-        if "out" not in copies:
-            plan(a, b, out, bias)
-            return
-        dense = torch.empty(shape, dtype=out.dtype, device=out.device)
-        plan(a, b, dense, bias)
-        out.copy_(dense)
+        plan(a, b, out, bias)
 
     return run
 

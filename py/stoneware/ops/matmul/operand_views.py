@@ -21,24 +21,22 @@ def of(problem: Problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
     tensors may have other dimensions (leading ones that were folded into m, none for a vector), as
     long as the problem's strides hold from their first element.
     """
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    m, n, k = problem.m, problem.n, problem.k
     a_strides = (problem.lda, 1) if problem.layout[0] == "n" else (1, problem.lda)
     b_strides = (problem.ldb, 1) if problem.layout[1] == "n" else (1, problem.ldb)
-    d_strides = (problem.ldd, 1)
-    if batch == 1:
 
-        def views(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Views:
-            if a.ndim == b.ndim == out.ndim == 2:
-                return a, b, out  # nothing was folded
-            return (a.as_strided((m, k), a_strides), b.as_strided((k, n), b_strides), out.as_strided((m, n), d_strides))
+    def view(tensor: torch.Tensor, shape: tuple[int, int], strides: tuple[int, int], batch_stride: int) -> torch.Tensor:
+        if problem.batch == 1:
+            return tensor.as_strided(shape, strides)
+        return tensor.as_strided((problem.batch, *shape), (batch_stride, *strides))
 
-        return views
-
-    def batched_views(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Views:
+    def views(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Views:
+        if problem.batch == 1 and a.ndim == b.ndim == out.ndim == 2:
+            return a, b, out  # nothing was folded
         return (
-            a.as_strided((batch, m, k), (problem.batch_stride_a, *a_strides)),
-            b.as_strided((batch, k, n), (problem.batch_stride_b, *b_strides)),
-            out.as_strided((batch, m, n), (problem.batch_stride_d, *d_strides)),
+            view(a, (m, k), a_strides, problem.batch_stride_a),
+            view(b, (k, n), b_strides, problem.batch_stride_b),
+            view(out, (m, n), (problem.ldd, 1), problem.batch_stride_d),
         )
 
-    return batched_views
+    return views

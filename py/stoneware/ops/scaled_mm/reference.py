@@ -9,48 +9,38 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.ops.backend import reference
-from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.ops.backend import Plan, reference
+from stoneware.ops.scaled_mm.problem import BLOCK, Problem
 
 
-def _run(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> None:
-    # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch
-    # multiplies float32 in TF32; the scales are applied to the float32 sum.
-    d = a.float() @ b.float()
-    d *= scale_a
-    d *= scale_b
-    if bias is not None:
-        d += bias
-    out.copy_(d)
+def _plan(problem: Problem) -> Plan:
+    n, step = problem.n, BLOCK if problem.has_block_scales else problem.k
+
+    def run(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        d = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+        for block, begin in enumerate(range(0, problem.k, step)):
+            # An e4m3 has 4 significant bits and an e5m2 has 3, so that a product is exact even if torch
+            # multiplies float32 in TF32; the scales are applied to the float32 sum.
+            product = a[:, begin : begin + step].float() @ b[begin : begin + step].float()
+            if problem.has_block_scales:
+                product *= scale_a[:, block, None]
+                product *= scale_b[block] if scale_b.shape[1] == n else scale_b[block].repeat_interleave(BLOCK)[:n]
+            else:
+                product *= scale_a
+                product *= scale_b
+            d += product
+        if bias is not None:
+            d += bias
+        out.copy_(d)
+
+    return run
 
 
-def _run_blocks(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    scale_a: torch.Tensor,
-    scale_b: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> None:
-    n = b.shape[1]
-    d = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
-    for block in range(a.shape[1] // BLOCK):
-        elements = slice(block * BLOCK, (block + 1) * BLOCK)
-        product = a[:, elements].float() @ b[elements].float()
-        product *= scale_a[:, block, None]
-        columns = scale_b[block]
-        product *= columns if len(columns) == n else columns.repeat_interleave(BLOCK)[:n]
-        d += product
-    if bias is not None:
-        d += bias
-    out.copy_(d)
-
-
-BACKEND = reference(lambda problem: _run_blocks if problem.has_block_scales else _run)
+BACKEND = reference(_plan)

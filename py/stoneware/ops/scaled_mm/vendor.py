@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Conversion, Plan, TorchBackend
 from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import VENDOR
@@ -31,8 +32,6 @@ _UNIT_M, _LEAST_M_IN_PARTS = 4, 1024
 
 def _why_not(problem: Problem, device: Device) -> str | None:
     """The restrictions of `_scaled_mm_out_cuda` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
-    if device.kind != "cuda":
-        return f"torch._scaled_mm is the vendor library on GPUs only, the device is {device}"
     if device.compute_capability < (8, 9):
         return (
             f"torch._scaled_mm needs compute capability 8.9 or later, {device} has {_dotted(device.compute_capability)}"
@@ -101,10 +100,13 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _plan(problem: Problem) -> Plan:
-    if problem.has_block_scales:
-        return _plan_block_scales(problem)
-    scaled_mm = torch._scaled_mm
-    use_fast_accum = problem.use_fast_accum
+    plan = _plan_block_scales(problem) if problem.has_block_scales else _plan_of_one(problem)
+    # torch's kernels of row and block scales write dense rows.
+    return plan if problem.ldd == problem.n else tensor_checks.with_dense_out(plan)
+
+
+def _plan_of_one(problem: Problem) -> Plan:
+    scaled_mm, use_fast_accum = torch._scaled_mm, problem.use_fast_accum
 
     def run(
         a: torch.Tensor,
@@ -116,18 +118,7 @@ def _plan(problem: Problem) -> Plan:
     ) -> None:
         scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum, out=out)
 
-    def run_to_view(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        # torch's row-scale kernels write dense rows.
-        out.copy_(scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum))
-
-    return run if problem.ldd == problem.n else run_to_view
+    return run
 
 
 _COPY_US, _COPY_BYTES_PER_US = 1.4, 0.6e6
@@ -205,7 +196,7 @@ def _as_asked(scale: torch.Tensor) -> torch.Tensor:
 def _plan_block_scales(problem: Problem) -> Plan:
     scaled_mm = torch.ops.aten._scaled_mm_v2.out
     recipe_a, recipe_b = ([_BLOCK_RECIPES[kind]] for kind in (problem.scale_a, problem.scale_b))
-    is_dense, is_1d = problem.ldd == problem.n, problem.scales == "block_1d"
+    is_1d = problem.scales == "block_1d"
     copied = _copied(problem)
     copies_a, copies_b = "a" in copied, "b" in copied
     rows_of_b = problem.n if is_1d else padded_num_blocks(problem.k)
@@ -221,15 +212,12 @@ def _plan_block_scales(problem: Problem) -> Plan:
     ) -> None:
         # Of single columns torch wants them as those of a, [n, k / 128].
         scale_b = _laid_out(scale_b.t() if is_1d else scale_b, rows_of_b, is_copied=copies_b)
-        d = out if is_dense else torch.empty_like(out, memory_format=torch.contiguous_format)
         for begin, end in parts:
             scale = _laid_out(scale_a[begin:end], end - begin, is_copied=copies_a)
             scaled_mm(
                 a[begin:end], b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
-                out=d[begin:end],
+                out=out[begin:end],
             )  # fmt: skip
-        if not is_dense:
-            out.copy_(d)
 
     return run
 
