@@ -62,6 +62,7 @@ class CutlassSm90(Backend):
             device.compute_capability,
             [kernel for kernel in cutlass_kernels.kernels(self.spec.name) if self.fits(problem, kernel)],
         )
+        assert device.fingerprint is not None  # of a GPU, which `supports` asked for
         records = [manifest.packaged().kernels[config.kernel] for config in found]
         return split_k.with_splits(found, problem.m, problem.n, problem.k, device.fingerprint.num_sms) + [
             config
@@ -76,7 +77,8 @@ class CutlassSm90(Backend):
         from torch._C import _cuda_getCurrentRawStream as current_stream
 
         cutlass_kernels.check_cubin(config.kernel)
-        ordinal, order = device.ordinal, self.spec.plan_order
+        ordinal, fingerprint, order = device.ordinal, device.fingerprint, self.spec.plan_order
+        assert ordinal is not None and fingerprint is not None  # of a GPU that is here
         launch = native.load(cutlass_kernels.MODULE).Plan(
             config.kernel,
             m=problem.m,
@@ -86,7 +88,7 @@ class CutlassSm90(Backend):
             ldb=problem.ldb,
             ldd=problem.ldd,
             device=ordinal,
-            num_sms=device.fingerprint.num_sms,
+            num_sms=fingerprint.num_sms,
             max_swizzle=config.max_swizzle,
             raster=config.raster,
             splits=config.splits,

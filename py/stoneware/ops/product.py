@@ -6,7 +6,7 @@ Free of torch, so that the build and `explain` can use it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stoneware.kernels.key import MAX_SIZE, Key
@@ -121,7 +121,7 @@ class Product:
             least = getattr(self, spanned)
             check_count(name, getattr(self, name), least=least, least_is=spanned, multiple=multiple, remedy=remedy)
 
-    def check_known(self, known: Mapping[str, Iterable[str]]) -> None:
+    def check_known(self, known: Mapping[str, Collection[str]]) -> None:
         """Raises ValueError unless each named field has one of the values known for it."""
         for name, values in known.items():
             check_known(name, getattr(self, name), values)
@@ -181,7 +181,7 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-def check_known(name: str, value: object, values: Iterable[str]) -> None:
+def check_known(name: str, value: object, values: Collection[str]) -> None:
     """Raises ValueError unless the value is one of those."""
     if value not in values:
         raise ValueError(f"{name}={value!r} must be one of {', '.join(values)}; pass one of these")

@@ -41,9 +41,9 @@ class ProductPlans(OpPlans):
           no kernel to choose. Raises TypeError or ValueError for what breaks a rule
     """
 
-    operation: ClassVar[Operation]
+    operation: Operation
     default_dtype: ClassVar[torch.dtype | None] = None
-    checks: ClassVar[ModuleType]
+    checks: ModuleType
 
     def checked_plan(self, *arguments: Any) -> Plan:
         *given, backend, config = arguments

@@ -24,18 +24,20 @@ def check_tensors(spec: OpSpec, *tensors: object) -> list[tuple[str, torch.Tenso
       TypeError: one is no dense torch.Tensor and no absent option.
     """
     required = {one.name for one in spec.inputs if not one.is_optional}
-    named = list(zip(spec.tensors, tensors))
-    for name, tensor in named:
-        if tensor is None and name not in required:
-            continue
+    named: list[tuple[str, torch.Tensor | None]] = []
+    for name, tensor in zip(spec.tensors, tensors):
         if tensor is None:
-            raise TypeError(f"{name}=None of {spec.name} must be a torch.Tensor; pass one")
+            if name in required:
+                raise TypeError(f"{name}=None of {spec.name} must be a torch.Tensor; pass one")
+            named.append((name, None))
+            continue
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"{name} of {spec.name} must be a torch.Tensor, not {type(tensor).__name__}; "
                 f"wrap it with torch.as_tensor(...)"
             )
         _check_memory(name, tensor)
+        named.append((name, tensor))
     return named
 
 
@@ -264,9 +266,11 @@ def with_dense_arguments(spec: OpSpec, plan: Plan, **vectors: torch.Tensor | Non
         return plan
 
     def run(*tensors: torch.Tensor | None) -> None:
-        dense = list(tensors)
-        for position in positions:
-            dense[position] = dense[position].contiguous()
-        plan(*dense)
+        plan(
+            *[
+                tensor.contiguous() if tensor is not None and position in positions else tensor
+                for position, tensor in enumerate(tensors)
+            ]
+        )
 
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.ops.backend import Plan, TorchBackend
+from stoneware.ops.backend import TorchBackend
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.ops.grouped_mm.spec import VENDOR
 from stoneware.runtime.device import Device
@@ -20,16 +20,19 @@ def _why_not(problem: Problem, device: Device) -> str | None:
     return None
 
 
-def _plan(problem: Problem) -> Plan:
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, offs: torch.Tensor, *scales: torch.Tensor) -> None:
-        # torch takes no out: the result is copied, with what it has in the rows after the last offset.
-        if problem.scales == "row":
-            d = torch._scaled_grouped_mm(a, b, *scales, offs=offs, out_dtype=out.dtype, use_fast_accum=True)
-        else:
-            d = torch._grouped_mm(a, b, offs=offs)
-        out.copy_(d)
+def _run(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    offs: torch.Tensor,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+) -> None:
+    # torch takes no out: the result is copied, with what it has in the rows after the last offset.
+    if scale_a is None or scale_b is None:
+        out.copy_(torch._grouped_mm(a, b, offs=offs))
+    else:
+        out.copy_(torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, out_dtype=out.dtype, use_fast_accum=True))
 
-    return run
 
-
-BACKEND = TorchBackend(VENDOR, _plan, _why_not)
+BACKEND = TorchBackend(VENDOR, lambda problem: _run, _why_not)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -151,7 +152,7 @@ class Arrangement:
     is_transposed: bool
     copies: Mapping[str, str]
 
-    def problem(self, **fields: object) -> Problem:
+    def problem(self, **fields: Any) -> Problem:
         a_layout, b_layout = self.left.layout("nt"), self.right.layout("tn")
         assert a_layout is not None and b_layout is not None  # `arrangement` copies what has none
         return Problem(
