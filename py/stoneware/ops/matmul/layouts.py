@@ -34,9 +34,7 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 
 
 def result_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a @ b as torch.matmul has it, of shapes that fit (see `checked_plan`)."""
-    if len(a_shape) == len(b_shape) == 2:
-        return a_shape[0], b_shape[1]
+    """The shape of a @ b as torch.matmul has it, of shapes that fit (see `checks.shape`)."""
     batch = broadcast(a_shape[:-2], b_shape[:-2])
     return (*batch, *a_shape[-2:-1], *(b_shape[-1:] if len(b_shape) > 1 else ()))
 
@@ -237,31 +235,26 @@ def _folded(left: Matrices, right: Matrices, d: Matrices, has_bias: bool) -> tup
     """A batch that shares an operand as fewer and larger products, as far as strides allow: its
     rows are m of one product if b is shared, its columns n if a is, unless each product adds the
     same bias to them."""
-    folded: tuple[Matrices | None, Matrices | None, Matrices | None]
     while left.sizes:
+        product = None
         if right.is_shared:
-            folded = left.with_rows_folded, right.without_shared, d.with_rows_folded
-            if _is_product(*folded):
-                left, right, d = folded  # type: ignore[assignment]
-                continue
-        if left.is_shared and not has_bias:
-            folded = left.without_shared, right.with_columns_folded, d.with_columns_folded
-            if _is_product(*folded):
-                left, right, d = folded  # type: ignore[assignment]
-                continue
-        break
+            product = _product(left.with_rows_folded, right.without_shared, d.with_rows_folded)
+        if product is None and left.is_shared and not has_bias:
+            product = _product(left.without_shared, right.with_columns_folded, d.with_columns_folded)
+        if product is None:
+            break
+        left, right, d = product
     return left, right, d
 
 
-def _is_product(left: Matrices | None, right: Matrices | None, d: Matrices | None) -> bool:
-    return (
-        left is not None
-        and right is not None
-        and d is not None
-        and left.layout("nt") is not None
-        and right.layout("tn") is not None
-        and d.layout("n") is not None
-    )
+def _product(
+    left: Matrices | None, right: Matrices | None, d: Matrices | None
+) -> tuple[Matrices, Matrices, Matrices] | None:
+    """The three, if none is missing and each has a layout that a problem takes."""
+    if left is None or right is None or d is None:
+        return None
+    has_layouts = left.layout("nt") and right.layout("tn") and d.layout("n")
+    return (left, right, d) if has_layouts else None
 
 
 def _dense(shape: Sequence[int], layout: str = "n") -> tuple[Sequence[int], Sequence[int]]:
