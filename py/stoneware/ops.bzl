@@ -18,7 +18,7 @@ TRITON_KERNELS = [
 QUANTIZING_KERNELS = ["//py/stoneware/quantizing:triton"]
 
 def served_products(op, a, layout):
-    """The products that a kernel computes, as stoneware.kernels.needs.served() has them.
+    """The products that a kernel computes, as tests/ops/built_products_test.py derives them from needs.py.
 
     Args:
       op: "matmul", "scaled_mm" or "grouped_mm".

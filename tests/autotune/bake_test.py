@@ -14,7 +14,7 @@ import pytest
 import small_package as small
 
 from stoneware.errors import TableError
-from stoneware.kernels.manifest import Manifest, RemovedKernel, read_manifest, text_of
+from stoneware.kernels.manifest import KernelRecord, Manifest, read_manifest, text_of
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import table_file
 from stoneware.tuning.bake import bake
@@ -223,7 +223,7 @@ def test_samples_of_a_kernel_that_backward_off_removes_are_absent(tmp_path):
     files = small.write_device(tmp_path / "both", samples)
     kernels = dict(small.manifest().kernels)
     gone = kernels.pop(BIG.kernel)
-    removed = RemovedKernel(
+    removed = KernelRecord(
         id=gone.id, op=gone.op, backend=gone.backend, arch=gone.arch, config=gone.config, serves={"wgrad": False}
     )
     expected = bake("scaled_mm", small.write_device(tmp_path / "one", samples[1:]), Manifest(kernels))
@@ -235,7 +235,7 @@ def test_manifest_file_may_list_kernels_as_removed(tmp_path):
     path = tmp_path / "kernel_manifest.json"
     path.write_text(text_of({"schema": 1, "backward": "off", "kernels": [], "removed": [add]}))
     found = read_manifest(path)
-    assert found.removed == {"add": RemovedKernel(**add)} and not found.has_backward and found.lacks("add")
+    assert found.removed == {"add": KernelRecord(**add)} and not found.has_backward and found.lacks("add")
     for wrong in ({"backward": "no"}, {"removed": [{"id": "add"}]}):
         path.write_text(text_of({"schema": 1, "kernels": [], **wrong}))
         with pytest.raises(TableError, match="not a kernel manifest"):

@@ -10,7 +10,7 @@ import torch
 import stoneware as sw
 from stoneware.errors import BackwardNotBuiltError, ForwardOnlyError
 from stoneware.kernels import built_products, manifest, needs
-from stoneware.kernels.manifest import KernelRecord, Manifest, RemovedKernel
+from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.ops import backward
 
 SERVES = {"nt": ("forward", "dgrad"), "nn": ("forward", "dgrad"), "tn": ("wgrad",)}
@@ -34,7 +34,7 @@ def build(off: set[str] = frozenset(), *, has_backward: bool = True, twice: set[
         if any(about["serves"].values()):
             kernels[about["id"]] = KernelRecord(**about, sha256="0" * 64, size_bytes=1)
         else:
-            removed[about["id"]] = RemovedKernel(**about)
+            removed[about["id"]] = KernelRecord(**about)
     return Manifest(kernels, removed=removed, has_backward=has_backward)
 
 
@@ -133,6 +133,35 @@ def test_grouped_mm_refuses():
         sw.grouped_mm(a, weight.mT, torch.tensor([8], dtype=torch.int32))
 
 
+FORWARD_LAYOUTS = {"matmul": ("nt", "nn", "tt"), "grouped_mm": ("nt",), "scaled_mm": ("nt",)}
+"""Of the calls that kernels are built for. A call of matmul may have layout tn too, but the kernels of
+that layout are there for the gradient of a weight."""
+
+
+def served(op: str, a_dtype: str, b_dtype: str, layout: str) -> set[str]:
+    """The roles of the products that a kernel of these operands computes."""
+    if op == "scaled_mm":
+        # Gradients of a layer may be quantized to e5m2, activations and weights are not.
+        forward, gradient = ("e4m3", "e4m3", "tensor"), (a_dtype, b_dtype, "tensor")
+        both = frozenset("ab")
+        calls = [
+            needs.of_quantizing_layer(
+                dtype="bf16", forward=forward, dgrad=gradient, wgrad=gradient, needs_input_grad=both
+            )
+        ]
+    else:
+        needed = frozenset("ab" if op == "matmul" else "")
+        calls = [
+            needs.products(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=one, needs_input_grad=needed)
+            for one in FORWARD_LAYOUTS[op]
+        ]
+    return {
+        product.role
+        for product in itertools.chain(*calls)
+        if (product.layout, product.a_dtype, product.b_dtype) == (layout, a_dtype, b_dtype)
+    }
+
+
 def test_kernels_of_this_build_serve_what_needs_says():
     """The build derives it in Starlark (served_products), from the same facts."""
     found = manifest.installed()
@@ -140,12 +169,11 @@ def test_kernels_of_this_build_serve_what_needs_says():
     if not any(kernel.serves for kernel in kernels):
         pytest.skip("no manifest, or one of an older build")
     for kernel in kernels:
-        if kernel.op not in needs.FORWARD_LAYOUTS:  # sw.quantize, whose kernels compute operands
+        if kernel.op not in FORWARD_LAYOUTS:  # sw.quantize, whose kernels compute operands
             is_for_gradients = kernel.config["out"] == "e5m2" or "_column_" in kernel.id or "_t_triton" in kernel.id
             is_for_frozen = "_scaled_rows_" in kernel.id or "_transpose_" in kernel.id
             serves = {"dgrad", "wgrad"} if is_for_gradients else {"dgrad"} if is_for_frozen else {"forward"}
             assert set(kernel.serves) == serves, kernel.id
             continue
         config = kernel.config
-        roles = needs.served(kernel.op, a_dtype=config["a"], b_dtype=config["b"], layout=config.get("layout", "nt"))
-        assert set(kernel.serves) == roles, kernel.id
+        assert set(kernel.serves) == served(kernel.op, config["a"], config["b"], config.get("layout", "nt")), kernel.id

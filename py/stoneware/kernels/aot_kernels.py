@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoneware.errors import TableError, UnsupportedError
+from stoneware.errors import TableError
 from stoneware.kernels import manifest, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
@@ -163,35 +163,22 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
       UnsupportedError: the manifest has no such kernel, or the driver module is missing.
       TableError: the files are not those that the manifest describes.
     """
-    record = manifest.packaged().kernels.get(kernel_id)
-    if record is None or record.backend != BACKEND:
-        raise UnsupportedError(
-            f"kernel={kernel_id!r} must be the id of a {BACKEND} kernel in kernel_manifest.json; "
-            "stoneware.explain(...) lists those that fit a problem"
-        )
+    record = manifest.packaged().kernel(kernel_id, BACKEND)
     cubin_path = package_files.path("cubins", f"{kernel_id}.cubin")
     json_path = package_files.path("cubins", f"{kernel_id}.json")
     cubin, text = _read(cubin_path, record.sha256), _read(json_path, record.description_sha256)
     try:
         description = LaunchDescription.from_json(json.loads(text))
-        num_scratch = description.num_scratch(num_arguments)
-        kernel = description.load(cubin)
+        return AotKernel(
+            tile=tile_rule.extents(record, "tile"),
+            num_scratch=description.num_scratch(num_arguments),
+            kernel=description.load(cubin),
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise TableError(
-            f"{json_path}: does not describe a kernel that can be launched: {error}; {package_files.REMEDY}"
+            f"{json_path}: it and the manifest do not describe a kernel that can be launched: {error}; "
+            f"{package_files.REMEDY}"
         ) from error
-    return AotKernel(kernel=kernel, tile=_tile(record), num_scratch=num_scratch)
-
-
-def _tile(record: KernelRecord) -> tuple[int, int, int]:
-    match record.config.get("tile"):
-        case [int(m), int(n), int(k)] if min(m, n, k) > 0:
-            return m, n, k
-        case tile:
-            raise TableError(
-                f"kernel_manifest.json: tile={tile!r} of kernel {record.id} must be three ints >= 1; "
-                f"{package_files.REMEDY}"
-            )
 
 
 def _read(path: Path, sha256: str) -> bytes:

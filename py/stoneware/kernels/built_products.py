@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from stoneware.errors import BackwardNotBuiltError
 from stoneware.kernels import manifest
-from stoneware.kernels.manifest import KernelRecord, Manifest, RemovedKernel
+from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.needs import DGRAD, WGRAD, Product
 
 FLAG = "--//:enable_backward"
@@ -67,12 +67,12 @@ def _remedy(found: Manifest) -> str:
 def is_built(product: Product, found: Manifest) -> bool:
     """Whether a build computes a product: by one of the kernels that are for it, or, where no kernel
     ever is, by another library, unless the whole build is forward only."""
-    kernels: list[KernelRecord | RemovedKernel] = [*found.kernels.values(), *found.removed.values()]
+    kernels = (*found.kernels.values(), *found.removed.values())
     states = [kernel.serves[product.role] for kernel in kernels if _is_for(kernel, product)]
     return any(states) if states else found.has_backward
 
 
-def _is_for(kernel: KernelRecord | RemovedKernel, product: Product) -> bool:
+def _is_for(kernel: KernelRecord, product: Product) -> bool:
     config = kernel.config
     return (
         kernel.op == product.op

@@ -9,7 +9,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
-from stoneware.errors import TableError, UnsupportedError
+from stoneware.errors import TableError
 from stoneware.kernels import manifest
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
@@ -79,12 +79,7 @@ def check_cubin(kernel: str) -> None:
       UnsupportedError: the manifest has no such kernel, or the native module is missing.
       TableError: the module's cubin is another one.
     """
-    record = manifest.packaged().kernels.get(kernel)
-    if record is None or record.backend != BACKEND:
-        raise UnsupportedError(
-            f"kernel={kernel!r} must be the id of a {BACKEND} kernel in kernel_manifest.json; "
-            "stoneware.explain(...) lists those that fit a problem"
-        )
+    record = manifest.packaged().kernel(kernel, BACKEND)
     try:
         found = "sha256=" + hashlib.sha256(native.load(MODULE).cubin(kernel)).hexdigest()
     except (AttributeError, ValueError) as error:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from stoneware.errors import TableError
+from stoneware.errors import TableError, UnsupportedError
 from stoneware.runtime import package_files, regular_file
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRecord:
-    """One cubin.
+    """One cubin; or a kernel that is removed from the build, which has no digests.
 
     Attributes:
       id: unique name of the kernel.
@@ -45,8 +45,8 @@ class KernelRecord:
     backend: str
     arch: str
     config: Mapping[str, Any]
-    sha256: str
-    size_bytes: int
+    sha256: str = ""
+    size_bytes: int = 0
     code_sha256: str = ""
     description_sha256: str = ""
     serves: Mapping[str, bool] = field(default_factory=dict)
@@ -68,19 +68,6 @@ def _compute_capability(arch: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemovedKernel:
-    """A kernel that is not built because it serves gradients alone, and backward is off for it; the
-    attributes are those of a KernelRecord."""
-
-    id: str
-    op: str
-    backend: str
-    arch: str
-    config: Mapping[str, Any]
-    serves: Mapping[str, bool]
-
-
 @dataclass(frozen=True)
 class Manifest:
     """The kernels of a build.
@@ -94,7 +81,7 @@ class Manifest:
 
     kernels: Mapping[str, KernelRecord]
     left_out: frozenset[str] = frozenset()
-    removed: Mapping[str, RemovedKernel] = field(default_factory=dict)
+    removed: Mapping[str, KernelRecord] = field(default_factory=dict)
     has_backward: bool = True
 
     def lacks(self, kernel: str) -> bool:
@@ -106,31 +93,32 @@ class Manifest:
         """Whether backward is off nowhere."""
         return self.has_backward and not self.removed and all(all(one.serves.values()) for one in self.kernels.values())
 
+    def kernel(self, id: str, backend: str) -> KernelRecord:
+        """The kernel of this id; raises UnsupportedError if the backend has none."""
+        found = self.kernels.get(id)
+        if found is None or found.backend != backend:
+            raise UnsupportedError(
+                f"kernel={id!r} must be the id of a {backend} kernel in kernel_manifest.json; "
+                "stoneware.explain(...) lists those that fit a problem"
+            )
+        return found
+
     def select(self, *, op: str, backend: str) -> list[KernelRecord]:
-        """The kernels of one op and backend, sorted by id."""
-        return list(self._selections.get((op, backend), ()))
+        """The kernels of one op and backend."""
+        return [kernel for kernels in self.by_arch(op=op, backend=backend).values() for kernel in kernels]
 
     def by_arch(self, *, op: str, backend: str) -> Mapping[tuple[int, int], Sequence[KernelRecord]]:
-        """The same by compute capability."""
+        """The same by compute capability, sorted by id."""
         return self._by_arch.get((op, backend), {})
 
     @functools.cached_property
     def _by_arch(self) -> dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]]:
-        """Every `by_arch`, for the same reason as `_selections`."""
+        """Every `by_arch`, since each look-up asks for several."""
         groups: dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]] = {}
-        for place, kernels in self._selections.items():
-            by_arch = groups[place] = {}
-            for kernel in kernels:
-                by_arch.setdefault(kernel.compute_capability, []).append(kernel)
-        return groups
-
-    @functools.cached_property
-    def _selections(self) -> dict[tuple[str, str], list[KernelRecord]]:
-        """Every `select`, since each look-up asks for several."""
-        selections: dict[tuple[str, str], list[KernelRecord]] = {}
         for kernel in self.kernels.values():
-            selections.setdefault((kernel.op, kernel.backend), []).append(kernel)
-        return selections
+            by_arch = groups.setdefault((kernel.op, kernel.backend), {})
+            by_arch.setdefault(kernel.compute_capability, []).append(kernel)
+        return groups
 
 
 def text_of(document: Mapping[str, Any]) -> str:
@@ -165,7 +153,7 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         for record in records:
             _ = record.compute_capability  # raises for an arch that is none
         left_out = frozenset(map(str, data.get("left_out", ())))
-        removed = {kernel["id"]: RemovedKernel(**kernel) for kernel in data.get("removed", ())}
+        removed = {kernel["id"]: KernelRecord(**kernel) for kernel in data.get("removed", ())}
         has_backward = {"on": True, "off": False}[data.get("backward", "on")]
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise TableError(f"{path}: not a kernel manifest: {type(error).__name__}: {error}; {remedy}") from error

@@ -133,21 +133,9 @@ def of_quantizing_layer(
       forward, dgrad, wgrad: the operands of each product; None leaves it in `dtype`.
       needs_input_grad: of "a", "b" and "bias".
     """
-    own = Product(
-        op="scaled_mm",
-        role=FORWARD,
-        left="a",
-        right="b",
-        result="c",
-        layout="nt",
-        a_dtype=forward[0],
-        b_dtype=forward[1],
-        out_dtype=dtype,
-        scales=forward[2],
-    )
-    found = [own]
-    for product in products("matmul", dtypes=(dtype,) * 3, layout="nt", needs_input_grad=needs_input_grad)[1:]:
-        operands = {DGRAD: dgrad, WGRAD: wgrad}.get(product.role)
+    found = []
+    for product in products("matmul", dtypes=(dtype,) * 3, layout="nt", needs_input_grad=needs_input_grad):
+        operands = {FORWARD: forward, DGRAD: dgrad, WGRAD: wgrad}.get(product.role)
         if operands is not None:
             a_dtype, b_dtype, scales = operands
             product = replace(product, op="scaled_mm", layout="nt", a_dtype=a_dtype, b_dtype=b_dtype, scales=scales)
@@ -157,59 +145,8 @@ def of_quantizing_layer(
 
 def _of_scaled_mm(forward: Product, needs: frozenset[str]) -> Iterator[Product]:
     if needs & {"scale_a", "scale_b"}:
-        yield Product(
-            op=forward.op,
-            role=UNSCALED,
-            left="a",
-            right="b",
-            result="ab",
-            layout=forward.layout,
-            a_dtype=forward.a_dtype,
-            b_dtype=forward.b_dtype,
-            out_dtype="fp32",
-            scales="tensor",
-        )
+        yield replace(forward, role=UNSCALED, result="ab", out_dtype="fp32", scales="tensor")
     for name, other in (("scale_a", "scale_b"), ("scale_b", "scale_a")):
         if name in needs:
-            yield Product(
-                op=forward.op,
-                role=DSCALE,
-                left="ab",
-                right=other,
-                result=f"d{name}",
-                a_dtype="fp32",
-                b_dtype="fp32",
-                out_dtype="fp32",
-            )
-
-
-FORWARD_LAYOUTS = {"matmul": ("nt", "nn", "tt"), "grouped_mm": ("nt",), "scaled_mm": ("nt",)}
-"""Of the calls that kernels are built for. A call of matmul may have layout tn too, but the kernels of
-that layout are there for the gradient of a weight."""
-
-
-def served(op: str, *, a_dtype: str, b_dtype: str, layout: str) -> frozenset[str]:
-    """The roles of the products that a kernel of these operands computes.
-
-    served_products() of py/stoneware/ops.bzl says the same to the build.
-    """
-    calls: list[tuple[Product, ...]]
-    if op == "scaled_mm":
-        operands, both = (a_dtype, b_dtype, "tensor"), frozenset(["a", "b"])
-        # Gradients of a layer may be quantized to e5m2, activations and weights are not.
-        forward = ("e4m3", "e4m3", "tensor")
-        calls = [
-            of_quantizing_layer(dtype="bf16", forward=forward, dgrad=operands, wgrad=operands, needs_input_grad=both)
-        ]
-    else:
-        needed = frozenset(["a", "b"] if op == "matmul" else [])
-        calls = [
-            products(op, dtypes=(a_dtype, b_dtype, a_dtype), layout=one, needs_input_grad=needed)
-            for one in FORWARD_LAYOUTS[op]
-        ]
-    return frozenset(
-        product.role
-        for call in calls
-        for product in call
-        if (product.layout, product.a_dtype, product.b_dtype) == (layout, a_dtype, b_dtype)
-    )
+            dtypes = dict.fromkeys(("a_dtype", "b_dtype", "out_dtype"), "fp32")
+            yield Product(op=forward.op, role=DSCALE, left="ab", right=other, result=f"d{name}", **dtypes)

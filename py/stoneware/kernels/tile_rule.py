@@ -4,6 +4,7 @@ measuring."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
@@ -31,17 +32,18 @@ def tiling_of(kernel: KernelRecord) -> Tiling:
     Raises:
       ValueError: its tile or cluster is none.
     """
-    tile = kernel.config.get("tile")
-    cluster = kernel.config.get("cluster", (1, 1, 1))
-    for name, value in (("tile", tile), ("cluster", cluster)):
-        if (
-            not isinstance(value, (list, tuple))
-            or len(value) != 3
-            or not all(type(extent) is int and extent >= 1 for extent in value)
-        ):
-            raise ValueError(f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1")
+    tile, cluster = extents(kernel, "tile"), extents(kernel, "cluster", (1, 1, 1))
     m, n = (1, 0) if kernel.config.get("swap_ab") else (0, 1)
     return Tiling(m=tile[m], n=tile[n], k=tile[2], cluster_m=cluster[m], cluster_n=cluster[n])
+
+
+def extents(kernel: KernelRecord, name: str, default: Any = None) -> tuple[int, int, int]:
+    """What a kernel's config says along m, n and k; raises ValueError unless that is three integers >= 1."""
+    match kernel.config.get(name, default):
+        case [int(m), int(n), int(k)] if min(m, n, k) >= 1:
+            return m, n, k
+        case value:
+            raise ValueError(f"{name}={value!r} of kernel {kernel.id!r} must be three integers >= 1")
 
 
 def tile_m(kernel: KernelRecord) -> int:
