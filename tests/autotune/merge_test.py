@@ -297,7 +297,7 @@ def test_a_bad_run_costs_its_own_samples_only(tmp_path, damage):
     assert {sample.run for _, _, samples in source.devices for sample in samples} == {"a", "b"}
     assert any(str(folder / "runs.json") in problem for problem in source.problems)
     assert (
-        f"{folder}/scaled_mm.jsonl: skipped 1 of 3 samples: {folder}/runs.json lacks their runs, such as 'c'; "
+        f"{folder}/scaled_mm.jsonl: not complete: {folder}/runs.json lacks the runs of 1 of 3 samples, such as 'c'; "
         f"{sample_format.REMEDY}"
     ) in source.problems
 
@@ -308,7 +308,7 @@ def test_samples_without_their_runs_are_one_line_a_file_with_the_first_of_the_ru
     )
     sample_format.write_runs(folder / "runs.json", [data.run("b")])
     assert merge.read_source(folder).problems == [
-        f"{folder}/scaled_mm.jsonl: skipped 4 of 6 samples: {folder}/runs.json lacks their runs, such as 'a'; "
+        f"{folder}/scaled_mm.jsonl: not complete: {folder}/runs.json lacks the runs of 4 of 6 samples, such as 'a'; "
         f"{sample_format.REMEDY}"
     ]
 

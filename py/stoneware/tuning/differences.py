@@ -145,12 +145,7 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
         if file.suffix == ".jsonl":
             problems += _problems_of_file(file)
     for record, runs, _ in source.devices:
-        problems += [
-            f"{source.path}: run {run.id} is of {run.device}, and device.json of "
-            f"{record.fingerprint}; move its samples to the folder of its device"
-            for run in runs.values()
-            if not run.device.same_hardware(record.fingerprint)
-        ]
+        problems += sample_format.foreign_runs(source.path, record, runs)
     return problems
 
 

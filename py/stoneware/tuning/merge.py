@@ -197,31 +197,11 @@ def _read_store(source: Source, path: Path) -> None:
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
-    files = _files(path)
-    source.files += files
-    runs_file = path / "runs.json"
-    runs = sample_format.read_runs(runs_file, source.problems)
-    samples: list[Sample] = []
-    for file in files:
-        if file.suffix != ".jsonl":
-            continue
-        found = [sample for _, sample in sample_format.read_samples(file, source.problems)]
-        lacking = [sample.run for sample in found if sample.run not in runs]
-        samples += [sample for sample in found if sample.run in runs]
-        if lacking:
-            source.problems.append(
-                f"{file}: skipped {len(lacking)} of {len(found)} samples: {runs_file} lacks their "
-                f"runs, such as {min(lacking)!r}; {sample_format.REMEDY}"
-            )
-    try:
-        record = sample_format.read_device(path / "device.json")
-    except TableError as error:
-        source.problems.append(str(error))
-        if not runs:
-            return
-        # Its names are lost, but each run knows its device.
-        record = DeviceRecord(fingerprint=min(runs.items())[1].device)
-    source.devices.append((record, runs, samples))
+    source.files += _files(path)
+    read = sample_format.read_folder(path, problems=source.problems)
+    if read is not None:
+        record, runs, located = read
+        source.devices.append((record, runs, [sample for _, sample in located]))
 
 
 def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:

@@ -315,18 +315,15 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
     records = []
     by_op: dict[str, Any] = {}
     for folder in folders:
-        record = sample_files.read_device(folder / "device.json")
+        record, runs, located = sample_files.read_folder(folder)
         records.append(record)
         # A run that knows no power limit was taken on the folder's device.
         runs = {
-            run.id: replace(run, device=record.fingerprint) if run.device.same_hardware(record.fingerprint) else run
-            for run in sample_files.read_runs(folder / "runs.json").values()
+            id: replace(run, device=record.fingerprint) if run.device.same_hardware(record.fingerprint) else run
+            for id, run in runs.items()
         }
-        for path in sorted(folder.glob("*.jsonl")):
-            for line, sample in sample_files.read_samples(path):
-                if sample.run not in runs:
-                    raise TableError(f"{path}:{line}: run={sample.run!r} is not in runs.json; {sample_files.REMEDY}")
-                by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
+        for _, sample in located:
+            by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
     return {op: table_of_samples(op, samples, records=records) for op, samples in by_op.items()}
 
 
