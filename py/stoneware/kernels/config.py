@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoneware.kernels.key import check_value, is_kernel, unchecked, value_order
+from stoneware.kernels.key import check_fields, check_value, is_kernel, unchecked, value_order
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 SWIZZLES = (1, 2, 4, 8)
@@ -46,23 +46,18 @@ class Config:
     splits: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("backend", "kernel", "raster"):
+        for name, wanted in _TYPES.items():
             value = getattr(self, name)
-            if not isinstance(value, str):
-                raise TypeError(f"{name}={value!r} must be a str, not {type(value).__name__}")
+            if type(value) is not wanted:
+                raise TypeError(f"{name}={value!r} must be of type {wanted.__name__}, not {type(value).__name__}")
         if not self.backend or not self.kernel:
             raise ValueError(
                 f"backend={self.backend!r} and kernel={self.kernel!r} must not be empty; "
                 "take both from stoneware.explain(...)"
             )
-        for name, known in (("max_swizzle", SWIZZLES), ("splits", SPLITS)):
-            value = getattr(self, name)
-            if type(value) is not int:
-                raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}")
-            if value not in known:
-                raise ValueError(f"{name}={value} must be one of {known}; pass one of these")
-        if self.raster not in RASTERS:
-            raise ValueError(f"raster={self.raster!r} must be one of {RASTERS}; pass one of these")
+        for name, known in (("max_swizzle", SWIZZLES), ("raster", RASTERS), ("splits", SPLITS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {known}; pass one of these")
 
     @classmethod
     def of_kernel(cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1) -> Config:
@@ -80,23 +75,16 @@ class Config:
 
     def to_json(self) -> dict[str, str | int]:
         """Returns every field, for `json.dumps`; `from_json` gives the same config back."""
-        return {name: getattr(self, name) for name in field_names(Config)}
+        return dict(self.__dict__)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
         """Makes the config that `to_json` wrote; knobs that are absent have their default."""
-        if not isinstance(data, Mapping):
-            raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
-        if not {"backend", "kernel"} <= data.keys() <= _FIELDS:
-            raise ValueError(
-                f"a config has the fields {sorted(_FIELDS)}; unknown here: "
-                f"{sorted(map(str, data.keys() - _FIELDS))}, missing here: "
-                f"{sorted({'backend', 'kernel'} - data.keys())}"
-            )
+        check_fields("config", data, _TYPES.keys(), _TYPES.keys() - {"backend", "kernel"})
         return cls(**data)
 
 
-_FIELDS = set(field_names(Config))
+_TYPES = {"backend": str, "kernel": str, "max_swizzle": int, "raster": str, "splits": int}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,23 +131,12 @@ class KernelConfig:
         return " ".join(options)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "kwargs": dict(self.kwargs),
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "num_ctas": self.num_ctas,
-            "maxnreg": self.maxnreg,
-        }
+        return {**self.__dict__, "kwargs": dict(self.kwargs)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> KernelConfig:
         """Makes the config that `to_json` wrote."""
-        if not isinstance(data, Mapping):
-            raise TypeError(f"config={data!r} must be a JSON object, not {type(data).__name__}")
-        if data.keys() != _KERNEL_FIELDS:
-            raise ValueError(
-                f"a config of a kernel has the fields {sorted(_KERNEL_FIELDS)}, found {sorted(map(str, data))}"
-            )
+        check_fields("config", data, _KERNEL_FIELDS)
         if not isinstance(data["kwargs"], Mapping):
             raise TypeError(f"kwargs={data['kwargs']!r} must be a JSON object")
         return cls(**{**data, "kwargs": tuple(data["kwargs"].items())})

@@ -8,10 +8,11 @@ they are compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+from stoneware.runtime.canonical import check_name
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
 SCALES = ("row", "tensor", "none", "block", "block_1d")
@@ -181,6 +182,17 @@ def is_kernel(op: str) -> bool:
     return ":" in op
 
 
+def check_fields(what: str, data: object, known: Set[str], optional: Set[str] = frozenset()) -> None:
+    """Raises TypeError or ValueError unless `data` is a JSON object with these fields."""
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{what}={data!r:.60} must be a JSON object, not {type(data).__name__}")
+    if not known - optional <= data.keys() <= known:
+        raise ValueError(
+            f"{what} has unknown fields {sorted(map(str, data.keys() - known))}, missing fields "
+            f"{sorted(known - optional - data.keys())}"
+        )
+
+
 def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey:
     """Makes the key that `to_json` wrote.
 
@@ -191,19 +203,13 @@ def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey
     Raises:
       TypeError, ValueError: a field is missing, unknown, or breaks its rule.
     """
-    if not isinstance(data, Mapping):
-        raise TypeError(f"key={data!r} must be a JSON object, not {type(data).__name__}")
-    op = data.get("op")
-    if not isinstance(op, str) or not op:
-        raise ValueError(f"op={op!r} of a key must be a non-empty str")
-    known = _KERNEL_FIELDS if is_kernel(op) else _FIELDS
-    required = known - {"accumulation", "num_groups"}
-    if not required <= data.keys() <= known:
-        raise ValueError(
-            f"key of {op}: unknown fields {sorted(map(str, data.keys() - known))}, missing fields "
-            f"{sorted(required - data.keys())}"
-        )
-    return _kernel_key(data) if is_kernel(op) else _op_key(data, least=0 if is_family else 1)
+    if isinstance(data, Mapping):
+        check_name("op", data.get("op"))
+        if is_kernel(data["op"]):
+            check_fields("key", data, _KERNEL_FIELDS)
+            return _kernel_key(data)
+    check_fields("key", data, _FIELDS, {"accumulation", "num_groups"})
+    return _op_key(data, least=0 if is_family else 1)
 
 
 def _op_key(data: Mapping[str, Any], least: int) -> Key:

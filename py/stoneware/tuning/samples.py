@@ -26,7 +26,7 @@ from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
-from stoneware.kernels.key import AnyKey, KernelKey, key_from_json
+from stoneware.kernels.key import AnyKey, KernelKey, check_fields, key_from_json
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_document, canonical_json, check_count, check_name, parse_json
 from stoneware.runtime.device import DeviceFingerprint
@@ -147,10 +147,14 @@ class Sample:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        _check_fields(cls, data)
+        check_fields("sample", data, _SAMPLE.keys(), {name for name, has_default in _SAMPLE.items() if has_default})
         key = key_from_json(data["key"])
         config = config_from_json(key.op, data["config"])
         return cls(**{**data, "key": key, "config": config})
+
+
+_SAMPLE = {field.name: field.default is not MISSING for field in fields(Sample)}
+"""Name of each field -> whether it has a default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +203,7 @@ class Run:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
-        _check_fields(cls, data)
+        check_fields("run", data, {field.name for field in fields(cls)})
         return cls(**{**data, "device": DeviceFingerprint.from_json(data["device"])})
 
 
@@ -446,8 +450,7 @@ def write_device(path: Path, record: DeviceRecord) -> None:
 
 
 def _add_candidate(candidates: dict[str, _Candidate], line: Mapping[str, Any]) -> None:
-    if set(line) != {"candidate", "config", "kernel_sha256"}:
-        raise TypeError("a candidate's line must be a JSON object of candidate, config and kernel_sha256")
+    check_fields("a candidate's line", line, {"candidate", "config", "kernel_sha256"})
     id, data, sha256 = line["candidate"], line["config"], line["kernel_sha256"]
     check_name("candidate", id)
     _check_sha256(sha256)
@@ -458,10 +461,9 @@ def _add_candidate(candidates: dict[str, _Candidate], line: Mapping[str, Any]) -
 
 def _checked_line(line: Any) -> tuple[AnyKey, str, list[list[Any]]]:
     """The key and the run that the samples of a line share, and their lists."""
-    if not isinstance(line, Mapping) or set(line) != {"key", "run", "samples"} or type(line["samples"]) is not list:
-        raise TypeError("a line must be a JSON object of key, run and samples, a list")
-    if not line["samples"]:
-        raise ValueError("samples=[] must not be empty")
+    check_fields("a line", line, {"key", "run", "samples"})
+    if type(line["samples"]) is not list or not line["samples"]:
+        raise ValueError(f"samples={line['samples']!r:.60} must be a list that is not empty")
     for listed in line["samples"]:
         if type(listed) is not list or len(listed) not in (len(_IN_A_LIST) - 1, len(_IN_A_LIST) + 1):
             raise TypeError(f"samples={listed!r:.60} must be lists of a candidate's id, {', '.join(_IN_A_LIST)}")
@@ -471,9 +473,7 @@ def _checked_line(line: Any) -> tuple[AnyKey, str, list[list[Any]]]:
 
 def _parse_document(text: str) -> Mapping[str, Any]:
     data = parse_json(text)
-    if not isinstance(data, dict):
-        raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
-    schema = data.get("schema")
+    schema = data.get("schema") if isinstance(data, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         raise ValueError(f"schema={schema!r:.60} must be {SCHEMA}; {_REMEDY_OF_SCHEMA}")
     return data
@@ -505,12 +505,3 @@ def _problem(place: object, what: str, error: Exception) -> str:
 def _check_sha256(value: Any) -> None:
     if not isinstance(value, str) or not re.fullmatch("([0-9a-f]{64})?", value):
         raise ValueError(f"kernel_sha256={value!r:.80} must be empty or 64 hexadecimal digits")
-
-
-def _check_fields(cls: type, data: Any) -> None:
-    if not isinstance(data, Mapping):
-        raise TypeError(f"a JSON object is expected, found {type(data).__name__}")
-    unknown = sorted(data.keys() - {field.name for field in fields(cls)})
-    missing = sorted({field.name for field in fields(cls) if field.default is MISSING} - data.keys())
-    if unknown or missing:
-        raise ValueError(f"unknown fields {unknown}, missing fields {missing}")
