@@ -280,26 +280,27 @@ def test_process_that_uses_the_wheel_alone_leaves_the_rest_and_measures_nothing(
 
 
 def test_child_of_a_fork_during_another_threads_tuning_can_tune(package):
-    """The lock is held in the child, where the thread that would release it is not."""
-    is_held, may_go = threading.Event(), threading.Event()
+    """A lock that a thread held at the fork would stay held in the child, where that thread is not."""
+    may_go = threading.Event()
 
-    def hold() -> None:
-        with tuning._changing:
-            is_held.set()
-            may_go.wait()
+    def enter() -> None:
+        while not may_go.is_set():
+            for mode in ("on_miss", "off"):
+                with sw.tuning(mode):
+                    tuning.forget_plans()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=enter)
     thread.start()
-    is_held.wait()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)  # ends a child that hangs
-        try:
-            with sw.tuning("on_miss"):
-                tuning.forget_plans()
-            os._exit(0)
-        finally:
-            os._exit(1)
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # ends a child that hangs
+            try:
+                with sw.tuning("on_miss"):
+                    tuning.forget_plans()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     may_go.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

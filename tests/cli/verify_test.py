@@ -143,7 +143,7 @@ def test_missing_runs_are_one_line_with_a_count(h200, tmp_path, capsys):
     (h200 / "runs.json").unlink()
     _, _, err = stoneware(capsys, "merge", h200, "--out", tmp_path / "all")
     [line] = [line for line in err.splitlines() if "scaled_mm.jsonl" in line]
-    assert f"{h200}/scaled_mm.jsonl: skipped 4 of 4 samples: {h200}/runs.json lacks" in line
+    assert f"{h200}/scaled_mm.jsonl: not complete: {h200}/runs.json lacks the runs of 4 of 4 samples" in line
 
 
 def test_verify_finds_a_native_module_and_a_manifest_that_are_missing(package, capsys, monkeypatch):

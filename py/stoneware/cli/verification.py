@@ -126,14 +126,13 @@ def _tables() -> Iterator[str]:
 def _packages() -> Iterator[str]:
     """Every table in the folders that installed packages name."""
     with _warnings() as said:
-        for name, value in sources._entry_points():
-            for folder in sources._folders(name, value):
-                files = sorted(folder.glob(f"*{table_file.SUFFIX}"))
-                if not files:
-                    yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX}); add one"
-                for file in files:
-                    for problem in path(file, sources.package_remedy(name)):
-                        yield f"package {name}: {problem}"
+        for name, folder in sources.package_folders():
+            files = sorted(folder.glob(f"*{table_file.SUFFIX}"))
+            if not files:
+                yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX}); add one"
+            for file in files:
+                for problem in path(file, sources.package_remedy(name)):
+                    yield f"package {name}: {problem}"
     yield from (record.getMessage() for record in said)
 
 

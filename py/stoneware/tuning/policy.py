@@ -14,9 +14,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import field
@@ -55,8 +52,6 @@ part of the key of every plan cache."""
 _MOST_STATES = 16
 """Of several overlays: those that were used last keep their plans, and their tables in memory."""
 
-_states: OrderedDict[tuple[str, bool, tuple[tuple[str, int], ...]], State] = OrderedDict()
-_changing = threading.Lock()
 _epochs = itertools.count(1)
 
 EPOCH = [0]
@@ -65,15 +60,6 @@ part of the key of every plan, so nobody is told to forget plans, and no lock is
 
 _is_wheel_only = False
 _memory: list[tuple[Run, Sample]] = []
-
-
-def _make_lock() -> None:
-    """In a child process nobody releases a lock that another thread held at the fork."""
-    global _changing
-    _changing = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_make_lock)
 
 
 @contextlib.contextmanager
@@ -89,28 +75,19 @@ def entered(
         mode = environment.tuning_mode() if around is None else around.mode
     if batch_invariant is None:
         batch_invariant = is_batch_invariant()
-    token = _STATE.set(_interned(mode, tables, batch_invariant))
+    token = _STATE.set(_interned(mode, batch_invariant, *sorted(tables.items())))
     try:
         yield
     finally:
         _STATE.reset(token)
 
 
-def _interned(mode: str, tables: dict[str, Table], batch_invariant: bool) -> State:
-    """The one State of these values: plans made in an earlier `with` of the same kind are found.
-
-    Plans are made anew once one of too many States is dropped, since they would hold its tables.
-    """
-    place = mode, batch_invariant, tuple((op, id(tables[op])) for op in sorted(tables))
-    with _changing:
-        found = _states.setdefault(place, State(mode, tables, batch_invariant))
-        _states.move_to_end(place)
-        is_full = len(_states) > _MOST_STATES
-        if is_full:
-            _states.popitem(last=False)
-    if is_full:
-        forget_plans()
-    return found
+@functools.lru_cache(maxsize=_MOST_STATES)
+def _interned(mode: str, batch_invariant: bool, *tables: tuple[str, Table]) -> State:
+    """The one State of these values: plans made in an earlier `with` of the same kind are found."""
+    if _interned.cache_info().currsize == _MOST_STATES:
+        forget_plans()  # one is dropped for this one, and its plans would hold its tables
+    return State(mode, dict(tables), batch_invariant)
 
 
 def is_batch_invariant() -> bool:
@@ -177,24 +154,13 @@ def _say_not_stored(reason: str) -> None:
 
 def add_to_memory(run: Run, samples: Iterable[Sample]) -> None:
     """Keeps samples for this process alone, where the user's store cannot be written."""
-    with _changing:
-        _memory.extend((run, sample) for sample in samples)
+    _memory.extend((run, sample) for sample in samples)
     forget_plans()
 
 
-def memory(op: str) -> list[tuple[Run, Sample]]:
-    """The samples of an op that `add_to_memory` got."""
-    return [item for item in _memory if item[1].op == op]
-
-
-def memory_ops() -> list[str]:
-    """The ops of which `add_to_memory` got samples."""
-    return sorted({sample.op for _, sample in _memory})
-
-
-def memory_size() -> int:
-    """How many samples `add_to_memory` got."""
-    return len(_memory)
+def memory(op: str | None = None) -> list[tuple[Run, Sample]]:
+    """The samples of an op, or all, that `add_to_memory` got."""
+    return [item for item in _memory if op is None or item[1].op == op]
 
 
 def generation() -> int:

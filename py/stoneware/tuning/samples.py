@@ -472,7 +472,7 @@ def _checked_line(line: Any) -> tuple[AnyKey, str, list[list[Any]]]:
 
 
 def _parse_document(text: str) -> Mapping[str, Any]:
-    data = parse_json(text)
+    data: dict[str, Any] = parse_json(text)
     schema = data.get("schema") if isinstance(data, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         raise ValueError(f"schema={schema!r:.60} must be {SCHEMA}; {_REMEDY_OF_SCHEMA}")

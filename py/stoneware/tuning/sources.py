@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
 from collections import OrderedDict
@@ -89,7 +88,7 @@ def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
     overlay = policy.current_overlay()
     if overlay is not None and op in overlay.overlay:
         first.append(Source(OVERLAY, overlay.overlay[op]))
-    if policy.memory_size() and (found := _table_of_memory(op)) is not None:
+    if (found := _table_of_memory(op)) is not None:
         first.append(Source(MEMORY, found))
     store = _store()
     if store is not None and (found := table_of_store(store, op)).devices:
@@ -169,7 +168,7 @@ class _Kept:
         self._kept.clear()
 
 
-_samples_of_stores, _tables_of_stores, _tables_of_paths = _Kept(16), _Kept(32), _Kept(8)
+_samples_of_stores, _tables_of_stores, _tables_of_memory, _tables_of_paths = _Kept(16), _Kept(32), _Kept(32), _Kept(8)
 
 
 def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
@@ -212,18 +211,17 @@ def table_of_samples(
 
 
 def _table_of_memory(op: str) -> Table | None:
-    return _memory_at(op, policy.memory_size())
-
-
-@functools.lru_cache(maxsize=64)
-def _memory_at(op: str, num_samples: int) -> Table | None:
-    found = table_of_samples(op, policy.memory(op), table_file.packaged(op))
+    taken = policy.memory(op)
+    if not taken:
+        return None
+    # It only grows.
+    found: Table = _tables_of_memory.get(op, len(taken), lambda: table_of_samples(op, taken, table_file.packaged(op)))
     return found if found.devices else None
 
 
 def memory_tables() -> dict[str, Table]:
     """op -> table of the samples that `policy.add_to_memory` got."""
-    found = {op: _table_of_memory(op) for op in policy.memory_ops()}
+    found = {op: _table_of_memory(op) for op in sorted({sample.op for _, sample in policy.memory()})}
     return {op: one for op, one in found.items() if one is not None}
 
 
@@ -268,45 +266,36 @@ def _say_empty(overlay: str) -> None:
 
 def _tables_of_path(overlay: Path) -> dict[str, Table]:
     path = Path(os.path.realpath(overlay))
-    stamp: Any
     if path.is_dir():
         folders = [folder for folder in (path, *sorted(path.iterdir())) if (folder / "device.json").is_file()]
-        stamp = _stamp(file for folder in folders for file in folder.iterdir())
+        files = [file for folder in folders for file in folder.iterdir() if file.suffix in (".json", ".jsonl")]
         make = functools.partial(_tables_of_folders, folders)
-        is_overlay = bool(folders)
-    elif path.suffix == ".sqlite3":
-        from stoneware.tuning.store import Store
-
-        store = Store(path)
-        stamp, is_overlay = store.stamp(), path.is_file()
-
-        def make() -> dict[str, Table]:
-            return {op: table_of_store(store, op) for op in store.ops()}
     else:
-        is_overlay = path.suffix == table_file.SUFFIX and path.is_file()
-        stamp = _stamp([path] if is_overlay else [])
-
-        def make() -> dict[str, Table]:
-            found = table_file.read(path, None)
-            return {found.op: found}
-
-    if not is_overlay:
+        kinds = {".sqlite3": _tables_of_store, table_file.SUFFIX: _table_of_file}
+        files = [path] if path.suffix in kinds and path.is_file() else []
+        make = functools.partial(kinds.get(path.suffix, _table_of_file), path)
+    if not files:
         raise ValueError(
             f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a "
             f"store (.sqlite3) or a baked table ({table_file.SUFFIX}), and is none that exists; "
             "pass one of those"
         )
-    return _tables_of_paths.get(path, stamp, make)
+    states = [(file, file.stat()) for file in sorted(files)]
+    stamp = [(file, state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states]
+    found: dict[str, Table] = _tables_of_paths.get(path, stamp, make)
+    return found
 
 
-def _stamp(files: Iterable[Path]) -> tuple[tuple[Any, ...], ...]:
-    """What changes when one of the files does that an overlay is read from."""
-    found = []
-    for file in sorted(files):
-        if file.suffix in (".json", ".jsonl", table_file.SUFFIX):
-            status = file.stat()
-            found.append((str(file), status.st_size, status.st_mtime_ns, status.st_ino))
-    return tuple(found)
+def _table_of_file(path: Path) -> dict[str, Table]:
+    found = table_file.read(path, None)
+    return {found.op: found}
+
+
+def _tables_of_store(path: Path) -> dict[str, Table]:
+    from stoneware.tuning.store import Store
+
+    store = Store(path)
+    return {op: table_of_store(store, op) for op in store.ops()}
 
 
 def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
@@ -331,15 +320,14 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
 def packages(op: str) -> tuple[Source, ...]:
     """The tables of other installed packages, read once per process."""
     found = []
-    for name, value in _entry_points():
-        for folder in _folders(name, value):
-            path = folder / table_file.file_name(op)
-            try:
-                table = table_file.read(path, op, package_remedy(name))
-                found.append(Source(f"package {name}", table))
-            except TableError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):
-                    _LOG.warning("a tuning table of package %s is skipped: %s", name, error)
+    for name, folder in package_folders():
+        path = folder / table_file.file_name(op)
+        try:
+            table = table_file.read(path, op, package_remedy(name))
+            found.append(Source(f"package {name}", table))
+        except TableError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                _LOG.warning("a tuning table of package %s is skipped: %s", name, error)
     return tuple(found)
 
 
@@ -352,56 +340,44 @@ def package_digests() -> dict[str, str]:
     """ "package, file" -> sha256 of every table that other packages offer, for whatever op."""
     return {
         f"{name}, {path.name}": hashlib.sha256(regular_file.read(path, table_file.MOST_BYTES)).hexdigest()
-        for name, value in _entry_points()
-        for folder in _folders(name, value)
+        for name, folder in package_folders()
         for path in sorted(folder.glob(f"*{table_file.SUFFIX}"))
     }
 
 
 @functools.cache
-def _entry_points() -> tuple[tuple[str, str], ...]:
-    """(name, value) of the group's entry points, sorted, each once."""
+def package_folders() -> tuple[tuple[str, Path], ...]:
+    """(name of an entry point, folder) of each folder that packages name, sorted, each once."""
     if not package_files.may_have_entry_points(GROUP):
         return ()
     import importlib.metadata
+    import importlib.util
 
-    points = importlib.metadata.entry_points(group=GROUP)
-    return tuple(sorted({(point.name, point.value) for point in points}))
-
-
-@functools.cache
-def _folders(name: str, value: str) -> tuple[Path, ...]:
-    """The folders that an entry point names. Only the spec of the top package is asked for: that of
-    a package inside would import the ones around it."""
-    top, *inner = value.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError) as error:
-        spec, reason = None, str(error)
-    else:
-        reason = "it is not installed"
-    locations = (spec and spec.submodule_search_locations) or ()
-    if not locations:
-        _LOG.warning(
-            "entry point %s = %r of %s must name a package with a folder of tables: %s",
-            name,
-            value,
-            GROUP,
-            reason if spec is None else f"{top} is no package",
-        )
-    return tuple(Path(location, *inner) for location in locations)
+    found = []
+    for name, value in sorted({(point.name, point.value) for point in importlib.metadata.entry_points(group=GROUP)}):
+        # Only the spec of the top package is asked for: that of a package inside would import the ones around it.
+        top, *inner = value.split(".")
+        reason = f"{top} is no package that is installed"
+        try:
+            spec = importlib.util.find_spec(top)
+        except (ImportError, ValueError) as error:
+            spec, reason = None, str(error)
+        locations = (spec and spec.submodule_search_locations) or ()
+        found += [(name, Path(location, *inner)) for location in locations]
+        if not locations:
+            message = "entry point %s = %r of %s must name a package with a folder of tables: %s"
+            _LOG.warning(message, name, value, GROUP, reason)
+    return tuple(found)
 
 
 def forget() -> None:
     """Reads everything again at the next look-up; for tests."""
-    _entry_points.cache_clear()
-    _folders.cache_clear()
+    package_folders.cache_clear()
     packages.cache_clear()
-    _memory_at.cache_clear()
     forget_stores()
 
 
 def forget_stores() -> None:
     """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
-    for kept in (_samples_of_stores, _tables_of_stores, _tables_of_paths):
+    for kept in (_samples_of_stores, _tables_of_stores, _tables_of_memory, _tables_of_paths):
         kept.clear()
