@@ -13,7 +13,7 @@ from typing import Any
 from stoneware.kernels import cutlass_kernels
 from stoneware.kernels import manifest as manifest_module
 from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
+from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DeviceFingerprint
@@ -22,7 +22,7 @@ from stoneware.tuning import samples as sample_format
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
-from stoneware.tuning.table import Table
+from stoneware.tuning.table import DeviceTable, Table
 from stoneware.tuning.table_entry import Entry
 
 H200 = DeviceFingerprint(
@@ -208,7 +208,13 @@ def bake_samples(folder: Path, samples: Iterable[Sample], **device: Any) -> Tabl
 
 def entry_at(baked: Table, m: int, n: int = 4096, k: int = 4096, **family: str) -> Entry:
     """The entry at a shape, as of the first device."""
-    return baked.devices[0].entry(key(m=m, n=n, k=k, **family))
+    return entry_of(baked.devices[0], key(m=m, n=n, k=k, **family))
+
+
+def entry_of(device: DeviceTable, key: AnyKey, kernel_sha256: str = "") -> Entry | None:
+    """The entry at exactly this key."""
+    block = device.block(key.family)
+    return None if block is None or key.sizes not in block else block.entry(key.sizes, kernel_sha256)
 
 
 def install(root: Path, tables: Mapping[str, bytes], monkeypatch: Any) -> None:

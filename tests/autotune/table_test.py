@@ -32,11 +32,11 @@ def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):
     device = baked.devices[0]
     assert device.num_entries == 8
     assert parsed == []
-    assert device.entry(small.key(m=16)).choices[0].config == TINY
+    assert small.entry_of(device, small.key(m=16)).choices[0].config == TINY
     assert len(parsed) == 1
-    device.entry(small.key(m=1))
+    small.entry_of(device, small.key(m=1))
     assert len(parsed) == 2, "each entry by itself"
-    assert device.entry(small.key(m=116)) is device.entry(small.key(m=6)) is None
+    assert small.entry_of(device, small.key(m=116)) is small.entry_of(device, small.key(m=6)) is None
     assert len(parsed) == 2
 
 
@@ -53,9 +53,9 @@ def test_every_entry_comes_back(tmp_path):
     for sample in samples:
         [choice] = [one for one in entries[sample.key].choices if one.config == sample.config]
         assert (choice.median_us, choice.spread_us, choice.run) == (sample.median_us, sample.spread_us, "run-1")
-        assert device.entry(sample.key) == entries[sample.key]
-    assert device.entry(small.key(m=2)) is None
-    assert device.entry(small.key(out_dtype="fp32")) is None
+        assert small.entry_of(device, sample.key) == entries[sample.key]
+    assert small.entry_of(device, small.key(m=2)) is None
+    assert small.entry_of(device, small.key(out_dtype="fp32")) is None
 
 
 def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_path):
@@ -65,7 +65,7 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
     assert files[0].name == "acme.kernels.softmax.jsonl"
     assert table_file.file_name(OP) == "acme.kernels.softmax.table"
     baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
-    entry = baked.devices[0].entry(kernel_sample(64, 1.0).key)
+    entry = small.entry_of(baked.devices[0], kernel_sample(64, 1.0).key)
     assert [choice.config for choice in entry.choices] == [kernel_config(128), kernel_config(64)]
     assert entry.choices[0].kernel_sha256 == NEW
 
@@ -81,7 +81,7 @@ def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
     key = kernel_sample(64, 1.0).key
 
     def chosen(sha256):
-        choice = device.entry(key, sha256).choices[0]
+        choice = small.entry_of(device, key, sha256).choices[0]
         return choice.config, choice.is_stale
 
     assert chosen(NEW) == (kernel_config(128), False)

@@ -167,7 +167,7 @@ def largest_family(op: str) -> AnyKey:
     """Of that device the family with the most entries in the table that is asked first, the
     installation's."""
     device = measured_device(op)
-    return max(device.families, key=lambda family: len(device.block(family).sizes))
+    return max(device.blocks, key=lambda family: len(device.block(family).sizes))
 
 
 def largest_block(op: str) -> Block:

@@ -35,7 +35,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[tuple
     """
     values = dict(map(_argument, arguments))
     sources = table_sources.sources(op)
-    measured = {family for source in sources for entries in source.table.devices for family in entries.families}
+    measured = {family for source in sources for entries in source.table.devices for family in entries.blocks}
     families = sorted(family for family in measured if isinstance(family, KernelKey))
     if not families:
         raise ValueError(

@@ -86,19 +86,11 @@ def make_table(
         )
         if device.blocks:
             devices.append(device)
-    used = {
-        choice.run
-        for device in devices
-        for block in device.blocks.values()
-        for sizes in block.sizes
-        for entry in block.variants(sizes)
-        for choice in entry.choices
-    }
     return Table(
         op=op,
         devices=devices,
         digest=table_file.digest,
-        runs={run_id: {field: getattr(runs[run_id], field) for field in RUN_FIELDS} for run_id in sorted(used)},
+        runs={id: {field: getattr(run, field) for field in RUN_FIELDS} for id, run in sorted(runs.items())},
     )
 
 
@@ -163,28 +155,21 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
     )
     measured: dict[AnyKey, dict[str, list[Choice]]] = {}
     for sample in newest.values():
-        choices = measured.setdefault(sample.key, {}).setdefault(_source(sample), [])
         if sample.status == "ok":
-            choices.append(
-                Choice(
-                    config=sample.config,
-                    median_us=sample.median_us,
-                    spread_us=sample.spread_us,
-                    run=sample.run,
-                    is_stale=not _is_current(sample, manifest),
-                    kernel_sha256=_source(sample),
-                )
+            choice = Choice(
+                config=sample.config,
+                median_us=sample.median_us,
+                spread_us=sample.spread_us,
+                run=sample.run,
+                is_stale=not _is_current(sample, manifest),
+                kernel_sha256=_source(sample),
             )
-    measured = {
-        key: timed
+            measured.setdefault(sample.key, {}).setdefault(choice.kernel_sha256, []).append(choice)
+    found = [
+        _entry(key, choices, preferred, getattr(key, "out_dtype", ""), source)
         for key, by_source in measured.items()
-        if (timed := {source: choices for source, choices in by_source.items() if choices})
-    }
-
-    found = []
-    for key in sorted(measured):
-        for source, choices in measured[key].items():
-            found.append(_entry(key, choices, preferred, getattr(key, "out_dtype", ""), source))
+        for source, choices in by_source.items()
+    ]
     found += _other_outputs(measured, manifest, preferred)
     return sorted(found, key=lambda entry: entry.key)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
-from stoneware.runtime.device import DeviceFingerprint, names_match
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.table_entry import Choice, Entry
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ class Block:
     """
 
     family: AnyKey
+    has_models: bool
     fitted_by: str
+    num_entries: int
 
     def __init__(
         self,
@@ -55,21 +58,15 @@ class Block:
     ) -> None:
         self.family = family
         self.models = models or {}
+        self.has_models = bool(models)
         self.fitted_by = fitted_by
+        self.num_entries = len(entries)
         self._entries = {sizes: entries[sizes] for sizes in sorted(entries)}
-
-    @property
-    def has_models(self) -> bool:
-        return bool(self.models)
 
     @property
     def sizes(self) -> list[Sizes]:
         """The sizes of each entry, ascending."""
         return list(self._entries)
-
-    @property
-    def num_entries(self) -> int:
-        return len(self._entries)
 
     @functools.cached_property
     def first_sizes(self) -> list[Sizes]:
@@ -99,6 +96,11 @@ class Block:
         """The entries at `sizes`, one of `self.sizes`: more than one where a decorated kernel was
         measured with several sources, the newest first."""
         return self._entries[sizes]
+
+    def all_entries(self) -> Iterator[Entry]:
+        """Every variant at all sizes."""
+        for sizes in self.sizes:
+            yield from self.variants(sizes)
 
     def entry(self, sizes: Sizes, kernel_sha256: str = "") -> Entry:
         """The entry at `sizes`, one of `self.sizes`.
@@ -146,26 +148,22 @@ class Block:
     """The models that `corrections` was given, the candidates, and what it gave at which sizes."""
 
 
+@dataclass(frozen=True, eq=False)
 class DeviceTable:
     """The entries of one device.
 
-    Args:
+    Attributes:
       fingerprint, aliases: the device.
       blocks: of each family, sorted.
     """
 
-    def __init__(self, fingerprint: DeviceFingerprint, aliases: Iterable[str], blocks: Mapping[AnyKey, Block]) -> None:
-        self.fingerprint = fingerprint
-        self.aliases = tuple(aliases)
-        self.blocks = blocks
+    fingerprint: DeviceFingerprint
+    aliases: Sequence[str]
+    blocks: Mapping[AnyKey, Block]
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.fingerprint.name, *self.aliases)
-
-    @property
-    def families(self) -> tuple[AnyKey, ...]:
-        return tuple(self.blocks)
 
     def block(self, family: AnyKey) -> Block | None:
         """The entries of a family; None if there are none."""
@@ -175,13 +173,6 @@ class DeviceTable:
     def num_entries(self) -> int:
         """How many problems it has; a kernel's sources count as one."""
         return sum(block.num_entries for block in self.blocks.values())
-
-    def entry(self, key: AnyKey, kernel_sha256: str = "") -> Entry | None:
-        """The entry at exactly this key; `kernel_sha256` as for `Block.entry`."""
-        block = self.block(key.family)
-        if block is None or key.sizes not in block:
-            return None
-        return block.entry(key.sizes, kernel_sha256)
 
     def entries(self) -> Iterator[Entry]:
         """Every entry; of a kernel measured with several sources the newest."""
@@ -225,20 +216,17 @@ class Table:
     def near(self, device: DeviceFingerprint) -> tuple[NearDevices, NearDevices]:
         """The devices of its compute capability, nearest first, each with its distance: those that
         are the same hardware, and the others."""
-        near = self._near.get(device)
-        if near is None:
-            groups: tuple[list[tuple[float, str, int]], ...] = ([], [])
-            for idx, other in enumerate(self.devices):
-                if other.fingerprint.compute_capability == device.compute_capability:
-                    is_other = not other.fingerprint.same_hardware(device)
-                    distance = device.distance(other.fingerprint)
-                    groups[is_other].append((distance, other.fingerprint.name, idx))
-            same, others = (
-                tuple((distance, self.devices[idx]) for distance, _, idx in sorted(group)) for group in groups
-            )
-            near = self._near[device] = same, others
-        return near
-
-    def device_named(self, name: str) -> DeviceTable | None:
-        """The device with this name or alias."""
-        return next((device for device in self.devices if names_match(name, device.names)), None)
+        if device not in self._near:
+            same, others = [
+                tuple(
+                    (device.distance(one.fingerprint), one)
+                    for one in sorted(
+                        self.devices, key=lambda one: (device.distance(one.fingerprint), one.fingerprint.name)
+                    )
+                    if one.fingerprint.compute_capability == device.compute_capability
+                    and one.fingerprint.same_hardware(device) == is_same
+                )
+                for is_same in (True, False)
+            ]
+            self._near[device] = same, others
+        return self._near[device]

@@ -40,7 +40,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
@@ -72,31 +72,14 @@ def digest(table: Table) -> str:
 
 
 def _encoded(table: Table) -> tuple[bytes, str]:
-    entries = [
-        entry
-        for device in table.devices
-        for block in device.blocks.values()
-        for sizes in block.sizes
-        for entry in block.variants(sizes)
-    ]
-    configs = sorted({choice.config for entry in entries for choice in entry.choices})
-    used = {choice.run for entry in entries for choice in entry.choices}
-    runs = [table.runs[run_id] for run_id in sorted(used)]
-    rules = sorted({entry.rule for entry in entries})
-    out_dtypes = sorted({entry.measured_out_dtype for entry in entries})
-    writer = _Writer(
-        runs=_positions([run["id"] for run in runs]),
-        rules=_positions(rules),
-        out_dtypes=_positions(out_dtypes),
-        configs=_positions(configs),
-    )
+    writer = _Writer(table)
     header = {
         "schema": SCHEMA,
         "op": table.op,
-        "configs": [config.to_json() for config in configs],
-        "runs": runs,
-        "rules": rules,
-        "out_dtypes": out_dtypes,
+        "configs": [config.to_json() for config in writer.configs],
+        "runs": [table.runs[run_id] for run_id in writer.runs],
+        "rules": list(writer.rules),
+        "out_dtypes": list(writer.out_dtypes),
         "devices": [
             {
                 "fingerprint": device.fingerprint.to_json(),
@@ -112,42 +95,36 @@ def _encoded(table: Table) -> tuple[bytes, str]:
     return line.encode("ascii") + bytes(writer.body), found
 
 
-T = TypeVar("T")
-
-
-def _positions(items: Iterable[T]) -> dict[T, int]:
-    return {item: position for position, item in enumerate(items)}
+def _positions(items: Iterable[Any]) -> dict[Any, int]:
+    """Each item, once and sorted, with its position."""
+    return {item: position for position, item in enumerate(sorted(set(items)))}
 
 
 class _Writer:
-    """The body of a file as it grows, and where runs, rules, dtypes and configs stand in the
+    """The body of a file as it grows, and where configs, runs, rules and dtypes stand in the
     header."""
 
-    def __init__(
-        self,
-        *,
-        runs: Mapping[str, int],
-        rules: Mapping[str, int],
-        out_dtypes: Mapping[str, int],
-        configs: Mapping[AnyConfig, int],
-    ) -> None:
+    def __init__(self, table: Table) -> None:
+        blocks = [block for device in table.devices for block in device.blocks.values()]
+        entries = [entry for block in blocks for entry in block.all_entries()]
+        choices = [choice for entry in entries for choice in entry.choices]
+        self.configs = _positions(choice.config for choice in choices)
+        self.runs = _positions(choice.run for choice in choices)
+        self.rules = _positions(entry.rule for entry in entries)
+        self.out_dtypes = _positions(entry.measured_out_dtype for entry in entries)
         self.body = bytearray()
-        self._runs, self._rules, self._out_dtypes = runs, rules, out_dtypes
-        self._configs = configs
         self._offsets: dict[bytes, int] = {}
 
     def add(self, block: Block) -> dict[str, Any]:
         """Appends a block, of equal ones the first, and returns what the header says of it."""
-        configs = sorted(
-            {choice.config for sizes in block.sizes for entry in block.variants(sizes) for choice in entry.choices}
-        )
-        data, numbers = self._block(block, _positions(configs))
+        configs = _positions(choice.config for entry in block.all_entries() for choice in entry.choices)
+        data, numbers = self._block(block, configs)
         if data not in self._offsets:
             self._offsets[data] = len(self.body)
             self.body += data
         header = {
             "key": block.family.to_json(),
-            "configs": [self._configs[one] for one in configs],
+            "configs": [self.configs[one] for one in configs],
             "offset": self._offsets[data],
             **numbers,
         }
@@ -173,7 +150,7 @@ class _Writer:
             no_model = TimeModel(*[0] * len(TimeModel._fields))
             columns += [
                 _column("I", _ends([one.corrections for one in said])),
-                _column("B", [self._out_dtypes[one.measured_out_dtype] for one in said]),
+                _column("B", [self.out_dtypes[one.measured_out_dtype] for one in said]),
                 *(MODEL.pack(*block.models.get(config, no_model)) for config in configs),
             ]
             corrections = [
@@ -186,16 +163,10 @@ class _Writer:
 
     def _variant(self, entry: Entry, configs: Mapping[AnyConfig, int]) -> list[Any]:
         return [
-            self._rules[entry.rule],
+            self.rules[entry.rule],
             [
-                [
-                    configs[choice.config],
-                    choice.median_us,
-                    choice.spread_us,
-                    self._runs[choice.run],
-                    int(choice.is_stale),
-                ]
-                for choice in entry.choices
+                [configs[one.config], one.median_us, one.spread_us, self.runs[one.run], int(one.is_stale)]
+                for one in entry.choices
             ],
             entry.measured_out_dtype,
             entry.kernel_sha256,

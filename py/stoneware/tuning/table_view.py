@@ -136,16 +136,16 @@ class _StoredBlock(Block):
             and all(type(one) is int and 0 <= one < content.num_configs for one in self._configs),
             "configs of a family must be positions",
         )
-        offset, self._num_groups, self._num_entries, num_corrections = (
+        offset, self._num_groups, self.num_entries, num_corrections = (
             header[name] for name in ("offset", "groups", "entries", "corrections")
         )
-        for number in (offset, self._num_groups, self._num_entries, num_corrections):
+        for number in (offset, self._num_groups, self.num_entries, num_corrections):
             _check(
                 type(number) is int and 0 <= number <= len(content.body),
                 "offset, groups, entries and corrections must be ints within the file",
             )
         self._num_sizes = num_sizes = len(family.sizes)
-        _check(1 <= self._num_groups <= self._num_entries, "a block must have groups of entries")
+        _check(1 <= self._num_groups <= self.num_entries, "a block must have groups of entries")
         _check(not num_corrections or isinstance(family, Key), "only ops of ours have models")
         self._least_size = 1 if isinstance(family, Key) else -_INFINITY
         self._found_last_sizes: dict[Sizes, tuple[int, ...]] = {}
@@ -154,13 +154,13 @@ class _StoredBlock(Block):
         self._first_sizes_at = at = offset
         self._group_ends_at = at = at + 8 * max(num_sizes - 1, 0) * self._num_groups
         self._last_sizes_at = at = at + 4 * (self._num_groups + 1)
-        self._text_ends_at = at = at + 8 * min(num_sizes, 1) * self._num_entries
-        at += 4 * (self._num_entries + 1)
-        self._has_models = num_corrections > 0
-        if self._has_models:
+        self._text_ends_at = at = at + 8 * min(num_sizes, 1) * self.num_entries
+        at += 4 * (self.num_entries + 1)
+        self.has_models = num_corrections > 0
+        if self.has_models:
             self._correction_ends_at = at
-            self._out_dtypes_at = at = at + 4 * (self._num_entries + 1)
-            self._models_at = at = at + self._num_entries
+            self._out_dtypes_at = at = at + 4 * (self.num_entries + 1)
+            self._models_at = at = at + self.num_entries
             self._corrections_at = at = at + MODEL.size * len(self._configs)
             at += CORRECTION.size * num_corrections
         self._texts_at = at
@@ -172,10 +172,6 @@ class _StoredBlock(Block):
             for first in self.first_sizes
             for last in ([[size] for size in self.last_sizes(first)] or [[]])
         ]
-
-    @property
-    def num_entries(self) -> int:
-        return self._num_entries
 
     @functools.cached_property
     @_checked
@@ -194,7 +190,7 @@ class _StoredBlock(Block):
         """First sizes -> where the entries of their group begin and end."""
         ends = struct.unpack_from(f"<{self._num_groups + 1}I", self.content.body, self._group_ends_at)
         _check(
-            (ends[0], ends[-1]) == (0, self._num_entries) and _ascends(ends),
+            (ends[0], ends[-1]) == (0, self.num_entries) and _ascends(ends),
             "ends of groups must ascend from 0 to the number of entries",
         )
         return dict(zip(self.first_sizes, itertools.pairwise(ends)))
@@ -264,13 +260,9 @@ class _StoredBlock(Block):
             },
         )
 
-    @property
-    def has_models(self) -> bool:
-        return self._has_models
-
     @functools.cached_property
     def models(self) -> dict[AnyConfig, TimeModel]:
-        if not self._has_models:
+        if not self.has_models:
             return {}
         candidates = map(self.candidate, range(len(self._configs)))
         return {config: model for config, model in candidates if model is not None}
@@ -296,7 +288,7 @@ class _StoredBlock(Block):
     def corrections(
         self, first: Sizes, last_sizes: Sequence[int], models: Mapping[AnyConfig, TimeModel] | None = None
     ) -> list[Corrections]:
-        if models is not None or not self._has_models:
+        if models is not None or not self.has_models:
             return super().corrections(first, last_sizes, models)
         from stoneware.tuning.time_model import Corrections
 
