@@ -256,16 +256,3 @@ def test_a_key_that_comes_twice_in_a_line_is_a_problem(tmp_path):
     assert len(sample_format.read_samples(path, problems)) == 1
     (problem,) = problems
     assert f"{path}:3: " in problem and "'run' comes twice" in problem
-
-
-def test_a_problem_with_more_than_a_line_holds_takes_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(sample_format, "MAX_LINE_BYTES", 3000)
-    failed = {"status": "failed", "median_us": 0.0, "spread_us": 0.0, "count": 0}
-    taken = [
-        data.kernel_sample(config=KernelConfig(num_warps=warps), **failed, detail=f"{warps}" * 900)
-        for warps in (1, 2, 4, 8)
-    ]
-    path = tmp_path / "kernel.jsonl"
-    sample_format.write_samples(path, taken)
-    assert [len(line) < 3000 for line in path.read_bytes().splitlines()] == [True, True, True, True, True, True]
-    assert {sample for _, sample in sample_format.read_samples(path)} == set(taken)

@@ -147,7 +147,7 @@ def _check(op: str, located: Sequence[tuple[str, Sample]], manifest: Manifest | 
                 f"{', '.join(sorted(kernels)) or 'none'}; delete the samples of a removed kernel, "
                 "or name it"
             )
-        if not is_kernel(op) and not entry_rules.is_known(sample.config, manifest):
+        if not entry_rules.is_known(sample.config, manifest):
             raise TableError(
                 f"{place}: kernel {sample.config.kernel!r} of {sample.config.backend} is not in "
                 "the kernel manifest; build the kernel, or drop the samples of removed kernels with `stoneware "

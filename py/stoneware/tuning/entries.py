@@ -43,9 +43,19 @@ def heuristic(op: str, compute_capability: tuple[int, int], manifest: Manifest |
     return lambda key: preferred(key, compute_capability, manifest)
 
 
-def is_known(config: AnyConfig, manifest: Manifest) -> bool:
-    """Whether a config of an op of ours is torch's, or of a kernel in the manifest."""
-    return config.backend in BACKENDS_WITHOUT_KERNELS or kernel_of(config, manifest) is not None
+def is_known(config: AnyConfig, manifest: Manifest | None) -> bool:
+    """Whether a config of an op of ours is torch's, or of a kernel in the manifest; of a decorated kernel
+    nobody knows."""
+    if not isinstance(config, Config) or config.backend in BACKENDS_WITHOUT_KERNELS:
+        return True
+    return kernel_of(config, manifest) is not None
+
+
+def is_current(sample: Sample, manifest: Manifest | None) -> bool:
+    """Whether the kernel has the code with which it was measured. What a decorated kernel is now
+    is known at the look-up only."""
+    kernel = kernel_of(sample.config, manifest)
+    return kernel is None or kernel.measured_sha256 == sample.kernel_sha256
 
 
 def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | None:
@@ -151,7 +161,7 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
     newest = samples_format.newest(
         samples,
         lambda run, sample: (sample.key, _source(sample), sample.config),
-        lambda sample: _is_current(sample, manifest),
+        lambda sample: is_current(sample, manifest),
     )
     measured: dict[AnyKey, dict[str, list[Choice]]] = {}
     for sample in newest.values():
@@ -161,7 +171,7 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
                 median_us=sample.median_us,
                 spread_us=sample.spread_us,
                 run=sample.run,
-                is_stale=not _is_current(sample, manifest),
+                is_stale=not is_current(sample, manifest),
                 kernel_sha256=_source(sample),
             )
             measured.setdefault(sample.key, {}).setdefault(choice.kernel_sha256, []).append(choice)
@@ -177,13 +187,6 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
 def _source(sample: Sample) -> str:
     """By what samples of a decorated kernel stay apart."""
     return sample.kernel_sha256 if isinstance(sample.key, KernelKey) else ""
-
-
-def _is_current(sample: Sample, manifest: Manifest | None) -> bool:
-    """Whether the kernel has the code with which it was measured. What a decorated kernel is now
-    is known at the look-up only."""
-    kernel = kernel_of(sample.config, manifest)
-    return kernel is None or kernel.measured_sha256 == sample.kernel_sha256
 
 
 def _entry(

@@ -25,13 +25,10 @@ from urllib.parse import quote
 
 from stoneware.errors import TableError
 from stoneware.kernels import manifest
-from stoneware.kernels.config import Config
-from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
+from stoneware.tuning import entries, store
 from stoneware.tuning import samples as sample_format
-from stoneware.tuning import store
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 KEEP = ("all", "newest", "current")
@@ -274,7 +271,7 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
     kept = list(by_text.values())
     if keep == "current":
         kernels = manifest.packaged()
-        kept = [sample for sample in kept if _is_of_this_build(sample, kernels)]
+        kept = [one for one in kept if entries.is_known(one.config, kernels) and entries.is_current(one, kernels)]
     if keep != "all":
         kept = list(sample_format.newest(((runs[sample.run], sample) for sample in kept), _place).values())
     device_of = by_hardware({runs[sample.run].device for sample in kept})
@@ -287,15 +284,6 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
         others = (names[device.numbers] | aliases.get(device.numbers, set())) - {name}
         devices.append((DeviceRecord(fingerprint=replace(device, name=name), aliases=tuple(sorted(others))), samples))
     return devices
-
-
-def _is_of_this_build(sample: Sample, kernels: Manifest) -> bool:
-    """Whether its kernel is built, with the same code; of a decorated kernel nobody knows."""
-    config = sample.config
-    if not isinstance(config, Config) or config.backend in BACKENDS_WITHOUT_KERNELS:
-        return True
-    kernel = kernels.kernels.get(config.kernel)
-    return kernel is not None and kernel.measured_sha256 == sample.kernel_sha256
 
 
 def _place(run: Run, sample: Sample) -> tuple[Any, ...]:

@@ -38,9 +38,6 @@ STATUSES = ("ok", "wrong", "failed", "hung")
 PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 """What a value that breaks a rule raises; OverflowError: an int too large for a float."""
 
-MAX_LINE_BYTES = 4 << 20
-"""The longest line of a file."""
-
 _SHORTEST_ID = 8
 
 _IN_A_LIST = (
@@ -277,8 +274,6 @@ def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[in
     candidates: dict[str, _Candidate] = {}
     for line_number, line in enumerate(lines, start=1):
         with _skipping(problems, f"{path}:{line_number}", "a sample"):
-            if len(line) > MAX_LINE_BYTES:
-                raise ValueError(f"a line must have at most {MAX_LINE_BYTES} bytes")
             document = parse_json(line.decode("utf-8"))
             if isinstance(document, Mapping) and "candidate" in document:
                 _add_candidate(candidates, document)
@@ -327,7 +322,7 @@ def samples_text(samples: Iterable[Sample]) -> str:
     for (_, key, run), listed in sorted(lines.items()):
         # Then by text, for samples that differ in nothing they are sorted by.
         shared = canonical_json({"key": key.to_json(), "run": run})
-        texts += _lines(shared, [text for _, text in sorted(listed)])
+        texts.append(f'{shared[:-1]},"samples":[{",".join(text for _, text in sorted(listed))}]}}\n')
     return "".join(texts)
 
 
@@ -346,17 +341,6 @@ def _ids(texts: set[str]) -> dict[str, str]:
     while len({digest[:length] for digest in digests.values()}) < len(digests):
         length += 1
     return {text: digest[:length] for text, digest in digests.items()}
-
-
-def _lines(shared: str, texts: Iterable[str]) -> Iterator[str]:
-    """The lines of a problem and a run: one, or more if one would be too long to be read."""
-    start, line = shared[:-1] + ',"samples":[', ""
-    for text in texts:
-        if line and len(start) + len(line) + len(text) + len(",]}") > MAX_LINE_BYTES:
-            yield f"{start}{line}]}}\n"
-            line = ""
-        line += f",{text}" if line else text
-    yield f"{start}{line}]}}\n"
 
 
 def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:
@@ -391,10 +375,9 @@ def read_device(path: Path) -> DeviceRecord:
     Raises:
       TableError: naming the file, if it is damaged.
     """
-    try:
-        return DeviceRecord.from_json(_parse_document(regular_file.read(path).decode("utf-8", "replace")))
-    except (OSError, *PARSE_ERRORS) as error:
-        raise TableError(_problem(path, "a device", error)) from error
+    with _skipping(None, path, "a device"):
+        record = DeviceRecord.from_json(_parse_document(regular_file.read(path).decode("utf-8", "replace")))
+    return record
 
 
 def read_folder(
@@ -485,21 +468,19 @@ def _write_document(path: Path, data: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _skipping(problems: list[str] | None, place: object, what: str) -> Iterator[None]:
-    """Adds what is wrong inside to the problems; without a list, raises it."""
+    """Adds what is wrong inside to the problems; without a list, raises it.
+
+    A problem has a bounded length, however long the bad value is.
+    """
     try:
         yield
     except (OSError, *PARSE_ERRORS) as error:
-        problem = _problem(place, what, error)
+        text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+        rule = "cannot be read" if isinstance(error, OSError) else f"not {what}"
+        problem = f"{place}: {rule}: {text if len(text) <= 500 else text[:500] + '...'}; {REMEDY}"
         if problems is None:
             raise TableError(problem) from error
         problems.append(problem)
-
-
-def _problem(place: object, what: str, error: Exception) -> str:
-    """One of bounded length, however long the bad value is."""
-    text = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
-    rule = "cannot be read" if isinstance(error, OSError) else f"not {what}"
-    return f"{place}: {rule}: {text if len(text) <= 500 else text[:500] + '...'}; {REMEDY}"
 
 
 def _check_sha256(value: Any) -> None:

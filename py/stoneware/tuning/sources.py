@@ -201,13 +201,8 @@ def table_of_samples(
     from stoneware.tuning import entries
 
     kernels = None if is_kernel(op) else manifest.packaged()
-    return entries.make_table(
-        op,
-        [(run, sample) for run, sample in samples if kernels is None or entries.is_known(sample.config, kernels)],
-        kernels,
-        records,
-        known,
-    )
+    of_this_build = [(run, sample) for run, sample in samples if entries.is_known(sample.config, kernels)]
+    return entries.make_table(op, of_this_build, kernels, records, known)
 
 
 def _table_of_memory(op: str) -> Table | None:
