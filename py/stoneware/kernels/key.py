@@ -216,13 +216,11 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
     for name in ("a_dtype", "b_dtype", "out_dtype"):
         if not isinstance(data[name], str) or not data[name]:
             raise ValueError(f"{name}={data[name]!r} must be a non-empty str")
-    for name in ("n", "k", "m"):
-        if type(data[name]) is not int or not least <= data[name] <= MAX_SIZE:
-            raise ValueError(f"{name}={data[name]!r:.40} must be an int from {least} to {MAX_SIZE}")
-    num_groups = data.get("num_groups", 0)
-    if type(num_groups) is not int or not 0 <= num_groups <= MAX_SIZE:
-        raise ValueError(f"num_groups={num_groups!r:.40} must be an int from 0 to {MAX_SIZE}")
     key = Key(**data)
+    for name, least_size in (("n", least), ("k", least), ("m", least), ("num_groups", 0)):
+        size = getattr(key, name)
+        if type(size) is not int or not least_size <= size <= MAX_SIZE:
+            raise ValueError(f"{name}={size!r:.40} must be an int from {least_size} to {MAX_SIZE}")
     for name, known in (("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)):
         if getattr(key, name) not in known:
             raise ValueError(f"{name}={getattr(key, name)!r} must be one of {', '.join(known)}")

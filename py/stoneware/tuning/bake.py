@@ -54,7 +54,11 @@ def bake(
         lacks, or another device; the message has file, line and remedy.
       ValueError: `op` is unknown, or a file is of no known kind.
     """
-    _check_op(op, manifest)
+    if not is_kernel(op):
+        if op not in OPS:
+            raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
+        if manifest is None:
+            raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
     records: list[DeviceRecord] = []
     taken: list[tuple[Run, Sample]] = []
     folder_of: dict[str, Path] = {}
@@ -80,15 +84,6 @@ def bake(
     if len({*by_hardware([record.fingerprint for record in records]).values()}) < len(records):
         raise TableError(f"two folders hold samples of {op} of one device; merge them into one")
     return table_file.encode(entry_rules.make_table(op, taken, None if is_kernel(op) else manifest, records))
-
-
-def _check_op(op: str, manifest: Manifest | None) -> None:
-    if is_kernel(op):
-        return
-    if op not in OPS:
-        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
-    if manifest is None:
-        raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
 
 
 def _folders(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[Path]:

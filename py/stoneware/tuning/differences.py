@@ -47,14 +47,7 @@ class Difference:
     median_us_b: float
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "key": self.key.to_json(),
-            "config_a": self.config_a and self.config_a.to_json(),
-            "config_b": self.config_b and self.config_b.to_json(),
-            "median_us_a": self.median_us_a,
-            "median_us_b": self.median_us_b,
-        }
+        return {name: value.to_json() if hasattr(value, "to_json") else value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

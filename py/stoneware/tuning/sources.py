@@ -47,6 +47,7 @@ OVERLAY, MEMORY, STORE, WHEEL = "overlay", "memory", "user's store", "wheel"
 GROUP = "stoneware.tuning_tables"
 
 _LOG = logging.getLogger("stoneware.tuning")
+_warn_once = functools.cache(_LOG.warning)
 
 
 @dataclass(frozen=True)
@@ -246,17 +247,12 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
             "the folder of samples, the store or the table"
         )
     if not any(found.devices for found in tables.values()):
-        _say_empty("a Table" if isinstance(overlay, Table) else str(overlay))
+        _warn_once(
+            "overlay=%s has no entry of a kernel that is known here, so it changes nothing; check the "
+            "path, and what `stoneware verify` says of it",
+            "a Table" if isinstance(overlay, Table) else str(overlay),
+        )
     return tables
-
-
-@functools.cache
-def _say_empty(overlay: str) -> None:
-    _LOG.warning(
-        "overlay=%s has no entry of a kernel that is known here, so it changes nothing; check the "
-        "path, and what `stoneware verify` says of it",
-        overlay,
-    )
 
 
 def _tables_of_path(overlay: Path) -> dict[str, Table]:

@@ -34,7 +34,7 @@ SUFFIX = ".sqlite3"
 FILE_NAME = "samples" + SUFFIX
 
 _LOG = logging.getLogger("stoneware.tuning")
-_REPORTED: set[str] = set()
+_warn_once = functools.cache(_LOG.warning)
 
 
 class Store:
@@ -91,9 +91,7 @@ class Store:
         """
         pairs, problems = self.read(op)
         for problem in problems:
-            if problem not in _REPORTED:
-                _REPORTED.add(problem)
-                _LOG.warning("%s", problem)
+            _warn_once("%s", problem)
         return pairs
 
     def ops(self) -> list[str]:

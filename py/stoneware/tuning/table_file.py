@@ -194,39 +194,39 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
     Raises:
       TableError: naming `path`, what was expected, what was found, and the remedy.
     """
+
+    def error(expected: str, found: str) -> TableError:
+        return _error(path, expected, found, remedy)
+
+    def damaged(cause: Exception) -> TableError:
+        return error("the contents of a table", f"what breaks its rules: {type(cause).__name__}: {cause}"[:300])
+
     end = data.find(b"\n") % (len(data) + 1)  # without a newline the header is all
     line, rest = data[:end], memoryview(data)[end:]
     try:
         header = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        found = f"{len(data)} bytes that are not a table: {error}"
-        raise _error(path, "a header in JSON", found, remedy) from error
+    except (ValueError, RecursionError) as cause:
+        raise error("a header in JSON", f"{len(data)} bytes that are not a table: {cause}") from cause
     if not isinstance(header, dict) or "schema" not in header:
-        raise _error(path, "a table with the key 'schema'", "none", remedy)
+        raise error("a table with the key 'schema'", "none")
     if type(header["schema"]) is not int or header["schema"] != SCHEMA:
-        raise _error(path, f"schema {SCHEMA}", f"schema {header['schema']!r:.40}", remedy)
+        raise error(f"schema {SCHEMA}", f"schema {header['schema']!r:.40}")
     # A damaged one may be any text, also such as no encoding takes.
     said = str(header.get("digest")).encode("ascii", "backslashreplace").decode("ascii")
     hashed = hashlib.sha256(line.replace(f'"digest":"{said}"'.encode(), b'"digest":""', 1))
     hashed.update(rest)
     if hashed.hexdigest() != said:
-        raise _error(path, f"content with the digest {said}", f"content with {hashed.hexdigest()}", remedy)
-
-    def damaged(error: Exception) -> TableError:
-        return _error(
-            path, "the contents of a table", f"what breaks its rules: {type(error).__name__}: {error}"[:300], remedy
-        )
-
+        raise error(f"content with the digest {said}", f"content with {hashed.hexdigest()}")
     try:
         found = header["op"]
         if not isinstance(found, str) or not found:
             raise ValueError("op must be a text")
-        if op is not None and found != op:
-            raise _error(path, f"the table of {op}", f"that of {found!r:.80}", remedy)
         content = Content(header, rest[1:], damaged)
         devices = [device_table(device, content) for device in header["devices"]]
-    except DAMAGES as error:
-        raise damaged(error) from error
+    except DAMAGES as cause:
+        raise damaged(cause) from cause
+    if op is not None and found != op:
+        raise error(f"the table of {op}", f"that of {found!r:.80}")
     return Table(op=found, digest=said, devices=devices, runs=content.runs)
 
 
