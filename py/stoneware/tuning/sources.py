@@ -24,8 +24,7 @@ import functools
 import hashlib
 import logging
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,38 +143,20 @@ def with_power_limit(device: DeviceFingerprint, ordinal: int | None, sources: It
     return replace(device, power_limit_w=nvml.power_limit_w(ordinal))
 
 
-class _Kept:
-    """What was made of files, until they change: of the places that were asked for last.
-
-    Args:
-      most: places that are remembered.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
-
-    def get(self, place: Hashable, stamp: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returned for this place and stamp; `make` is called if that is not kept."""
-        kept = self._kept.pop(place, None)
-        if kept is None or kept[0] != stamp:
-            kept = stamp, make()
-        self._kept[place] = kept
-        for oldest in list(self._kept)[: -self._most]:
-            self._kept.pop(oldest, None)
-        return kept[1]
-
-    def clear(self) -> None:
-        self._kept.clear()
-
-
-_samples_of_stores, _tables_of_stores, _tables_of_memory, _tables_of_paths = _Kept(16), _Kept(32), _Kept(32), _Kept(8)
+# What is made of files is kept by their stamps, and the versions that were asked for last.
 
 
 def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
     """The samples of an op in a store, read anew when the store has changed."""
-    stamp = store.stamp()  # before the reading: what is written meanwhile is read the next time
-    return _samples_of_stores.get((str(store.path), op), stamp, lambda: store.samples(op) if stamp else [])
+    # The stamp before the reading: what is written meanwhile is read the next time.
+    return _samples_at(store.path, op, store.stamp())
+
+
+@functools.lru_cache(maxsize=16)
+def _samples_at(path: Path, op: str, stamp: tuple[int, ...]) -> list[tuple[Run, Sample]]:
+    from stoneware.tuning.store import Store
+
+    return Store(path).samples(op) if stamp else []
 
 
 def table_of_store(store: Store, op: str) -> Table:
@@ -184,14 +165,14 @@ def table_of_store(store: Store, op: str) -> Table:
     Samples of kernels that this build does not have are left out; of a kernel with other bytes now
     they are stale.
     """
-    stamp, wheel = store.stamp(), table_file.packaged(op)
+    return _table_at(store.path, op, store.stamp(), table_file.packaged(op))
 
-    def make() -> Table:
-        # Those of a decorated kernel are asked for by themselves, too (triton_autotune).
-        samples = samples_of_store(store, op) if is_kernel(op) else store.samples(op)
-        return table_of_samples(op, samples if stamp else (), wheel)
 
-    return _tables_of_stores.get((str(store.path), op), (stamp, wheel), make)
+@functools.lru_cache(maxsize=16)
+def _table_at(path: Path, op: str, stamp: tuple[int, ...], wheel: Table | None) -> Table:
+    # The samples of an op of ours are many, and nobody asks for them again.
+    read = _samples_at if is_kernel(op) else _samples_at.__wrapped__
+    return table_of_samples(op, read(path, op, stamp), wheel)
 
 
 def table_of_samples(
@@ -207,12 +188,14 @@ def table_of_samples(
 
 
 def _table_of_memory(op: str) -> Table | None:
-    taken = policy.memory(op)
-    if not taken:
-        return None
-    # It only grows.
-    found: Table = _tables_of_memory.get(op, len(taken), lambda: table_of_samples(op, taken, table_file.packaged(op)))
-    return found if found.devices else None
+    num_samples = len(policy.memory(op))
+    found = _table_of_first(num_samples, op) if num_samples else None  # samples are only added
+    return found if found is not None and found.devices else None
+
+
+@functools.lru_cache(maxsize=16)
+def _table_of_first(num_samples: int, op: str) -> Table:
+    return table_of_samples(op, policy.memory(op)[:num_samples], table_file.packaged(op))
 
 
 def memory_tables() -> dict[str, Table]:
@@ -260,11 +243,9 @@ def _tables_of_path(overlay: Path) -> dict[str, Table]:
     if path.is_dir():
         folders = [folder for folder in (path, *sorted(path.iterdir())) if (folder / "device.json").is_file()]
         files = [file for folder in folders for file in folder.iterdir() if file.suffix in (".json", ".jsonl")]
-        make = functools.partial(_tables_of_folders, folders)
     else:
-        kinds = {".sqlite3": _tables_of_store, table_file.SUFFIX: _table_of_file}
-        files = [path] if path.suffix in kinds and path.is_file() else []
-        make = functools.partial(kinds.get(path.suffix, _table_of_file), path)
+        folders = []
+        files = [path] if path.suffix in (".sqlite3", table_file.SUFFIX) and path.is_file() else []
     if not files:
         raise ValueError(
             f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a "
@@ -272,17 +253,17 @@ def _tables_of_path(overlay: Path) -> dict[str, Table]:
             "pass one of those"
         )
     states = [(file, file.stat()) for file in sorted(files)]
-    stamp = [(file, state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states]
-    found: dict[str, Table] = _tables_of_paths.get(path, stamp, make)
-    return found
+    stamp = tuple((file, state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states)
+    return _tables_at(path, tuple(folders), stamp)
 
 
-def _table_of_file(path: Path) -> dict[str, Table]:
-    found = table_file.read(path, None)
-    return {found.op: found}
-
-
-def _tables_of_store(path: Path) -> dict[str, Table]:
+@functools.lru_cache(maxsize=8)
+def _tables_at(path: Path, folders: tuple[Path, ...], stamp: tuple[Any, ...]) -> dict[str, Table]:
+    if folders:
+        return _tables_of_folders(folders)
+    if path.suffix == table_file.SUFFIX:
+        found = table_file.read(path, None)
+        return {found.op: found}
     from stoneware.tuning.store import Store
 
     store = Store(path)
@@ -370,5 +351,5 @@ def forget() -> None:
 
 def forget_stores() -> None:
     """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
-    for kept in (_samples_of_stores, _tables_of_stores, _tables_of_memory, _tables_of_paths):
-        kept.clear()
+    for kept in (_samples_at, _table_at, _table_of_first, _tables_at):
+        kept.cache_clear()
