@@ -56,16 +56,11 @@ class KernelRecord:
         """What its measurements carry: they stay true as long as the code is the same."""
         return self.code_sha256 or self.sha256
 
-    @property
+    @functools.cached_property
     def compute_capability(self) -> tuple[int, int]:
         """(9, 0) for "sm_90" and "sm_90a", (12, 0) for "sm_120"."""
-        return _compute_capability(self.arch)
-
-
-@functools.cache
-def _compute_capability(arch: str) -> tuple[int, int]:
-    digits = arch.removeprefix("sm_").rstrip("af")
-    return int(digits[:-1]), int(digits[-1])
+        digits = self.arch.removeprefix("sm_").rstrip("af")
+        return int(digits[:-1]), int(digits[-1])
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,6 @@
 
 Pure: the same files give the same bytes on any machine, in any locale, in any order, and no GPU is
 needed. Which samples count is `entries.py`, which candidate is chosen `choose.py`.
-
-A sample of a kernel that is not known is refused, with its file and line: of an op of ours one that
-the manifest lacks, of a decorated kernel one of a kernel that is not named to the bake. A sample of a
-kernel that the manifest lists as left out or removed is skipped.
 """
 
 from __future__ import annotations
@@ -50,8 +46,9 @@ def bake(
       The bytes of the table; a valid table without devices if there is no sample.
 
     Raises:
-      TableError: a file is damaged; a sample names a kernel that is not known, a run that runs.json
-        lacks, or another device; the message has file, line and remedy.
+      TableError: a file is damaged; a sample is of a kernel that is neither in the manifest (unless as
+        left out or removed: such a sample is skipped) nor among `kernels`, of a run that runs.json
+        lacks, or of another device; the message has the file, the line and the remedy.
       ValueError: `op` is unknown, or a file is of no known kind.
     """
     if not is_kernel(op):

@@ -18,7 +18,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -185,12 +185,10 @@ def _files(folder: Path) -> list[Path]:
 def _read_store(source: Source, path: Path) -> None:
     taken, problems = store.Store(path).read()
     source.problems += problems
-    devices: dict[DeviceFingerprint, tuple[dict[str, Run], list[Sample]]] = {}
-    for run, sample in taken:
-        runs, samples = devices.setdefault(run.device, ({}, []))
-        runs[run.id] = run
-        samples.append(sample)
-    source.devices += [(DeviceRecord(fingerprint=device), *taken) for device, taken in devices.items()]
+    for device in dict.fromkeys(run.device for run, _ in taken):
+        runs = {run.id: run for run, _ in taken if run.device == device}
+        samples = [sample for _, sample in taken if sample.run in runs]
+        source.devices.append((DeviceRecord(fingerprint=device), runs, samples))
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
@@ -224,30 +222,26 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
 
 
 def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:
-    united: dict[str, tuple[Run, Path]] = {}
+    """The runs that have samples, by id: one of those that differ in whether the end and the command are known."""
+    united: dict[str, Run] = {}
+    path_of: dict[str, Path] = {}
     for source in sources:
         for _, runs, samples in source.devices:
-            used = {sample.run for sample in samples}
-            for id in used:
-                known, path = united.get(id, (runs[id], source.path))
-                united[id] = _united(known, path, runs[id], source.path), path
-    return {id: run for id, (run, _) in united.items()}
-
-
-def _united(run: Run, path: Path, other: Run, other_path: Path) -> Run:
-    """One run of two that may differ in whether its end and its command are known."""
-    known: dict[str, Any] = {
-        item.name: max(getattr(run, item.name), getattr(other, item.name))
-        for item in fields(Run)
-        if (item.name == "command" or item.name.endswith("_after"))
-        and not (getattr(run, item.name) and getattr(other, item.name))
-    }
-    united = replace(run, **known)
-    if united != replace(other, **known):
-        raise TableError(
-            f"a run has one id, and run {run.id} of {path} differs from that of {other_path}: "
-            f"{run} and {other}; rename one of the two, in runs.json and in its samples"
-        )
+            for id in {sample.run for sample in samples}:
+                other, path = runs[id], path_of.setdefault(id, source.path)
+                run = united.get(id, other)
+                known: dict[str, Any] = {
+                    name: max(vars(run)[name], vars(other)[name])
+                    for name in vars(run)
+                    if name == "command" or name.endswith("_after")
+                    if not (vars(run)[name] and vars(other)[name])
+                }
+                united[id] = replace(run, **known)
+                if united[id] != replace(other, **known):
+                    raise TableError(
+                        f"a run has one id, and run {id} of {path} differs from that of {source.path}: "
+                        f"{run} and {other}; rename one of the two, in runs.json and in its samples"
+                    )
     return united
 
 

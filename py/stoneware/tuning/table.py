@@ -16,12 +16,10 @@ from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tuning.table_entry import Choice, Entry
+from stoneware.tuning.table_entry import Entry
 
 if TYPE_CHECKING:
     from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
-
-__all__ = ["RUN_FIELDS", "Block", "Choice", "DeviceTable", "Entry", "Table", "size_log"]
 
 RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 """What a table keeps of a run."""
