@@ -40,7 +40,7 @@ _Dtype = Annotated[
 _Scales = Annotated[
     str | None,
     typer.Option(
-        help="For scaled_mm: row, tensor, block or block_1d, or one each for a and b, such as tensor/row. Default: row.",
+        help="For scaled_mm: row, tensor, block, block_1d, or one each for a and b, as tensor/row. Default: row.",
         show_default=False,
     ),
 ]
