@@ -13,6 +13,7 @@ Runs anywhere; on a CPU fp8 is emulated, and slow.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import pathlib
 import time
@@ -119,6 +120,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
         return {recipe: train(recipe, options) for recipe in ("torch", options.recipe)}
     finally:
         if options.fsdp:
+            gc.collect()  # FSDP's states hold one another and the group, whose threads end before the interpreter
             distributed.destroy_process_group()
 
 

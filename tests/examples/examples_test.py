@@ -40,14 +40,15 @@ def on_two_ranks(*arguments: str) -> str:
     """What examples/train_llama.py prints under torchrun, on the CPU, of which there is enough for two."""
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *launch, "examples/train_llama.py", "--fsdp", *SMALL, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        check=True,
         timeout=120,
-    ).stdout
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_ranks_that_share_the_parameters_go_on_after_a_stop_with_the_same_losses(tmp_path):
