@@ -93,7 +93,7 @@ def test_a_pointer_that_is_not_aligned(tensors):
 
 def test_a_leading_dimension_that_is_not_aligned(tensors):
     base = torch.zeros(48, 1032, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"lda=1032 must be a multiple of 16"):
+    with pytest.raises(ValueError, match=r"lda=1032 must be at least k=1024 and a multiple of 16"):
         stoneware.scaled_mm(base[:, :1024], tensors.b, *tensors.scales)
 
 
