@@ -1,15 +1,16 @@
-"""Measures the layers of stoneware.nn beside torch's, in four parts:
+"""Measures the layers of stoneware.nn beside torch's, in five parts:
 
-    python -m tools.gpu_check.layers --out DIR [--parts linear,inference,train,lora]
+    python -m tools.gpu_check.layers --out DIR [--parts linear,inference,models,train,lora]
 
     linear     forward and backward of Llama 8B's linear layers, beside torch's bf16 and torchao's recipes
     inference  Llama 3 8B of transformers, eager and in CUDA graphs, beside torch's bf16 and _scaled_mm
+    models     Llama, Qwen and Mixtral in bf16, compiled, with torch's linears and ours
     train      a transformer of 100 M parameters: losses, steps/s, and a run that is killed and resumed
     lora       a step over frozen fp8 weights, beside bf16 LoRA
 
 Values are checked before anything is timed; what is wrong has no figure. All that is compared is timed
-interleaved, in random order, several steps between two events (layers_clock.py). `inference` and `lora`
-need transformers; where it is missing they fail by name and the others are measured.
+interleaved, in random order, several steps between two events (layers_clock.py). `inference`, `models`
+and `lora` need transformers; where it is missing they fail by name and the others are measured.
 
 Writes layers.json after each part, and layers.md. The same command goes on with the parts that are not
 there yet or failed. Other sizes, another wheel or GPU begin anew; --layers and --steps do so for their
@@ -33,13 +34,21 @@ import torch
 from absl import app, flags
 
 from stoneware.measuring.machine import version_of
-from tools.gpu_check import layers_inference, layers_linear, layers_lora, layers_summary, layers_train, machine
+from tools.gpu_check import (
+    layers_inference,
+    layers_linear,
+    layers_lora,
+    layers_models,
+    layers_summary,
+    layers_train,
+    machine,
+)
 from tools.gpu_check.layers_clock import Budget, Clock, HostClock, text_of
 from tools.gpu_check.layers_sizes import BY_NAME, Sizes
 
 SCHEMA = 1
 
-SHARES = {"linear": 0.32, "inference": 0.26, "train": 0.36, "lora": 0.06}
+SHARES = {"linear": 0.22, "inference": 0.18, "models": 0.3, "train": 0.26, "lora": 0.04}
 """Each part's share of --seconds."""
 
 
@@ -102,6 +111,7 @@ def _measuring(
     return {
         "linear": lambda budget: layers_linear.measure(sizes, clock, budget),
         "inference": lambda budget: layers_inference.measure(sizes, clock, budget, key["layers"]),
+        "models": lambda budget: layers_models.measure(sizes, clock, budget),
         "train": train,
         "lora": lambda budget: layers_lora.measure(sizes, clock, budget),
     }[name]
@@ -174,7 +184,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("out", None, "Folder to write to.", required=True)
     flags.DEFINE_list("parts", list(SHARES), "Which of " + ", ".join(SHARES) + ".")
     flags.register_validator("parts", _parts, f"--parts must be of {', '.join(SHARES)}; name some of these")
-    flags.DEFINE_float("seconds", 340.0, "For all parts; each has its share.", lower_bound=1.0)
+    flags.DEFINE_float("seconds", 480.0, "For all parts; each has its share.", lower_bound=1.0)
     flags.DEFINE_integer("layers", 0, "Blocks of the Llama of inference; 0: all 32.", lower_bound=0)
     flags.DEFINE_integer("steps", 0, "Of each training run; 0: all 1000.", lower_bound=0)
     flags.DEFINE_enum(

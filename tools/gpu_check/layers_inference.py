@@ -71,7 +71,7 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict
         calls: dict[str, Call] = {}
         for name, check in row["checks"].items():
             if check["is_right"]:
-                call = _forward(by_name[name], ids)
+                call = forward(by_name[name], ids)
                 calls[f"{name}, {MODES[0]}"] = call
                 try:
                     calls[f"{name}, {MODES[1]}"] = clock.graphed(call)
@@ -98,7 +98,7 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict
     }
 
 
-def _forward(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
+def forward(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
     def forward() -> torch.Tensor:
         return model(ids, use_cache=False, logits_to_keep=1).logits
 
@@ -122,7 +122,7 @@ def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str,
                 errors[module_name] = float(f"{found.error:.3g}")
                 if found.error >= limit or found.element_error >= ELEMENT_LIMITS * limit:
                     wrong.append(f"{module_name}: relative error {found.error:.3g} must be below {limit}")
-            difference = _forward(model, ids)().float() - logits
+            difference = forward(model, ids)().float() - logits
             errors["logits"] = float(f"{float(difference.norm() / logits.norm()):.3g}")
             if name == PEER:
                 most_off[OURS] = LOGITS_RATIO * errors["logits"]
@@ -155,7 +155,7 @@ def _inputs_and_logits(model: torch.nn.Module, ids: torch.Tensor) -> tuple[dict[
 
     hooks = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in chosen]
     try:
-        logits = _forward(model, ids)().float()
+        logits = forward(model, ids)().float()
     finally:
         for hook in hooks:
             hook.remove()

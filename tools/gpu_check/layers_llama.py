@@ -1,4 +1,4 @@
-"""A Llama of transformers with random weights, and copies of it with other linears."""
+"""A model of transformers with random weights, and copies of it with other linears."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ATTENTION = "sdpa_without_mask"
 forward pass to find that it needs no mask, and makes one in a CUDA graph, where it cannot look."""
 
 
-def build(kind: str, config: Mapping[str, int], num_layers: int, device: torch.device) -> torch.nn.Module:
-    """`kind` is "LlamaForCausalLM", or "LlamaModel" without logits; bf16, in eval mode, random weights.
+def build(kind: str, config: Mapping[str, Any], num_layers: int, device: torch.device) -> torch.nn.Module:
+    """`kind` is a class like "LlamaForCausalLM", or "LlamaModel" without logits; bf16, in eval mode, random weights.
 
     Raises:
       ImportError: transformers is not installed.
@@ -24,7 +24,9 @@ def build(kind: str, config: Mapping[str, int], num_layers: int, device: torch.d
 
     # No mask is made for an attention that has no function to make one.
     transformers.AttentionInterface.register(ATTENTION, sdpa_attention_forward)
-    settings = transformers.LlamaConfig(**config, num_hidden_layers=num_layers, attn_implementation=ATTENTION)
+    settings = getattr(transformers, kind).config_class(
+        **config, num_hidden_layers=num_layers, attn_implementation=ATTENTION
+    )
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -4,6 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+LLAMA_3_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+"""Arguments of transformers.LlamaConfig, but for the number of blocks."""
+
+_TINY_LLAMA = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +35,7 @@ class Sizes:
       linear_tokens: rows of x in `linear`.
       llama: arguments of transformers.LlamaConfig, but for the number of layers.
       inference_layers, inference_tokens: of `inference`.
+      models, models_layers: of `models`: a class of transformers -> arguments of its config, and how many blocks.
       train_model: arguments of examples/llama_model.py's Llama.
       train_batch, train_steps, train_mean_steps: of `train`; the mean is of so many last losses.
       lora_layers, lora_tokens, lora_rank: of `lora`.
@@ -27,18 +48,24 @@ class Sizes:
         }
     )  # fmt: skip
     linear_tokens: tuple[int, ...] = (8192, 2048)
-    llama: Mapping[str, int] = field(
-        default_factory=lambda: {
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-            "max_position_embeddings": 8192,
-        }
-    )
+    llama: Mapping[str, int] = field(default_factory=lambda: LLAMA_3_8B)
     inference_layers: int = 32
     inference_tokens: tuple[int, ...] = (1, 16, 64, 128, 512, 4096)
+    models: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {
+            "LlamaForCausalLM": LLAMA_3_8B,
+            "Qwen2ForCausalLM": {
+                "hidden_size": 3584,
+                "intermediate_size": 18944,
+                "num_attention_heads": 28,
+                "num_key_value_heads": 4,
+                "vocab_size": 152064,
+                "max_position_embeddings": 8192,
+            },
+            "MixtralForCausalLM": LLAMA_3_8B | {"vocab_size": 32000, "experts_implementation": "grouped_mm"},
+        }
+    )
+    models_layers: int = 4
     train_model: Mapping[str, int] = field(default_factory=lambda: {"layers": 12, "width": 768, "length": 512})
     train_batch: int = 8
     train_steps: int = 1000
@@ -54,16 +81,11 @@ FULL = Sizes()
 TINY = Sizes(
     linears={"qkv": (256, 384), "down": (512, 256)},
     linear_tokens=(128, 64),
-    llama={
-        "hidden_size": 256,
-        "intermediate_size": 384,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "vocab_size": 256,
-        "max_position_embeddings": 64,
-    },
+    llama=_TINY_LLAMA,
     inference_layers=1,
     inference_tokens=(16,),
+    models={"Qwen2ForCausalLM": _TINY_LLAMA},
+    models_layers=1,
     train_model={"layers": 1, "width": 128, "length": 64},
     train_batch=2,
     train_steps=8,

@@ -116,6 +116,23 @@ def _inference(part: Row) -> list[str]:
     return [*lines, "", f"The linears of the blocks hold {held}."]
 
 
+def _models(part: Row) -> list[str]:
+    rows = part["rows"]
+    tokens = dict.fromkeys(row["tokens"] for row in rows)
+    lines = [
+        f"A forward pass of {part['num_layers']} blocks in bf16, each compiled, in a CUDA graph:",
+        "",
+        _line("", "", *(f"{num_tokens} tokens" for num_tokens in tokens)),
+        "|" + "---|" * (len(tokens) + 2),
+    ]
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        members = [row for row in rows if row["model"] == kind]
+        lines += [
+            _line(kind, name, *(_timing(row["step"], name, TORCH) for row in members)) for name in members[0]["checks"]
+        ]
+    return lines
+
+
 def _train(part: Row) -> list[str]:
     (row,) = part["rows"]
     lines = [
@@ -166,7 +183,7 @@ def _lora(part: Row) -> list[str]:
     ]
 
 
-TABLES = {"linear": _linear, "inference": _inference, "train": _train, "lora": _lora}
+TABLES = {"linear": _linear, "inference": _inference, "models": _models, "train": _train, "lora": _lora}
 
 
 def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:
