@@ -1,4 +1,4 @@
-"""No file of the repository names a package registry's address or a folder of a machine."""
+"""No file of the repository names a package registry's address or a folder of a machine; every test file is run."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def test_no_source_has_the_address_of_a_package_registry(sources):
 
 def test_no_source_has_a_folder_of_a_machine(sources):
     assert found_in(sources, _MACHINE_FOLDER) == {}
+
+
+def test_every_file_of_tests_is_in_a_target(sources):
+    tests = [pathlib.PurePosixPath(path) for path in sources if re.fullmatch(r"tests/.*_test[.]py", path)]
+    assert len(tests) > 100
+    targets = {folder: sources[f"{folder}/BUILD.bazel"] for folder in {path.parent for path in tests}}
+    assert [str(path) for path in tests if not re.search(f'"{path.stem}([.]py)?"', targets[path.parent])] == []
 
 
 @pytest.mark.parametrize(
