@@ -110,3 +110,79 @@ def test_layers_whose_weights_are_read_by_their_owner_are_kept():
     assert not done.swapped
     assert "reads the weights of its layers itself" in done.kept["linear1"]
     model(torch.randn(2, 8, 64).bfloat16())
+
+
+class Mixture(torch.nn.Module):
+    """Experts with the names, shapes and arguments that transformers gives them."""
+
+    activation = staticmethod(torch.nn.functional.silu)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(4, 192, 64) / 8)
+        self.down_proj = torch.nn.Parameter(torch.randn(4, 64, 96) / 10)
+
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        y = torch.zeros_like(hidden_states)
+        for token, (experts, weights) in enumerate(zip(top_k_index, top_k_weights)):
+            for expert, weight in zip(experts, weights):
+                gate, up = (self.gate_up_proj[expert] @ hidden_states[token]).chunk(2)
+                y[token] += weight * (self.down_proj[expert] @ (self.activation(gate) * up))
+        return y
+
+
+class OtherMixture(Mixture):
+    activation = staticmethod(torch.nn.functional.gelu)
+
+
+class BiasedMixture(Mixture):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down_proj_bias = torch.nn.Parameter(torch.zeros(4, 64))
+
+
+class Sparse(torch.nn.Module):
+    def __init__(self, kind: type[torch.nn.Module] = Mixture) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(64, 4, bias=False)
+        self.experts = kind()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        return self.experts(x, chosen, weights)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_training", "kind", "limit"),
+    [("bf16", True, nn.Experts, 0.01), ("rowwise", True, nn.Experts, 0.01), ("bf16", False, nn.Experts, 0.01),
+     ("rowwise", False, nn.Float8InferenceExperts, 0.08)],
+)  # fmt: skip
+def test_experts_are_swapped_and_put_back(recipe, is_training, kind, limit):
+    model = Sparse().bfloat16().train(is_training)
+    x, was, names = torch.randn(9, 64).bfloat16(), model.experts, list(model.state_dict())
+    weights = dict(model.named_parameters())
+    expected = model(x)
+    done = nn.convert(model, recipe)
+    assert type(model.experts) is kind
+    assert set(names) <= set(model.state_dict())
+    assert "swapped 1 of 2 linear layers and experts" in str(done)
+    assert (model(x) - expected).norm() < limit * expected.norm()
+    done.undo()
+    assert model.experts is was
+    assert (model(x) - expected).norm() < limit * expected.norm()
+    if kind is nn.Experts:
+        assert all(weights[name] is now for name, now in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", [OtherMixture, BiasedMixture])
+def test_experts_that_compute_something_else_are_kept(kind):
+    model = Sparse(kind).bfloat16().eval()
+    done = nn.convert(model, "bf16")
+    assert type(model.experts) is kind
+    assert "silu" in done.kept["experts"]
+
+
+def test_a_filter_decides_about_experts():
+    model = Sparse().bfloat16().eval()
+    done = nn.convert(model, "bf16", lambda name, layer: name != "experts")
+    assert done.kept == {"experts": "the filter says no"}

@@ -317,8 +317,8 @@ def test_experts_are_the_sum_of_their_mlps():
     expected = torch.zeros(x.shape, dtype=torch.float64)
     for position in [(batch, token) for batch in range(2) for token in range(9)]:
         for weight, expert in zip(weights[position], chosen[position]):
-            gate, up = (layer.gate_up[expert].double() @ x[position].double()).chunk(2)
-            y = layer.down[expert].double() @ (torch.nn.functional.silu(gate) * up)
+            gate, up = (layer.gate_up_proj[expert].double() @ x[position].double()).chunk(2)
+            y = layer.down_proj[expert].double() @ (torch.nn.functional.silu(gate) * up)
             expected[position] += weight.double() * y
     with torch.no_grad():
         assert error(layer(x, chosen, weights), expected) < 2 * BF16_ERROR
@@ -333,7 +333,7 @@ def test_experts_under_autocast_and_frozen_ones_from_a_checkpoint():
         expected = layer(x, chosen, weights)
         assert expected.dtype == torch.bfloat16
         expected.sum().backward()
-        assert layer.down.grad.dtype == torch.float32
+        assert layer.down_proj.grad.dtype == torch.float32
     frozen = nn.Float8InferenceExperts.from_experts(layer)
     loaded = nn.Float8InferenceExperts(4, 64, 96)
     loaded.load_state_dict(frozen.state_dict())
@@ -350,7 +350,7 @@ def test_experts_without_tokens_have_gradients_of_zeros(counts):
     x = torch.randn(sum(counts), 64, dtype=torch.bfloat16, requires_grad=True)
     layer(x, chosen, torch.ones(chosen.shape)).float().square().sum().backward()
     assert x.grad.shape == x.shape
-    assert [bool(one.any()) for one in layer.down.grad] == [count > 0 for count in counts]
+    assert [bool(one.any()) for one in layer.down_proj.grad] == [count > 0 for count in counts]
 
 
 @pytest.mark.parametrize(

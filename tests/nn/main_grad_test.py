@@ -67,7 +67,7 @@ def test_the_experts_of_a_mixture_have_buffers_of_three_dimensions():
     x, chosen = torch.randn(40, K).bfloat16(), torch.randint(4, (40, 2))
     weights = torch.rand(40, 2)
     experts(x, chosen, weights).sum().backward()
-    plain = [experts.gate_up.grad, experts.down.grad]
+    plain = [experts.gate_up_proj.grad, experts.down_proj.grad]
     experts.zero_grad()
     experts.fuse_wgrad_accumulation = True
     for weight in experts.parameters():

@@ -4,7 +4,7 @@
 
     linear     forward and backward of Llama 8B's linear layers, beside torch's bf16 and torchao's recipes
     inference  Llama 3 8B of transformers, eager and in CUDA graphs, beside torch's bf16 and _scaled_mm
-    models     Llama, Qwen and Mixtral in bf16, compiled, with torch's linears and ours
+    models     Llama, Qwen and Mixtral, compiled, as they are and converted
     train      a transformer of 100 M parameters: losses, steps/s, and a run that is killed and resumed
     lora       a step over frozen fp8 weights, beside bf16 LoRA
 

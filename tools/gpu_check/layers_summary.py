@@ -120,7 +120,7 @@ def _models(part: Row) -> list[str]:
     rows = part["rows"]
     tokens = dict.fromkeys(row["tokens"] for row in rows)
     lines = [
-        f"A forward pass of {part['num_layers']} blocks in bf16, each compiled, in a CUDA graph:",
+        f"A forward pass of {part['num_layers']} blocks, each compiled, in a CUDA graph:",
         "",
         _line("", "", *(f"{num_tokens} tokens" for num_tokens in tokens)),
         "|" + "---|" * (len(tokens) + 2),

@@ -6,8 +6,12 @@ looks like only if it gives the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from stoneware.nn.experts import WEIGHTS, Experts
+from stoneware.nn.recipes import UNIT
 from stoneware.nn.swiglu import HALVES
 from stoneware.quantizing.fused import silu_mul
 
@@ -33,7 +37,7 @@ def is_swiglu(module: torch.nn.Module) -> bool:
         y: torch.Tensor = down(silu_mul(z))
         return y
 
-    return _gives(module, wanted, gate.weight, gate.in_features)
+    return _gives(module, wanted, _random(gate.weight, 1, 1, gate.in_features))
 
 
 def rms_norm_epsilon(module: torch.nn.Module) -> float | None:
@@ -49,21 +53,49 @@ def rms_norm_epsilon(module: torch.nn.Module) -> float | None:
     def wanted(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.rms_norm(x, (size,), weight, epsilon)
 
-    return epsilon if _gives(module, wanted, weight, size) else None
+    return epsilon if _gives(module, wanted, _random(weight, 1, 1, size)) else None
 
 
-def _gives(module: torch.nn.Module, wanted: object, weight: torch.Tensor, size: int) -> bool:
-    """Whether module(x) is wanted(x) for one row of random numbers of the weight's device and dtype."""
-    assert callable(wanted)
-    if weight.is_meta or module._forward_hooks or module._forward_pre_hooks:
+def has_experts(module: torch.nn.Module) -> bool:
+    """Whether it holds the weights of many experts, under the names of transformers."""
+    weights = [getattr(module, name, None) for name in WEIGHTS]
+    return all(isinstance(weight, torch.nn.Parameter) and weight.ndim == 3 for weight in weights)
+
+
+def experts_like(module: torch.nn.Module) -> Experts | None:
+    """`Experts` with the parameters of a module that has no others and computes the same, else None."""
+    gate_up, down = (module.get_parameter(name) for name in WEIGHTS)
+    if len([*module.parameters()]) != len(WEIGHTS) or gate_up.dtype != torch.bfloat16 or down.dtype != torch.bfloat16:
+        return None
+    num_experts, hidden_size, intermediate_size = down.shape
+    is_whole = not hidden_size % UNIT and not intermediate_size % UNIT
+    if not is_whole or gate_up.shape != (num_experts, 2 * intermediate_size, hidden_size):
+        return None
+    new = Experts(num_experts, hidden_size, intermediate_size, device="meta")
+    new.gate_up_proj, new.down_proj = gate_up, down
+    new.train(module.training)
+    if isinstance(module, Experts):
+        return new
+    chosen = torch.tensor([[0, num_experts - 1], [num_experts // 2, 0]], device=down.device)
+    weights = torch.tensor([[0.75, 0.25], [0.5, 0.5]], device=down.device, dtype=down.dtype)
+    return new if _gives(module, new, _random(down, 2, hidden_size), chosen, weights) else None
+
+
+def _random(weight: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Numbers of the weight's device and dtype, each time the same."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(weight)
+
+
+def _gives(module: torch.nn.Module, wanted: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
+    """Whether module(*arguments) is wanted(*arguments)."""
+    if arguments[0].is_meta or module._forward_hooks or module._forward_pre_hooks:
         return False
-    x = torch.randn(1, 1, size, generator=torch.Generator().manual_seed(0)).to(weight)
     with torch.no_grad():
         try:
-            found = module(x)
+            found = module(*arguments)
         except (TypeError, ValueError, RuntimeError):
             return False  # it wants other arguments: a block of another kind
-        expected = wanted(x)
+        expected = wanted(*arguments)
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     return bool((found - expected).float().norm() <= _TOLERANCE * expected.float().norm())

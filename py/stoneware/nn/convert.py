@@ -1,4 +1,4 @@
-"""Swaps the linear layers of a model for Stoneware's, and back."""
+"""Swaps the linear layers and experts of a model for Stoneware's, and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from stoneware.nn import blocks
+from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.recipes import BF16, RECIPES, named, why_not
@@ -21,14 +22,22 @@ HEADS = frozenset({"lm_head", "output", "embed_out", "score", "classifier", "rou
 model and of a router decide by small differences."""
 
 
+_OF_EXPERTS = Experts.__name__
+
+_OTHER_EXPERTS = (
+    "sw.nn.Experts computes down(silu(gate(x)) * up(x)) in bfloat16 alone, of sizes that are multiples of 16, "
+    "without biases and hooks"
+)
+
+
 @dataclass(kw_only=True)
 class Conversion:
     """What `convert` did.
 
     Attributes:
       swapped: name of each linear layer that was swapped -> its new class and recipe.
-      kept: name of each linear layer that was not -> why.
-      blocks: name of each norm or feed-forward that was swapped as a whole -> its new class.
+      kept: name of each linear layer, or module of experts, that was not -> why.
+      blocks: name of each norm, feed-forward or module of experts that was swapped as a whole -> its new class.
     """
 
     model: torch.nn.Module
@@ -48,6 +57,8 @@ class Conversion:
             block = self.model.get_submodule(name)
             if isinstance(block, SwiGLU):
                 _take_apart(block, was)
+            elif isinstance(block, Experts):
+                _give_back(block, was)
             _put(self.model, name, was)
         self._were.clear()
         self.blocks.clear()
@@ -61,7 +72,10 @@ class Conversion:
         self.swapped.clear()
 
     def __str__(self) -> str:
-        lines = [f"swapped {len(self.swapped)} of {len(self.swapped) + len(self.kept)} linear layers"]
+        num_experts = sum(name.endswith(_OF_EXPERTS) for name in self.blocks.values())
+        num_all = len(self.swapped) + len(self.kept) + num_experts
+        layers = "linear layers and experts" if num_experts else "linear layers"
+        lines = [f"swapped {len(self.swapped) + num_experts} of {num_all} {layers}"]
         for what, names in (("", self.swapped), ("kept ", self.kept), ("whole ", self.blocks)):
             grouped: dict[str, list[str]] = {}
             for name, said in names.items():
@@ -88,6 +102,10 @@ def convert(
     torch.nn.Linear, shares its weight with another module, has a size that the recipe refuses, is read by
     a torch.nn.TransformerEncoderLayer, or is a head or a router (HEADS) and no filter is given.
 
+    Experts of transformers' kind, with `gate_up_proj` and `down_proj` as `Experts` has them, are swapped where
+    a call with random numbers shows that they compute the same: for `Float8InferenceExperts` if they are
+    frozen and rowwise, else for `Experts`, with their Parameter objects, in 16 bits.
+
     Around frozen rowwise layers two kinds of blocks are swapped, too, wherever a call with random numbers
     shows that they compute the same: a feed-forward of gate_proj, up_proj and down_proj becomes `SwiGLU`, and
     a norm `RMSNorm`, or torch.nn.RMSNorm where no such layer takes its result.
@@ -95,7 +113,7 @@ def convert(
     Args:
       model: whose submodules are swapped.
       recipe: "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise".
-      filter: (name, layer) -> whether to swap it; None takes all but heads and routers.
+      filter: (name, layer or experts) -> whether to swap it; None takes all but heads and routers.
       frozen: whether weights become fp8 for good; None: if the model is in eval mode.
       fuse_wgrad_accumulation: of the layers that train.
 
@@ -128,12 +146,55 @@ def convert(
             new.fuse_wgrad_accumulation = True
         _put(model, name, new)
         done.swapped[name] = type(new).__name__ + ("" if recipe == BF16 else f", {recipe}")
+    for name, module in list(model.named_modules()):
+        if name and blocks.has_experts(module):
+            _swap_experts(name, module, recipe, filter, owners, frozen, fuse_wgrad_accumulation, done)
     if frozen and recipe == ONE_CALL:
         _swap_norms(model, done)
         for name in feed_forwards:
             if all(f"{name}.{part}" in done.swapped for part in (*HALVES, blocks.DOWN)):
                 _swap_feed_forward(model, name, done)
     return done
+
+
+def _swap_experts(
+    name: str,
+    was: torch.nn.Module,
+    recipe: str,
+    filter: Filter | None,
+    owners: dict[int, list[str]],
+    frozen: bool,
+    fuse_wgrad_accumulation: bool,
+    done: Conversion,
+) -> None:
+    is_fp8 = frozen and recipe == ONE_CALL
+    if isinstance(was, Float8InferenceExperts) or (isinstance(was, Experts) and not is_fp8):
+        return
+    if filter is not None and not filter(name, was):
+        done.kept[name] = "the filter says no"
+        return
+    is_shared = any(owners[id(weight)] != [name] for weight in was.parameters())
+    new = None if is_shared else blocks.experts_like(was)
+    if new is None:
+        done.kept[name] = "its weights are shared" if is_shared else _OTHER_EXPERTS
+        return
+    if is_fp8:
+        new = Float8InferenceExperts.from_experts(new)
+        for weight in WEIGHTS:
+            setattr(was, weight, torch.nn.Parameter(was.get_parameter(weight).to("meta"), requires_grad=False))
+    else:
+        new.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+    done._were[name], done.blocks[name] = was, type(new).__name__
+    _put(done.model, name, new)
+
+
+def _give_back(experts: Experts, was: torch.nn.Module) -> None:
+    """Gives experts that were swapped their weights again."""
+    for name in WEIGHTS:
+        weight = experts.get_parameter(name)
+        if isinstance(experts, Float8InferenceExperts):
+            weight = torch.nn.Parameter(experts.dequantized(name), requires_grad=False)
+        setattr(was, name, weight)
 
 
 def _swap_norms(model: torch.nn.Module, done: Conversion) -> None:

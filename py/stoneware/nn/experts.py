@@ -11,7 +11,7 @@ from stoneware.nn.recipes import UNIT
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
 
-_WEIGHTS = ("gate_up", "down")
+WEIGHTS = ("gate_up_proj", "down_proj")
 
 
 class Experts(torch.nn.Module):
@@ -25,8 +25,8 @@ class Experts(torch.nn.Module):
       device, dtype: of the parameters, bfloat16 to be called.
 
     Attributes:
-      gate_up: [num_experts, 2 * intermediate_size, hidden_size], gate first.
-      down: [num_experts, hidden_size, intermediate_size].
+      gate_up_proj: [num_experts, 2 * intermediate_size, hidden_size], gate first.
+      down_proj: [num_experts, hidden_size, intermediate_size]; both named as transformers does.
       fuse_wgrad_accumulation: whether the gradients of both are added to their `main_grad`, as `Linear` has it.
 
     Shapes:
@@ -56,13 +56,13 @@ class Experts(torch.nn.Module):
             if size % UNIT or size <= 0:
                 raise ValueError(f"{name}={size} must be a positive multiple of {UNIT}; pad the experts")
         empty = torch.empty(0, device=device, dtype=dtype)
-        self.gate_up = torch.nn.Parameter(empty.new_empty(num_experts, 2 * intermediate_size, hidden_size))
-        self.down = torch.nn.Parameter(empty.new_empty(num_experts, hidden_size, intermediate_size))
+        self.gate_up_proj = torch.nn.Parameter(empty.new_empty(num_experts, 2 * intermediate_size, hidden_size))
+        self.down_proj = torch.nn.Parameter(empty.new_empty(num_experts, hidden_size, intermediate_size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws the weights as torch.nn.Linear does."""
-        for weight in (self.gate_up, self.down):
+        for weight in (self.gate_up_proj, self.down_proj):
             bound = weight.shape[-1] ** -0.5
             torch.nn.init.uniform_(weight, -bound, bound)
 
@@ -74,15 +74,15 @@ class Experts(torch.nn.Module):
         top_k = experts.shape[-1]
         by_expert, order = experts.reshape(-1).sort(stable=True)
         token = order // top_k
-        numbers = torch.arange(self.down.shape[0], device=x.device)
+        numbers = torch.arange(self.down_proj.shape[0], device=x.device)
         offs = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
-        gate, up = self.product(rows[token], "gate_up", offs).chunk(2, dim=-1)
-        y = self.product(torch.nn.functional.silu(gate) * up, "down", offs)
+        gate, up = self.product(rows[token], "gate_up_proj", offs).chunk(2, dim=-1)
+        y = self.product(torch.nn.functional.silu(gate) * up, "down_proj", offs)
         y = y * weights.reshape(-1, 1)[order].to(y.dtype)
         return torch.zeros_like(rows).index_add_(0, token, y).reshape(x.shape)
 
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
-        num_experts, hidden_size, _ = self.down.shape
+        num_experts, hidden_size, _ = self.down_proj.shape
         check_x(x, hidden_size, (torch.bfloat16,))
         if experts.shape != weights.shape or experts.shape[:-1] != x.shape[:-1]:
             raise ValueError(
@@ -111,8 +111,8 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
     """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x.
 
     Attributes:
-      gate_up_scale: [num_experts, 2 * intermediate_size] float32.
-      down_scale: [num_experts, hidden_size] float32.
+      gate_up_proj_scale: [num_experts, 2 * intermediate_size] float32.
+      down_proj_scale: [num_experts, hidden_size] float32.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_experts, hidden_size, intermediate_size, device="meta", dtype=dtype)
-        for name in _WEIGHTS:
+        for name in WEIGHTS:
             shape = getattr(self, name).shape
             values = torch.zeros(shape, device=device).to(torch.float8_e4m3fn)
             self._take(name, values, torch.ones(shape[:-1], device=device))
@@ -133,9 +133,9 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
     @classmethod
     def from_experts(cls, experts: Experts) -> Float8InferenceExperts:
         """The experts with their weights quantized."""
-        num_experts, hidden_size, intermediate_size = experts.down.shape
+        num_experts, hidden_size, intermediate_size = experts.down_proj.shape
         new = cls(num_experts, hidden_size, intermediate_size, device="meta")
-        for name in _WEIGHTS:
+        for name in WEIGHTS:
             values, scale = quantize(getattr(experts, name).detach(), "row")
             new._take(name, values, scale.squeeze(-1))
         return new.train(experts.training)
@@ -148,3 +148,8 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         values, scale = quantize(rows, "row")
         weight, weight_scale = getattr(self, name), getattr(self, f"{name}_scale")
         return grouped_mm(values, weight.mT, offs, scale.squeeze(-1), weight_scale, rows.dtype)
+
+    def dequantized(self, name: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """The weight of this name, multiplied by its scales."""
+        scale: torch.Tensor = getattr(self, f"{name}_scale")
+        return (getattr(self, name).float() * scale[..., None]).to(dtype)
