@@ -129,7 +129,7 @@ def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypat
     chained = found()
     monkeypatch.setattr(float8, "_gradients_by_ops", by_ops)
     monkeypatch.setattr(float8.trained_product, "is_chained", lambda *arguments: False)
-    monkeypatch.setattr(float8, "_chained_forward", lambda recipe: functools.partial(float8._forward, recipe))
+    monkeypatch.setattr(float8, "_chained_forward", lambda recipe, *needs: functools.partial(float8._forward, recipe))
     for one, other in zip(chained, found(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert one.stride() == other.stride()
@@ -160,8 +160,19 @@ def test_only_what_is_needed_is_saved_and_computed(needs):
     x = torch.randn(16, K, dtype=torch.bfloat16, requires_grad=needs == "x")
     with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one.shape) or one, lambda one: one):
         y = layer(x)
-    assert saved == {"x": [(N, K)], "weight": [(16, K)], "none": []}[needs]
+    # With the operand, the scales of its columns.
+    assert saved == {"x": [(N, K), (K, 1)], "weight": [(16, K), (K, 1)], "none": []}[needs]
     assert y.requires_grad == (needs != "none")
+
+
+@recipes
+def test_backward_can_run_twice(recipe):
+    layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
+    x = torch.randn(32, K, dtype=torch.bfloat16, requires_grad=True)
+    y = layer(x).square().sum()
+    first = torch.autograd.grad(y, [x, layer.weight], retain_graph=True)
+    for one, other in zip(first, torch.autograd.grad(y, [x, layer.weight]), strict=True):
+        assert torch.equal(one, other)
 
 
 @recipes

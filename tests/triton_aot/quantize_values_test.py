@@ -54,7 +54,11 @@ def launch(functions, kernel_id, grid, arguments):
     variant, dtype = kernel_id.removeprefix("quantize_").split("_triton_")[0], kernel_id.rpartition("_")[2]
     largest = {"MAX": layout.MAX[torch.float8_e4m3fn if dtype == "e4m3" else torch.float8_e5m2]}
     kind, _, which = variant.partition("_")
-    if kind in ("rows", "scaled"):
+    if variant.startswith("rows_columns"):
+        block = int(which.removeprefix("columns_"))
+        rows, _ = kernels._ROWS_COLUMNS[block]
+        functions.quantize_rows_columns[grid](*arguments, **largest, ROWS=rows, BLOCK=block, STAGES=1)
+    elif kind in ("rows", "scaled"):
         size = which.removeprefix("rows_")
         block = 64 if size == "loop" else int(size)
         functions.quantize_rows[grid](
@@ -66,7 +70,7 @@ def launch(functions, kernel_id, grid, arguments):
         rows, columns = kernels._AMAX_TILE
         functions.reduce_amax[grid](*arguments, PER_COLUMN=int(which == "column"), ROWS=rows, BLOCK=columns)
     elif kind == "column":
-        columns, partials = kernels._COLUMNS, kernels.PARTIALS["column"]
+        partials, columns = kernels._COLUMN_SCALES
         functions.column_scales[grid](*arguments, **largest, PARTIALS=partials, BLOCK=columns)
     elif kind == "silu":
         size = which.removeprefix("mul_")
@@ -81,6 +85,7 @@ def launch(functions, kernel_id, grid, arguments):
             **largest,
             UNIT=_UNITS[unit],
             TRANSPOSES=int(which.endswith("_t")),
+            ROWS=kernels._TILE_ROWS[unit],
             TILE=128,
             PARTIALS=kernels.PARTIALS.get(unit, 32),
         )
@@ -222,8 +227,38 @@ def test_partial_results_of_another_call_are_taken(quantized):
     plain = [torch.empty(144, 272).to(torch.float8_e4m3fn), torch.empty(1)]
     kernels.plan(x, "tensor", False, "e4m3", False, device.CPU)(x, *plain, partial)
     transposed = [torch.full((272, 144), 3.0).to(torch.float8_e4m3fn), torch.full((1,), -5.0)]
-    kernels.plan(x, "tensor", True, "e4m3", False, device.CPU, has_amax=True)(x, *transposed, partial)
+    kernels.plan(x, "tensor", True, "e4m3", False, device.CPU, is_known=True)(x, *transposed, partial)
     assert_same_bits(transposed, expected(x, "tensor", True))
+
+
+@pytest.mark.parametrize("shape", [(144, 272), (19, 272), (1040, 272)])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_scales_of_columns_are_given_and_taken(quantized, monkeypatch, shape, is_long):
+    """Those of another call, which may have any number of rows."""
+    if is_long:
+        monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
+    (m, k), x = shape, torch.randn(shape).bfloat16() * torch.rand(shape[1])
+    x = x.bfloat16()
+    partial = torch.full(*kernels.partial_shape(m, k, "row")[:1], 2**30, dtype=torch.int32)
+    given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
+    kernels.plan(x, "row", False, "e4m3", True, device.CPU, gives_columns=True)(x, *given, partial)
+    values, scale = reference.quantize(x.t(), "row", torch.float8_e4m3fn, True)
+    assert_same_bits(given, [*expected(x, "row", False, power_of_two=True), scale])
+    if m % kernels.MULTIPLE == 0:
+        transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
+        kernels.plan(x, "row", True, "e4m3", True, device.CPU, is_known=True)(x, transposed, given[2])
+        assert_same_bits([transposed], [values])
+
+
+@pytest.mark.parametrize("m", [1, 7, 100, 1000, 8192, 100_000])
+@pytest.mark.parametrize("block", kernels.ROW_BLOCKS)
+def test_blocks_of_rows_cover_the_matrix(m, block):
+    num_blocks, rows_per_block = kernels._row_blocks(m, block)
+    at_once, most = kernels._ROWS_COLUMNS[block]
+    assert rows_per_block % at_once == 0
+    assert (num_blocks - 1) * rows_per_block < m <= num_blocks * rows_per_block
+    assert num_blocks <= most
+    assert kernels.partial_shape(m, block, "row")[0][0] >= num_blocks * block
 
 
 def test_a_norm_writes_its_result_and_that_in_fp8(quantized):

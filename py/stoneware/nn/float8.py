@@ -48,13 +48,14 @@ class _Linear(torch.autograd.Function):
         if torch.compiler.is_dynamo_compiling():
             found = _forward(recipe, x, weight, bias)
         else:
-            found = _chained_forward(recipe)(x, weight, bias)
-        y, amax_x, amax_weight = found if isinstance(found, tuple) else (found, None, None)
+            found = _chained_forward(recipe, needs_x, needs_weight)(x, weight, bias)
+        found_of: list[torch.Tensor]
+        y, *found_of = found if isinstance(found, tuple) else (found,)
         ctx.save_for_backward(
             x if needs_weight else None,
             weight if needs_x else None,
-            amax_x if needs_weight else None,
-            amax_weight if needs_x else None,
+            found_of.pop(0) if found_of and needs_weight else None,
+            found_of.pop(0) if found_of and needs_x else None,
         )
         ctx.recipe = recipe
         return y
@@ -62,12 +63,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, amax_x, amax_weight = ctx.saved_tensors
+        x, weight, found_of_x, found_of_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradient = gradient.contiguous()
         grad_x = grad_weight = grad_bias = None
         if needs_x or needs_weight:
-            grad_x, grad_weight = _gradients(ctx.recipe, gradient, x, weight, amax_x, amax_weight)
+            grad_x, grad_weight = _gradients(ctx.recipe, gradient, x, weight, found_of_x, found_of_weight)
         if needs_bias:
             grad_bias = _rows(gradient).sum(0, dtype=torch.float32).to(gradient.dtype)
         return grad_x, grad_weight, grad_bias, None
@@ -89,8 +90,8 @@ def _forward(recipe: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
 
 
 @functools.cache
-def _chained_forward(recipe: str) -> Any:
-    return trained_product.forward(recipe, functools.partial(_forward, recipe))
+def _chained_forward(recipe: str, needs_x: bool, needs_weight: bool) -> Any:
+    return trained_product.forward(recipe, needs_x, needs_weight, functools.partial(_forward, recipe))
 
 
 def _gradients(
@@ -98,16 +99,16 @@ def _gradients(
     gradient: torch.Tensor,
     x: torch.Tensor | None,
     weight: torch.Tensor | None,
-    amax_x: torch.Tensor | None,
-    amax_weight: torch.Tensor | None,
+    found_of_x: torch.Tensor | None,
+    found_of_weight: torch.Tensor | None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The gradients of x, if there is a weight, and of the weight, if there is an x."""
     needs_x, needs_weight = weight is not None, x is not None
-    given = [one for one in (amax_weight, amax_x) if one is not None]
-    has_amax = len(given) == (needs_x + needs_weight if trained_product.shares_amax(recipe) else 0)
+    given = [one for one in (found_of_weight, found_of_x) if one is not None]
+    is_found = len(given) == (needs_x + needs_weight if trained_product.is_shared(recipe) else 0)
     if (
         torch.compiler.is_dynamo_compiling()
-        or not has_amax
+        or not is_found
         or not trained_product.is_chained(recipe, gradient, needs_weight)
     ):
         return _gradients_by_ops(recipe, gradient, x, weight)

@@ -107,29 +107,49 @@ def chain(
 
 
 def quantizing_step(
-    cast: Cast, x: torch.Tensor, names: Sequence[str], *, transpose: bool | str = False, has_amax: bool = False
+    cast: Cast,
+    x: torch.Tensor,
+    names: Sequence[str],
+    *,
+    transpose: bool | str = False,
+    gives: bool = False,
+    takes: bool = False,
 ) -> tuple[Step, list[Described]]:
-    """The step that quantizes x [m, k], and its outputs.
+    """The step that quantizes x [m, k], and what each of its names but the first is.
+
+    What needs all of x first can be found once for x and for its transpose: the largest element for scales of the
+    matrix, the scales of columns for scales of rows.
 
     Args:
       cast: how.
       x: like that of the calls.
-      names: of x, of the outputs in the order of `sw.quantize`, and of the partial amax, if there is one:
-        `has_partial`.
+      names: of x, and of the outputs: those of `sw.quantize`, and the partial amax, if there is one
+        (`has_partial`). With scales of rows, `gives` has those of columns between the two.
       transpose: of `sw.quantize`.
-      has_amax: whether the partial amax is an input, of an earlier step with the same x.
+      gives: whether a later step with the transpose of the same x takes what this one has found.
+      takes: whether what an earlier step has found is an input, whose name is the last.
     """
-    num_outputs = 5 if transpose == "both" else 3
-    is_partial = len(names) > num_outputs
     plan, _, _, described = quantizing.made(
-        x, is_partial, cast.scales, transpose, cast.dtype, cast.power_of_two, has_amax=has_amax
+        x,
+        has_partial(cast, transpose=bool(transpose), gives=gives, takes=takes),
+        cast.scales,
+        transpose,
+        cast.dtype,
+        cast.power_of_two,
+        gives_columns=gives and cast.scales == "row",
+        is_known=takes,
     )
-    return (plan, names), list(described[: num_outputs - 1] if has_amax else described)
+    return (plan, names), list(described)
 
 
-def has_partial(cast: Cast, *, transpose: bool = False) -> bool:
+def is_shareable(cast: Cast) -> bool:
+    """Whether steps of this cast can give and take."""
+    return cast.scales in ("tensor", "row")
+
+
+def has_partial(cast: Cast, *, transpose: bool = False, gives: bool = False, takes: bool = False) -> bool:
     """Whether a step of this cast has a partial amax, memory for what its kernels tell each other."""
-    return cast.scales == "tensor" or (cast.scales == "row" and transpose)
+    return cast.scales == "tensor" or (cast.scales == "row" and (gives or (transpose and not takes)))
 
 
 def scaled_mm_step(

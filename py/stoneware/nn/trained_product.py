@@ -3,8 +3,8 @@
     forward    x, weight     -> quantized -> y
     backward   dy, weight, x -> quantized, transposed where the product wants it -> dx, dw
 
-Scales of a whole tensor need its largest element first. `forward` returns what its kernels found of x and of
-the weight, from which `backward` takes it.
+Scales of a whole tensor need its largest element first, and those of columns the largest of each. `forward` returns
+what its kernels found of x and of the weight, so that `backward` need not read them once more.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from stoneware.nn.native_chain import (
     chain,
     dense,
     has_partial,
+    is_shareable,
     like,
     matmul_step,
     of_product,
@@ -29,10 +30,10 @@ from stoneware.nn.native_chain import (
 from stoneware.nn.recipes import RECIPES, UNIT, Cast
 
 
-def shares_amax(recipe: str) -> bool:
-    """Whether `forward` returns partial results of x and of the weight for `backward`."""
+def is_shared(recipe: str) -> bool:
+    """Whether `forward` returns what it found of x and of the weight for `backward`."""
     forward, grad_input, grad_weight = (one and one[1] for one in _casts_of(recipe))
-    return forward == grad_input == grad_weight and has_partial(forward)
+    return forward == grad_input == grad_weight and is_shareable(forward)
 
 
 def is_chained(recipe: str, dy: torch.Tensor, needs_weight: bool) -> bool:
@@ -44,17 +45,24 @@ def is_chained(recipe: str, dy: torch.Tensor, needs_weight: bool) -> bool:
 
 
 @functools.cache
-def forward(recipe: str, slow: Call) -> Call:
-    """call(x, weight, bias) -> y, or (y, amax of x, amax of weight) if `shares_amax`.
+def forward(recipe: str, needs_x: bool, needs_weight: bool, slow: Call) -> Call:
+    """call(x, weight, bias) -> y, or (y, *found of x, *found of the weight) if `is_shared`.
+
+    What was found of x comes if `needs_weight`, of the weight if `needs_x`.
 
     Args:
       recipe: a name of RECIPES.
-      slow: the same for calls that are more than their plans; None for each amax.
+      needs_x, needs_weight: which gradients `backward` computes.
+      slow: the same for calls that are more than their plans; it may return y alone.
     """
-    casts = [_Quantized.of(name, cast, f"{name}.rows") for name, cast in zip(("x", "weight"), RECIPES[recipe].forward)]
-    amax = [one.names[2] for one in casts] if shares_amax(recipe) else []
-    between = [name for one in casts for name in one.names if name not in amax]
-    outputs = ("y", *amax, *between)
+    gives = [is_shared(recipe) and needs for needs in (needs_weight, needs_x)]
+    casts = [
+        _Quantized.of(name, cast, f"{name}.rows", gives=given)
+        for name, cast, given in zip(("x", "weight"), RECIPES[recipe].forward, gives)
+    ]
+    found = [one.names[2] for one in casts if one.gives]
+    between = [name for one in casts for name in one.names if name not in found]
+    outputs = ("y", *found, *between)
 
     def make(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
         rows = rows_of(x)
@@ -71,15 +79,15 @@ def forward(recipe: str, slow: Call) -> Call:
         )
 
     return chain(
-        ("x", "weight", "bias"), outputs, make, slow, optional=("bias",), num_results=1 + len(amax)
+        ("x", "weight", "bias"), outputs, make, slow, optional=("bias",), num_results=1 + len(found)
     )  # fmt: skip
 
 
 @functools.cache
 def backward(recipe: str, needs_x: bool, needs_weight: bool, slow: Call) -> Call:
-    """call(dy, *weight, *x, *amax of weight, *amax of x) -> dx, dw, or both as a tuple.
+    """call(dy, *weight, *x, *found of the weight, *found of x) -> dx, dw, or both as a tuple.
 
-    weight comes if `needs_x`, x if `needs_weight`; each amax only if `shares_amax`, too.
+    weight comes if `needs_x`, x if `needs_weight`; what was found of each only if `is_shared`, too.
 
     Args:
       recipe: a name of RECIPES.
@@ -88,7 +96,7 @@ def backward(recipe: str, needs_x: bool, needs_weight: bool, slow: Call) -> Call
     """
     _, grad_input, grad_weight = _casts_of(recipe)
     casts: list[_Quantized] = []
-    is_shared = shares_amax(recipe)
+    takes = is_shared(recipe)
     if needs_x and needs_weight and grad_weight is not None and grad_input[0] == grad_weight[0]:
         casts.append(_Quantized.of("dy", grad_input[0], "dy.rows", transpose="both"))
     else:
@@ -97,10 +105,10 @@ def backward(recipe: str, needs_x: bool, needs_weight: bool, slow: Call) -> Call
         if needs_weight and grad_weight is not None:
             casts.append(_Quantized.of("dy", grad_weight[0], "dy.rows", transpose=True))
     if needs_x:
-        casts.append(_Quantized.of("weight", grad_input[1], "weight", transpose=True, has_amax=is_shared))
+        casts.append(_Quantized.of("weight", grad_input[1], "weight", transpose=True, takes=takes))
     if needs_weight and grad_weight is not None:
-        casts.append(_Quantized.of("x", grad_weight[1], "x.rows", transpose=True, has_amax=is_shared))
-    given = [one.names[-1] for one in casts if one.has_amax]
+        casts.append(_Quantized.of("x", grad_weight[1], "x.rows", transpose=True, takes=takes))
+    given = [one.names[-1] for one in casts if one.takes]
     results = ["dx"] * needs_x + ["dw"] * needs_weight
     outputs = (*results, *(name for one in casts for name in one.names if name not in given))
     sources = ["weight"] * needs_x + ["x"] * needs_weight
@@ -136,28 +144,38 @@ class _Quantized(NamedTuple):
 
     Attributes:
       source: its name, with a view.
-      cast, transpose, has_amax: of `quantizing_step`.
-      names: of the results, and of the partial amax, if there is one.
+      cast, transpose, gives, takes: of `quantizing_step`.
+      names: of the results, and of what is found or known of the tensor as a whole.
     """
 
     source: str
     cast: Cast
     transpose: bool | str
-    has_amax: bool
+    gives: bool
+    takes: bool
     names: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, name: str, cast: Cast, source: str, *, transpose: bool | str = False, has_amax: bool = False
+        cls,
+        name: str,
+        cast: Cast,
+        source: str,
+        *,
+        transpose: bool | str = False,
+        gives: bool = False,
+        takes: bool = False,
     ) -> _Quantized:
         names: tuple[str, ...] = ()
         if transpose is not True:
             names += (f"{name}8", f"scale_{name}")
         if transpose is not False:
-            names += (f"{name}_t8", f"scale_{name}_t")
-        if has_partial(cast, transpose=bool(transpose)):
-            names += (f"amax_{name}" if transpose is not True or has_amax else f"amax_{name}_t",)
-        return cls(source, cast, transpose, has_amax, names)
+            names += (f"{name}_t8",)
+        if transpose is not False or (gives and cast.scales == "row"):
+            names += (f"scale_{name}_t",)
+        if has_partial(cast, transpose=bool(transpose), gives=gives, takes=takes):
+            names += (f"amax_{name}" if transpose is not True or takes else f"amax_{name}_t",)
+        return cls(source, cast, transpose, gives, takes, names)
 
 
 class _Building:
@@ -170,7 +188,7 @@ class _Building:
 
     def quantize(self, one: _Quantized, x: torch.Tensor) -> None:
         names = (one.source, *one.names)
-        step, outputs = quantizing_step(one.cast, x, names, transpose=one.transpose, has_amax=one.has_amax)
+        step, outputs = quantizing_step(one.cast, x, names, transpose=one.transpose, gives=one.gives, takes=one.takes)
         self.steps.append(step)
         self.described.update(zip(one.names, outputs))
 

@@ -124,10 +124,11 @@ def made(
     dtype: torch.dtype,
     power_of_two: bool,
     *,
-    has_amax: bool = False,
+    gives_columns: bool = False,
+    is_known: bool = False,
 ) -> tuple[Any, ...]:
     """(plan, is_kept, device, outputs), as a FastCall asks for; the last output may be for partial
-    results. With `has_amax` these are an input: what a call with the same x and scales has left there."""
+    results. With `gives_columns` and `is_known`, of `kernels.plan`, what is known is among the outputs, too."""
     tensor = _checked(x, scales, transpose, dtype, power_of_two)
     device = tensor_checks.check_one_device([("x", tensor)])
     m, k = tensor.shape
@@ -135,30 +136,45 @@ def made(
     if transpose is not True:
         outputs += [((m, k), (k or 1, 1), dtype), (*dense_shape(scales, m, k), torch.float32)]
     if transpose is not False:
-        outputs += [((k, m), (m or 1, 1), dtype), (*dense_shape(scales, k, m), torch.float32)]
+        outputs += [((k, m), (m or 1, 1), dtype)]
+    if transpose is not False or gives_columns:
+        outputs += [(*dense_shape(scales, k, m), torch.float32)]
     name = DTYPE_NAMES[dtype]
     is_dense = tensor.stride(1) == 1 or k <= 1
     plan: Any
     if tensor.numel() and is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None:
-        plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device, has_amax=has_amax)
+        plan = kernels.plan(
+            tensor, scales, transpose, name, power_of_two, device, gives_columns=gives_columns, is_known=is_known
+        )
         if has_partial:
             outputs.append((*kernels.partial_shape(m, k, scales), torch.int32))
     else:
-        plan = functools.partial(_run_reference, scales, transpose, dtype, power_of_two)
+        run = functools.partial(_run_reference, scales, transpose, dtype, power_of_two)
+        plan = functools.partial(run, gives_columns, is_known)
         if has_partial:
             outputs.append(((0,), (1,), torch.int32))
     return plan, True, tensor.device, tuple(outputs)
 
 
 def _run_reference(
-    scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool, x: torch.Tensor, *outputs: torch.Tensor
+    scales: str,
+    transpose: bool | str,
+    dtype: torch.dtype,
+    power_of_two: bool,
+    gives_columns: bool,
+    is_known: bool,
+    x: torch.Tensor,
+    *outputs: torch.Tensor,
 ) -> None:
     """The plan where no kernel runs: plain torch."""
     found: list[torch.Tensor] = []
     if transpose is not True:
         found += reference.quantize(x, scales, dtype, power_of_two)
     if transpose is not False:
-        found += reference.quantize(x.t(), scales, dtype, power_of_two)
+        values, scale = reference.quantize(x.t(), scales, dtype, power_of_two)
+        found += [values] if is_known and scales == "row" else [values, scale]
+    if gives_columns:
+        found += reference.quantize(x.t(), scales, dtype, power_of_two)[1:]
     for output, one in zip(outputs, found):
         output.copy_(one)
 

@@ -26,8 +26,15 @@ PARTIALS = {"matrix": 1024, "column": 32}
 """The most partial results of reduce_amax: of the matrix, which each program of quantize_tiles reads, or of
 a column, which column_scales reads."""
 
-_COLUMNS = 64
-"""Of a program of column_scales; as in BUILD.bazel."""
+_ROWS_COLUMNS = {4096: (4, 256), 16384: (1, 128)}
+"""Elements of a row that a program of quantize_rows_columns keeps in registers -> the rows that it takes at a time,
+as in BUILD.bazel, and the most programs, each with a partial result of every column."""
+
+_COLUMN_SCALES = (64, 32)
+"""(partial results, columns) that a program of column_scales reads at a time; as in BUILD.bazel."""
+
+_TILE_ROWS = {"matrix": 64, "column": 64, "run": BLOCK, "tile": BLOCK}
+"""Rows of a tile of quantize_tiles, by its unit; as in BUILD.bazel."""
 
 _AMAX_TILE = (8, 512)
 """(rows, columns) that a program of reduce_amax reads at a time; as in BUILD.bazel."""
@@ -73,10 +80,18 @@ def plan(
     power_of_two: bool,
     device: Device,
     *,
-    has_amax: bool = False,
+    gives_columns: bool = False,
+    is_known: bool = False,
 ) -> Any:
     """The plan for calls like this one; takes x, the outputs of `sw.quantize`, and partial results, if there are
-    any, which another plan with the same x and scales has written already if `has_amax`.
+    any.
+
+    Args:
+      x, scales, transpose, dtype, power_of_two, device: of the call.
+      gives_columns: of rows without their transpose: whether the scales of columns are a third output, for a call
+        that transposes the same x later.
+      is_known: of a transpose: whether an earlier call with the same x has found what is shared by more than a
+        tile: the partial results of the matrix, or the scales of columns, which are no output then.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
@@ -87,45 +102,48 @@ def plan(
     m, k = x.shape
     ldx = _ldx(x)
     in_dtype, pow2 = _name(x), int(power_of_two)
-    tiles = (-(-m // BLOCK), -(-k // BLOCK), 1)
     plain, transposed = transpose is not True, transpose is not False
-    # Tensor 0 is x; then the outputs; a partial result is the last.
-    outputs = [("address", position) for position in range(1, 6)]
-    source, nothing = ("address", 0), ("address", 1)
-    x8, scale = outputs[:2] if plain else (nothing, nothing)
-    xt8, scale_t = (outputs[2:4] if plain else outputs[:2]) if transposed else (nothing, nothing)
-    num_outputs = 2 * (plain + transposed)
-    partial = outputs[num_outputs]
-    steps = []
+    # Tensor 0 is x; then the outputs; partial results are the last.
+    addresses = iter([("address", position) for position in range(6)])
+    source, nothing = next(addresses), ("address", 1)
+    x8, scale = (next(addresses), next(addresses)) if plain else (nothing, nothing)
+    xt8 = next(addresses) if transposed else nothing
+    scale_t = next(addresses) if transposed or gives_columns else nothing
+    partial = next(addresses)
+    num_tensors = partial[1]
+    unit = _UNITS[scales]
+    finds_columns = unit == "column" and (gives_columns or (transposed and not is_known))
+    num_partials = 0
+    steps: list[Any] = []
 
-    def kernel(variant: str, num_arguments: int, out: str = dtype) -> Any:
+    def add(variant: str, grid: tuple[int, int, int], arguments: list[Any], out: str = dtype) -> None:
         id = _id(arch, variant, in_dtype, out)
         built_products.check_kernel(id, f"quantize to {dtype} with transpose={transpose!r}")
-        return aot_kernels.load(id, num_arguments)
+        steps.append((aot_kernels.load(id, len(arguments)), grid, arguments))
 
-    if scales == "row" and plain:
-        block = next((block for block in ROW_BLOCKS if k <= block), None)
-        variant = "rows_loop" if block is None else f"rows_{block}"
-        steps.append((kernel(variant, 8), (m, 1, 1), [source, nothing, x8, scale, m, k, ldx, pow2]))
-    unit = _UNITS[scales]
-    num_partials = 0
-    if unit in PARTIALS and (transposed or unit == "matrix"):
+    block = next((block for block in ROW_BLOCKS if k <= block), None)
+    if unit == "column" and plain and finds_columns and block is not None:
+        num_partials, rows_per_block = _row_blocks(m, block)
+        arguments = [source, partial, x8, scale, m, k, ldx, rows_per_block, pow2]
+        add(f"rows_columns_{block}", (num_partials, 1, 1), arguments)
+    elif unit == "column" and plain:
+        add(f"rows_{block or 'loop'}", (m, 1, 1), [source, nothing, x8, scale, m, k, ldx, pow2])
+    if (finds_columns or unit == "matrix") and not num_partials:
         blocks, rows_per_block = amax_blocks(m, k, unit)
         num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
-        if not has_amax:
-            arguments = [source, partial, m, k, ldx, rows_per_block]
-            steps.append((kernel(f"amax_{unit}", len(arguments), "e4m3"), (*blocks, 1), arguments))
-    if unit == "column" and transposed:
-        grid = (-(-k // _COLUMNS), 1, 1)
-        steps.append((kernel("column_scales", 5), grid, [partial, scale_t, k, num_partials, pow2]))
-    if transposed or scales != "row":
+        if not is_known:
+            add(f"amax_{unit}", (blocks[0], blocks[1], 1), [source, partial, m, k, ldx, rows_per_block], "e4m3")
+    if finds_columns:
+        grid = (-(-k // _COLUMN_SCALES[1]), 1, 1)
+        add("column_scales", grid, [partial, scale_t, k, num_partials, pow2])
+    if transposed or unit != "column":
         arguments = [
             source, partial if num_partials else nothing, x8, scale, xt8, scale_t,
             m, k, ldx, num_partials, pow2, int(plain),
         ]  # fmt: skip
-        variant = f"tiles_{unit}_t" if transposed else f"tiles_{unit}"
-        steps.append((kernel(variant, len(arguments)), tiles, arguments))
-    return aot_kernels.plan(device, 1 + num_outputs + bool(num_partials), steps)
+        grid = (-(-m // _TILE_ROWS[unit]), -(-k // BLOCK), 1)
+        add(f"tiles_{unit}_t" if transposed else f"tiles_{unit}", grid, arguments)
+    return aot_kernels.plan(device, num_tensors + bool(num_partials), steps)
 
 
 def scaled_rows_plan(x: torch.Tensor, power_of_two: bool, device: Device) -> Any:
@@ -211,10 +229,19 @@ def amax_blocks(m: int, k: int, unit: str) -> tuple[tuple[int, int], int]:
 
 def partial_shape(m: int, k: int, scales: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of the partial results of a call that has some."""
-    unit = "matrix" if scales == "tensor" else "column"
-    blocks, _ = amax_blocks(m, k, unit)
-    size = blocks[0] * (blocks[1] if unit == "matrix" else k)
-    return (size,), (1,)
+    if scales == "tensor":
+        (rows, columns), _ = amax_blocks(m, k, "matrix")
+        return (rows * columns,), (1,)
+    num_partials = [amax_blocks(m, k, "column")[0][0]]
+    num_partials += [_row_blocks(m, block)[0] for block in ROW_BLOCKS if k <= block]
+    return (max(num_partials) * k,), (1,)
+
+
+def _row_blocks(m: int, block: int) -> tuple[int, int]:
+    """The grid of quantize_rows_columns, and the rows of a program."""
+    at_once, most = _ROWS_COLUMNS[block]
+    rows_per_block = -(-m // (most * at_once)) * at_once
+    return -(-m // rows_per_block), rows_per_block
 
 
 def _id(arch: tuple[int, int], variant: str, in_dtype: str, out_dtype: str) -> str:

@@ -11,11 +11,14 @@ transpose), the whole matrix, 1 x 128 elements along a row, 128 x 1 along a colu
     rms_norm_rows    the same of a row that is divided by its root mean square; writes the row, too
     reduce_amax      grid: (blocks of rows, blocks of columns); the largest |x| of each block, or of each
                      column of it, as a partial result
-    column_scales    grid: blocks of columns; the scales of columns from these
-    quantize_tiles   grid: (tiles of 128 rows, tiles of 128 columns); a tile is read once and written in
+    quantize_rows_columns
+                     grid: blocks of rows; the rows of a block, and the largest |x| of each of their columns
+    column_scales    grid: blocks of columns; the scales of columns from partial results
+    quantize_tiles   grid: (tiles of rows, tiles of 128 columns); a tile is read once and written in
                      both orientations. Units that are larger than a tile take the results of those before
 
-Each is bound by memory; what makes them fast is that x is read once where its units allow it.
+Each is bound by memory; what makes them fast is that x is read once where its units allow it, and that a loop
+loads what comes next while it works.
 
 The largest |x| is found among bit patterns: for floats without their sign these order as the numbers
 do, with infinity and then NaN above them, so that NaN is not lost. A unit with an infinity or a NaN gets
@@ -156,7 +159,7 @@ def reduce_amax(
     rows = tl.program_id(0) * rows_per_block + tl.arange(0, ROWS)
     end = tl.minimum(m, (tl.program_id(0) + 1) * rows_per_block)
     largest = tl.zeros([ROWS, BLOCK], tl.int32)
-    for step in range(0, rows_per_block, ROWS):
+    for step in tl.range(0, rows_per_block, ROWS, num_stages=3):
         mask = (rows + step < end)[:, None] & (columns < k)[None, :]
         values = tl.load(x + (rows + step).to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
         largest = tl.maximum(largest, _bits(values))
@@ -168,29 +171,57 @@ def reduce_amax(
 
 
 @triton.jit
+def quantize_rows_columns(
+    x, partial, x8, scales, m, k, ldx, rows_per_block, power_of_two,
+    MAX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """quantize_rows for ROWS rows at a time, each of which fits BLOCK, and partial[block of rows, k] of their
+    columns, as bits."""
+    columns = tl.arange(0, BLOCK)
+    rows = tl.program_id(0) * rows_per_block + tl.arange(0, ROWS)
+    end = tl.minimum(m, (tl.program_id(0) + 1) * rows_per_block)
+    largest = tl.zeros([BLOCK], tl.int32)
+    for step in tl.range(0, rows_per_block, ROWS, num_stages=STAGES):
+        at = (rows + step).to(tl.int64)
+        mask = (at < end)[:, None] & (columns < k)[None, :]
+        values = tl.load(x + at[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
+        bits = _bits(values)
+        largest = tl.maximum(largest, tl.max(bits, axis=0))
+        scale, inverse = _scale(tl.max(bits, axis=1), MAX, power_of_two)
+        values8 = (values.to(tl.float32) * inverse[:, None]).to(x8.dtype.element_ty)
+        tl.store(x8 + at[:, None] * k + columns[None, :], values8, mask=mask)
+        tl.store(scales + at, scale, mask=at < end)
+    tl.store(partial + tl.program_id(0) * k + columns, largest, mask=columns < k)
+
+
+@triton.jit
 def column_scales(
     partial, scales, k, num_partials, power_of_two, MAX: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The scale of each of k columns from reduce_amax's partial results."""
+    """The scale of each of k columns from partial results, PARTIALS of which are read at a time."""
     columns, others = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, PARTIALS)
-    mask = (others < num_partials)[:, None] & (columns < k)[None, :]
-    found = tl.load(partial + others[:, None] * k + columns[None, :], mask=mask, other=0)
-    scale, _ = _scale(tl.max(found, axis=0), MAX, power_of_two)
+    largest = tl.zeros([PARTIALS, BLOCK], tl.int32)
+    for begin in range(0, num_partials, PARTIALS):
+        at = begin + others
+        mask = (at < num_partials)[:, None] & (columns < k)[None, :]
+        largest = tl.maximum(largest, tl.load(partial + at[:, None] * k + columns[None, :], mask=mask, other=0))
+    scale, _ = _scale(tl.max(largest, axis=0), MAX, power_of_two)
     tl.store(scales + columns, scale, mask=columns < k)
 
 
 @triton.jit
 def quantize_tiles(
     x, partial, x8, scales, xt8, scales_t, m, k, ldx, num_partials, power_of_two, writes,
-    MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
+    MAX: tl.constexpr, UNIT: tl.constexpr, TRANSPOSES: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of TILE x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile.
+    """A tile of ROWS x TILE. UNIT: 0 the matrix, 1 a column, 2 a run of TILE, 3 a tile, for which ROWS is TILE.
 
     scales: [1], none, [m, ceil(k / TILE)] column-major, or [ceil(m / TILE), ceil(k / TILE)]; scales_t,
     those of the transpose: [1], [k] (column_scales wrote them), [k, ceil(m / TILE)] column-major, or the
     transpose of scales.
     """
-    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = (rows < m)[:, None] & (columns < k)[None, :]
     values = tl.load(x + rows.to(tl.int64)[:, None] * ldx + columns[None, :], mask=mask, other=0.0)
