@@ -19,7 +19,7 @@ def pytest_test(
       support: Python files that the tests import, conftest.py among them.
       deps: further libraries; the wheel and pytest are there already.
       data: further files; the current folder is the root of this repository's runfiles.
-      env: environment, with $(rootpath ...) expansion.
+      env: environment, with $(rootpath ...) expansion; torch has one thread, since Bazel runs a test on each core.
       tags: as everywhere; "gpu" marks tests that skip themselves without a GPU.
       all_kernels: whether the tests need the kernels that //:kernel_set may leave out.
       size: as everywhere.
@@ -33,7 +33,7 @@ def pytest_test(
         main = main,
         args = ["$(rootpath {})".format(src) for src in srcs],
         data = data,
-        env = env,
+        env = {"OMP_NUM_THREADS": "1"} | env,
         tags = tags,
         deps = deps + [
             Label("//:installed_all" if all_kernels else "//:installed"),
