@@ -189,7 +189,7 @@ def test_starting_imports_nothing_heavy(arguments):
         "import sys\n"
         "from stoneware.cli import main\n"
         f"main.run({arguments!r})\n"
-        "heavy = {'torch', 'triton', 'sqlite3', 'numpy', 'pynvml', 'optuna'}\n"
+        "heavy = {'torch', 'triton', 'sqlite3', 'numpy', 'pynvml'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())

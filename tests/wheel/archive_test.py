@@ -77,14 +77,12 @@ def test_metadata_asks_for_the_python_of_the_tag(wheel):
     assert wheel.header("METADATA")["Requires-Python"] == expected
 
 
-def test_metadata_names_requirements_and_extras(wheel):
-    assert wheel.header("METADATA").get_all("Provides-Extra") == ["search"]
+def test_metadata_names_requirements(wheel):
     assert wheel.header("METADATA").get_all("Requires-Dist") == [
         "nvidia-ml-py>=12",
         "rich>=13.8",
         "torch>=2.11",
         "typer>=0.20",
-        'optuna>=4; extra == "search"',
     ]
 
 

@@ -5,9 +5,6 @@ WHEELS = {
     "absl-py": ("2.5.1", {
         "absl_py-2.5.1-py3-none-any.whl": "721200f2f0e9960f2ca9dc3a2a706b201f5f75d812c158f059cbbe29eeafbdb8",
     }),
-    "alembic": ("1.20.1", {
-        "alembic-1.20.1-py3-none-any.whl": "9970712cfb81ea26c8658d378aaa5b8f6ff9146e5bb111d70497c164016cf598",
-    }),
     "annotated-doc": ("0.0.7", {
         "annotated_doc-0.0.7-py3-none-any.whl": "6bc31bbbec6dfaaedc1676dbc11dbda96fe22a2b5c400e9ebad113fec44a9dc6",
     }),
@@ -22,9 +19,6 @@ WHEELS = {
     }),
     "click": ("8.5.1", {
         "click-8.5.1-py3-none-any.whl": "8bb5376d2006950386f8c6427613334a2acadc5f559cb80e638d00b4df957e37",
-    }),
-    "colorlog": ("6.12.0", {
-        "colorlog-6.12.0-py3-none-any.whl": "30d392604e9110045a2c2aeefc27d7a017abbab63f3a8aee594eac0801df784e",
     }),
     "contourpy": ("1.3.3", {
         "contourpy-1.3.3-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "51e79c1f7470158e838808d4a996fa9bac72c498e93d8ebe5119bc1e6becb0db",
@@ -61,9 +55,6 @@ WHEELS = {
     }),
     "librt": ("0.16.0", {
         "librt-0.16.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "94aed6a8308818b91677957d1bd03188869cd7aeb23c5dba7912a6c0402f7602",
-    }),
-    "mako": ("1.4.3", {
-        "mako-1.4.3-py3-none-any.whl": "723296007c870bfd6b3f0c3230dba7198096e5269297ebf5e4eff9e7ffa39d4f",
     }),
     "markdown-it-py": ("4.3.0", {
         "markdown_it_py-4.3.0-py3-none-any.whl": "7aa1511a46c39138de78d9eba92ce47e63124d8003fc98b3a351909e04239efa",
@@ -116,9 +107,6 @@ WHEELS = {
     "nvidia-nvvm": ("13.0.88", {
         "nvidia_nvvm-13.0.88-py3-none-manylinux2010_x86_64.manylinux_2_12_x86_64.whl": "c5f41ffeb6466944a026dfa5317d7d85355c119bbec279205d22f1869d1054e0",
     }),
-    "optuna": ("5.0.0", {
-        "optuna-5.0.0-py3-none-any.whl": "5fff892ae6baf4948c810c5b8635ec67e08efb0709b41cb73b14e30391d44720",
-    }),
     "packaging": ("26.3", {
         "packaging-26.3-py3-none-any.whl": "d7193f7c8e4e93f444fde0262bf90af30e16fa0ad0ad44cb553c87339b23cd1c",
     }),
@@ -146,9 +134,6 @@ WHEELS = {
     "python-dateutil": ("4.0.0", {
         "python_dateutil-4.0.0-py3-none-any.whl": "a5e246f79eb80475e691bf93862cead98decd8a498cf53ba0516fcdc0f50dc1c",
     }),
-    "pyyaml": ("6.0.3", {
-        "pyyaml-6.0.3-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
-    }),
     "rich": ("15.0.0", {
         "rich-15.0.0-py3-none-any.whl": "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
     }),
@@ -164,17 +149,11 @@ WHEELS = {
     "sortedcontainers": ("2.4.0", {
         "sortedcontainers-2.4.0-py2.py3-none-any.whl": "a163dcaede0f1c021485e957a39245190e74249897e2ae4b2aa38595db237ee0",
     }),
-    "sqlalchemy": ("2.1.9", {
-        "sqlalchemy-2.1.9-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "3a24b459e52b3ac138f6a05e99a4bd0589443a1ae18041a59c1cfdee12134a2b",
-    }),
     "sympy": ("1.14.0", {
         "sympy-1.14.0-py3-none-any.whl": "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
     }),
     "torch": ("2.13.0+cpu", {
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
-    }),
-    "tqdm": ("4.70.1", {
-        "tqdm-4.70.1-py3-none-any.whl": "c293e525e6fef9c20e8728fd4612df02a0aa31bb5fe91ecd93e123b1b7bffa73",
     }),
     "triton": ("3.6.0", {
         "triton-3.6.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3",

@@ -356,8 +356,6 @@ class Chooser:
         The best known config and then the default are timed again, last: a run without the default
         does not count, so a killed one has all that it must be compared with, or does not count.
         """
-        from stoneware.measuring import search
-
         run = self._run(problem)
         default, ran = problem.default, problem.ran(known)
         racing = list(missing)
@@ -370,28 +368,21 @@ class Chooser:
         _LOG.info(
             "%s %s: timing %d of %d configs", problem.key.op, problem.key.shape, len(racing), len(problem.configs)
         )
-
-        def measure(configs: Sequence[KernelConfig]) -> dict[KernelConfig, float | None]:
-            candidates = {
-                config: Candidate(self.fn, problem.configs[config], problem.call, self.hooks) for config in configs
+        candidates = {
+            config: Candidate(self.fn, problem.configs[config], problem.call, self.hooks) for config in racing
+        }
+        run_id, sha256 = run.id if run else "memory", self.kernel_sha256()
+        for batch in tuner.measure(candidates, bench):
+            samples = {
+                config: tuner.sample_of(problem.key, config, result, sha256, run_id) for config, result in batch.items()
             }
-            run_id, sha256 = run.id if run else "memory", self.kernel_sha256()
-            for batch in tuner.measure(candidates, bench):
-                samples = {
-                    config: tuner.sample_of(problem.key, config, result, sha256, run_id)
-                    for config, result in batch.items()
-                }
-                timed = {config: Timed.of_sample(config, item, _NOW, MEASURED) for config, item in samples.items()}
-                known.update(timed)
-                if run is not None:
-                    tuning.keep(run, [*samples.values()])
-                else:
-                    in_memory = {config: one._replace(source=MEMORY) for config, one in timed.items()}
-                    self._in_memory.setdefault(problem.place, {}).update(in_memory)
-            return {config: known[config].median_us or None for config in configs}
-
-        before = {config: one.median_us or None for config, one in known.items() if config in problem.configs}
-        search.run(racing, measure, always=(default,), known=before)
+            timed = {config: Timed.of_sample(config, item, _NOW, MEASURED) for config, item in samples.items()}
+            known.update(timed)
+            if run is not None:
+                tuning.keep(run, [*samples.values()])
+            else:
+                in_memory = {config: one._replace(source=MEMORY) for config, one in timed.items()}
+                self._in_memory.setdefault(problem.place, {}).update(in_memory)
 
     def _run(self, problem: Problem) -> Run | None:
         """The run of this kernel on this GPU in this process; None where no sample can be stored."""
