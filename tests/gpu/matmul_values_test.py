@@ -69,7 +69,9 @@ CASES = [
 def test_kernel_agrees_with_float64_and_writes_only_its_output(kernel, case, device):
     config = kernel.config
     problem = case.problem(config["a"], config["out"], config["layout"])
-    tensors = operands.make(problem, "cuda", guarded=case.pad_out > 0)
+    tensors = operands.make(problem, "cuda")
+    if case.pad_out:
+        tensors = operands.guarded(tensors)
     api.OPERATION.make_plan(problem, fitting_kernels.config(kernel), device)(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)
@@ -88,7 +90,7 @@ K_OF_SPLITS = 2440  # 20 tiles of 128, the last of 8: shares that differ
 )
 def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
     problem = Case(m, 1040, K_OF_SPLITS).problem(kernel.config["a"], kernel.config["out"], kernel.config["layout"])
-    tensors = operands.make(problem, "cuda", guarded=True)
+    tensors = operands.guarded(operands.make(problem, "cuda"))
     api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)(*tensors.arguments)
     torch.cuda.synchronize()
     comparison = operands.compare(tensors.out, operands.reference(tensors), tensors.problem)

@@ -186,14 +186,16 @@ def test_torchs_kernel_with_block_scales_of_any_layout_agrees_with_float64(m, n,
     problem = dataclasses.replace(dense, **layouts_of_scales(m, n, k, scales == "block_1d")[layout])
     if (reason := api.OPERATION.backends["vendor"].supports(problem, device)) is not None:
         pytest.skip(reason)
-    tensors = operands.make(problem, "cuda", guarded=False)
+    tensors = operands.make(problem, "cuda")
     api.OPERATION.plan(problem, device, backend="vendor")(*tensors.arguments)
     comparison = operands.compare(tensors.out, operands.reference(tensors), problem)
     assert comparison.is_right, str(comparison)
 
 
 def assert_right(kernel: KernelRecord, problem: Problem, device, *, is_guarded: bool, splits: int = 1) -> None:
-    tensors = operands.make(problem, "cuda", guarded=is_guarded)
+    tensors = operands.make(problem, "cuda")
+    if is_guarded:
+        tensors = operands.guarded(tensors)
     plan = api.OPERATION.make_plan(problem, fitting_kernels.config(kernel, splits), device)
     plan(*tensors.arguments)
     torch.cuda.synchronize()

@@ -168,7 +168,7 @@ def test_a_grouped_result_may_have_a_guard_and_its_weights_strides(dtype):
     problem = GroupedMmProblem(
         m=21, n=32, k=64, num_groups=3, a_dtype=dtype, b_dtype=dtype, lda=80, ldb=96, ldd=48, group_stride_b=33 * 96
     )
-    tensors = operands.make(problem, "cpu", guarded=True)
+    tensors = operands.guarded(operands.make(problem, "cpu"))
     assert tensors.a.stride() == (80, 1) and tensors.b.stride() == (33 * 96, 1, 96)
     grouped_reference.BACKEND.plan(problem, config("right_1"), CPU)(*tensors.arguments)
     assert operands.compare(tensors.out, operands.reference(tensors), problem).is_right
@@ -205,8 +205,8 @@ def test_a_batch_has_its_strides_and_each_product_is_compared(strides, layout):
 
 
 def test_a_batch_has_no_guard():
-    with pytest.raises(ValueError, match="guarded=True must be False for batch=2"):
-        operands.make(MatmulProblem.dense(m=8, n=16, k=16, batch=2), "cpu", guarded=True)
+    with pytest.raises(ValueError, match=r"shape \[2, 8, 16\] must be one matrix"):
+        operands.guarded(operands.make(MatmulProblem.dense(m=8, n=16, k=16, batch=2), "cpu"))
 
 
 @pytest.mark.parametrize(("a_dtype", "b_dtype"), [("e5m2", "e4m3"), ("e4m3", "e5m2")])

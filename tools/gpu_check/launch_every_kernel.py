@@ -149,7 +149,7 @@ def _problem(kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, i
 
 def make(launch: Launch) -> Operands:
     """The operands on the CPU."""
-    tensors = operands.make(launch.problem, "cpu", guarded=True)
+    tensors = operands.guarded(operands.make(launch.problem, "cpu"))
     if launch.counts:
         offs = torch.tensor(launch.counts).cumsum(0).to(torch.int32)
         tensors = tensors.replace(offs=offs)

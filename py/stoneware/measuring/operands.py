@@ -105,17 +105,27 @@ def takes_bias(problem: Any) -> bool:
     return "has_bias" in registry.spec(problem.key.op).takes
 
 
-def make(problem: Any, device: Device, *, guarded: bool = False) -> Operands:
+def make(problem: Any, device: Device) -> Operands:
     """Draws operands: normal values, scales in [0.5, 1.5), a bias as large as the products; for
-    grouped_mm groups of rows as uneven as a router makes them.
+    grouped_mm groups of rows as uneven as a router makes them."""
+    return registry.spec(problem.key.op).operands.make(problem, device)
 
-    Args:
-      guarded: surround out with a guard of NaN: a row above and below, 8 columns on each side.
+
+def guarded(operands: Operands) -> Operands:
+    """The operands with an out that has a guard of NaN: a row above and below, 8 columns on each side.
 
     Raises:
-      ValueError: `guarded`, and ldd < n + 16 or the problem is a batch.
+      ValueError: ldd < n + 16, or the problem is a batch.
     """
-    return registry.spec(problem.key.op).operands.make(problem, device, guarded)
+    out, ldd = operands.out, operands.problem.ldd
+    if out.dim() != 2:
+        raise ValueError(f"out of shape {list(out.shape)} must be one matrix for a guard; check one product of a batch")
+    m, n = out.shape
+    if ldd < n + 16:
+        raise ValueError(f"ldd={ldd} must be at least n + 16 = {n + 16} for a guarded output; pass a larger ldd")
+    base = torch.full((m + 2, ldd), math.nan, dtype=out.dtype, device=out.device)
+    out = base[1 : m + 1, 8 : n + 8]  # 8: 16 bytes, so aligned
+    return dataclasses.replace(operands.replace(out=out), out_base=base)
 
 
 def reference(operands: Operands) -> torch.Tensor:
@@ -189,11 +199,7 @@ def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice, block
 
 
 def product(
-    problem: Any,
-    device: Device,
-    guarded: bool,
-    batch: Mapping[str, tuple[int, int]] | None = None,
-    **others: torch.Tensor | None,
+    problem: Any, device: Device, batch: Mapping[str, tuple[int, int]] | None = None, **others: torch.Tensor | None
 ) -> Operands:
     """Draws a and b with the problem's dtypes, layout and leading dimensions, a bias if it has one, and makes
     out; see `make`.
@@ -208,14 +214,9 @@ def product(
     for name, size, layout in (("a", (m, k), problem.layout[0]), ("b", (k, n), problem.layout[1])):
         dtype, leading = TORCH_DTYPES[getattr(problem, f"{name}_dtype")], getattr(problem, f"ld{name}")
         tensors[name] = _matrices(size, leading, batch.get(name), layout == "n", dtype, device)
-    dtype = TORCH_DTYPES[problem.out_dtype]
-    if "out" not in batch:
-        out_base, tensors["out"] = poisoned_output(problem, dtype, device, guarded)
-    else:
-        num, stride = batch["out"]
-        if guarded:
-            raise ValueError(f"guarded={guarded} must be False for batch={num}; check one product with a guard")
-        out_base, tensors["out"] = poisoned((num, m, n), (stride, problem.ldd, 1), dtype, device)
+    dtype, (num, stride) = TORCH_DTYPES[problem.out_dtype], batch.get("out", (1, 0))
+    out_base, out = poisoned((num, m, n), (stride, problem.ldd, 1), dtype, device)
+    tensors["out"] = out if "out" in batch else out[0]
     if takes_bias(problem):
         tensors["bias"] = bias(problem, dtype, device) if problem.has_bias else None
     return Operands(problem=problem, out_base=out_base, tensors=tensors)
@@ -248,18 +249,6 @@ def poisoned(
     # Bytes of ones are NaN in every dtype here, and fill_ does not take fp8.
     base = torch.full((size * dtype.itemsize,), 255, dtype=torch.uint8, device=device).view(dtype)
     return base, base.as_strided(shape, strides)
-
-
-def poisoned_output(
-    problem: Any, dtype: torch.dtype, device: Device, guarded: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out_base, out) of one result [m, n] with the problem's ldd, all NaN."""
-    m, n, ldd = problem.m, problem.n, problem.ldd
-    if guarded and ldd < n + 16:
-        raise ValueError(f"ldd={ldd} must be at least n + 16 = {n + 16} for a guarded output; pass a larger ldd")
-    first_row, first_column = (1, 8) if guarded else (0, 0)  # 8: 16 bytes, so aligned
-    base = torch.full((m + 2 * first_row, ldd), math.nan, dtype=dtype, device=device)
-    return base, base[first_row : first_row + m, first_column : first_column + n]
 
 
 def scale(rows: int, columns: int, device: Device) -> torch.Tensor:

@@ -6,7 +6,7 @@ is a folder with
 
     spec.py       SPEC, an OpSpec; its Problem. Free of torch: the build and `explain` import it
     api.py        the function that users call, its OPERATION with the backends, its plans
-    operands.py   make(problem, device, guarded) and reference(operands), for measuring and checks
+    operands.py   make(problem, device) and reference(operands), for measuring and checks
 
 and a line in `stoneware.kernels.registry.OPS`.
 """

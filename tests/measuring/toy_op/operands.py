@@ -8,9 +8,9 @@ from stoneware.measuring import operands
 from stoneware.measuring.operands import Operands
 
 
-def make(problem, device, guarded):
+def make(problem, device):
     shape = problem.m, problem.n
-    out_base, out = operands.poisoned_output(problem, torch.float32, device, guarded)
+    out_base, out = operands.poisoned(shape, (problem.ldd, 1), torch.float32, device)
     return Operands(
         problem=problem,
         out_base=out_base,

@@ -39,7 +39,7 @@ def ragged(num_rows: int, num_groups: int) -> list[int]:
     return counts
 
 
-def make(problem: Problem, device: Device, guarded: bool) -> Operands:
+def make(problem: Problem, device: Device) -> Operands:
     """See `measuring.operands.make`; groups are as `ragged` deals them out."""
     m, num_groups = problem.m, problem.num_groups
     offs = torch.tensor(ragged(m, num_groups), device=device).cumsum(0).to(torch.int32)
@@ -47,7 +47,7 @@ def make(problem: Problem, device: Device, guarded: bool) -> Operands:
     if problem.scales == "row":
         scale_a, scale_b = operands.scale(1, m, device)[0], operands.scale(num_groups, problem.n, device)
     groups = {"b": (num_groups, problem.group_stride_b)}
-    return operands.product(problem, device, guarded, groups, offs=offs, scale_a=scale_a, scale_b=scale_b)
+    return operands.product(problem, device, groups, offs=offs, scale_a=scale_a, scale_b=scale_b)
 
 
 def reference(tensors: Operands) -> torch.Tensor:
