@@ -30,10 +30,10 @@ def test_each_round_has_every_call_once_in_an_order_drawn_anew():
 
 
 def test_the_hopeless_are_dropped_and_keep_the_timings_they_have():
-    calls = {"fast": FakeCall(100.0), "near": FakeCall(190.0), "slow": FakeCall(220.0)}
-    timings = timer(FakeStopwatch()).time(calls, rounds=50, max_seconds=1e9, rounds_before_drop=7, drop_ratio=2.0)
+    calls = {"fast": FakeCall(100.0), "near": FakeCall(140.0), "slow": FakeCall(170.0)}
+    timings = timer(FakeStopwatch()).time(calls, rounds=50, max_seconds=1e9, rounds_before_drop=7)
     assert {name: timing.count for name, timing in timings.items()} == {"fast": 50, "near": 50, "slow": 7}
-    assert timings["slow"].median_us == 220.0 + EVENT_US
+    assert timings["slow"].median_us == 170.0 + EVENT_US
 
 
 def test_without_a_drop_none_is_dropped():
@@ -98,7 +98,7 @@ def test_at_most_half_of_the_rounds_are_discarded_and_none_near_the_median(clock
 
 def test_short_calls_are_timed_in_graphs_without_the_cost_of_the_events():
     calls = {"a": FakeCall(5.0), "b": FakeCall(5.4), "slow": FakeCall(30.0)}
-    timings = timer(FakeStopwatch()).time(calls, rounds=30, max_seconds=1e9, rounds_before_drop=5, drop_ratio=2.0)
+    timings = timer(FakeStopwatch()).time(calls, rounds=30, max_seconds=1e9, rounds_before_drop=5)
     assert timings["a"].median_us == pytest.approx(5.0)
     assert timings["b"].median_us == pytest.approx(5.4)
     assert (timings["slow"].median_us, timings["slow"].count) == (30.0 + EVENT_US, 5)

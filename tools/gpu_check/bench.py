@@ -182,7 +182,7 @@ def measure(
     if OURS in right:  # no figure without a right value
         limits = {"rounds": rounds, "max_seconds": schedule.seconds_for_timing()}
         timings = _timings(case, right, timer, row["no_figure"], **limits)
-        row["device_us"] = {name: _rounded(timing) for name, timing in timings.items()}
+        row["device_us"] = {name: timing.figures for name, timing in timings.items()}
     schedule.done(untimed)
     return row
 
@@ -230,7 +230,7 @@ def host_times(case: Case, right: Mapping[str, Run]) -> dict[str, dict[str, Any]
             torch.cuda.synchronize()
     times: dict[str, dict[str, Any]] = {"out": {}, "allocating": {}}
     for (how, name), samples in samples_us.items():
-        times[how][name] = _rounded(Timing.of(samples))
+        times[how][name] = Timing.of(samples).figures
     return times
 
 
@@ -342,11 +342,6 @@ def _labels(family: Family, workload: Workload) -> dict[str, Any]:
         "k": workload.k,
         "groups": workload.groups,
     }
-
-
-def _rounded(timing: Timing) -> dict[str, Any]:
-    rounded = {"median_us": round(timing.median_us, 3), "spread_us": round(timing.spread_us, 3)}
-    return {**vars(timing), **rounded}
 
 
 def _text(error: BaseException) -> str:

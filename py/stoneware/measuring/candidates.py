@@ -37,8 +37,6 @@ LONGEST_DETAIL = 500
 _LARGEST_ERROR = 1e9
 """Stands for infinity, which JSON lacks."""
 
-_NOT_TIMED = Timing(0.0, 0.0, 0)
-
 _LOG = logging.getLogger("stoneware.measuring")
 
 
@@ -172,17 +170,12 @@ class Race:
             ) from lost
 
     def _sample(
-        self, config: Config, status: str, error: float = 0.0, timing: Timing = _NOT_TIMED, detail: str = ""
+        self, config: Config, status: str, error: float = 0.0, timing: Timing = Timing(), detail: str = ""
     ) -> Sample:
         return Sample(
             key=self.problem.key,
             config=config,
-            # A call that is faster than the resolution still took some time.
-            median_us=max(round(timing.median_us, 3), 0.001) if timing.count else 0.0,
-            spread_us=round(timing.spread_us, 3),
-            count=timing.count,
-            sm_clock_mhz_before=timing.sm_clock_mhz_before,
-            sm_clock_mhz_after=timing.sm_clock_mhz_after,
+            **timing.figures,
             status=status,
             error=float(f"{error:.3e}"),
             kernel_sha256=kernel_sha256(config),

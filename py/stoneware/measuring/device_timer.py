@@ -45,7 +45,7 @@ _FLUSH = object()
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Timings of one call, in microseconds.
+    """Timings of one call, in microseconds; without arguments, of one that was not timed.
 
     Attributes:
       spread_us: interquartile range.
@@ -54,9 +54,9 @@ class Timing:
         round that counts; 0 if unknown.
     """
 
-    median_us: float
-    spread_us: float
-    count: int
+    median_us: float = 0.0
+    spread_us: float = 0.0
+    count: int = 0
     sm_clock_mhz_before: int = 0
     sm_clock_mhz_after: int = 0
 
@@ -67,6 +67,16 @@ class Timing:
             first, _, third = statistics.quantiles(samples_us, n=4, method="inclusive")
             spread_us = third - first
         return cls(statistics.median(samples_us), spread_us, len(samples_us), before_mhz, after_mhz)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The attributes, in steps of a nanosecond; what was timed took at least one."""
+        least_us = 0.001 if self.count else 0.0
+        return {
+            **vars(self),
+            "median_us": max(round(self.median_us, 3), least_us),
+            "spread_us": round(self.spread_us, 3),
+        }
 
 
 class TimingFailed(Exception):
@@ -108,7 +118,6 @@ class DeviceTimer:
         rounds: int,
         max_seconds: float,
         rounds_before_drop: int = 0,
-        drop_ratio: float = DROP_RATIO,
         short_us: float = SHORT_US,
     ) -> dict[Name, Timing]:
         """Times every call once a round.
@@ -118,7 +127,6 @@ class DeviceTimer:
           rounds: number of rounds that count.
           max_seconds: stop after the round in which this has passed.
           rounds_before_drop: drop slow calls after this many rounds; 0 drops none.
-          drop_ratio: see DROP_RATIO.
           short_us: see SHORT_US; 0 uses no graphs.
 
         Returns:
@@ -139,7 +147,7 @@ class DeviceTimer:
         if len(by_event) < first_rounds:
             return timed  # the time is over
         fastest_us = min(timing.median_us for timing in timed.values())
-        left = [name for name in calls if not rounds_before_drop or timed[name].median_us <= drop_ratio * fastest_us]
+        left = [name for name in calls if not rounds_before_drop or timed[name].median_us <= DROP_RATIO * fastest_us]
         graphs = self._captured(calls, left) if fastest_us < short_us else None
         if graphs is not None:
             in_graphs = _timings(self._rounds(self.stopwatch.time_graph, graphs, list(graphs), rounds, deadline))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from stoneware.kernels import registry
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey
-from stoneware.measuring import candidates, machine, workloads
+from stoneware.measuring import candidates, device_timer, machine, workloads
 from stoneware.measuring.child import COMMAND, Worker, WorkerError, WorkerLost
 from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import ON_MISS, Settings
@@ -259,9 +259,7 @@ class Session:
         return Sample(
             key=problem.key,
             config=config,
-            median_us=0.0,
-            spread_us=0.0,
-            count=0,
+            **device_timer.Timing().figures,
             status=error.status,
             kernel_sha256=self.digest(config),
             run=self.run.id,
@@ -325,7 +323,6 @@ def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None
     """
     import torch
 
-    from stoneware.measuring.device_timer import DeviceTimer
     from stoneware.tuning import policy
 
     ordinal = device.ordinal or 0  # a CPU, in tests, has none
@@ -336,7 +333,7 @@ def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None
             candidates.Race(
                 problem=problem,
                 device=device,
-                timer=DeviceTimer(ordinal),
+                timer=device_timer.DeviceTimer(ordinal),
                 settings=ON_MISS,
                 run_id=run.id,
                 make_plan=operation.make_plan,

@@ -258,7 +258,7 @@ def sample_of(
     """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
     from stoneware.measuring.device_timer import Timing
 
-    failure, timing = "", Timing(0.0, 0.0, 0)
+    failure, timing = "", Timing()
     if isinstance(result, Exception):
         failure = f"{type(result).__name__}: {result}"[:2000]
     elif not 0 < result.median_us < float("inf"):
@@ -271,12 +271,7 @@ def sample_of(
         key=key,
         config=config,
         status="failed" if failure else "ok",
-        # In steps of a nanosecond.
-        median_us=0.0 if failure else max(round(timing.median_us, 3), 0.001),
-        spread_us=round(timing.spread_us, 3),
-        count=timing.count,
-        sm_clock_mhz_before=timing.sm_clock_mhz_before,
-        sm_clock_mhz_after=timing.sm_clock_mhz_after,
+        **timing.figures,
         kernel_sha256=kernel_sha256,
         run=run_id,
         detail=failure,
