@@ -16,8 +16,7 @@ that holds tables/ and kernel_manifest.json.
   and at another shape, which are both modelled. No problem is asked twice in a row, so that what is
   kept of one does not answer for the next; the device is a GPU as the driver describes it.
 
-Each is done with the table of the installation and the family that has the most entries there, and,
-where that lacks some, with a table of all the shapes that are tuned (ops/scaled_mm/spec.py); cold
+Each is done with the table of the installation and the family that has the most entries there; cold
 ones also with a user's store that has measurements at some of the shapes.
 
 Most are taken in this process ("how": "objects"): tables, stores and all that was read of them are
@@ -31,7 +30,6 @@ and the 10th percentile, which other work on the machine moves less, in us.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import itertools
@@ -56,14 +54,13 @@ from stoneware.kernels import cutlass_kernels, manifest, registry
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.registry import OPS
 from stoneware.measuring import operands
-from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
-from stoneware.tuning.table import Block, DeviceTable, Table
+from stoneware.tuning.table import Block, DeviceTable
 
 _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default: the installed.")
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
@@ -76,8 +73,6 @@ _OF_PROCESS = flags.DEFINE_list(
 
 CALLS_PER_TIMING = 2000
 """Of what takes less than a microsecond."""
-
-TUNED_SHAPES = [(n, k, m) for n, k in sorted(set(WEIGHTS.values())) for m in M_VALUES]
 
 STORE_LOADS = 20
 """Timings of, or after, the reading of a user's store, which takes up to 0.3 s."""
@@ -162,10 +157,8 @@ def measured_device(op: str) -> DeviceTable:
     return max(table_file.packaged(op).devices, key=lambda device: device.num_entries)
 
 
-@functools.cache
 def largest_family(op: str) -> AnyKey:
-    """Of that device the family with the most entries in the table that is asked first, the
-    installation's."""
+    """Of that device the family with the most entries."""
     device = measured_device(op)
     return max(device.blocks, key=lambda family: len(device.block(family).sizes))
 
@@ -396,43 +389,21 @@ def store_figures(op: str, samples: Sequence[Sample], num_loads: int, **row: Any
     }
 
 
-def write_full_table(op: str, folder: Path) -> None:
-    """Writes a table with every shape that is tuned, in each family of the installation's; what was
-    measured stands at other shapes than those of its measurement."""
-    packaged = table_file.packaged(op)
-    devices = []
-    for device in packaged.devices:
-        blocks = {}
-        for family, block in device.blocks.items():
-            entries = itertools.cycle([block.variants(sizes)[0] for sizes in block.sizes])
-            blocks[family] = Block(
-                family,
-                {sizes: [replace(entry, key=family.with_sizes(sizes))] for entry, sizes in zip(entries, TUNED_SHAPES)},
-                block.models,
-            )
-        devices.append(DeviceTable(device.fingerprint, device.aliases, blocks))
-    path = folder / "tables" / table_file.file_name(op)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(table_file.encode(Table(op=op, devices=devices, runs=packaged.runs, digest=table_file.digest)))
-
-
-def table_figures(folder: Path, name: str, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Those that depend on the table, which is each op's packaged one."""
-    for op in ops:
-        os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{name}-{op}")
-        row = {"table": name, "family_entries": len(largest_block(op).sizes)}
+def table_figures(folder: Path) -> Iterator[dict[str, Any]]:
+    """Those that depend on the table."""
+    for op in measured_ops():
+        os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{op}")
+        row = {"family_entries": len(largest_block(op).sizes)}
         yield from load_figures(op, **row)
         for layer in problem_keys(op):
             yield from cold_figures(op, layer, _REPEATS.value, **row, store="absent")
-        if name == "installed":
-            yield from process_figures(op, **row)
+        yield from process_figures(op, **row)
         samples = fill_store(op, STORE_PROBLEMS)
         yield from store_figures(op, samples, STORE_LOADS, **row)
         for layer in problem_keys(op):
             yield from cold_figures(op, layer, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
-        if name == "installed":
-            samples = fill_store(op, measured_device(op).num_entries)
-            yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
+        samples = fill_store(op, measured_device(op).num_entries)
+        yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
 
 
 def figures() -> Iterator[dict[str, Any]]:
@@ -442,14 +413,7 @@ def figures() -> Iterator[dict[str, Any]]:
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / "none")
         for op in OPS:
             yield from warm_figures(op)
-        yield from table_figures(folder, "installed", measured_ops())
-        partial = [op for op in measured_ops() if len(largest_block(op).sizes) < len(TUNED_SHAPES)]
-        for op in partial:
-            write_full_table(op, folder)
-        manifest.packaged()  # stays that of the installation
-        package_files.ROOT = folder
-        table_file.packaged.cache_clear()
-        yield from table_figures(folder, "full", partial)
+        yield from table_figures(folder)
 
 
 def processor() -> str:
@@ -471,8 +435,8 @@ def main(argv: Sequence[str]) -> int:
     for row in figures():
         rows.append(row)
         name = ", ".join(f"{row[part]}" for part in ("what", "how", "op", "layer") if part in row)
-        if "table" in row:
-            name += f"; {row['table']} table, {row['family_entries']} entries in the family"
+        if "family_entries" in row:
+            name += f"; {row['family_entries']} entries in the family"
         if "store" in row:
             name += f", store {row['store']}"
         if "num_store_samples" in row:
