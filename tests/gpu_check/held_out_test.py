@@ -22,6 +22,7 @@ from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint
 from stoneware.tuning.lookup import Decision, Grade, Layer
 from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.table_entry import Choice
 from tools.gpu_check import held_out, held_out_figures, held_out_problems, weight_walk
 from tools.gpu_check.held_out_problems import SETS
 
@@ -61,7 +62,7 @@ def decision(problem) -> Decision:
 def row(problem, **times_us):
     configs = {"choice": CHOICE, "other": OTHER, "vendor": VENDOR}
     times = {configs[name]: sample(problem, configs[name], us) for name, us in times_us.items()}
-    return held_out_figures.row_of("fp8_row", problem, decision(problem), times)
+    return held_out_figures.row_of("fp8_row", str(problem), problem.key.m, decision(problem), times)
 
 
 # What is drawn
@@ -360,9 +361,13 @@ def test_the_worst_are_by_regret_or_by_torchs_lead():
 
 
 def test_coverage_counts_the_times_within_their_interval():
+    chosen = Choice(config=CHOICE, median_us=10.0, spread_us=0.0, run="", interval_us=(9.0, 12.0))
     rows = []
     for problem, us in zip(problems(1, 2, 3, 4), (10.0, 11.9, 12.1, 8.0)):
-        rows.append({**row(problem, choice=us, vendor=us), "interval_us": [9.0, 12.0]})
+        estimated = dataclasses.replace(decision(problem), chosen=chosen)
+        times = {CHOICE: sample(problem, CHOICE, us)}
+        rows.append(held_out_figures.row_of("fp8_row", str(problem), problem.key.m, estimated, times))
+    rows.append(row(problems(5)[0], choice=100.0))  # it was measured, not estimated
     assert held_out_figures.figures(rows)["fp8_row"]["coverage_of_90"] == 0.5
 
 

@@ -7,7 +7,8 @@
 - held out: at shapes of other models, with m, n and k that no sample of the table has, what the
   look-up answers from --samples, and the time of that config as measured at the shape (--held_out)
   over the best one's: the regret; the vendor library's time over it; and how many of the estimates'
-  90 % intervals hold. Of each op, dtype, scales and layout, and of classes of m;
+  90 % intervals hold. Of each op, dtype, scales and layout, of each grade and bucket of m in it
+  (gpu_check/held_out_figures.py);
 - left out: the same of --samples alone, at NK shapes that are taken away;
 - again: a second tune of the same shapes (--again): at how many of them the table would choose
   another config, by the rule of tuning/choose.py, and by taking the plain fastest.
@@ -17,9 +18,7 @@ Each DIR is a folder of samples of one device, or a folder of one such.
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,12 +33,13 @@ from stoneware.kernels.key import Key
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup, merge, sources
-from stoneware.tuning.choose import is_vendor
+from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
 from stoneware.tuning.table_entry import Entry
-from tools.gpu_check import held_out_problems
+from tools.gpu_check import held_out_figures, held_out_problems
+from tools.gpu_check.held_out_figures import Row
 
 _PRINT_HELD_OUT = flags.DEFINE_bool("print_held_out", False, "Print the shapes as MxNxK, and end.")
 _SAMPLES = flags.DEFINE_string("samples", None, "Samples that the table is baked from.")
@@ -91,100 +91,61 @@ def again_figures(table: Table, second: Table) -> dict[str, Any]:
     for key in common:
         times = {choice.config: choice.median_us for choice in b[key].choices}
         if a[key].choices[0].config in times:
-            lost.append(times[a[key].choices[0].config] / min(times.values()))
+            regret = times[a[key].choices[0].config] / min(times.values())
+            lost.append({"problem": key.shape, "regret": round(regret, 4)})
     return {
         "num_shapes": len(common),
         "differing": sum(a[key].choices[0].config != b[key].choices[0].config for key in common),
         "differing_by_plain_fastest": sum(fastest(a[key]) != fastest(b[key]) for key in common),
-        "first_choice_in_second_tune": summary(lost),
+        "first_choice_in_second_tune": held_out_figures.distribution(lost, "regret", is_high_bad=True),
     }
 
 
-def held_out_figures(
-    table: Table, device: DeviceFingerprint, held_out: Mapping[Key, Entry]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Summaries, and a row per problem.
+def row_of(key: Key, entry: Entry, table: Table, device: DeviceFingerprint) -> Row | None:
+    """The row of a problem, by the table's first answer with a candidate that was timed there.
 
-    A problem that the table has is not held out, and is left out. So are measurements of kernels that
-    have other bytes now.
+    None if the table has the problem, which is not held out then, or nothing was timed. Measurements of
+    kernels that have other bytes now do not count.
     """
-    rows = []
-    for key, entry in sorted(held_out.items()):
-        times = {choice.config: choice.median_us for choice in entry.choices if not choice.is_stale}
-        if not times:
+    times = {choice.config: choice for choice in entry.choices if not choice.is_stale}
+    for found in lookup.answers(key, device, [Source("wheel", table)]):
+        if found.layer == "exact":
+            return None
+        estimates = [choice for choice in found.entry.choices if choice.config in times]
+        if not estimates:
             continue
-        best_us = min(times.values())
-        for found in lookup.answers(key, device, [Source("wheel", table)]):
-            if found.layer == "exact":
-                break
-            estimates = [choice for choice in found.entry.choices if choice.config in times]
-            if not estimates:
-                continue
-            chosen = estimates[0].config
-            covered = [
-                choice.interval_us[0] <= times[choice.config] <= choice.interval_us[1]
-                for choice in estimates
-                if choice.interval_us is not None
-            ]
-            rows.append(
-                {
-                    "family": " ".join([key.op, key.a_dtype, key.scales, key.layout, *_groups_of(key)]),
-                    "m": key.m,
-                    "n": key.n,
-                    "k": key.k,
-                    "layer": found.layer,
-                    "answered_by": (found.modelled_from or found.entry.key).shape,
-                    "chosen": str(chosen),
-                    "chosen_us": times[chosen],
-                    "is_first": chosen == found.choice.config,
-                    "best": str(min(times, key=times.__getitem__)),
-                    "best_us": best_us,
-                    "regret": round(times[chosen] / best_us, 4),
-                    "vendor_us": min((us for config, us in times.items() if is_vendor(config)), default=None),
-                    "num_intervals": len(covered),
-                    "num_covered": sum(covered),
-                }
-            )
-            break
-    return _figures(rows), rows
-
-
-def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each family, and of each of its classes of m."""
-    figures = {}
-    for family in sorted({row["family"] for row in rows}):
-        of_family = [row for row in rows if row["family"] == family]
-        figures[family] = quality(of_family)
-        for low, high in itertools.pairwise(_M_CLASSES):
-            if of_class := [row for row in of_family if low <= row["m"] < high]:
-                figures[f"{family} m={low}..{high - 1}"] = quality(of_class)
-    return figures
+        chosen = estimates[0]
+        decision = Decision(
+            config=chosen.config, layer=found.layer, grade=found.grade_of(chosen), reason="", chosen=chosen
+        )
+        family = " ".join([key.op, key.a_dtype, key.scales, key.layout, *_groups_of(key)])
+        covered = [
+            choice.interval_us[0] <= times[choice.config].median_us <= choice.interval_us[1]
+            for choice in estimates
+            if choice.interval_us is not None
+        ]
+        return {
+            **held_out_figures.row_of(family, key.shape, key.m, decision, times),
+            "answered_by": (found.modelled_from or found.entry.key).shape,
+            "is_first": chosen == found.choice,
+            # Of all candidates, not of the chosen one alone.
+            "num_intervals": len(covered),
+            "num_covered": sum(covered),
+        }
+    return None
 
 
 def _groups_of(key: Key) -> list[str]:
     return ["grouped"] if key.op == "grouped_mm" else ["batch"] if key.is_batch else []
 
 
-_M_CLASSES = (1, 17, 65, 257, 1025, 2**31)
+def rows_of(table: Table, device: DeviceFingerprint, held_out: Mapping[Key, Entry]) -> list[Row]:
+    rows = [row_of(key, entry, table, device) for key, entry in sorted(held_out.items())]
+    return [row for row in rows if row is not None]
 
 
-def quality(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of some rows the regret, the vendor's time over that of what was chosen, of how many the first
-    choice was not timed, and the part of the 90 % intervals that hold."""
-    num_intervals = sum(row["num_intervals"] for row in rows)
-    vendors = [row["vendor_us"] / row["chosen_us"] for row in rows if row["vendor_us"]]
-    return {
-        "regret": summary([row["regret"] for row in rows]),
-        "vendor_over_chosen": round(geometric_mean(vendors), 4) if vendors else None,
-        "first_choice_not_timed": sum(not row["is_first"] for row in rows),
-        "coverage": round(sum(row["num_covered"] for row in rows) / num_intervals, 3) if num_intervals else None,
-    }
-
-
-def left_out_figures(
-    op: str, taken: Sequence[tuple[Run, Sample]], device: DeviceFingerprint
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The figures of problems whose n and k no sample of the table has: the NK shapes are dealt out to
+def left_out_rows(op: str, taken: Sequence[tuple[Run, Sample]], device: DeviceFingerprint) -> list[Row]:
+    """The rows of problems whose n and k no sample of the table has: the NK shapes are dealt out to
     a few folds, and each fold is asked of a table that is made of the others."""
     whole = entries(sources.table_of_samples(op, taken))
     weights = sorted({(key.n, key.k) for key in whole})
@@ -195,30 +156,16 @@ def left_out_figures(
         rest = [one for one in taken if (one[1].key.n, one[1].key.k) not in out]
         if out and rest:
             held_out = {key: entry for key, entry in whole.items() if (key.n, key.k) in out}
-            rows += held_out_figures(sources.table_of_samples(op, rest), device, held_out)[1]
-    return _figures(rows), rows
+            rows += rows_of(sources.table_of_samples(op, rest), device, held_out)
+    return rows
 
 
 _FOLDS = 12
 """More would leave less out at a time, and take as much longer."""
 
 
-def geometric_mean(ratios: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
-
-
-def summary(ratios: Sequence[float]) -> dict[str, Any]:
-    """Count, geometric mean, 90th and 99th percentile by nearest rank, and the worst."""
-    if not ratios:
-        return {"count": 0}
-    ordered = sorted(ratios)
-    return {
-        "count": len(ratios),
-        "geomean": round(geometric_mean(ratios), 4),
-        "percentile_90": round(ordered[math.ceil(0.9 * len(ordered)) - 1], 4),
-        "percentile_99": round(ordered[math.ceil(0.99 * len(ordered)) - 1], 4),
-        "worst": round(ordered[-1], 4),
-    }
+def _with_figures(rows: Sequence[Row]) -> dict[str, Any]:
+    return {**held_out_figures.figures(rows), "rows": rows}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -238,8 +185,7 @@ def main(argv: Sequence[str]) -> int:
         for op in OPS:
             of_table = [one for one in taken if one[1].op == op]
             if _LEAVE_OUT.value and of_table:
-                figures, rows = left_out_figures(op, of_table, record.fingerprint)
-                report["left_out"][op] = {**figures, "rows": rows}
+                report["left_out"][op] = _with_figures(left_out_rows(op, of_table, record.fingerprint))
             table = sources.table_of_samples(op, of_table)
             for name, pairs in others.items():
                 of_op = [one for one in pairs if one[1].op == op]
@@ -249,8 +195,7 @@ def main(argv: Sequence[str]) -> int:
                 if name == "again":
                     report[name][op] = again_figures(table, other)
                 else:
-                    figures, rows = held_out_figures(table, record.fingerprint, entries(other))
-                    report[name][op] = {**figures, "rows": rows}
+                    report[name][op] = _with_figures(rows_of(table, record.fingerprint, entries(other)))
     except TableError as error:
         print(f"table_quality: {error}", file=sys.stderr)
         return 1

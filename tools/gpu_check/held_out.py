@@ -114,7 +114,7 @@ class HeldOut:
         """Of the problems that have a time of the choice."""
         right = held_out_figures.right_samples(self.samples(part), candidates.kernel_sha256)
         found = [
-            held_out_figures.row_of(name, problem, self._decide(problem), right[problem.key])
+            held_out_figures.row_of(name, str(problem), problem.key.m, self._decide(problem), right[problem.key])
             for name, problems in self._problems.items()
             for problem in problems
             if problem.key in right

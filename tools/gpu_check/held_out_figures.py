@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 from stoneware.kernels.config import AnyConfig
@@ -25,8 +26,9 @@ from stoneware.kernels.registry import VENDOR
 from stoneware.ops.product import Product
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
+from stoneware.tuning.table_entry import Choice
 
-Times = Mapping[AnyConfig, Sample]
+Times = Mapping[AnyConfig, Sample | Choice]
 Row = dict[str, Any]
 
 M_BUCKETS = (1, 16, 64, 256, 1024)
@@ -50,20 +52,19 @@ def right_samples(samples: Iterable[Sample], digest: Callable[[Any], str]) -> di
     return found
 
 
-def row_of(set_name: str, problem: Product, decision: Decision, times: Times) -> Row | None:
+def row_of(set_name: str, problem: str, m: int, decision: Decision, times: Times) -> Row | None:
     """The row of a problem; None if the choice has no time."""
-    key = problem.key
     chosen = times.get(decision.config)
     if chosen is None:
         return None
     best = min(times.values(), key=lambda sample: sample.median_us)
     vendor_us = min((one.median_us for one in times.values() if one.config.backend == VENDOR), default=None)
-    low_us, high_us = _interval_us(decision) or (None, None)
+    interval_us = decision.chosen and decision.chosen.interval_us  # where the choice's time is an estimate
     return {
         "set": set_name,
-        "problem": str(problem),
-        "m": key.m,
-        "m_bucket": _bucket(key.m),
+        "problem": problem,
+        "m": m,
+        "m_bucket": _bucket(m),
         "layer": str(decision.layer),
         "grade": str(decision.grade),
         "chosen": str(decision.config),
@@ -74,14 +75,11 @@ def row_of(set_name: str, problem: Product, decision: Decision, times: Times) ->
         "vendor_us": vendor_us,
         "regret": round(chosen.median_us / best.median_us, 4),
         "torch_over_ours": None if vendor_us is None else round(vendor_us / chosen.median_us, 4),
-        "interval_us": None if low_us is None else [low_us, high_us],
+        "interval_us": interval_us and list(interval_us),
+        "num_intervals": int(interval_us is not None),
+        "num_covered": int(interval_us is not None and interval_us[0] <= chosen.median_us <= interval_us[1]),
         "num_candidates": len(times),
     }
-
-
-def _interval_us(decision: Decision) -> tuple[float, float] | None:
-    """The 90 % interval of the choice's time, where that is an estimate."""
-    return None if decision.chosen is None else decision.chosen.interval_us
 
 
 def _bucket(m: int) -> str:
@@ -138,22 +136,21 @@ def _order_of_titles(title: str) -> tuple[str, bool, int, str]:
 
 def _figures_of(rows: Sequence[Row]) -> dict[str, Any]:
     beside_torch = [row for row in rows if row["torch_over_ours"] is not None]
-    estimated = [row for row in rows if row["interval_us"] is not None]
-    inside = [row for row in estimated if row["interval_us"][0] <= row["chosen_us"] <= row["interval_us"][1]]
+    num_intervals = sum(row["num_intervals"] for row in rows)
     chosen = [row for row in rows if row["num_candidates"] > 1]
     lasting = [row for row in chosen if not row.get("is_noise")]
     return {
         "problems": len(rows),
         "without_alternative": len(rows) - len(chosen),
-        "regret": _distribution(chosen, "regret", is_high_bad=True),
-        "regret_without_noise": _distribution(lasting, "regret", is_high_bad=True),
-        "torch_over_ours": _distribution(beside_torch, "torch_over_ours", is_high_bad=False),
+        "regret": distribution(chosen, "regret", is_high_bad=True),
+        "regret_without_noise": distribution(lasting, "regret", is_high_bad=True),
+        "torch_over_ours": distribution(beside_torch, "torch_over_ours", is_high_bad=False),
         "vendor_chosen": sum(row["chosen"].startswith(VENDOR) for row in rows),
-        "coverage_of_90": round(len(inside) / len(estimated), 4) if estimated else None,
+        "coverage_of_90": round(sum(row["num_covered"] for row in rows) / num_intervals, 4) if num_intervals else None,
     }
 
 
-def _distribution(rows: Sequence[Row], name: str, *, is_high_bad: bool) -> dict[str, Any] | None:
+def distribution(rows: Sequence[Row], name: str, *, is_high_bad: bool) -> dict[str, Any] | None:
     """Geometric mean; median, 99th percentile towards the bad end (nearest rank) and worst, each with
     its problem."""
     if not rows:
@@ -161,9 +158,8 @@ def _distribution(rows: Sequence[Row], name: str, *, is_high_bad: bool) -> dict[
     ordered = sorted(rows, key=lambda row: row[name] if is_high_bad else -row[name])
     places = {f"p{part}": ordered[math.ceil(part / 100 * len(ordered)) - 1] for part in _PERCENTILES}
     named = {title: {"ratio": row[name], "problem": row["problem"]} for title, row in places.items()}
-    mean = math.exp(math.fsum(math.log(row[name]) for row in rows) / len(rows))
     return {
-        "geomean": round(mean, 4),
+        "geomean": round(geometric_mean(row[name] for row in rows), 4),
         **named,
         "worst": {"ratio": ordered[-1][name], "problem": ordered[-1]["problem"]},
     }
@@ -192,21 +188,17 @@ def timers_compared(pairs: Iterable[tuple[Product, Times, Times]]) -> dict[str, 
                 "fastest_by_walk": str(by_walk),
                 "fastest_cold": str(by_cold),
                 "cost": round(walk[by_cold].median_us / walk[by_walk].median_us, 4),
-                "cold_over_walk": round(_mean(ratios), 4),
+                "cold_over_walk": round(geometric_mean(ratios), 4),
             }
         )
     found.sort(key=lambda one: -one["cost"])
     return {
         "problems": len(found),
         "same_fastest": sum(one["fastest_by_walk"] == one["fastest_cold"] for one in found),
-        "cost_geomean": round(_mean([one["cost"] for one in found]), 4) if found else None,
-        "cold_over_walk_geomean": round(_mean([one["cold_over_walk"] for one in found]), 4) if found else None,
+        "cost_geomean": round(geometric_mean([one["cost"] for one in found]), 4) if found else None,
+        "cold_over_walk_geomean": round(geometric_mean([one["cold_over_walk"] for one in found]), 4) if found else None,
         "rows": found,
     }
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
 
 
 def table(report: Mapping[str, Any]) -> str:
