@@ -17,7 +17,7 @@ from bench_rows import ROWS, report, row, wrong
 from stoneware.measuring import operands
 from stoneware.measuring.device_timer import Timing, TimingFailed
 from stoneware.runtime import device
-from tools.gpu_check import bench, bench_cases, bench_summary, first_call
+from tools.gpu_check import bench, bench_cases, bench_summary, document, first_call
 from tools.gpu_check.bench_cases import FAMILIES, OURS, Call, Workload
 
 CPU = torch.device("cpu")
@@ -122,7 +122,7 @@ def test_what_fails_a_run():
 
 
 def test_the_json_has_a_row_a_line_and_reads_back():
-    text = bench.to_json(report())
+    text = document.to_json(report())
     assert json.loads(text) == report()
     assert sum('"device_us"' in line for line in text.splitlines()) == len(ROWS) - 1
 

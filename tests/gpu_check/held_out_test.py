@@ -23,7 +23,7 @@ from stoneware.runtime.device import CPU, Device, DeviceFingerprint
 from stoneware.tuning.lookup import Decision, Grade, Layer
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Choice
-from tools.gpu_check import held_out, held_out_figures, held_out_problems, weight_walk
+from tools.gpu_check import document, held_out, held_out_figures, held_out_problems, weight_walk
 from tools.gpu_check.held_out_problems import SETS
 
 GPU = Device(
@@ -199,7 +199,7 @@ def test_a_run_whose_time_is_over_reports_and_the_next_goes_on(tmp_path, worker,
     assert report["of_problems"] == {"fp8_row": 3}
     assert report["groups"]["fp8_row"]["problems"] == 3
     assert report["groups"]["fp8_row"]["regret"]["worst"]["ratio"] == 1.1
-    assert json.loads(held_out.to_json(report)) == report
+    assert json.loads(document.to_json(report)) == report
 
 
 def test_the_program_measures_every_part_and_goes_on(tmp_path, worker, monkeypatch):

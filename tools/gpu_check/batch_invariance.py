@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import math
 import pathlib
 import random
@@ -41,15 +40,11 @@ from stoneware.measuring import operands
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.ops import vendor_bits
 from stoneware.runtime.device import Device, cuda_device
-from tools.gpu_check import bench_cases, machine
+from tools.gpu_check import bench_cases, document, machine
 
-_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _PAIRS = flags.DEFINE_integer("pairs", 20000, "Runs to compare, at least.")
 _SEED = flags.DEFINE_integer("seed", 1, "Of products, operands and shapes.")
 _COST_SECONDS = flags.DEFINE_float("cost_seconds", 90.0, "For timing; 0 leaves it out.")
-_COMMIT = flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
-_WHEEL_SHA256 = flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
-_COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
 
 ROWS = 640
 PARTS = ((0, 1), (17, 1), (3, 7), (37, 32), (5, 100), (256, 128), (77, 300), (0, ROWS))
@@ -206,8 +201,8 @@ def _problems(rng: random.Random) -> Iterator[tuple[str, str, Any]]:
             yield kind, group, spec.make_problem(m=m, n=n, k=k, **make)
 
 
-def cost(seconds: float, seed: int, device: Device) -> dict[str, Any]:
-    """Times each problem's free and invariant choice and torch's kernel."""
+def cost(seconds: float, seed: int, device: Device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Times each problem's free and invariant choice and torch's kernel: what it says, and each product."""
     timer, rows, wrong = DeviceTimer(0), [], []
     problems = list(_problems(random.Random(seed)))
     random.Random(seed).shuffle(problems)  # whatever is cut off at the end is of all groups
@@ -246,7 +241,7 @@ def cost(seconds: float, seed: int, device: Device) -> dict[str, Any]:
                 "us": {name: round(timing.median_us, 3) for name, timing in timings.items()},
             }
         )
-    return {"of_problems": len(problems), "wrong": wrong, "rows": rows, "summary": summary(rows)}
+    return {"of_problems": len(problems), "wrong": wrong, "summary": summary(rows)}, rows
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -276,14 +271,6 @@ def _mean(ratios: list[float]) -> float | None:
     return round(statistics.geometric_mean(ratios), 4) if ratios else None
 
 
-def to_json(report: dict[str, Any]) -> str:
-    """The report as JSON text, each product of the cost on a line."""
-    rows = report["cost"]["rows"] if report["cost"] else []
-    text = json.dumps({**report, "cost": {**(report["cost"] or {}), "rows": []}}, indent=1, sort_keys=True)
-    lines = ",\n   ".join(json.dumps(row, sort_keys=True) for row in rows)
-    return text.replace('"rows": []', f'"rows": [\n   {lines}\n  ]' if rows else '"rows": []') + "\n"
-
-
 def main(argv: list[str]) -> None:
     del argv
     torch.cuda.init()
@@ -292,19 +279,18 @@ def main(argv: list[str]) -> None:
     with sw.batch_invariant():
         compared = bits(_PAIRS.value, _SEED.value)
     bits_seconds = time.monotonic() - begin
-    costs = cost(_COST_SECONDS.value, _SEED.value, device) if _COST_SECONDS.value else None
+    costs, rows = cost(_COST_SECONDS.value, _SEED.value, device) if _COST_SECONDS.value else (None, [])
     report = {
-        "command": _COMMAND.value or " ".join(sys.argv),
-        "commit": _COMMIT.value,
-        "wheel_sha256": _WHEEL_SHA256.value,
+        **document.origin("batch_invariance", flags.FLAGS),
         "machine": machine.describe(0),
         "seed": _SEED.value,
         "bits": compared,
         "bits_seconds": round(bits_seconds, 1),
         "cost": costs,
+        "rows": rows,
     }
-    path = pathlib.Path(_OUT.value) / "batch_invariance.json"
-    path.write_text(to_json(report), encoding="utf-8")
+    path = pathlib.Path(flags.FLAGS.out) / "batch_invariance.json"
+    path.write_text(document.to_json(report), encoding="utf-8")
     total = {
         name: sum(kind[name] for kind in compared["by_kind"].values()) for name in ("pairs", "rows", "rows_that_differ")
     }
@@ -322,4 +308,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    document.define_flags()
     app.run(main)

@@ -41,8 +41,9 @@ from stoneware.measuring import operands, tolerance
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
 from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.runtime.device import Device, cuda_device
-from tools.gpu_check import bench_summary, machine
+from tools.gpu_check import bench_summary, document, machine
 from tools.gpu_check.bench_cases import FAMILIES, OURS, Case, Family, Run, Workload
+from tools.gpu_check.document import text_of
 
 FIRST_CALL_LIMIT_MS = 100.0
 
@@ -52,10 +53,6 @@ _LEAST_SECONDS = 0.05
 _HOST_BLOCKS, _HOST_CALLS = 12, 25
 """Calls in a block stay far below the 1024 launches that a stream queues before the host waits."""
 
-_MAX_DETAIL = 400
-"""Characters of an error that are kept; torch lists all its backends."""
-
-_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _DEVICE_ORDINAL = flags.DEFINE_integer("device", 0, "Number of the GPU.")
 _FAMILIES = flags.DEFINE_list("families", list(FAMILIES), "Which of " + ", ".join(FAMILIES) + ".")
 _WORKLOADS = flags.DEFINE_enum("workloads", "bench", ["bench", "all"], "Which dense weights.")
@@ -64,9 +61,6 @@ _SECONDS = flags.DEFINE_float("seconds", 220.0, "For the whole run; timing takes
 _SECONDS_PER_SHAPE = flags.DEFINE_float("seconds_per_shape", 1.5, "For timing one at most.")
 _L2 = flags.DEFINE_enum("l2", "clean", ["clean", "dirty"], "What a call finds: see stopwatch.py.")
 _PROCESSES = flags.DEFINE_integer("processes", 9, "Fresh processes for each first call.")
-_WHEEL_SHA256 = flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
-_COMMIT = flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
-_COMMAND = flags.DEFINE_string("command", None, "What the user typed, if not this program.")
 
 
 class Schedule:
@@ -115,7 +109,7 @@ def check(name: str, case: Case, run: Run, expected: torch.Tensor, dtype: str) -
         if result.is_cuda:
             torch.cuda.synchronize()
     except Exception as error:
-        return {"is_right": False, "error": None, "detail": _text(error)}
+        return {"is_right": False, "error": None, "detail": text_of(error)}
     if result.shape != expected.shape or result.dtype != torch.bfloat16:
         detail = f"gave {result.dtype} {list(result.shape)}, not bfloat16 {list(expected.shape)}"
         return {"is_right": False, "error": None, "detail": detail}
@@ -143,7 +137,7 @@ def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[
         try:
             run = call.load()
         except Exception as error:  # the op or torch's function is not there
-            checks[name] = {"is_right": False, "error": None, "detail": _text(error)}
+            checks[name] = {"is_right": False, "error": None, "detail": text_of(error)}
             continue
         if expected is None or of_scales is not call.scales:
             expected, of_scales = case.expected(call), call.scales
@@ -203,7 +197,7 @@ def _timings(
             if error.name not in calls or error.name == OURS:
                 raise
             del calls[error.name]
-            no_figure[error.name] = _text(error)
+            no_figure[error.name] = text_of(error)
 
 
 def _bound(run: Run, out: torch.Tensor | None) -> Callable[[], torch.Tensor]:
@@ -311,22 +305,10 @@ def find_families(
             case.calls[OURS].load()(case.out)
         except Exception as error:
             logging.error("%s is not in this installation:\n%s", name, traceback.format_exc())
-            missing[name] = _text(error)
+            missing[name] = text_of(error)
         else:
             found[name] = workloads
     return found, missing
-
-
-def to_json(report: Mapping[str, Any]) -> str:
-    """The report as JSON text, each row and each process on one line."""
-    lines = []
-    for name, value in sorted(report.items()):
-        if isinstance(value, list) and value:
-            items = ",\n  ".join(json.dumps(item, sort_keys=True) for item in value)
-            lines.append(f" {json.dumps(name)}: [\n  {items}\n ]")
-        else:
-            lines.append(f" {json.dumps(name)}: {json.dumps(value, sort_keys=True)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _torch_device(device: Device) -> torch.device:
@@ -344,10 +326,6 @@ def _labels(family: Family, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
-
-
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
@@ -355,15 +333,13 @@ def main(argv: Sequence[str]) -> None:
     if unknown:
         raise app.UsageError(f"--families={','.join(unknown)} must be of {', '.join(FAMILIES)}")
     begin = time.monotonic()
-    out_dir = pathlib.Path(_OUT.value)
+    out_dir = pathlib.Path(flags.FLAGS.out)
     out_dir.mkdir(parents=True, exist_ok=True)
     ordinal = _DEVICE_ORDINAL.value
     report: dict[str, Any] = {
         "schema": 3,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": _COMMAND.value or " ".join(["bench", *sys.argv[1:]]),
-        "commit": _COMMIT.value,
-        "wheel_sha256": _WHEEL_SHA256.value,
+        **document.origin("bench", flags.FLAGS),
         "rounds": _ROUNDS.value,
         "l2": _L2.value,
         "families": {name: FAMILIES[name].title for name in _FAMILIES.value},
@@ -384,7 +360,7 @@ def main(argv: Sequence[str]) -> None:
             report["host_us"][name] = host_times(case, right_calls(case, family.dtype)[0])
         except Exception as error:
             logging.error("host time of %s:\n%s", name, traceback.format_exc())
-            report["host_failures"][name] = _text(error)
+            report["host_failures"][name] = text_of(error)
     report["rows"] = _measure_all(found, device, begin + _SECONDS.value)
     report["machine_after"] = machine.describe(ordinal)
     report["seconds"] = round(time.monotonic() - begin, 1)
@@ -394,7 +370,7 @@ def main(argv: Sequence[str]) -> None:
         "floors": bench_summary.floors(report["rows"]),
         "import_and_first_call": bench_summary.import_and_first_call(report["first_calls"]),
     }
-    (out_dir / "bench.json").write_text(to_json(report), encoding="ascii")
+    (out_dir / "bench.json").write_text(document.to_json(report), encoding="ascii")
     markdown = bench_summary.to_markdown(report)
     (out_dir / "bench.md").write_text(markdown, encoding="utf-8")
     print(markdown.partition("<details>")[0])
@@ -411,7 +387,7 @@ def _measure_all(found: Mapping[str, Sequence[Workload]], device: Device, deadli
             row = measure(family, workload, device, timer, schedule, _ROUNDS.value)
         except Exception as error:
             logging.error("%s %s:\n%s", family.name, workload, traceback.format_exc())
-            row = {**_labels(family, workload), "failure": _text(error)}
+            row = {**_labels(family, workload), "failure": text_of(error)}
             schedule.done(0.0)
         rows.append(row)
         torch.cuda.empty_cache()
@@ -425,4 +401,5 @@ def _measure_all(found: Mapping[str, Sequence[Workload]], device: Device, deadli
 
 
 if __name__ == "__main__":
+    document.define_flags()
     app.run(main)

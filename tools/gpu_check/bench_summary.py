@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tools.gpu_check.document import line
 
 OURS = "stoneware"
 
@@ -52,7 +53,7 @@ def floor_fraction(row: Row) -> float | None:
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+    return statistics.geometric_mean(values) if values else None
 
 
 def speedups(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -177,7 +178,7 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
     for item in speedups(report["rows"]):
         rng = "all" if item["most_m"] is None else f"up to {item['most_m']}"
         lines.append(
-            _line(
+            line(
                 titles[item["family"]],
                 item["peer"],
                 rng,
@@ -196,7 +197,7 @@ def to_markdown(report: Mapping[str, Any], plots: Mapping[str, str] | None = Non
         "| family | geometric mean | least | at | shapes |",
         "|---|---|---|---|---|",
         *(
-            _line(
+            line(
                 titles[item["family"]],
                 f"{item['geomean']:.1%}",
                 f"{item['least']:.1%}",
@@ -283,7 +284,7 @@ def _host_lines(report: Mapping[str, Any]) -> list[str]:
         for call in calls:
             first = firsts.get((family, call), {})
             lines.append(
-                _line(
+                line(
                     title,
                     call,
                     *(_timing(host_us.get(how, {}).get(call)) for how in ("out", "allocating")),
@@ -324,12 +325,12 @@ def _family_lines(rows: Sequence[Row]) -> list[str]:
         "floor",
         "error",
     ]
-    lines = [_line(*heads), "|" + "---|" * len(heads)]
+    lines = [line(*heads), "|" + "---|" * len(heads)]
     for row in rows:
         device_us = row.get("device_us", {})
         fraction, value = floor_fraction(row), ratio(row)
         lines.append(
-            _line(
+            line(
                 row["layer"],
                 row["m"],
                 row["n"],
@@ -356,7 +357,3 @@ def _number(value: float | None, digits: int) -> str:
 
 def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _line(*cells: object) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

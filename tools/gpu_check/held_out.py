@@ -19,7 +19,6 @@ is given; the exit code is 1 if a candidate was wrong, failed or hung, or nothin
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pathlib
@@ -44,7 +43,7 @@ from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.store import Store
-from tools.gpu_check import held_out_figures, held_out_problems, weight_walk
+from tools.gpu_check import document, held_out_figures, held_out_problems, weight_walk
 from tools.gpu_check import machine as machine_of_report
 from tools.gpu_check.held_out_problems import SETS
 
@@ -211,22 +210,8 @@ def measure_on_all(part: str, num_gpus: int) -> None:
         sys.exit(f"held_out: {part} failed on GPU {', '.join(map(str, failed))}; start again to go on")
 
 
-def to_json(report: Mapping[str, Any]) -> str:
-    """As JSON text, each row and each group on a line."""
-    parts = []
-    for name, value in sorted(report.items()):
-        if name == "rows":
-            text = "[" + ",".join(f"\n  {json.dumps(row, sort_keys=True)}" for row in value) + "\n ]"
-        elif name == "groups":
-            text = "{" + ",".join(f"\n  {json.dumps(title)}: {json.dumps(of)}" for title, of in value.items()) + "\n }"
-        else:
-            text = json.dumps(value, sort_keys=True)
-        parts.append(f" {json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def _define_flags() -> None:
-    flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+    document.define_flags()
     flags.DEFINE_integer("seed", None, "Of the problems; take one that no one tuned to.", required=True)
     flags.DEFINE_integer("problems", 600, "Of each set.", lower_bound=1)
     flags.DEFINE_list("ops", list(SETS), "Ops, or sets of problems: " + ", ".join(SETS) + ".")
@@ -236,9 +221,6 @@ def _define_flags() -> None:
     flags.DEFINE_integer("rounds", 20, "Timings of each candidate.", lower_bound=1)
     flags.DEFINE_float("seconds_per_problem", 2.0, "For timing one at most.")
     flags.DEFINE_enum("part", None, list(PARTS), "Measure this part only, as one of several processes.")
-    flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
-    flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
-    flags.DEFINE_string("command", None, "What the user typed, if not this program.")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -254,12 +236,13 @@ def main(argv: Sequence[str]) -> int:
         raise app.UsageError(str(error)) from error
     problems = {name: held_out_problems.take(name, values.seed, values.problems) for name in names}
     held_out = HeldOut(folder, problems, device, wheels_decision(device))
+    origin = document.origin("held_out", values)
     settings = Settings(
         rounds=values.rounds,
         rounds_before_drop=min(4, values.rounds),
         seconds_per_problem=values.seconds_per_problem,
-        command=values.command or " ".join(sys.argv),
-        commit=values.commit,
+        command=origin["command"],
+        commit=origin["commit"],
     )
     num_gpus, begin = torch.cuda.device_count(), time.monotonic()
     for part in [values.part] if values.part else PARTS:
@@ -271,16 +254,14 @@ def main(argv: Sequence[str]) -> int:
     if values.part:
         return 0
     report = {
-        "command": settings.command,
-        "commit": settings.commit,
-        "wheel_sha256": values.wheel_sha256,
+        **origin,
         "machine": machine_of_report.describe(0),
         "num_gpus": num_gpus,
         "seed": values.seed,
         "seconds": round(time.monotonic() - begin, 1),
         **held_out.report(),
     }
-    (folder / "held_out.json").write_text(to_json(report), encoding="utf-8")
+    (folder / "held_out.json").write_text(document.to_json(report), encoding="utf-8")
     text = held_out_figures.table(report)
     (folder / "held_out.txt").write_text(text, encoding="utf-8")
     print(text, end="")

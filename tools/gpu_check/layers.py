@@ -35,6 +35,7 @@ from absl import app, flags
 
 from stoneware.measuring.machine import version_of
 from tools.gpu_check import (
+    document,
     layers_inference,
     layers_linear,
     layers_lora,
@@ -43,7 +44,8 @@ from tools.gpu_check import (
     layers_train,
     machine,
 )
-from tools.gpu_check.layers_clock import Budget, Clock, HostClock, text_of
+from tools.gpu_check.document import text_of
+from tools.gpu_check.layers_clock import Budget, Clock, HostClock
 from tools.gpu_check.layers_sizes import BY_NAME, Sizes
 
 SCHEMA = 1
@@ -79,7 +81,7 @@ def measure(values: Any) -> int:
     keys["inference"] = key | {"layers": values.layers or sizes.inference_layers}
     keys["train"] = key | {"steps": values.steps or sizes.train_steps}
     report = _started(folder / "layers.json", key)
-    report["command"] = values.command or " ".join(["layers", *sys.argv[1:]])
+    report["command"] = document.origin("layers", values)["command"]
     torch.manual_seed(time.time_ns())  # fresh inputs in each run
     for name in values.parts:
         if _is_done(report, name, keys[name]):
@@ -181,7 +183,7 @@ def _parts(text: str) -> bool:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+    document.define_flags()
     flags.DEFINE_list("parts", list(SHARES), "Which of " + ", ".join(SHARES) + ".")
     flags.register_validator("parts", _parts, f"--parts must be of {', '.join(SHARES)}; name some of these")
     flags.DEFINE_float("seconds", 480.0, "For all parts; each has its share.", lower_bound=1.0)
@@ -191,9 +193,6 @@ def _define_flags() -> None:
         "sizes", "full", list(BY_NAME), "Llama 8B's, or tiny ones that show nothing but that all of it runs."
     )
     flags.DEFINE_enum("device", "cuda", ["cuda", "cpu"], "Where it runs.")
-    flags.DEFINE_string("commit", "unknown", "That the wheel was built from.")
-    flags.DEFINE_string("wheel_sha256", "unknown", "Of the installed wheel.")
-    flags.DEFINE_string("command", None, "What the user typed, if not this program.")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tools.gpu_check.document import text_of
+
 Call = Callable[[], object]
 
 BLOCK_MS = 25.0
@@ -24,9 +26,6 @@ BLOCK_MS = 25.0
 _LEAST_STEPS, _MOST_STEPS = 3, 50
 _LEAST_ROUNDS = 3
 _WARM_UP_STEPS = 3
-
-_MAX_DETAIL = 400
-"""Characters of an error that are kept."""
 
 
 class Clock:
@@ -163,8 +162,3 @@ def spread_of(samples_ms: list[float]) -> dict[str, float]:
         first, _, third = statistics.quantiles(samples_ms, n=4, method="inclusive")
         spread = third - first
     return {"median_ms": round(statistics.median(samples_ms), 5), "spread_ms": round(spread, 5)}
-
-
-def text_of(error: BaseException) -> str:
-    """Type and message of an error, in one line of limited length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_DETAIL]

@@ -13,7 +13,8 @@ import torch
 import stoneware as sw
 from stoneware.measuring import operands
 from tools.gpu_check import layers_llama
-from tools.gpu_check.layers_clock import Budget, Call, Clock, compare, text_of
+from tools.gpu_check.document import text_of
+from tools.gpu_check.layers_clock import Budget, Call, Clock, compare
 from tools.gpu_check.layers_linear import BF16_LIMIT, E4M3_LIMIT, ELEMENT_LIMITS, TORCH
 from tools.gpu_check.layers_peers import ScaledMmLinear
 from tools.gpu_check.layers_sizes import Sizes

@@ -11,7 +11,8 @@ import torch
 
 import stoneware as sw
 from stoneware.measuring import operands
-from tools.gpu_check.layers_clock import Budget, Clock, compare, text_of
+from tools.gpu_check.document import text_of
+from tools.gpu_check.layers_clock import Budget, Clock, compare
 from tools.gpu_check.layers_peers import Float8Peer
 from tools.gpu_check.layers_sizes import Sizes
 

@@ -9,7 +9,8 @@ import torch
 
 import stoneware as sw
 from tools.gpu_check import layers_llama
-from tools.gpu_check.layers_clock import Budget, Call, Clock, compare, text_of
+from tools.gpu_check.document import text_of
+from tools.gpu_check.layers_clock import Budget, Call, Clock, compare
 from tools.gpu_check.layers_inference import OURS, OURS_BF16, forward
 from tools.gpu_check.layers_linear import TORCH
 from tools.gpu_check.layers_sizes import Sizes

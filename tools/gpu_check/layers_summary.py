@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tools.gpu_check.document import line
+
 TORCH = "torch bf16"
 MODES = ("eager", "graph")
 
@@ -82,13 +84,13 @@ def _linear(part: Row) -> list[str]:
         lines += [
             f"Forward and backward at {tokens} tokens:",
             "",
-            _line("", *(f"{row['layer']} {row['in']}→{row['out']}" for row in members), "sum", "worst error"),
+            line("", *(f"{row['layer']} {row['in']}→{row['out']}" for row in members), "sum", "worst error"),
             "|" + "---|" * (len(members) + 3),
         ]
         for name in contenders:
             errors = [error for row in members for error in (row["checks"][name]["errors"] or {}).values() if error]
             lines.append(
-                _line(
+                line(
                     name,
                     *(_timing(row["step"], name, TORCH) for row in members),
                     _ratio(of_tokens.get(name), of_tokens.get(TORCH), 2),
@@ -104,11 +106,11 @@ def _inference(part: Row) -> list[str]:
     lines = [
         f"A forward pass of {part['num_layers']} blocks:",
         "",
-        _line("", "", *(f"{row['tokens']} tokens" for row in rows)),
+        line("", "", *(f"{row['tokens']} tokens" for row in rows)),
         "|" + "---|" * (len(rows) + 2),
     ]
     lines += [
-        _line(name, mode, *(_timing(row["step"], f"{name}, {mode}", f"{TORCH}, {mode}") for row in rows))
+        line(name, mode, *(_timing(row["step"], f"{name}, {mode}", f"{TORCH}, {mode}") for row in rows))
         for mode in MODES
         for name in names
     ]
@@ -122,13 +124,13 @@ def _models(part: Row) -> list[str]:
     lines = [
         f"A forward pass of {part['num_layers']} blocks, each compiled, in a CUDA graph:",
         "",
-        _line("", "", *(f"{num_tokens} tokens" for num_tokens in tokens)),
+        line("", "", *(f"{num_tokens} tokens" for num_tokens in tokens)),
         "|" + "---|" * (len(tokens) + 2),
     ]
     for kind in dict.fromkeys(row["model"] for row in rows):
         members = [row for row in rows if row["model"] == kind]
         lines += [
-            _line(kind, name, *(_timing(row["step"], name, TORCH) for row in members)) for name in members[0]["checks"]
+            line(kind, name, *(_timing(row["step"], name, TORCH) for row in members)) for name in members[0]["checks"]
         ]
     return lines
 
@@ -139,7 +141,7 @@ def _train(part: Row) -> list[str]:
         f"{part.get('parameters', 0) / 1e6:.1f} M parameters, {part['tokens_per_step']} tokens a step of "
         f"{part.get('num_bytes', 0) / 1e6:.1f} MB of {part.get('text', 'text')} (sha256 {part.get('sha256', '-')}).",
         "",
-        _line("run", "ms a step", "steps", f"loss, mean of the last {part['mean_steps']}", "against bf16", "note"),
+        line("run", "ms a step", "steps", f"loss, mean of the last {part['mean_steps']}", "against bf16", "note"),
         "|---|---|---|---|---|---|",
     ]
     for name, losses in part["losses"].items():
@@ -150,7 +152,7 @@ def _train(part: Row) -> list[str]:
             note = "the losses of the first" if at is None else f"other losses from step {at} on"
         resumed = f"went on at step {losses['first_step']}" if losses["first_step"] else ""
         lines.append(
-            _line(
+            line(
                 TORCH if name == "torch" else name,
                 _timing(row["step"], name, "torch"),
                 losses["steps"],
@@ -169,11 +171,11 @@ def _lora(part: Row) -> list[str]:
         f"A step of {part['num_layers']} blocks at {part['tokens']} tokens, rank {part['rank']}; gradients differ by "
         f"{part['errors']['gradients']:.2g} from bf16's (limit {part['limits']['gradients']}).",
         "",
-        _line("frozen weights", "ms a step", "GB of weights", "GB at most beside them in a step"),
+        line("frozen weights", "ms a step", "GB of weights", "GB at most beside them in a step"),
         "|---|---|---|---|",
     ]
     return lines + [
-        _line(
+        line(
             name,
             _timing(row["step"], name, TORCH),
             f"{num_bytes / 1e9:.3f} ({num_bytes / weights[TORCH]:.3f} of bf16's)",
@@ -199,10 +201,6 @@ def _ratio(ms: float | None, reference_ms: float | None, digits: int) -> str:
     if ms is None:
         return "-"
     return f"{ms:.{digits}f}" + ("" if reference_ms is None else f" ({reference_ms / ms:.{digits}f})")
-
-
-def _line(*cells: object) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
 
 
 if __name__ == "__main__":
