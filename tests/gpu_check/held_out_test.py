@@ -174,9 +174,10 @@ def worker(monkeypatch):
         return Run(**{**values, **clocks, "id": next(ids), "device": GPU.fingerprint, "date": "2026"})
 
     monkeypatch.setattr(session, "Worker", FakeWorker)
-    monkeypatch.setattr(held_out, "cuda_device", lambda ordinal: GPU)
-    monkeypatch.setattr(held_out.machine, "new_run", new_run)
-    monkeypatch.setattr(held_out.machine, "end_run", lambda run, ordinal: run)
+    for module in (held_out, session):
+        monkeypatch.setattr(module, "cuda_device", lambda ordinal: GPU)
+    monkeypatch.setattr(session.machine, "new_run", new_run)
+    monkeypatch.setattr(session.machine, "end_run", lambda run, ordinal: run)
     monkeypatch.setattr(held_out.candidates, "of_problem", lambda *_: ([VENDOR], [OTHER]))
     FakeWorker.log, FakeWorker.commands = Counter(), set()
     return FakeWorker
@@ -208,7 +209,7 @@ def test_the_program_measures_every_part_and_goes_on(tmp_path, worker, monkeypat
     values |= {"commit": "c", "wheel_sha256": "w"}
     monkeypatch.setattr(held_out, "flags", types.SimpleNamespace(FLAGS=types.SimpleNamespace(**values)))
     monkeypatch.setattr(held_out, "wheels_decision", lambda device: decision)
-    monkeypatch.setattr(held_out.machine_of_report, "describe", lambda ordinal: {"gpu": "none"})
+    monkeypatch.setattr(held_out.machine, "describe", lambda ordinal: {"gpu": "none"})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert held_out.main(["held_out"]) == 0
     report = json.loads((tmp_path / "held_out.json").read_text())

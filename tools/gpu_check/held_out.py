@@ -33,9 +33,9 @@ from absl import app, flags
 
 from stoneware.kernels import registry
 from stoneware.kernels.config import Config
-from stoneware.measuring import candidates, child, machine
+from stoneware.measuring import candidates, child, session
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.session import Ranks, Session
+from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.ops.product import Product
 from stoneware.runtime.device import Device, cuda_device
@@ -43,8 +43,7 @@ from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.store import Store
-from tools.gpu_check import document, held_out_figures, held_out_problems, weight_walk
-from tools.gpu_check import machine as machine_of_report
+from tools.gpu_check import document, held_out_figures, held_out_problems, machine, weight_walk
 from tools.gpu_check.held_out_problems import SETS
 
 PARTS = {"first": 0.8, "again": 0.12, "cold": 0.08}
@@ -174,20 +173,17 @@ def measure(
 ) -> None:
     """This rank's share of a part; returns when it is done, or its time is over."""
     ordinal = ranks.local_rank
-    device = cuda_device(ordinal)
-    run = machine.new_run(ordinal, settings.command, settings.commit)
-    session = Session(
-        store=held_out.store(part),
-        run=run,
-        device=device,
-        settings=settings,
-        reporter=TimedReporter(minutes, f"{part}, GPU {ordinal}" if ranks.world_size > 1 else part),
-        command=child.COMMAND if part == "cold" else weight_walk.COMMAND,
-        candidates_of=held_out.candidates_of,
-        end_run=lambda: machine.end_run(run, ordinal),
-    )
     try:
-        session.measure(problems, ranks)
+        session.tune(
+            problems,
+            held_out.store(part),
+            ordinal,
+            settings,
+            TimedReporter(minutes, f"{part}, GPU {ordinal}" if ranks.world_size > 1 else part),
+            ranks=ranks,
+            command=child.COMMAND if part == "cold" else weight_walk.COMMAND,
+            candidates_of=held_out.candidates_of,
+        )
     except TimeIsUp:
         print(f"{part}: stopped after {minutes:.1f} minutes; start again without --minutes to measure the rest")
 
@@ -255,7 +251,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     report = {
         **origin,
-        "machine": machine_of_report.describe(0),
+        "machine": machine.describe(0),
         "num_gpus": num_gpus,
         "seed": values.seed,
         "seconds": round(time.monotonic() - begin, 1),

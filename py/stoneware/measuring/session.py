@@ -42,6 +42,8 @@ _MOST_LOSSES = 2
 _MOST_GIVEN_UP = 3
 """How many problems in a row may be given up: on a GPU that does not come back, all of them fail."""
 
+CandidatesOf = Callable[[Any], tuple[Sequence[Config], Sequence[Config]]]
+
 _LOG = logging.getLogger("stoneware.measuring")
 
 
@@ -122,6 +124,7 @@ def tune(
     *,
     ranks: Ranks,
     command: Sequence[str] = COMMAND,
+    candidates_of: CandidatesOf | None = None,
 ) -> Summary:
     """Measures the candidates of problems on a GPU, and stores each sample as it is taken.
 
@@ -129,7 +132,8 @@ def tune(
       problems: of all ranks; this one measures its share.
       store: what it has is not measured again, unless settings.remeasure.
       ordinal: torch's number of the GPU.
-      command: the measuring process, for tests.
+      command: the measuring process, if it is not child.py.
+      candidates_of: see Session; None takes those of the problem's op.
 
     Raises:
       KeyboardInterrupt: on Ctrl-C, once the measuring process is ended and the run's end stored.
@@ -146,7 +150,8 @@ def tune(
         settings=settings,
         reporter=reporter,
         command=command,
-        candidates_of=lambda problem: candidates.of_problem(registry.spec(problem.key.op).operation, problem, device),
+        candidates_of=candidates_of
+        or (lambda problem: candidates.of_problem(registry.spec(problem.key.op).operation, problem, device)),
         end_run=lambda: machine.end_run(run, ordinal),
     ).measure(problems, ranks)
 
@@ -167,7 +172,7 @@ class Session:
     settings: Settings
     reporter: Reporter
     command: Sequence[str]
-    candidates_of: Callable[[Any], tuple[Sequence[Config], Sequence[Config]]]
+    candidates_of: CandidatesOf
     end_run: Callable[[], Run]
     digest: Callable[[Config], str] = candidates.kernel_sha256
 
