@@ -34,6 +34,7 @@ import triton
 from absl import app, flags, logging
 
 import stoneware
+from stoneware.measuring.device_timer import spread
 from tools.gpu_check import machine, tuned_matmul
 
 OURS, TRITON, JIT = "stoneware.autotune", "triton.autotune", "triton.jit"
@@ -175,13 +176,9 @@ def launches(folder: pathlib.Path) -> dict[str, list[float]]:
 
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Median, interquartile range and extremes."""
-    spread = 0.0
-    if len(values) > 1:
-        first, _, third = statistics.quantiles(values, n=4, method="inclusive")
-        spread = third - first
     return {
         "median": statistics.median(values),
-        "spread": spread,
+        "spread": spread(values),
         "least": min(values),
         "most": max(values),
         "count": len(values),

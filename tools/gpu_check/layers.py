@@ -23,7 +23,6 @@ import datetime
 import json
 import logging
 import pathlib
-import platform
 import sys
 import time
 import traceback
@@ -158,24 +157,7 @@ def _write(folder: pathlib.Path, report: Mapping[str, Any]) -> str:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    found = machine.describe(0) if device == "cuda" else machine_without_gpu()
-    return found | {"transformers": version_of("transformers")}
-
-
-def machine_without_gpu() -> dict[str, Any]:
-    return {
-        "gpu": "none",
-        "driver": "none",
-        "torch": torch.__version__,
-        "cuda_of_torch": "none",
-        "triton": version_of("triton"),
-        "stoneware": version_of("stoneware"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "sm_clock_mhz": 0,
-        "memory_clock_mhz": 0,
-        "power_limit_w": "unknown",
-    }
+    return machine.describe(0 if device == "cuda" else None) | {"transformers": version_of("transformers")}
 
 
 def _parts(text: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from stoneware.measuring.device_timer import spread
 from tools.gpu_check.document import text_of
 
 Call = Callable[[], object]
@@ -157,8 +158,4 @@ def compare(calls: Mapping[str, Call], clock: Clock, *, rounds: int, seconds: fl
 
 def spread_of(samples_ms: list[float]) -> dict[str, float]:
     """Median and interquartile range, as JSON values."""
-    spread = 0.0
-    if len(samples_ms) > 1:
-        first, _, third = statistics.quantiles(samples_ms, n=4, method="inclusive")
-        spread = third - first
-    return {"median_ms": round(statistics.median(samples_ms), 5), "spread_ms": round(spread, 5)}
+    return {"median_ms": round(statistics.median(samples_ms), 5), "spread_ms": round(spread(samples_ms), 5)}

@@ -43,6 +43,14 @@ _FLUSH = object()
 """Stands for the flushes alone among the graphs of a round."""
 
 
+def spread(samples: Sequence[float]) -> float:
+    """The interquartile range; 0 of one sample."""
+    if len(samples) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return third - first
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing:
     """Timings of one call, in microseconds; without arguments, of one that was not timed.
@@ -62,11 +70,7 @@ class Timing:
 
     @classmethod
     def of(cls, samples_us: list[float], before_mhz: int = 0, after_mhz: int = 0) -> Timing:
-        spread_us = 0.0
-        if len(samples_us) > 1:
-            first, _, third = statistics.quantiles(samples_us, n=4, method="inclusive")
-            spread_us = third - first
-        return cls(statistics.median(samples_us), spread_us, len(samples_us), before_mhz, after_mhz)
+        return cls(statistics.median(samples_us), spread(samples_us), len(samples_us), before_mhz, after_mhz)
 
     @property
     def figures(self) -> dict[str, Any]:
