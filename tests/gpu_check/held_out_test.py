@@ -11,9 +11,10 @@ from collections import Counter
 import pytest
 import torch
 
+from stoneware.kernels import registry
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
-from stoneware.measuring import session, workloads
+from stoneware.measuring import session
 from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.measuring.stopwatch import CudaStopwatch
@@ -150,7 +151,7 @@ class FakeWorker:
         self._run = hello["run"]
 
     def send(self, task):
-        self._problem = workloads.problem_from_json(task["problem"])
+        self._problem = registry.spec(task["op"]).problem(**task["problem"])
         self._configs = [Config.from_json(data) for data in task["configs"]]
 
     def events(self, limit_s):

@@ -17,6 +17,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.measuring import candidates, child, device_timer
 from stoneware.runtime import device
 
+registry.OPS["toy_add"] = "toy_op.spec"
 make_timer = device_timer.DeviceTimer
 
 

@@ -36,7 +36,7 @@ def sample(task: dict, run: str, config: dict, status: str, us: float = 0.0) -> 
     problem = task["problem"]
     return {
         "key": {
-            "op": problem["op"],
+            "op": task["op"],
             "a_dtype": problem["a_dtype"],
             "b_dtype": problem["b_dtype"],
             "out_dtype": problem["out_dtype"],

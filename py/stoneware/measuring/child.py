@@ -1,7 +1,7 @@
 """The process that measures, `python -m stoneware.measuring.child`, and its parent's view of it.
 
 They exchange JSON lines. First the process reads {"device", "run", "settings"} and answers
-{"event": "ready"}; then for each {"problem", "configs"} it writes
+{"event": "ready"}; then for each {"op", "problem", "configs"} it writes
 
     {"event": "at", "config": 3}            before each run of that candidate; null: of none
     {"event": "samples", "samples": [...]}  as soon as they are final
@@ -176,7 +176,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
 
     from stoneware.kernels import registry
     from stoneware.kernels.config import Config
-    from stoneware.measuring import candidates, workloads
+    from stoneware.measuring import candidates
     from stoneware.measuring.device_timer import DeviceTimer
     from stoneware.measuring.settings import Settings
     from stoneware.runtime.device import cuda_device
@@ -188,7 +188,8 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
     say("ready")
 
     def measure(task: Mapping[str, Any]) -> None:
-        problem = workloads.problem_from_json(task["problem"])
+        spec = registry.spec(task["op"])
+        problem = spec.problem(**task["problem"])
         configs = [Config.from_json(data) for data in task["configs"]]
         positions = {config: idx for idx, config in enumerate(configs)}
         candidates.Race(
@@ -197,7 +198,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
             timer=timer,
             settings=settings,
             run_id=hello["run"],
-            make_plan=make_plan or registry.spec(problem.key.op).operation.make_plan,
+            make_plan=make_plan or spec.operation.make_plan,
             announce=lambda config: say("at", config=positions.get(config)),
             emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
         ).run(configs)

@@ -237,8 +237,13 @@ class Session:
             at, num_before = None, len(taken)
             try:
                 worker = self._start()
-                task = {"problem": workloads.problem_to_json(problem), "configs": [one.to_json() for one in left]}
-                worker.send(task)
+                worker.send(
+                    {
+                        "op": problem.key.op,
+                        "problem": dataclasses.asdict(problem),
+                        "configs": [one.to_json() for one in left],
+                    }
+                )
                 for event in worker.events(self.settings.hang_limit_s):
                     if event["event"] == "at":
                         at = event["config"]

@@ -1,12 +1,10 @@
-"""Problems to measure: of named layers and of the user's shapes; and their JSON."""
+"""Problems to measure: of named layers and of the user's shapes."""
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from stoneware.kernels import registry
 from stoneware.kernels.registry import OPS
@@ -110,17 +108,3 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
 def cost(problem: Product) -> float:
     """How long a problem takes beside others, for the time left: a fixed part, and the arithmetic."""
     return 1.0 + registry.spec(problem.key.op).num_operations(problem.key) / 2e12
-
-
-def problem_to_json(problem: Product) -> dict[str, Any]:
-    """For `json.dumps`; `problem_from_json` gives the same problem back."""
-    op = problem.key.op
-    return {"op": op, "spec": OPS[op], **dataclasses.asdict(problem)}
-
-
-def problem_from_json(data: Mapping[str, Any]) -> Product:
-    """The problem; registers its op in this process."""
-    fields = dict(data)
-    op, module = fields.pop("op"), fields.pop("spec")
-    OPS.setdefault(op, module)
-    return importlib.import_module(module).SPEC.problem(**fields)
