@@ -124,16 +124,11 @@ def check(name: str, case: Case, run: Run, expected: torch.Tensor, dtype: str) -
 
 
 def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, dict[str, Any]]]:
-    """The calls whose values are right, and the result of `check` for each that was tried.
-
-    A peer that stands in for another one is tried only if that one is not right.
-    """
+    """The calls whose values are right, and the result of `check` for each."""
     right: dict[str, Run] = {}
     checks: dict[str, dict[str, Any]] = {}
     expected, of_scales = None, None
     for name, call in case.calls.items():
-        if call.instead_of in right:
-            continue
         try:
             run = call.load()
         except Exception as error:  # the op or torch's function is not there

@@ -60,13 +60,11 @@ class Call:
       load: imports what is needed and gives the call.
       scales: (scale_a, scale_b) that it multiplies by, or empty.
       takes_out: whether it can write to a given tensor.
-      instead_of: the peer whose place it takes where that one is wrong or refuses.
     """
 
     load: Callable[[], Run]
     scales: tuple[torch.Tensor, ...] = ()
     takes_out: bool = True
-    instead_of: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,10 +211,7 @@ def _grouped_bf16(workload: Workload, device: torch.device) -> Case:
         grouped_mm = stoneware.grouped_mm
         return lambda out: grouped_mm(a, b, offs, out=out)
 
-    def multiply(rows: slice, group: int, out: torch.Tensor) -> None:
-        torch.mm(a[rows], b[group], out=out)
-
-    return _grouped_case(a, b, ends, load_ours, lambda out: torch._grouped_mm(a, b, offs=offs), multiply)
+    return _grouped_case(a, b, ends, load_ours, lambda out: torch._grouped_mm(a, b, offs=offs))
 
 
 def _grouped_fp8(workload: Workload, device: torch.device) -> Case:
@@ -235,18 +230,7 @@ def _grouped_fp8(workload: Workload, device: torch.device) -> Case:
             a, b, scale_a, scale_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
-    def multiply(rows: slice, group: int, out: torch.Tensor) -> None:
-        torch._scaled_mm(
-            a[rows],
-            b[group],
-            scale_a[rows, None],
-            scale_b[group][None],
-            out_dtype=torch.bfloat16,
-            use_fast_accum=True,
-            out=out,
-        )
-
-    return _grouped_case(a, b, ends, load_ours, run_grouped, multiply, scales=(scale_a, scale_b))
+    return _grouped_case(a, b, ends, load_ours, run_grouped, scales=(scale_a, scale_b))
 
 
 def _dense_case(a: torch.Tensor, b: torch.Tensor, calls: Mapping[str, Call]) -> Case:
@@ -260,21 +244,8 @@ def _grouped_case(
     ends: Sequence[int],
     load_ours: Callable[[], Run],
     run_grouped: Run,
-    multiply: Callable[[slice, int, torch.Tensor], None],
     scales: tuple[torch.Tensor, ...] = (),
 ) -> Case:
-    """`multiply` makes one group's product; the loop over it knows the offsets without waiting."""
-    groups = [
-        (group, slice(begin, end)) for group, (begin, end) in enumerate(zip([0, *ends[:-1]], ends)) if begin < end
-    ]
-
-    def run_loop(out: torch.Tensor | None) -> torch.Tensor:
-        if out is None:
-            out = torch.empty(a.shape[0], b.shape[2], dtype=torch.bfloat16, device=a.device)
-        for group, rows in groups:
-            multiply(rows, group, out[rows])
-        return out
-
     out = torch.empty(a.shape[0], b.shape[2], dtype=torch.bfloat16, device=a.device)
     return Case(
         a=a,
@@ -284,7 +255,6 @@ def _grouped_case(
         calls={
             OURS: Call(load=load_ours, scales=scales),
             "torch_grouped": Call(load=lambda: run_grouped, scales=scales, takes_out=False),
-            "torch_loop": Call(load=lambda: run_loop, scales=scales, instead_of="torch_grouped"),
         },
     )
 
