@@ -15,7 +15,6 @@ import pytest
 import small_package as small
 
 from stoneware.kernels.tile_rule import is_near
-from stoneware.report import measures, regret
 from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table
@@ -511,18 +510,6 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     assert plain["chosen"]["is_modelled"]
     for one in (plain["chosen"], *plain["runners_up"]):
         assert one["interval_us"][0] < one["median_us"] < one["interval_us"][1]
-
-
-def test_regret_of_the_report_is_that_of_the_modelled_answer(baked):
-    problems = measures.problems(baked.devices[0].entries())
-    models = time_fit.models(problems, small.manifest(), 132)
-    for left_out in regret.LEFT_OUT:
-        modelled = regret.of_problems(problems, left_out, models)
-        nearest = regret.of_problems(problems, left_out)
-        assert len(modelled) == len(nearest) == len(problems)
-        assert max(one.ratio for one in modelled) < 1.02
-        assert max(one.ratio for one in nearest) > 1.2
-        assert all(one.answered_by != one.key for one in modelled)
 
 
 def test_samples_give_the_same_table_in_any_order(tmp_path):

@@ -1,19 +1,14 @@
-"""What the report computes from samples: speed, roofline, regions, regret."""
+"""What the report computes from samples: speed, ties, roofline."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from small_samples import (
     GROUPED,
     GROUPED_VENDOR,
     H200,
     UNKNOWN_GPU,
     VENDOR,
-    bad_sample,
     grouped_sample,
     kernel_sample,
     key,
@@ -22,7 +17,7 @@ from small_samples import (
     sample,
 )
 
-from stoneware.report import measures, regret
+from stoneware.report import measures
 from stoneware.report.nominal import NOMINAL
 from stoneware.tuning import entries
 
@@ -32,10 +27,6 @@ SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 def problems(samples, preferred=()):
     taken = [(run(item.run), item) for item in samples]
     return measures.problems(entries.entries(taken, None, lambda key: preferred))
-
-
-def leave_one_out(samples, left_out="m"):
-    return regret.of_problems(problems(samples), left_out)
 
 
 def one(samples, preferred=()):
@@ -59,7 +50,6 @@ def test_a_tie_goes_to_the_preferred_and_is_marked():
     problem = one(samples, preferred=[BIG, SMALL])
     assert problem.chosen.config == BIG
     assert [choice.config for choice in problem.ties] == [SMALL]
-    assert problem.fastest.config == SMALL
 
 
 def test_timings_apart_by_more_than_the_band_do_not_tie_whatever_their_spread():
@@ -124,7 +114,7 @@ def test_roofs_of_an_unknown_device_are_the_measured_maxima_and_say_so():
     assert roofs.tflops == max(point.tflops for point in points)
 
 
-def test_a_decorated_kernel_has_regions_and_regret_and_no_roofline():
+def test_a_decorated_kernel_has_no_roofline():
     samples = [
         kernel_sample(64, 10.0, 4),
         kernel_sample(64, 12.0, 8),
@@ -134,86 +124,3 @@ def test_a_decorated_kernel_has_regions_and_regret_and_no_roofline():
     found = problems(samples)
     assert [problem.chosen.config.num_warps for problem in found] == [4, 8]
     assert measures.roofline(found) == []
-    assert [item.ratio for item in leave_one_out(samples)] == [1.2, 1.25]
-
-
-REGRET_SAMPLES = [
-    sample(SMALL, 10.0, m=16),
-    sample(BIG, 14.0, m=16),
-    sample(SMALL, 24.0, m=64),
-    sample(BIG, 20.0, m=64),
-    sample(SMALL, 60.0, m=128),
-    sample(BIG, 30.0, m=128),
-]
-
-
-def test_regret_is_the_time_of_the_neighbours_choice_over_the_best():
-    found = {item.key.m: item for item in leave_one_out(REGRET_SAMPLES)}
-    assert found[16].answered_by.m == 64 and found[16].layer == "nearest m"
-    assert (found[16].chosen, found[16].chosen_us) == (BIG, 14.0)
-    assert (found[16].best, found[16].best_us, found[16].ratio) == (SMALL, 10.0, 1.4)
-    assert found[64].answered_by.m == 128 and found[64].ratio == 1.0
-    assert found[128].answered_by.m == 64 and found[128].ratio == 1.0
-
-
-def test_leaving_a_weight_out_asks_the_nearest_shape():
-    samples = [*REGRET_SAMPLES, sample(SMALL, 9.0, m=128, n=2048), sample(BIG, 12.0, m=128, n=2048)]
-    found = {item.key.sizes: item for item in leave_one_out(samples, left_out="weight")}
-    at_2048 = found[2048, 4096, 128]
-    assert at_2048.layer == "nearest shape" and at_2048.answered_by.sizes == (4096, 4096, 128)
-    assert (at_2048.chosen, at_2048.ratio) == (BIG, 12.0 / 9.0)
-    assert found[4096, 4096, 16].answered_by.sizes == (2048, 4096, 128)
-
-
-def test_a_choice_that_was_not_timed_there_is_skipped():
-    samples = [
-        sample(SMALL, 10.0, m=16),
-        bad_sample(BIG, "wrong", m=16),
-        sample(BIG, 20.0, m=64),
-        sample(SMALL, 24.0, m=64),
-    ]
-    [item] = [item for item in leave_one_out(samples) if item.key.m == 16]
-    assert (item.chosen, item.ratio) == (SMALL, 1.0)
-
-
-def test_a_problem_without_neighbours_has_no_regret():
-    assert leave_one_out([sample(SMALL, 10.0)]) == []
-    assert leave_one_out(REGRET_SAMPLES, left_out="weight") == []
-
-
-def test_families_do_not_answer_for_each_other():
-    other = sample(BIG, 1.0, key=key(m=32, scales="tensor"))
-    assert leave_one_out([*REGRET_SAMPLES, other]) == leave_one_out(REGRET_SAMPLES)
-
-
-def test_the_summary_counts_by_ratio():
-    found = regret.summary(leave_one_out(REGRET_SAMPLES))
-    assert (found["count"], found["num_best"], found["worst"]) == (3, 2, 1.4)
-    assert found["geomean"] == pytest.approx(1.4 ** (1 / 3))
-
-
-times = st.floats(1.0, 1000.0)
-
-
-@given(
-    st.dictionaries(
-        st.tuples(st.sampled_from([1, 16, 64, 512]), st.sampled_from([2048, 4096])),
-        st.fixed_dictionaries({SMALL: times, BIG: times, VENDOR: times}),
-        min_size=1,
-    ),
-    st.permutations(range(24)),
-)
-def test_regret_is_at_least_one_and_does_not_depend_on_the_order(timings, order):
-    samples = [
-        sample(config, median_us, m=m, n=n)
-        for (m, n), by_config in timings.items()
-        for config, median_us in by_config.items()
-    ]
-    shuffled = [samples[idx] for idx in order if idx < len(samples)]
-    for left_out in regret.LEFT_OUT:
-        found = leave_one_out(samples, left_out=left_out)
-        assert found == leave_one_out(shuffled, left_out=left_out)
-        assert all(item.ratio >= 1 and math.isfinite(item.ratio) for item in found)
-        assert all(item.key != item.answered_by for item in found)
-        if left_out == "m" and len(timings) > 1:
-            assert len(found) == len(timings)

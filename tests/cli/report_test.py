@@ -31,9 +31,7 @@ from small_samples import (
 )
 
 from stoneware.cli import exit_codes, main
-from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
-from stoneware.report import figures, measures, regret, sources, style, verdict
+from stoneware.report import figures, measures, sources, style, verdict
 from stoneware.tuning import samples as sample_format
 
 SMALL, BIG = ours("64x16x256"), ours("64x64x256")
@@ -103,11 +101,9 @@ def test_json_has_the_documented_keys(folder, capsys):
         "problems",
         "roofs",
         "roofline",
-        "regret",
     }
     assert [problem["speedup"] for problem in family["problems"]] == [1.6, 1.1, 1.0]
     assert family["speedup_least"] == 1.0
-    assert [item["ratio"] for item in family["regret"]["m"]["regrets"]] == [1.4, 1.1, 1.0]
 
 
 def test_the_verdict_is_the_geometric_mean_by_band_of_m(folder, capsys):
@@ -270,16 +266,6 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
             assert problem["vendor_us"] == vendor_us.get(at)
             assert problem["speedup"] == (vendor_us[at] / problem["chosen_us"] if at in vendor_us else None)
             seen += 1
-        by_shape = {problem["shape"]: problem for problem in family["problems"]}
-        regrets = {item["shape"]: item for item in family["regret"]["m"]["regrets"]}
-        # Some have none: the m of a batch may lie far from the others, and what is chosen near a problem
-        # may be unable to run it.
-        assert Key(**family["family"]).is_batch or len(regrets) > 0.9 * len(by_shape)
-        assert regrets.keys() <= by_shape.keys()
-        for shape, item in regrets.items():
-            at = place(family["family"], by_shape[shape]["sizes"])
-            assert item["best_us"] == min(times_us[at].values())
-            assert item["chosen_us"] == times_us[at][Config.from_json(item["chosen"])]
     assert seen == len(times_us)
     told = collections.Counter(speedup for _, hover in cells(text) for speedup in re.findall(r"m=\d+: ([\d.]+)", hover))
     assert told == collections.Counter(
@@ -342,11 +328,6 @@ def test_without_measurements_there_is_no_page(folder, tmp_path, capsys):
 def test_a_page_that_cannot_be_written_is_named(folder, tmp_path, capsys):
     code, _, err = report(capsys, "--out", tmp_path / "missing" / "report.html", folder)
     assert code == exit_codes.USAGE and "missing/report.html: No such file or directory" in err
-
-
-def test_regret_is_that_of_the_library(folder):
-    [device] = sources.load([folder])
-    assert device.regrets["m"] == regret.of_problems(device.problems, "m")
 
 
 def test_op_that_is_not_known_here_is_drawn_without_a_roofline(tmp_path, capsys):

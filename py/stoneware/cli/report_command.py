@@ -14,9 +14,8 @@ from stoneware.cli.output import Output
 HELP = help.text(
     "Draw what was measured as one HTML page that needs no network.\n\n"
     "For each device: speed against torch's kernels by op and m, then a table of speed-ups by shape "
-    "for each op, a roofline, the chosen kernels, and regret: what the look-up loses at a shape that "
-    "was not measured. SOURCES are sample folders, stores (.sqlite3) and tables (.table); without "
-    "any, this installation's tables and the user's store are drawn.",
+    "for each op, a roofline and the chosen kernels. SOURCES are sample folders, stores (.sqlite3) and "
+    "tables (.table); without any, this installation's tables and the user's store are drawn.",
     examples=[
         "stoneware report --out report.html",
         "stoneware report --out h200.html --device H200 samples/nvidia_h200",
@@ -25,7 +24,7 @@ HELP = help.text(
     json_keys="out (the page, or null if none was asked for), devices [{device, aliases, sources, "
     "digests, statuses, runs, verdict [{title, num_problems, share_ours, same_scales, any_scales}], "
     "families [{family, title, num_problems, speedup_geomean, speedup_least, problems, roofs, "
-    "roofline, regret}]}]. --json needs no --out",
+    "roofline}]}]. --json needs no --out",
 )
 
 

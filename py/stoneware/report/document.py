@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoneware.kernels.key import AnyKey
-from stoneware.report import measures, regret, verdict
+from stoneware.report import measures, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
 
@@ -60,24 +60,4 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
         ],
         "roofs": asdict(measures.roofs(device.fingerprint, points)) if points else None,
         "roofline": [{"intensity": point.intensity, "tflops": point.tflops} for point in points],
-        "regret": {
-            left_out: {
-                **regret.summary(of_family),
-                "regrets": [
-                    {
-                        "shape": item.key.shape,
-                        "answered_by": item.answered_by.shape,
-                        "layer": item.layer,
-                        "chosen": item.chosen.to_json(),
-                        "chosen_us": item.chosen_us,
-                        "best": item.best.to_json(),
-                        "best_us": item.best_us,
-                        "ratio": item.ratio,
-                    }
-                    for item in of_family
-                ],
-            }
-            for left_out, regrets in device.regrets.items()
-            for of_family in [[item for item in regrets if item.key.family == family]]
-        },
     }

@@ -1,6 +1,6 @@
 """What a table's entries say: speed against the vendor library, ties, rooflines.
 
-Pure functions; nothing is drawn here. Regret is in regret.py. Times are in microseconds.
+Pure functions; nothing is drawn here. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ class Problem(Entry):
     @property
     def chosen(self) -> Choice:
         return self.choices[0]
-
-    @property
-    def fastest(self) -> Choice:
-        return min(self.choices, key=lambda choice: choice.median_us)
 
     @property
     def vendor(self) -> Choice | None:

@@ -9,7 +9,7 @@ from html import escape
 from stoneware import __version__
 from stoneware.explanation import kernel_in_words
 from stoneware.kernels.key import AnyKey
-from stoneware.report import figures, measures, regret, style, verdict
+from stoneware.report import figures, measures, style, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
@@ -17,9 +17,6 @@ from stoneware.tuning.table_entry import Choice
 
 MOST_BAD = 100
 """Most rows in the table of samples that are not "ok"."""
-
-_REGRET_NAMES = {"m": "other m", "weight": "other shapes"}
-"""What was left out -> who answers."""
 
 
 def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
@@ -70,7 +67,7 @@ def _device_html(device: DeviceMeasurements, anchor: str, found: Sequence[Sectio
     if other:
         start = f'<details id="{anchor}-other"{"" if common else " open"}>'
         other = [start, "<summary><h2>Other layouts and dtypes</h2></summary>", *other, "</details>"]
-    return [*_verdict_html(device, anchor, found), *common, *other, *_runs_html(device, anchor, found)]
+    return [*_verdict_html(device, anchor, found), *common, *other, *_runs_html(device, anchor)]
 
 
 def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
@@ -235,28 +232,7 @@ def _problems_html(section: Section, is_open: bool) -> str:
     )
 
 
-def _regret_html(device: DeviceMeasurements, found: Sequence[Section]) -> list[str]:
-    rows = []
-    for section, (left_out, regrets) in itertools.product(found, device.regrets.items()):
-        families = {problem.key.family for problem in section.problems}
-        items = [item for item in regrets if item.key.family in families]
-        if items:
-            told = regret.summary(items)
-            best, worst = f"{told['num_best'] / len(items):.0%}", max(items, key=lambda item: item.ratio)
-            mean = f"{told['geomean']:.3f}"
-            name = _REGRET_NAMES[left_out]
-            rows.append([section.title, name, str(len(items)), best, mean, f"{worst.ratio:.2f} at {worst.key.shape}"])
-    heads = ["op", "estimated from", "problems", "fastest chosen at", "regret, geometric mean", "regret at worst"]
-    return [
-        "<details><summary>Shapes that were not measured: what the estimate would lose</summary>",
-        "<p>Each measured problem was left out in turn. The regret is the time of the kernel that would be "
-        "chosen without it, divided by the time of the fastest.</p>",
-        _table(heads, rows),
-        "</details>",
-    ]
-
-
-def _runs_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+def _runs_html(device: DeviceMeasurements, anchor: str) -> list[str]:
     statuses = ", ".join(f"{count} {status}" for status, count in device.statuses.items())
     fields = ("id", "date", "driver", "cuda", "torch", "triton", "commit", "clocks", "num_samples")
     runs = [[str(run.get(field, "-")) for field in fields] for run in device.runs_in_use]
@@ -279,7 +255,6 @@ def _runs_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]
     return [
         f'<h2 id="{anchor}-runs">{escape(device.fingerprint.name)}: what was measured</h2>',
         _table([], facts),
-        *_regret_html(device, found),
         f"<details><summary>{len(runs)} runs</summary>{_table(run_heads, runs)}</details>",
         f"<details><summary>Samples that were wrong, failed or hung: {len(bad)}</summary>",
         (_table(heads, bad[:MOST_BAD]) if bad else f"<p>{none}</p>") + more,

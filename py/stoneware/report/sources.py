@@ -13,11 +13,10 @@ from stoneware.explanation import device_named
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.kernels.registry import OPS
-from stoneware.report import measures, regret
+from stoneware.report import measures
 from stoneware.report.measures import Problem
-from stoneware.report.regret import Regret
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
-from stoneware.tuning import entries, merge, sources, table_file, time_fit
+from stoneware.tuning import entries, merge, sources, table_file
 from stoneware.tuning.samples import STATUSES, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Table
 from stoneware.tuning.table_entry import Entry
@@ -60,12 +59,6 @@ class DeviceMeasurements:
             preferred = entries.heuristic(op, self.fingerprint.compute_capability, kernels)
             made += entries.entries(taken, kernels, preferred)
         return measures.problems([*made, *self.entries])
-
-    @functools.cached_property
-    def regrets(self) -> dict[str, list[Regret]]:
-        """What was left out -> regrets, see `regret.of_problems`."""
-        models = time_fit.models(self.problems, manifest.installed(), self.fingerprint.num_sms)
-        return {left_out: regret.of_problems(self.problems, left_out, models) for left_out in regret.LEFT_OUT}
 
     @property
     def statuses(self) -> dict[str, int]:
