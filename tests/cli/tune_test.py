@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -14,7 +16,7 @@ import small_samples as small
 import torch
 from small_samples import H200, VENDOR, bad_sample, ours, run, sample
 
-from stoneware.cli import exit_codes, main, progress, tune_command
+from stoneware.cli import exit_codes, main, tune_command
 from stoneware.measuring import session
 from stoneware.runtime.device import Device
 from stoneware.tuning import samples as sample_format
@@ -26,11 +28,17 @@ SMALL = ours()
 @pytest.fixture
 def measuring(monkeypatch):
     """Puts a stand-in in the place of session.tune; returns what it is called with and stores."""
-    state = {"samples": [sample(SMALL, 10.0), sample(VENDOR, 16.0)], "error": None, "failures": []}
+    state = {
+        "samples": [sample(SMALL, 10.0), sample(VENDOR, 16.0)],
+        "error": None,
+        "failures": [],
+        "report": lambda reporter: None,
+    }
 
     def tune(problems, store, ordinal, settings, reporter, *, ranks):
         state.update(problems=problems, store=store, ordinal=ordinal, settings=settings)
         store.add(run(), state["samples"])
+        state["report"](reporter)
         if state["error"] is not None:
             raise state["error"]
         return session.Summary(
@@ -401,31 +409,34 @@ def test_out_in_a_place_that_takes_no_files_is_refused_before_measuring(measurin
     assert "problems" not in measuring, "it measured first"
 
 
-def test_ranks_above_0_say_only_what_went_wrong(capsys):
-    notes = progress.reporter(3)
-    notes.start(1, 0, 1.0, "NVIDIA H200")
-    notes.note("a kernel\x1b[31m hung")
-    notes.end("scaled_mm", 1.0, "best of 3")
-    assert capsys.readouterr().err == "stoneware tune: rank 3: a kernel\\x1b[31m hung\n"
+def _report(reporter):
+    reporter.start(2, 1, 1.0, "NVIDIA H200")
+    reporter.note("a kernel\x1b[31m hung")
+    reporter.end("scaled_mm", 1.0, "best of 3")
+    reporter.finish("all done")
 
 
-def test_on_a_terminal_the_lines_stand_above_a_bar(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    bar = progress.reporter(0)
-    bar.start(3, 1, 4.0, "NVIDIA H200")
-    bar.begin("scaled_mm m=1")
-    bar.note("x\x1b[31m: no progress")
-    bar.end("scaled_mm m=1", 1.0, "best of 3: [red]fast[/red]")
-    bar.finish("interrupted")
-    err = capsys.readouterr().err
-    for text in (
-        "2 problems to measure on NVIDIA H200, 1 more are known",
-        "x\\x1b[31m: no progress",
-        "[1/2] scaled_mm m=1: best of 3: [red]fast[/red]; 0 s gone, about 0 s left",
-        "25 %",
-        "interrupted",
-    ):
-        assert text in err, (text, err)
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (
+            0,
+            "1 problems to measure on NVIDIA H200, 1 more are known\na kernel\\x1b[31m hung\n"
+            "[1/1] scaled_mm: best of 3; 0 s gone, about 0 s left\nall done\n",
+        ),
+        (3, "rank 3: a kernel\\x1b[31m hung\n"),
+    ],
+)
+def test_rank_0_says_how_far_it_is_and_the_others_only_what_went_wrong(measuring, monkeypatch, rank, said):
+    monkeypatch.setattr(session.Ranks, "from_environment", lambda: session.Ranks(rank=rank, world_size=4))
+    measuring["report"] = _report
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "argv", ["stoneware", "tune"])
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(logging.getLogger("stoneware"), "handlers", [])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert shown.getvalue() == said
 
 
 def test_a_model_is_measured_and_the_gain_is_told(measuring, package, own_store, tmp_path, capsys):

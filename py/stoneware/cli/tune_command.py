@@ -229,8 +229,8 @@ def _measure(
     device: int | None,
     says_gain: bool,
 ) -> int:
-    from stoneware.cli import progress
     from stoneware.measuring import session
+    from stoneware.measuring.progress import Reporter
 
     torch = _torch_with_gpu()
     if out is not None:
@@ -243,8 +243,9 @@ def _measure(
             f"{torch.cuda.device_count() - 1}; pass one of them (under torchrun its default is "
             "LOCAL_RANK: start as many ranks as there are GPUs)"
         )
-    logging.getLogger("stoneware").setLevel(logging.INFO)
-    summary = session.tune(problems, store, ordinal, settings, progress.reporter(ranks.rank), ranks=ranks)
+    # Ranks above 0 report only what went wrong.
+    logging.getLogger("stoneware").setLevel(logging.WARNING if ranks.rank else logging.INFO)
+    summary = session.tune(problems, store, ordinal, settings, Reporter(ranks.rank), ranks=ranks)
     folders: list[str] = []
     if out is not None:
         if ranks.world_size > 1:

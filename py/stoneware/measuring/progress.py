@@ -12,7 +12,13 @@ class Reporter:
     """Writes lines to the log "stoneware.measuring"; a subclass shows them elsewhere.
 
     Costs are in the units of workloads.cost: only their ratio counts.
+
+    Args:
+      rank: named in each line if it is above 0.
     """
+
+    def __init__(self, rank: int = 0) -> None:
+        self._prefix = f"rank {rank}: " if rank else ""
 
     def start(self, num_problems: int, num_known: int, total_cost: float, device: str) -> None:
         """Before the first problem; `num_known` of the problems already have all their samples."""
@@ -20,9 +26,6 @@ class Reporter:
         self._cost, self._total_cost = 0.0, total_cost
         self._begin = time.monotonic()
         self.say(f"{self._num} problems to measure on {device}, {num_known} more are known")
-
-    def begin(self, problem: str) -> None:
-        """Before a problem is measured."""
 
     def end(self, problem: str, cost: float, outcome: str) -> None:
         """After a problem."""
@@ -41,4 +44,4 @@ class Reporter:
         self.say(outcome)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
-        _LOG.log(level, "%s", text)
+        _LOG.log(level, "%s%s", self._prefix, text)

@@ -194,7 +194,6 @@ class Session:
             if work:
                 self.store.add(self.run, [])  # raises before anything is measured
             for problem, configs in work.items():
-                self.reporter.begin(str(problem))
                 said = self._measure(problem, configs)
                 self.reporter.end(str(problem), workloads.cost(problem), said)
             summary.seconds = time.monotonic() - begin
