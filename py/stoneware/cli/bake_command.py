@@ -28,19 +28,14 @@ HELP = help.text(
 
 def bake(
     op: Annotated[
-        str,
-        typer.Option(
-            help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.", show_default=False
-        ),
+        str, typer.Option(help="scaled_mm, matmul, grouped_mm, or a decorated kernel as package.module:function.")
     ],
-    out: Annotated[str, typer.Option(help="The table to write.", show_default=False)],
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...", show_default=False)] = None,
+    out: Annotated[str, typer.Option(help="The table to write.")],
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...")] = None,
     manifest: Annotated[
-        str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.", show_default=False)
+        str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.")
     ] = None,
-    kernels: Annotated[
-        str | None, typer.Option(help="All decorated kernels that exist, separated by commas.", show_default=False)
-    ] = None,
+    kernels: Annotated[str | None, typer.Option(help="All decorated kernels that exist, separated by commas.")] = None,
     json: Json = False,
 ) -> int:
     from stoneware.kernels import manifest as manifest_format

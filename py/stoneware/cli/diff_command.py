@@ -33,9 +33,7 @@ MOST_LONELY = 20
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", show_default=False)],
-    json: Json = False,
+    a: Annotated[str, typer.Argument(metavar="A")], b: Annotated[str, typer.Argument(metavar="B")], json: Json = False
 ) -> int:
     from stoneware.explanation import fitted
     from stoneware.kernels.manifest import packaged

@@ -32,58 +32,41 @@ HELP = help.text(
 
 _Dtype = Annotated[
     str | None,
-    typer.Option(
-        help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm.",
-        show_default=False,
-    ),
+    typer.Option(help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm."),
 ]
 _Scales = Annotated[
     str | None,
     typer.Option(
-        help="For scaled_mm: row, tensor, block, block_1d, or one each for a and b, as tensor/row. Default: row.",
-        show_default=False,
+        help="For scaled_mm: row, tensor, block, block_1d, or one each for a and b, as tensor/row. Default: row."
     ),
 ]
 
 
 def explain(
-    op: Annotated[str, typer.Argument(metavar="OP", show_default=False)],
+    op: Annotated[str, typer.Argument(metavar="OP")],
     key: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Key arguments of a decorated kernel.", show_default=False),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Key arguments of a decorated kernel.")
     ] = None,
     m: Annotated[
-        int | None,
-        typer.Option("-m", help="Rows of a; for grouped_mm the rows of all groups together.", show_default=False),
+        int | None, typer.Option("-m", help="Rows of a; for grouped_mm the rows of all groups together.")
     ] = None,
-    n: Annotated[int | None, typer.Option("-n", help="Columns of b.", show_default=False)] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Inner size.", show_default=False)] = None,
-    num_groups: Annotated[
-        int | None, typer.Option(help="For grouped_mm: number of b matrices.", show_default=False)
-    ] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Columns of b.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Inner size.")] = None,
+    num_groups: Annotated[int | None, typer.Option(help="For grouped_mm: number of b matrices.")] = None,
     batch: Annotated[
-        int | None,
-        typer.Option(
-            help="For matmul: number of products of this shape, with a different b per product.", show_default=False
-        ),
+        int | None, typer.Option(help="For matmul: number of products of this shape, with a different b per product.")
     ] = None,
     layout: Annotated[
-        str | None,
-        typer.Option(
-            help="For matmul: layout of a and b: nt (a @ weight.t()), nn, tn or tt. Default: nt.", show_default=False
-        ),
+        str | None, typer.Option(help="For matmul: layout of a and b: nt (a @ weight.t()), nn, tn or tt. Default: nt.")
     ] = None,
     dtype: _Dtype = None,
-    out_dtype: Annotated[
-        str | None, typer.Option(help="Dtype of the result: bf16, fp16 or fp32.", show_default=False)
-    ] = None,
+    out_dtype: Annotated[str | None, typer.Option(help="Dtype of the result: bf16, fp16 or fp32.")] = None,
     scales: _Scales = None,
     bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
     device: Annotated[
         str | None,
         typer.Option(
-            help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current GPU, else the CPU.",
-            show_default=False,
+            help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current GPU, else the CPU."
         ),
     ] = None,
     json: Json = False,

@@ -25,10 +25,8 @@ HELP = help.text(
 
 
 def merge(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCES...", show_default=False)],
-    out: Annotated[
-        str, typer.Option(help="Folder to write to: new, empty, or one of the sources.", show_default=False)
-    ],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCES...")],
+    out: Annotated[str, typer.Option(help="Folder to write to: new, empty, or one of the sources.")],
     keep: Annotated[
         str,
         typer.Option(

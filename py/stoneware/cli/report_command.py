@@ -30,17 +30,14 @@ HELP = help.text(
 
 def report(
     sources: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[SOURCES]...", help="Sample folders, stores and tables.", show_default=False),
+        list[str] | None, typer.Argument(metavar="[SOURCES]...", help="Sample folders, stores and tables.")
     ] = None,
     out: Annotated[str | None, typer.Option(help="The page to write.")] = None,
     op: Annotated[
-        list[str] | None,
-        typer.Option(help="An op or a kernel to draw; may be repeated. Default: all.", show_default=False),
+        list[str] | None, typer.Option(help="An op or a kernel to draw; may be repeated. Default: all.")
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(help="Name, alias or part of a name of the device to draw. Default: all.", show_default=False),
+        str | None, typer.Option(help="Name, alias or part of a name of the device to draw. Default: all.")
     ] = None,
     json: Json = False,
 ) -> int:

@@ -51,8 +51,7 @@ _LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes")
 _Weights = Annotated[
     str | None,
     typer.Option(
-        help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes.",
-        show_default=False,
+        help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes."
     ),
 ]
 _Shapes = Annotated[
@@ -60,16 +59,14 @@ _Shapes = Annotated[
     typer.Option(
         help="More shapes as MxNxK, such as 16x4096x14336, separated by commas; or @FILE, with a shape "
         "per line and comments after #. For matmul also BxMxNxK, a batch of B products; for grouped_mm "
-        "GxMxNxK, G groups of M rows on average. Four sizes apply to both unless --ops names one.",
-        show_default=False,
+        "GxMxNxK, G groups of M rows on average. Four sizes apply to both unless --ops names one."
     ),
 ]
 _Model = Annotated[
     str | None,
     typer.Option(
         help="A Hugging Face config.json, or a folder with one: measures every linear and expert of that model, "
-        "and says what was gained.",
-        show_default=False,
+        "and says what was gained."
     ),
 ]
 _OF_MODEL = ("tensor_parallel", "max_batch_tokens", "dtype")
@@ -79,8 +76,7 @@ _Out = Annotated[
     str | None,
     typer.Option(
         help="Folder with one sample folder per device. Its samples count as measured; at the end "
-        "the store's newest samples are merged into it.",
-        show_default=False,
+        "the store's newest samples are merged into it."
     ),
 ]
 
@@ -88,16 +84,12 @@ _Out = Annotated[
 def tune(
     context: typer.Context,
     ops: Annotated[
-        str | None,
-        typer.Option(help="Ops: scaled_mm, matmul, grouped_mm, separated by commas. Default: all.", show_default=False),
+        str | None, typer.Option(help="Ops: scaled_mm, matmul, grouped_mm, separated by commas. Default: all.")
     ] = None,
     weights: _Weights = None,
     m_values: Annotated[
         str | None,
-        typer.Option(
-            help="Rows of a for --weights, such as 1,16,64; for grouped_mm the mean rows of a group.",
-            show_default=False,
-        ),
+        typer.Option(help="Rows of a for --weights, such as 1,16,64; for grouped_mm the mean rows of a group."),
     ] = None,
     shapes: _Shapes = None,
     scales: Annotated[str, typer.Option(help="Scale layouts, for scaled_mm.")] = "row,tensor",
@@ -117,18 +109,12 @@ def tune(
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again even if a sample exists.")] = False,
     commit: Annotated[str, typer.Option(help="Commit of the kernels, kept with the run.")] = "unknown",
     alias: Annotated[
-        list[str] | None,
-        typer.Option(help="Another name of this device, for --out; may be repeated.", show_default=False),
+        list[str] | None, typer.Option(help="Another name of this device, for --out; may be repeated.")
     ] = None,
     device: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0, show_default=False
-        ),
+        int | None, typer.Option(help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0)
     ] = None,
-    store: Annotated[
-        str | None, typer.Option(help="Store to write to. Default: the user's.", show_default=False)
-    ] = None,
+    store: Annotated[str | None, typer.Option(help="Store to write to. Default: the user's.")] = None,
     out: _Out = None,
     json: Json = False,
 ) -> int:

@@ -24,10 +24,7 @@ HELP = help.text(
 )
 
 
-def verify(
-    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATHS]...", show_default=False)] = None,
-    json: Json = False,
-) -> int:
+def verify(paths: Annotated[list[str] | None, typer.Argument(metavar="[PATHS]...")] = None, json: Json = False) -> int:
     from stoneware.cli import verification
 
     output = Output("verify", json)
