@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
 from stoneware import __version__
-from stoneware.cli import exit_codes, help
+from stoneware.cli import commands, exit_codes, explain_command, help, tune_command
 from stoneware.cli.output import discard, note
 from stoneware.errors import explained
 from stoneware.runtime.canonical import printable
 
-COMMANDS = ("tune", "bake", "merge", "diff", "verify", "explain", "report", "info")
+COMMANDS: dict[str, tuple[Callable[..., int], str]] = {
+    "tune": (tune_command.tune, tune_command.HELP),
+    "bake": (commands.bake, commands.BAKE_HELP),
+    "merge": (commands.merge, commands.MERGE_HELP),
+    "diff": (commands.diff, commands.DIFF_HELP),
+    "verify": (commands.verify, commands.VERIFY_HELP),
+    "explain": (explain_command.explain, explain_command.HELP),
+    "report": (commands.report, commands.REPORT_HELP),
+    "info": (commands.info, commands.INFO_HELP),
+}
+"""Name -> function and help, in the order of the program's help."""
 
 app = typer.Typer(
     name="stoneware",
@@ -28,10 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name in COMMANDS:
-    # Each module imports typer alone; what a command needs, it imports when it runs.
-    _module = importlib.import_module(f"stoneware.cli.{_name}_command")
-    app.command(_name, help=_module.HELP)(getattr(_module, _name))
+for _name, (_function, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(_function)
 
 
 @app.callback(invoke_without_command=True, help=help.overview().replace("[", "\\["))
