@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -99,27 +98,6 @@ def roofline(points: Sequence[RooflinePoint], roofs: Roofs, axes: Axes) -> str:
             f'cx="{x(point.intensity)}" cy="{y(point.tflops)}"><title>{html.escape(said)}</title></circle>'
         )
     return "\n".join([*lines, "</svg>"])
-
-
-def above_the_roof(points: Sequence[RooflinePoint], roofs: Roofs, l2_bytes: int) -> str:
-    """Why some problems are faster than the roofs allow, in words."""
-
-    def reason(point: RooflinePoint) -> str:
-        key = point.problem.key
-        if key.op == "grouped_mm" and point.intensity < roofs.ridge:
-            return (
-                "with few rows per group some groups are empty, and their matrices are never read, "
-                "but the figure counts every group"
-            )
-        if point.num_bytes <= l2_bytes:
-            return "the operands and the result fit in the L2 cache, so part of them does not come from memory"
-        return "the clock was above that of the stated rate, or part of the operands stayed in the L2 cache"
-
-    counts = Counter(reason(point) for point in points if point.tflops > roofs.at(point.intensity))
-    if not counts:
-        return "No problem lies above the roof."
-    reasons = "; ".join(f"{count} because {why}" for why, count in counts.most_common())
-    return f"Problems above the roof (circled): {reasons}."
 
 
 def _powers_of_10(low: float, high: float) -> list[float]:

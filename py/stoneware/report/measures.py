@@ -108,16 +108,14 @@ class RooflinePoint:
 
     Attributes:
       problem: what was measured.
-      intensity: floating-point operations per byte that must be moved.
+      intensity: floating-point operations per byte of the operands and the result, each counted once.
       tflops: achieved by the chosen candidate, in 10^12 per second.
-      num_bytes: of the operands and the result, each once.
       is_8_bit: whether a and b have 8 bits per element.
     """
 
     problem: Problem
     intensity: float
     tflops: float
-    num_bytes: int
     is_8_bit: bool
 
 
@@ -129,13 +127,12 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
         if not isinstance(key, Key) or key.op not in OPS:
             continue
         if {key.a_dtype, key.b_dtype, key.out_dtype} <= ELEMENT_BYTES.keys():
-            num_operations, num_bytes = spec(key.op).num_operations(key), spec(key.op).least_bytes(key)
+            num_operations = spec(key.op).num_operations(key)
             points.append(
                 RooflinePoint(
                     problem=problem,
-                    intensity=num_operations / num_bytes,
+                    intensity=num_operations / spec(key.op).least_bytes(key),
                     tflops=num_operations / problem.chosen.median_us / 1e6,
-                    num_bytes=num_bytes,
                     is_8_bit=ELEMENT_BYTES[key.a_dtype] == ELEMENT_BYTES[key.b_dtype] == 1,
                 )
             )
@@ -159,7 +156,7 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
         )
     return Roofs(
         tflops=max(point.tflops for point in points),
-        gbytes_per_s=max(point.num_bytes / point.problem.chosen.median_us / 1e3 for point in points),
+        gbytes_per_s=max(point.tflops / point.intensity * 1e3 for point in points),
         source="no nominal rates of this device are known (report/nominal.py): the largest values that "
         "these samples reached",
         is_measured=True,

@@ -154,7 +154,8 @@ def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axe
             f"<div class=\"legend\">{legend}<span>filled: Stoneware's kernel, hollow: torch's</span></div>",
             f'<div class="scroll">{figures.roofline(points, roofs, axes)}</div>',
             f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({escape(roofs.source)}). "
-            f"{figures.above_the_roof(points, roofs, device.fingerprint.l2_bytes)}</p>",
+            "A circled problem lies above it: what stays in the L2 cache is not read from memory, the matrices of "
+            "empty groups are not read at all, and the clock may have been above that of the stated rate.</p>",
         ]
     parts.append(_problems_html(section, is_open=not values))
     return "\n".join([*parts, "</section>"])
