@@ -88,7 +88,6 @@ def test_help_of_a_pipe_has_no_colours():
             "stoneware tune: --m-values='1,-2' must be integers >= 1 "
             "separated by commas, and '-2' is not one; pass for example 1,16,64",
         ),
-        (["tune", "--alias", "H200"], "stoneware tune: --alias='H200' needs a sample folder"),
         (["report"], "stoneware report: --out must name the page to write"),
         (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere must be a sample folder"),
     ],

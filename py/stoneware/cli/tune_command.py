@@ -36,7 +36,7 @@ HELP = help.text(
         "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
         "stoneware tune --ops grouped_mm --shapes @shapes.txt",
         "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096",
-        "stoneware tune --out samples --alias H200 --commit 1a2b3c4",
+        "stoneware tune --out samples --commit 1a2b3c4",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
     found="a candidate was wrong, failed or hung, or a problem was not measured",
@@ -108,9 +108,6 @@ def tune(
     seconds_per_problem: Annotated[float, typer.Option(help="Stop timing a problem after this long.")] = 2.0,
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure again even if a sample exists.")] = False,
     commit: Annotated[str, typer.Option(help="Commit of the kernels, kept with the run.")] = "unknown",
-    alias: Annotated[
-        list[str] | None, typer.Option(help="Another name of this device, for --out; may be repeated.")
-    ] = None,
     device: Annotated[
         int | None, typer.Option(help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0)
     ] = None,
@@ -118,10 +115,6 @@ def tune(
     out: _Out = None,
     json: Json = False,
 ) -> int:
-    if alias and out is None:
-        raise ValueError(
-            f"--alias={alias[0]!r} needs a sample folder to be written to, and --out is missing; pass --out=FOLDER too"
-        )
     found_store = _store(store)
     from stoneware.measuring.settings import Settings
 
@@ -137,11 +130,11 @@ def tune(
         seconds_per_problem=seconds_per_problem,
         remeasure=remeasure,
         commit=commit,
-        command=_typed(_given(context)),
+        command=_typed(given),
     )
     if out is not None:
         _check_folder(out)
-    return _measure(output, problems, settings, found_store, out, alias or (), device, says_gain=model is not None)
+    return _measure(output, problems, settings, found_store, out, device, says_gain=model is not None)
 
 
 def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
@@ -211,7 +204,6 @@ def _measure(
     settings: Settings,
     store: Store,
     out: str | None,
-    aliases: Sequence[str],
     device: int | None,
     says_gain: bool,
 ) -> int:
@@ -237,7 +229,7 @@ def _measure(
         if ranks.world_size > 1:
             _wait_for_all_ranks()
         if ranks.rank == 0:
-            folders = _write_folders(store, Path(out), aliases, cuda_device(ordinal))
+            folders = _write_folders(store, Path(out))
     statuses = {name: summary.statuses[name] for name in ("ok", "wrong", "failed", "hung")}
     is_good = not summary.failures and summary.statuses.total() == statuses["ok"]
     code = exit_codes.OK if is_good else exit_codes.FOUND
@@ -291,7 +283,7 @@ def _typed(given: Mapping[str, Any]) -> str:
         elif value is True:
             words += [flag(name)] if name != "json" else []
         else:
-            words += [f"{flag(name)} {item}" for item in (value if isinstance(value, (tuple, list)) else [value])]
+            words.append(f"{flag(name)} {value}")
     return " ".join(words)
 
 
@@ -356,19 +348,13 @@ def _take_in(store: Store, out: Path) -> None:
             store.add(run, [sample for sample in samples if sample.run == run.id])
 
 
-def _write_folders(store: Store, out: Path, aliases: Sequence[str], device: Device) -> list[str]:
-    """Merges the store into the sample folders under `out`, and gives the device its names."""
-    from stoneware.tuning import merge, samples
+def _write_folders(store: Store, out: Path) -> list[str]:
+    """Merges the store into the sample folders under `out`."""
+    from stoneware.tuning import merge
 
     # The folder is a source too: nothing in it is lost.
     sources = [store.path, *([out] if out.is_dir() and any(out.iterdir()) else [])]
-    merged = merge.merge(sources, out, keep="newest")
-    for folder in merged.folders if aliases else ():
-        record = samples.read_device(folder / "device.json")
-        if device.fingerprint and record.fingerprint.same_hardware(device.fingerprint):
-            names = tuple(sorted({*record.aliases, *aliases}))
-            samples.write_device(folder / "device.json", dataclasses.replace(record, aliases=names))
-    return [str(folder) for folder in merged.folders]
+    return [str(folder) for folder in merge.merge(sources, out, keep="newest").folders]
 
 
 def _wait_for_all_ranks() -> None:
