@@ -207,10 +207,16 @@ def _measure(
     device: int | None,
     says_gain: bool,
 ) -> int:
+    import torch
+
     from stoneware.measuring import session
     from stoneware.measuring.progress import Reporter
 
-    torch = _torch_with_gpu()
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            f"tune needs a GPU that torch can use, and torch {torch.__version__} finds none; run "
+            "it on a machine with an NVIDIA GPU, with a torch that is built for CUDA"
+        )
     if out is not None:
         _take_in(store, Path(out))
     ranks = session.Ranks.from_environment()
@@ -239,18 +245,14 @@ def _measure(
     output.text(str(summary), *([str(gain)] if gain else []), *(f"wrote {folder}" for folder in folders))
     return output.document(
         {
-            **({"gain": dataclasses.asdict(gain)} if gain else {}),
-            "run": summary.run,
+            **vars(summary),
             "rank": ranks.rank,
             "world_size": ranks.world_size,
             "store": str(store.path),
-            "num_problems": summary.num_problems,
-            "num_known": summary.num_known,
-            "num_measured": summary.num_measured,
             "statuses": statuses,
             "failures": [{"problem": problem, "reason": reason} for problem, reason in summary.failures],
-            "seconds": summary.seconds,
             "out": folders,
+            **({"gain": dataclasses.asdict(gain)} if gain else {}),
         },
         code,
     )
@@ -317,17 +319,6 @@ def _store(path: str | None) -> Store:
             "STONEWARE_CACHE_DIR, or pass --store=FILE"
         )
     return found
-
-
-def _torch_with_gpu() -> Any:
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UnsupportedError(
-            f"tune needs a GPU that torch can use, and torch {torch.__version__} finds none; run "
-            "it on a machine with an NVIDIA GPU, with a torch that is built for CUDA"
-        )
-    return torch
 
 
 def _take_in(store: Store, out: Path) -> None:
