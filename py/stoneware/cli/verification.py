@@ -5,11 +5,8 @@ Each function yields what is wrong, as a sentence with its place; nothing if all
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import logging.handlers
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -25,24 +22,22 @@ from stoneware.tuning.store import user_store
 
 def installation() -> dict[str, list[str]]:
     """Part of the installation -> what is wrong with it."""
-    parts = {
-        "manifest": _error_of(manifest.packaged),
-        "native modules": _native_modules(),
-        "kernels": _kernels(),
-        "tables": _tables(),
-        "packages' tables": _packages(),
+    no_manifest = _error_of(manifest.packaged)
+    kernels = None if no_manifest else manifest.packaged()
+    missing = [*filter(None, map(native.why_missing, NATIVE_MODULES))]
+    return {
+        "manifest": no_manifest,
+        "native modules": missing,
+        "kernels": list(_kernels(kernels, missing)),
+        "tables": list(_tables(kernels)),
+        "packages' tables": list(_packages()),
         "user's store": _user_store(),
         "mode of tuning": _error_of(environment.tuning_mode),
     }
-    return {name: list(problems) for name, problems in parts.items()}
 
 
-def path(place: Path, remedy: str = table_file.REMEDY) -> list[str]:
+def path(place: Path) -> list[str]:
     """What is wrong with a sample folder, a store, a table or a manifest (any .json file).
-
-    Args:
-      place: which.
-      remedy: what to do about a damaged table.
 
     Raises:
       TableError: there is nothing of the kind.
@@ -55,7 +50,7 @@ def path(place: Path, remedy: str = table_file.REMEDY) -> list[str]:
                 "the folder is verified",
             )
         )
-    return differences.verify(place, remedy)
+    return differences.verify(place)
 
 
 def _error_of(check: Callable[[], object]) -> list[str]:
@@ -66,18 +61,12 @@ def _error_of(check: Callable[[], object]) -> list[str]:
     return []
 
 
-def _native_modules() -> Iterator[str]:
-    yield from filter(None, map(native.why_missing, NATIVE_MODULES))
-
-
-def _kernels() -> Iterator[str]:
+def _kernels(kernels: Manifest | None, missing: Sequence[str]) -> Iterator[str]:
     """Compares the bytes of every kernel, in a file or in a native module, with the manifest."""
     in_modules: dict[str, tuple[str, ModuleType]] = {}
     for name in NATIVE_MODULES:
         if native.why_missing(name) is None and hasattr(module := native.load(name), "cubin"):
             in_modules |= {kernel["id"]: (name, module) for kernel in module.kernels()}
-    are_modules_there = not any(_native_modules())
-    kernels = _manifest()
     for record in kernels.kernels.values() if kernels else ():
         if record.description_sha256:
             for suffix, expected in (("cubin", record.sha256), ("json", record.description_sha256)):
@@ -89,7 +78,7 @@ def _kernels() -> Iterator[str]:
         elif record.id in in_modules:
             name, module = in_modules[record.id]
             yield from _digest(f"{name}: {record.id}", module.cubin(record.id), record.sha256)
-        elif are_modules_there:
+        elif not missing:
             yield f"no native module holds kernel {record.id} of the manifest; {package_files.REMEDY}"
 
 
@@ -99,23 +88,14 @@ def _digest(place: str, data: bytes, expected: str) -> Iterator[str]:
         yield f"{place}: expected sha256={expected}, as the manifest says, found {found}; {package_files.REMEDY}"
 
 
-def _manifest() -> Manifest | None:
-    """The manifest; None if it is damaged, which is a problem of the part "manifest"."""
-    try:
-        return manifest.packaged()
-    except TableError:
-        return None
-
-
-def _tables() -> Iterator[str]:
+def _tables(kernels: Manifest | None) -> Iterator[str]:
     """What is wrong with a table, and configs whose kernels this installation does not have."""
-    kernels = _manifest()
     for op in OPS:
         place = table_file.packaged_path(op)
         problems = differences.verify(place, package_files.REMEDY)
         yield from problems
         found = None if problems or kernels is None else table_file.packaged(op)
-        if kernels is None or found is None:
+        if found is None:
             continue
         configs = {choice.config for device in found.devices for entry in device.entries() for choice in entry.choices}
         for config in sorted(configs):
@@ -125,15 +105,15 @@ def _tables() -> Iterator[str]:
 
 def _packages() -> Iterator[str]:
     """Every table in the folders that installed packages name."""
-    with _warnings() as said:
-        for name, folder in sources.package_folders():
-            files = sorted(folder.glob(f"*{table_file.SUFFIX}"))
-            if not files:
-                yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX}); add one"
-            for file in files:
-                for problem in path(file, sources.package_remedy(name)):
-                    yield f"package {name}: {problem}"
-    yield from (record.getMessage() for record in said)
+    folders, problems = sources.entry_points()
+    yield from problems
+    for name, folder in folders:
+        files = sorted(folder.glob(f"*{table_file.SUFFIX}"))
+        if not files:
+            yield f"package {name}: {folder} has no table (<op>{table_file.SUFFIX}); add one"
+        for file in files:
+            for problem in differences.verify(file, sources.package_remedy(name)):
+                yield f"package {name}: {problem}"
 
 
 def _user_store() -> list[str]:
@@ -142,19 +122,3 @@ def _user_store() -> list[str]:
     except ValueError as error:
         return [str(error)]
     return [] if store is None else store.problems()
-
-
-@contextlib.contextmanager
-def _warnings() -> Iterator[list[logging.LogRecord]]:
-    """Collects the warnings of stoneware.tuning instead of showing them."""
-    handler = logging.handlers.BufferingHandler(capacity=sys.maxsize)
-    handler.setLevel(logging.WARNING)
-    log = logging.getLogger("stoneware.tuning")
-    propagates = log.propagate
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        yield handler.buffer
-    finally:
-        log.removeHandler(handler)
-        log.propagate = propagates

@@ -319,13 +319,22 @@ def package_digests() -> dict[str, str]:
 
 @functools.cache
 def package_folders() -> tuple[tuple[str, Path], ...]:
-    """(name of an entry point, folder) of each folder that packages name, sorted, each once."""
+    """The folders of `entry_points`, asked for once; an entry point that names none is logged."""
     if not package_files.may_have_entry_points(GROUP):
         return ()
+    folders, problems = entry_points()
+    for problem in problems:
+        _LOG.warning("%s", problem)
+    return tuple(folders)
+
+
+def entry_points() -> tuple[list[tuple[str, Path]], list[str]]:
+    """(name of an entry point, folder) of each folder that packages name, sorted, each once; and what is wrong
+    with the entry points that name none."""
     import importlib.metadata
     import importlib.util
 
-    found = []
+    found, problems = [], []
     for name, value in sorted({(point.name, point.value) for point in importlib.metadata.entry_points(group=GROUP)}):
         # Only the spec of the top package is asked for: that of a package inside would import the ones around it.
         top, *inner = value.split(".")
@@ -337,9 +346,10 @@ def package_folders() -> tuple[tuple[str, Path], ...]:
         locations = (spec and spec.submodule_search_locations) or ()
         found += [(name, Path(location, *inner)) for location in locations]
         if not locations:
-            message = "entry point %s = %r of %s must name a package with a folder of tables: %s"
-            _LOG.warning(message, name, value, GROUP, reason)
-    return tuple(found)
+            problems.append(
+                f"entry point {name} = {value!r} of {GROUP} must name a package with a folder of tables: {reason}"
+            )
+    return found, problems
 
 
 def forget() -> None:
