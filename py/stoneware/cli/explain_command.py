@@ -30,18 +30,6 @@ HELP = help.text(
 )
 
 
-_Dtype = Annotated[
-    str | None,
-    typer.Option(help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm."),
-]
-_Scales = Annotated[
-    str | None,
-    typer.Option(
-        help="For scaled_mm: row, tensor, block, block_1d, or one each for a and b, as tensor/row. Default: row."
-    ),
-]
-
-
 def explain(
     op: Annotated[str, typer.Argument(metavar="OP")],
     key: Annotated[
@@ -59,9 +47,19 @@ def explain(
     layout: Annotated[
         str | None, typer.Option(help="For matmul: layout of a and b: nt (a @ weight.t()), nn, tn or tt. Default: nt.")
     ] = None,
-    dtype: _Dtype = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Dtype of a and b: e4m3 for scaled_mm, bf16 or fp16 for matmul, e4m3 or bf16 for grouped_mm."
+        ),
+    ] = None,
     out_dtype: Annotated[str | None, typer.Option(help="Dtype of the result: bf16, fp16 or fp32.")] = None,
-    scales: _Scales = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(
+            help="For scaled_mm: row, tensor, block, block_1d, or one each for a and b, as tensor/row. Default: row."
+        ),
+    ] = None,
     bias: Annotated[bool, typer.Option("--bias", help="With a bias.")] = False,
     device: Annotated[
         str | None,

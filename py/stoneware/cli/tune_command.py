@@ -48,37 +48,8 @@ HELP = help.text(
 _LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes")
 """Flags that are lists of names."""
 
-_Weights = Annotated[
-    str | None,
-    typer.Option(
-        help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes."
-    ),
-]
-_Shapes = Annotated[
-    str | None,
-    typer.Option(
-        help="More shapes as MxNxK, such as 16x4096x14336, separated by commas; or @FILE, with a shape "
-        "per line and comments after #. For matmul also BxMxNxK, a batch of B products; for grouped_mm "
-        "GxMxNxK, G groups of M rows on average. Four sizes apply to both unless --ops names one."
-    ),
-]
-_Model = Annotated[
-    str | None,
-    typer.Option(
-        help="A Hugging Face config.json, or a folder with one: measures every linear and expert of that model, "
-        "and says what was gained."
-    ),
-]
 _OF_MODEL = ("tensor_parallel", "max_batch_tokens", "dtype")
 _NOT_OF_MODEL = (*_LISTS, "shapes", "m_values")
-
-_Out = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder with one sample folder per device. Its samples count as measured; at the end "
-        "the store's newest samples are merged into it."
-    ),
-]
 
 
 def tune(
@@ -86,19 +57,37 @@ def tune(
     ops: Annotated[
         str | None, typer.Option(help="Ops: scaled_mm, matmul, grouped_mm, separated by commas. Default: all.")
     ] = None,
-    weights: _Weights = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="NK shapes by name, such as llama3_8b_qkv, separated by commas. Default: all, or none with --shapes."
+        ),
+    ] = None,
     m_values: Annotated[
         str | None,
         typer.Option(help="Rows of a for --weights, such as 1,16,64; for grouped_mm the mean rows of a group."),
     ] = None,
-    shapes: _Shapes = None,
+    shapes: Annotated[
+        str | None,
+        typer.Option(
+            help="More shapes as MxNxK, such as 16x4096x14336, separated by commas; or @FILE, with a shape "
+            "per line and comments after #. For matmul also BxMxNxK, a batch of B products; for grouped_mm "
+            "GxMxNxK, G groups of M rows on average. Four sizes apply to both unless --ops names one."
+        ),
+    ] = None,
     scales: Annotated[str, typer.Option(help="Scale layouts, for scaled_mm.")] = "row,tensor",
     out_dtypes: Annotated[
         str, typer.Option(help="Output dtypes: bf16, fp16. For matmul also the dtypes of a and b.")
     ] = "bf16",
     layouts: Annotated[str, typer.Option(help="Layouts of a and b, for matmul.")] = "nt",
     dtypes: Annotated[str, typer.Option(help="Dtypes of a and b, for grouped_mm.")] = "e4m3,bf16",
-    model: _Model = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A Hugging Face config.json, or a folder with one: measures every linear and expert of that model, "
+            "and says what was gained."
+        ),
+    ] = None,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs that share a layer of --model.")] = 1,
     max_batch_tokens: Annotated[int, typer.Option(help="Most tokens of a batch of --model.")] = 8192,
     dtype: Annotated[
@@ -112,7 +101,13 @@ def tune(
         int | None, typer.Option(help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0)
     ] = None,
     store: Annotated[str | None, typer.Option(help="Store to write to. Default: the user's.")] = None,
-    out: _Out = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with one sample folder per device. Its samples count as measured; at the end "
+            "the store's newest samples are merged into it."
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     found_store = _store(store)
