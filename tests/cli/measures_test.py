@@ -1,4 +1,4 @@
-"""What the report computes from samples: speed, ties, roofline."""
+"""What the report computes from samples: speed, roofline."""
 
 from __future__ import annotations
 
@@ -45,16 +45,10 @@ def test_speedup_is_unknown_without_the_vendor():
     assert one([sample(SMALL, 10.0)]).speedup is None
 
 
-def test_a_tie_goes_to_the_preferred_and_is_marked():
+def test_a_tie_goes_to_the_preferred():
     samples = [sample(SMALL, 10.0), sample(BIG, 10.2)]
     problem = one(samples, preferred=[BIG, SMALL])
     assert problem.chosen.config == BIG
-    assert [choice.config for choice in problem.ties] == [SMALL]
-
-
-def test_timings_apart_by_more_than_the_band_do_not_tie_whatever_their_spread():
-    samples = [sample(SMALL, 10.0, spread_us=4.0), sample(BIG, 10.5, spread_us=4.0)]
-    assert one(samples).ties == ()
 
 
 def test_roofline_counts_two_operations_and_each_operand_once():

@@ -39,7 +39,7 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
     speedups = [problem.speedup for problem in members if problem.speedup is not None]
     return {
         "family": family.to_json(),
-        "title": verdict.title(family, groups=True),
+        "title": verdict.title(family),
         "num_problems": len(members),
         "speedup_geomean": measures.geometric_mean(speedups),
         "speedup_least": min(speedups, default=None),
@@ -54,7 +54,6 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
                 "rule": problem.rule,
                 "vendor_us": problem.vendor.median_us if problem.vendor else None,
                 "speedup": problem.speedup,
-                "ties": [choice.config.to_json() for choice in problem.ties],
             }
             for problem in members
         ],

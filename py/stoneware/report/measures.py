@@ -1,4 +1,4 @@
-"""What a table's entries say: speed against the vendor library, ties, rooflines.
+"""What a table's entries say: speed against the vendor library, rooflines.
 
 Pure functions; nothing is drawn here. Times are in microseconds.
 """
@@ -15,7 +15,7 @@ from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.report.nominal import NOMINAL
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tuning.choose import is_slower, is_vendor
+from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.table_entry import Choice, Entry
 
 
@@ -38,15 +38,6 @@ class Problem(Entry):
         """The vendor library's time over that of the chosen; above 1 the chosen is faster."""
         vendor = self.vendor
         return vendor.median_us / self.chosen.median_us if vendor else None
-
-    @property
-    def ties(self) -> tuple[Choice, ...]:
-        """The others that are neither slower nor faster than the chosen by more than the noise."""
-        return tuple(
-            choice
-            for choice in self.choices[1:]
-            if not is_slower(choice, self.chosen) and not is_slower(self.chosen, choice)
-        )
 
 
 def problems(entries: Iterable[Entry]) -> list[Problem]:

@@ -206,7 +206,7 @@ def _hover(problem: Problem, vendor: Choice) -> str:
 
 
 def _problems_html(section: Section, is_open: bool) -> str:
-    heads = ["problem", "speed-up", "chosen kernel", "µs", "± µs", "torch µs", "within the noise"]
+    heads = ["problem", "speed-up", "chosen kernel", "µs", "± µs", "torch µs"]
     heads += ["torch's fastest µs"] if section.any_scales else []
     rows = [
         [
@@ -216,7 +216,6 @@ def _problems_html(section: Section, is_open: bool) -> str:
             f"{problem.chosen.median_us:.2f}",
             f"{problem.chosen.spread_us:.2f}",
             f"{problem.vendor.median_us:.2f}" if problem.vendor else "",
-            str(len(problem.ties)),
             *(
                 [f"{section.any_scales[problem.key] * problem.chosen.median_us:.2f}"]
                 if problem.key in section.any_scales
@@ -227,8 +226,7 @@ def _problems_html(section: Section, is_open: bool) -> str:
     ]
     return (
         f"<details{' open' if is_open else ''}><summary>All {len(rows)} problems: times and kernels</summary>"
-        "<p>Times are medians; ± is the interquartile range. &ldquo;Within the noise&rdquo; counts the other "
-        "kernels whose time differs from the chosen one's by no more than the noise.</p>"
+        "<p>Times are medians; ± is the interquartile range.</p>"
         f"{_table(heads, rows, [_find(problem.key) for problem in section.problems])}</details>"
     )
 

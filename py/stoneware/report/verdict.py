@@ -84,8 +84,8 @@ def sections(found: Iterable[Problem]) -> list[Section]:
     ]
 
 
-def title(family: AnyKey, groups: bool = False) -> str:
-    """What the problems of a section share, in words; with `groups` also their number of groups."""
+def title(family: AnyKey) -> str:
+    """What the problems of a section share, in words."""
     if not isinstance(family, Key):
         fixed = [f"{name}={value}" for name, value in zip(family.names, family.values) if type(value) is not int]
         return ", ".join([family.op, *fixed, *(f"{name}: {dtype}" for name, dtype in family.dtypes)])
@@ -96,7 +96,6 @@ def title(family: AnyKey, groups: bool = False) -> str:
     words += [f"{family.out_dtype} result"] if family.out_dtype != usual else []
     words += [f"layout {family.layout}"] if family.layout != "nt" else []
     words += ["batched"] if family.is_batch else []
-    words += [f"{family.num_groups} groups"] if groups and family.num_groups else []
     words += [f"{family.accumulation} accumulation"] if family.accumulation != "fast" else []
     return ", ".join(words)
 
