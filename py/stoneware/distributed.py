@@ -92,14 +92,6 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
 
 def description() -> dict[str, str]:
     """What this process decides by: name -> version, digest or value; "none" if it has none."""
-    kernels = hashlib.sha256(
-        canonical_json({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}).encode("ascii")
-    ).hexdigest()
-    found = {
-        "stoneware": __version__,
-        "kernels": kernels,
-        **{f"table of {op}": one.digest for op in OPS if (one := table_file.packaged(op))},
-    }
     overlay = tuning.current_overlay()
     of_packages, stored, in_memory = {}, {}, {}
     if not tuning.wheel_only():
@@ -108,22 +100,20 @@ def description() -> dict[str, str]:
             stored = {op: sources.table_of_store(store, op).digest for op in store.ops()}
         in_memory = {op: one.digest for op, one in sources.memory_tables().items()}
     return {
-        **found,
-        "tables of packages": _digest_of(of_packages),
-        "user's store": _digest_of(stored),
-        "samples in memory": _digest_of(in_memory),
-        "overlay": "none" if overlay is None else _digest_of({op: one.digest for op, one in overlay.overlay.items()}),
+        "stoneware": __version__,
+        "kernels": _digest({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}),
+        **{f"table of {op}": one.digest for op in OPS if (one := table_file.packaged(op))},
+        "tables of packages": _digest(of_packages),
+        "user's store": _digest(stored),
+        "samples in memory": _digest(in_memory),
+        "overlay": "none" if overlay is None else _digest({op: one.digest for op, one in overlay.overlay.items()}),
         "mode": tuning.current_mode(),
         _INVARIANCE: "on" if tuning.is_batch_invariant() else "off",
     }
 
 
-def _digest_of(parts: Mapping[str, str]) -> str:
-    return _digest(parts) if parts else "none"
-
-
 def _digest(parts: Mapping[str, str]) -> str:
-    return hashlib.sha256(canonical_json(dict(parts)).encode("ascii")).hexdigest()
+    return hashlib.sha256(canonical_json(dict(parts)).encode("ascii")).hexdigest() if parts else "none"
 
 
 def _by_rank(everyone: Sequence[Mapping[str, str]], differing: Sequence[str]) -> str:

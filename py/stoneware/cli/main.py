@@ -13,9 +13,8 @@ import typer
 
 from stoneware import __version__
 from stoneware.cli import commands, exit_codes, explain_command, help, tune_command
-from stoneware.cli.output import discard, note
+from stoneware.cli.output import discard, note, shown
 from stoneware.errors import explained
-from stoneware.runtime.canonical import printable
 
 COMMANDS: dict[str, tuple[Callable[..., int], str]] = {
     "tune": (tune_command.tune, tune_command.HELP),
@@ -59,7 +58,7 @@ def _program(
 def main() -> None:
     """Runs the command of sys.argv and ends the process with its exit code."""
     handler = logging.StreamHandler()
-    handler.format = lambda record: "\n".join(map(printable, record.getMessage().split("\n")))  # type: ignore[method-assign]
+    handler.format = lambda record: shown(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("stoneware").addHandler(handler)
     sys.exit(run(sys.argv[1:]))
 

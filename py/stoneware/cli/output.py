@@ -37,11 +37,16 @@ class Output:
         """Prints lines for people; nothing if the output is JSON."""
         if not self.is_json:
             for line in lines:
-                print("\n".join(map(printable, line.split("\n"))))
+                print(shown(line))
 
     def note(self, line: str) -> None:
         """Prints a line on stderr, also if the output is JSON."""
         note(f"stoneware {self.command}: {line}")
+
+
+def shown(text: str) -> str:
+    """Lines of text with escapes in the place of what a terminal would obey."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def note(line: str) -> None:
