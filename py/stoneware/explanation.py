@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from stoneware.errors import explained
 from stoneware.kernels import manifest, registry, sum_order
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig
-from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.kernels.registry import OPS, VENDOR
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint, cuda_device, names_match, normalized_name
 from stoneware.tuning import policy, sources, table_file
@@ -30,9 +30,9 @@ class Explanation:
       op, problem: what was asked.
       device: where.
       decision: config, layer, source, grade, reason, runners-up and refusals.
-      sum_order: in which order an element is added up, in words.
+      sum_order: in which order an element is added up, in words; empty for a decorated kernel.
       batch_invariant: whether `sw.batch_invariant` asks for one order.
-      table_digest: of the wheel's table; empty on a CPU, which needs none.
+      table_digest: of the wheel's table; empty on a CPU, which needs none, and for a decorated kernel.
       run: versions, date and commit of the run behind the chosen measurement, or None.
     """
 
@@ -40,9 +40,9 @@ class Explanation:
     problem: Any
     device: Device
     decision: Decision
-    sum_order: str
-    batch_invariant: bool
-    table_digest: str
+    sum_order: str = ""
+    batch_invariant: bool = False
+    table_digest: str = ""
     run: dict[str, Any] | None
 
     @property
@@ -85,15 +85,17 @@ class Explanation:
     def __str__(self) -> str:
         decision = self.decision
         layer = f"{decision.layer}" + (f", from the {decision.source}" if decision.source else "")
+        is_kernel = isinstance(self.problem, KernelKey)
         lines = [
-            *fitted("", str(self.problem)),
+            *fitted("", problem_in_words(self.problem) if is_kernel else str(self.problem)),
             *fitted("device", str(self.device)),
             *fitted("config", kernel_in_words(decision.config)),
-            *fitted("kernel", decision.config.kernel),
-            *fitted("sums", self.sum_order + (" (asked to be batch invariant)" if self.batch_invariant else "")),
-            *fitted("layer", f"{layer} (grade: {decision.grade})"),
-            *fitted("why", decision.reason),
         ]
+        if not is_kernel:
+            lines += fitted("kernel", decision.config.kernel)
+            lines += fitted("sums", self.sum_order + (" (asked to be batch invariant)" if self.batch_invariant else ""))
+        lines += fitted("layer", f"{layer} (grade: {decision.grade})")
+        lines += fitted("why", decision.reason)
         if self.run:
             measured = "{date}, driver {driver}, CUDA {cuda}, torch {torch}, commit {commit}".format(**self.run)
             lines += fitted("measured", measured)

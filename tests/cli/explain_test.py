@@ -159,7 +159,14 @@ def test_explain_of_a_decorated_kernel_imports_nothing_of_the_users(kernel_store
     code, document = as_json(capsys, "explain", KERNEL_OP, "COLS=1024", "M=64")
     assert code == exit_codes.OK
     [answer] = document["answers"]
-    assert set(answer) == {"key", "device", "source", "layer", "grade", "rule", "answered_by", "chosen", "runners_up"}
+    assert answer["problem"] == {
+        "op": KERNEL_OP,
+        "names": ["COLS", "M"],
+        "values": [1024, 64],
+        "dtypes": [["x", "fp32"]],
+    }
+    assert answer["reason"].startswith("10.00 us on NVIDIA H200, run run-1; ")
+    assert answer["run"]["driver"] == "580.95"
     assert (answer["layer"], answer["source"]) == ("exact", "user's store")
     assert answer["chosen"]["config"]["num_warps"] == 4
     assert [item["median_us"] for item in answer["runners_up"]] == [12.0]

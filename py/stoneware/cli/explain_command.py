@@ -25,8 +25,7 @@ HELP = help.text(
         "stoneware explain grouped_mm -m 128 -n 4096 -k 14336 --num-groups 8",
         "stoneware explain mypackage.kernels:softmax ROWS=4096 COLS=1024",
     ],
-    json_keys="of an op, what `stoneware.explain(...).as_dict()` has; of a kernel op, answers "
-    "[{key, device, source, layer, grade, rule, answered_by, chosen, runners_up}]",
+    json_keys="of an op, what `stoneware.explain(...).as_dict()` has; of a kernel, answers, which have the same",
 )
 
 
@@ -101,9 +100,8 @@ def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | N
     from stoneware.cli import kernel_explanation
 
     answers = kernel_explanation.explain(op, key, device)
-    output.text("\n\n".join(kernel_explanation.as_text(*answer) for answer in answers))
-    found = [kernel_explanation.as_dict(*answer) for answer in answers]
-    return output.document({"op": op, "answers": found}, exit_codes.OK)
+    output.text("\n\n".join(map(str, answers)))
+    return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
 
 
 def _check_options(op: str, options: Mapping[str, Any]) -> None:

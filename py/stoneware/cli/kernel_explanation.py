@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from stoneware.explanation import candidates_as_dict, candidates_as_text, device_named, fitted, problem_in_words
+from stoneware.explanation import Explanation, device_named
 from stoneware.kernels.key import KernelKey, Value, check_value
-from stoneware.runtime.device import DeviceFingerprint, by_hardware, cuda_device
+from stoneware.runtime.device import Device, DeviceFingerprint, by_hardware, cuda_device
 from stoneware.tuning import lookup
 from stoneware.tuning import sources as table_sources
-from stoneware.tuning.lookup import Found
 from stoneware.tuning.sources import Source
 
 
-def explain(op: str, arguments: Sequence[str], device: str | None) -> list[tuple[DeviceFingerprint, Found]]:
+def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Explanation]:
     """Looks up a decorated kernel, for every combination of dtypes that was measured.
 
     Args:
@@ -27,7 +26,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[tuple
         in the tables.
 
     Returns:
-      Each device on which it would run, with the entry that answers there.
+      What each device on which it would run chooses.
 
     Raises:
       ValueError: an argument breaks its rule, or nothing is known of the kernel or of such a key.
@@ -51,47 +50,18 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[tuple
         )
     asked = [replace(family, values=tuple(values[name] for name in family.names)) for family in named]
     keys = [key for key, family in zip(asked, named) if key.family == family]
-    answers = [
-        (fingerprint, found)
-        for fingerprint in _devices(sources, device)
-        for key in keys
-        if (found := lookup.find(key, fingerprint, sources)) is not None
-    ]
+    answers = []
+    for fingerprint, key in itertools.product(_devices(sources, device), keys):
+        if (found := lookup.find(key, fingerprint, sources)) is not None:
+            where, decision = Device(kind="cuda", fingerprint=fingerprint), lookup.decision(found)
+            run = dict(decision.run) or None
+            answers.append(Explanation(op=op, problem=key, device=where, decision=decision, run=run))
     if not answers:
         raise ValueError(
             f"{' '.join(arguments)} must be of a kind that was measured, and {op} was not "
             "measured with such values; sizes may be any integers, other values must be known ones"
         )
     return answers
-
-
-def as_text(device: DeviceFingerprint, found: Found) -> str:
-    """An answer in lines of at most COLUMNS."""
-    chosen = found.choice
-    reason = f"{chosen.median_us:.2f} us at {found.entry.key.shape}, run {chosen.run}; {found.entry.rule}"
-    lines = [
-        *fitted("", problem_in_words(found.key)),
-        *fitted("device", str(device)),
-        *fitted("config", str(chosen.config)),
-        *fitted("layer", f"{found.layer}, from the {found.source} (grade: {found.grade})"),
-        *fitted("why", reason),
-        *candidates_as_text(chosen, found.entry.choices[1:]),
-    ]
-    return "\n".join(lines)
-
-
-def as_dict(device: DeviceFingerprint, found: Found) -> dict[str, Any]:
-    """An answer as JSON values."""
-    return {
-        "key": found.key.to_json(),
-        "device": device.to_json(),
-        "source": found.source,
-        "layer": found.layer,
-        "grade": found.grade,
-        "rule": found.entry.rule,
-        "answered_by": found.entry.key.to_json(),
-        **candidates_as_dict(found.choice, found.entry.choices[1:]),
-    }
 
 
 def _argument(text: str) -> tuple[str, Value]:

@@ -142,6 +142,11 @@ def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kern
     return next(answers(key, device, sources, kernel_sha256), None)
 
 
+def decision(found: Found) -> Decision:
+    """What `find` found as a decision, in which nothing is refused."""
+    return _from_entry(found, found.choice, ())
+
+
 def answers(
     key: AnyKey,
     device: DeviceFingerprint,
@@ -457,7 +462,7 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
         if found.layer is not Layer.EXACT:
             notes.append(f"measured at {entry.key.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
-    if entry.measured_out_dtype != found.key.out_dtype:
+    if isinstance(found.key, Key) and entry.measured_out_dtype != found.key.out_dtype:
         notes.append(f"measured with {entry.measured_out_dtype} output, {found.key.out_dtype} asked")
     if chosen.is_stale:
         notes.append("the kernel was rebuilt with other bytes since")
