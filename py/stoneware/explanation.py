@@ -63,7 +63,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for `json.dumps`."""
-        decision = self.decision
+        decision, chosen = self.decision, self.decision.chosen
         fingerprint = self.device.fingerprint
         return {
             "op": self.op,
@@ -74,7 +74,8 @@ class Explanation:
             "source": decision.source,
             "grade": decision.grade,
             "reason": decision.reason,
-            **candidates_as_dict(decision.chosen, decision.runners_up),
+            "chosen": chosen and _candidate(chosen, chosen),
+            "runners_up": [_candidate(choice, chosen) for choice in decision.runners_up if chosen],
             "refusals": [{"what": item.what, "layer": item.layer, "reason": item.reason} for item in decision.refusals],
             "sum_order": self.sum_order,
             "batch_invariant": self.batch_invariant,
@@ -102,7 +103,7 @@ class Explanation:
         if self.table_digest:
             lines += fitted("table", self.table_digest)
         if decision.chosen:
-            lines += candidates_as_text(decision.chosen, decision.runners_up)
+            lines += _candidates(decision.chosen, decision.runners_up)
         if decision.refusals:
             lines.append("refused")
             for item in decision.refusals:
@@ -122,7 +123,7 @@ def fitted(label: str, text: str, width: int = 10) -> list[str]:
     )
 
 
-def candidates_as_text(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
+def _candidates(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
     """The candidates from fast to slow, in lines of at most COLUMNS."""
     lines = ["candidates (> is chosen)"]
     for choice in sorted([chosen, *runners_up], key=lambda choice: choice.median_us):
@@ -136,24 +137,18 @@ def candidates_as_text(chosen: Choice, runners_up: Iterable[Choice]) -> list[str
     return lines
 
 
-def candidates_as_dict(chosen: Choice | None, runners_up: Iterable[Choice]) -> dict[str, Any]:
-    """The candidates as JSON values: "chosen", which may be None, and "runners_up"."""
-    if chosen is None:
-        return {"chosen": None, "runners_up": []}
-    first, *others = [
-        {
-            "config": choice.config.to_json(),
-            "median_us": choice.median_us,
-            "spread_us": choice.spread_us,
-            "run": choice.run,
-            "is_stale": choice.is_stale,
-            "is_modelled": choice.run == MODELLED_RUN,
-            "interval_us": None if choice.interval_us is None else [float(f"{us:.4g}") for us in choice.interval_us],
-            "margin": round(choice.median_us / chosen.median_us - 1, 6),
-        }
-        for choice in (chosen, *runners_up)
-    ]
-    return {"chosen": first, "runners_up": others}
+def _candidate(choice: Choice, chosen: Choice) -> dict[str, Any]:
+    """A candidate as JSON values."""
+    return {
+        "config": choice.config.to_json(),
+        "median_us": choice.median_us,
+        "spread_us": choice.spread_us,
+        "run": choice.run,
+        "is_stale": choice.is_stale,
+        "is_modelled": choice.run == MODELLED_RUN,
+        "interval_us": None if choice.interval_us is None else [float(f"{us:.4g}") for us in choice.interval_us],
+        "margin": round(choice.median_us / chosen.median_us - 1, 6),
+    }
 
 
 def kernel_in_words(config: AnyConfig) -> str:

@@ -18,7 +18,6 @@ from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
 from stoneware.tuning import sources, table_file
-from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
 
 NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, cutlass_kernels.MODULE)
@@ -148,21 +147,16 @@ def _kernels() -> dict[str, int]:
 def _tables() -> dict[str, str]:
     tables = {op: _part(_packaged, op) for op in OPS}
     for op in OPS:
-        others = _part(_other_sources, op)
-        if not isinstance(others, str):
+        found = _part(sources.sources, op)
+        if not isinstance(found, str):  # otherwise another part says why
+            others = [one for one in found if one.name != sources.WHEEL]
             tables |= {f"{op} ({one.name})": _part(_table, one.table) for one in others}
-        elif others not in tables[op]:
-            tables[f"{op} (others)"] = others
     return tables
 
 
 def _packaged(op: str) -> str:
     found = table_file.packaged(op)
     return "none" if found is None else _table(found)
-
-
-def _other_sources(op: str) -> list[Source]:
-    return [one for one in sources.sources(op) if one.name != sources.WHEEL]
 
 
 def _table(found: Table) -> str:

@@ -139,6 +139,7 @@ def bake(
     from stoneware.runtime import regular_file
     from stoneware.tuning import bake as baking
     from stoneware.tuning import table_file
+    from stoneware.tuning.merge import file_name
 
     output = Output("bake", json)
     found: manifest_format.Manifest | None
@@ -147,8 +148,12 @@ def bake(
     else:
         found = None if is_kernel(op) else manifest_format.packaged()
     paths = _files(there(files or []))
-    if is_kernel(op):
-        _check_kernel(op, paths)
+    names = [path.name for path in paths if path.suffix == ".jsonl"]
+    if is_kernel(op) and names and file_name(op) not in names:  # its name is probably misspelt
+        raise ValueError(
+            f"--op={op!r} must be one that the samples have, which are {', '.join(names)}; correct the name, or "
+            f"give the folder with its {file_name(op)}"
+        )
     data = baking.bake(op, paths, found, listed("kernels", kernels) if kernels is not None else ())
     baked = table_file.decode(data, out, op)
     regular_file.write(out, data)
@@ -165,21 +170,6 @@ def bake(
             ],
         },
         exit_codes.OK,
-    )
-
-
-def _check_kernel(op: str, paths: list[Path]) -> None:
-    """Raises ValueError if no sample is of the kernel: its name is probably misspelt."""
-    from stoneware.tuning import merge
-    from stoneware.tuning.samples import read_samples
-
-    files = [path for path in paths if path.suffix == ".jsonl"]
-    if not files or merge.file_name(op) in {path.name for path in files}:
-        return
-    known = {sample.op for path in files for _, sample in read_samples(path, [])}
-    raise ValueError(
-        f"--op={op!r} must be one that the samples have, {', '.join(sorted(known)) or 'none'}; "
-        f"correct the name, or give the folder with its {merge.file_name(op)}"
     )
 
 
