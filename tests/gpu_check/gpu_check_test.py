@@ -94,8 +94,7 @@ def test_sample_tunes_into_the_folder_of_the_results(tmp_path, monkeypatch):
     monkeypatch.setattr(sampler, "_run", lambda name, arguments: ran.append(arguments) or 0)
     assert sampler.sample(["--ops", "matmul"]) == 0
     assert ran == [[
-        "-m", "stoneware", "tune", f"--store={tmp_path}/samples.sqlite3",
-        f"--out={tmp_path}/samples", "--ops", "matmul",
+        "-m", "stoneware", "tune", f"--store={tmp_path}/samples.sqlite3", "--ops", "matmul",
     ]]  # fmt: skip
 
 

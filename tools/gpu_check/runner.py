@@ -8,7 +8,7 @@ unpacked into a temporary folder that is removed at the end.
 commands
   check    the tests of tests/gpu, under pytest            -> check.json, check.log
   bench    every family of matmuls beside torch's          -> bench.json, bench.md, bench.log
-  sample   stoneware tune: every candidate at every shape   -> samples/, sample.log
+  sample   stoneware tune: every candidate at every shape   -> samples.sqlite3, sample.log
   autotune sw.autotune beside triton.autotune              -> autotune.json, .md, .log
   invariance  the bits of sw.batch_invariant, and what it costs -> batch_invariance.json, .log
   all      all of these; one that fails does not keep the next from running
@@ -178,17 +178,7 @@ class Runner:
         return self._measured("layers", extra)
 
     def sample(self, extra: Sequence[str]) -> int:
-        return self._run(
-            "sample",
-            [
-                "-m",
-                "stoneware",
-                "tune",
-                f"--store={self._out_dir / 'samples.sqlite3'}",
-                f"--out={self._out_dir / 'samples'}",
-                *extra,
-            ],
-        )
+        return self._run("sample", ["-m", "stoneware", "tune", f"--store={self._out_dir / 'samples.sqlite3'}", *extra])
 
     def autotune(self, extra: Sequence[str]) -> int:
         return self._run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ import typer
 from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, flag, integers, listed, refuse
 from stoneware.cli.output import Output
-from stoneware.errors import StoreError, TableError, UnsupportedError
+from stoneware.errors import StoreError, UnsupportedError
 from stoneware.kernels.registry import OPS, spec
 from stoneware.runtime.device import Device, cuda_device
 
@@ -27,7 +26,7 @@ HELP = help.text(
     "Each candidate is checked against float64 before it is timed. Samples are stored as they are "
     "taken: an interrupted run continues where it stopped, and nothing is measured twice for the "
     "same kernel on the same hardware. Under torchrun the ranks share the problems, one GPU each; "
-    "rank 0 prints the progress and writes --out at the end.",
+    "rank 0 prints the progress.",
     examples=[
         "stoneware tune",
         "stoneware tune --weights llama3_8b_qkv,llama3_8b_o --m-values 1,16,64",
@@ -36,12 +35,11 @@ HELP = help.text(
         "stoneware tune --ops matmul --shapes 128x16x512x128 --layouts nt,nn",
         "stoneware tune --ops grouped_mm --shapes @shapes.txt",
         "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096",
-        "stoneware tune --out samples --commit 1a2b3c4",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
     found="a candidate was wrong, failed or hung, or a problem was not measured",
     json_keys="run, rank, world_size, store, num_problems, num_known, num_measured, statuses "
-    "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds, out (folders written); with "
+    "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds; with "
     "--model also gain {num_problems, over_torch, over_wheel, num_changed}",
 )
 
@@ -101,13 +99,6 @@ def tune(
         int | None, typer.Option(help="Number of the GPU. Default: 0, or under torchrun the local rank.", min=0)
     ] = None,
     store: Annotated[str | None, typer.Option(help="Store to write to. Default: the user's.")] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder with one sample folder per device. Its samples count as measured; at the end "
-            "the store's newest samples are merged into it."
-        ),
-    ] = None,
     json: Json = False,
 ) -> int:
     found_store = _store(store)
@@ -127,9 +118,7 @@ def tune(
         commit=commit,
         command=_typed(given),
     )
-    if out is not None:
-        _check_folder(out)
-    return _measure(output, problems, settings, found_store, out, device, says_gain=model is not None)
+    return _measure(output, problems, settings, found_store, device, says_gain=model is not None)
 
 
 def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
@@ -194,13 +183,7 @@ def _shapes_of_file(text: str, selection: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(
-    output: Output,
-    problems: Sequence[Any],
-    settings: Settings,
-    store: Store,
-    out: str | None,
-    device: int | None,
-    says_gain: bool,
+    output: Output, problems: Sequence[Any], settings: Settings, store: Store, device: int | None, says_gain: bool
 ) -> int:
     import torch
 
@@ -212,8 +195,6 @@ def _measure(
             f"tune needs a GPU that torch can use, and torch {torch.__version__} finds none; run "
             "it on a machine with an NVIDIA GPU, with a torch that is built for CUDA"
         )
-    if out is not None:
-        _take_in(store, Path(out))
     ranks = session.Ranks.from_environment()
     ordinal = ranks.local_rank if device is None else device
     if ordinal >= torch.cuda.device_count():
@@ -225,19 +206,13 @@ def _measure(
     # Ranks above 0 report only what went wrong.
     logging.getLogger("stoneware").setLevel(logging.WARNING if ranks.rank else logging.INFO)
     summary = session.tune(problems, store, ordinal, settings, Reporter(ranks.rank), ranks=ranks)
-    folders: list[str] = []
-    if out is not None:
-        if ranks.world_size > 1:
-            _wait_for_all_ranks()
-        if ranks.rank == 0:
-            folders = _write_folders(store, Path(out))
     statuses = {name: summary.statuses[name] for name in ("ok", "wrong", "failed", "hung")}
     is_good = not summary.failures and summary.statuses.total() == statuses["ok"]
     code = exit_codes.OK if is_good else exit_codes.FOUND
     if ranks.rank != 0:
         return code
     gain = _gain(problems, store, cuda_device(ordinal)) if says_gain else None
-    output.text(str(summary), *([str(gain)] if gain else []), *(f"wrote {folder}" for folder in folders))
+    output.text(str(summary), *([str(gain)] if gain else []))
     return output.document(
         {
             **vars(summary),
@@ -246,7 +221,6 @@ def _measure(
             "store": str(store.path),
             "statuses": statuses,
             "failures": [{"problem": problem, "reason": reason} for problem, reason in summary.failures],
-            "out": folders,
             **({"gain": dataclasses.asdict(gain)} if gain else {}),
         },
         code,
@@ -273,7 +247,7 @@ def _typed(given: Mapping[str, Any]) -> str:
     """The command for the record of the run: what was typed, without paths of this machine."""
     words = ["stoneware tune"]
     for name, value in given.items():
-        if name in ("store", "out", "model"):
+        if name in ("store", "model"):
             words.append(f"{flag(name)} {name.upper()}")
         elif name == "shapes" and value.startswith("@"):
             words.append(f"{flag(name)} @FILE")
@@ -282,22 +256,6 @@ def _typed(given: Mapping[str, Any]) -> str:
         else:
             words.append(f"{flag(name)} {value}")
     return " ".join(words)
-
-
-def _check_folder(out: str) -> None:
-    """Raises ValueError or StoreError unless `out` is a folder, or can become one, and can be written."""
-    if not out:
-        raise ValueError("--out must be a folder, and is empty; pass one, or leave it out")
-    try:
-        nearest = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.exists())
-        if not nearest.is_dir():
-            raise ValueError(f"--out={out} must be a folder, and {nearest} is not one; pass another")
-        for folder in (nearest, *filter(Path.is_dir, Path(out).glob("*"))):
-            tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise StoreError(
-            f"--out={out} must be a folder that can be written, and cannot: {error}; make it writable, or pass another"
-        ) from error
 
 
 def _store(path: str | None) -> Store:
@@ -314,42 +272,3 @@ def _store(path: str | None) -> Store:
             "STONEWARE_CACHE_DIR, or pass --store=FILE"
         )
     return found
-
-
-def _take_in(store: Store, out: Path) -> None:
-    """Adds the samples under `out` to the store, so that they are not measured again."""
-    from stoneware.tuning import merge
-
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    source = merge.read_source(out)
-    if source.problems:
-        # Before hours of measuring, not after.
-        raise TableError(
-            f"--out={out} holds what cannot be read and would be lost: "
-            f"{'; '.join(source.problems)}; repair it, or pass another folder"
-        )
-    for _, runs, samples in source.devices:
-        for run in runs.values():
-            store.add(run, [sample for sample in samples if sample.run == run.id])
-
-
-def _write_folders(store: Store, out: Path) -> list[str]:
-    """Merges the store into the sample folders under `out`."""
-    from stoneware.tuning import merge
-
-    # The folder is a source too: nothing in it is lost.
-    sources = [store.path, *([out] if out.is_dir() and any(out.iterdir()) else [])]
-    return [str(folder) for folder in merge.merge(sources, out, keep="newest").folders]
-
-
-def _wait_for_all_ranks() -> None:
-    """Returns when every rank has called this; if one fails, torchrun ends the others."""
-    import datetime
-
-    import torch.distributed
-
-    # Ranks may end hours apart; the default limit is half an hour.
-    torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(days=7))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
