@@ -28,13 +28,11 @@ def test_bake_writes_what_the_function_returns(h200, package, tmp_path, capsys):
     assert device["name"] == "NVIDIA H200"
 
 
-def test_bake_takes_files_and_a_manifest_too(h200, tmp_path, capsys):
-    given = tmp_path / "kernel_manifest.json"
-    given.write_text(small.manifest_text())
+def test_bake_takes_files_too(h200, package, tmp_path, capsys):
     out = tmp_path / "table.table"
-    code, said, _ = stoneware(capsys, "bake", "--op", "scaled_mm", "--manifest", given, "--out", out, *h200.iterdir())
+    code, said, _ = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, *h200.iterdir())
     assert code == exit_codes.OK and said.startswith(f"{out}: ")
-    assert out.read_bytes() == bake("scaled_mm", h200.iterdir(), manifest.read_manifest(given))
+    assert out.read_bytes() == bake("scaled_mm", h200.iterdir(), manifest.packaged())
 
 
 def test_bake_of_a_kernel_that_the_manifest_lacks_fails_with_its_place(package, tmp_path, capsys):

@@ -38,8 +38,7 @@ VERIFY_HELP = help.text(
     "Without PATHS this installation is checked: the kernel manifest, the native modules, the "
     "bytes of every kernel, the tables of the wheel and of other packages, the user's store, and "
     "STONEWARE_TUNING. "
-    "PATHS are sample folders, stores (.sqlite3), tables (.table) and manifests (.json). Nothing "
-    "is changed.",
+    "PATHS are sample folders, stores (.sqlite3) and tables (.table). Nothing is changed.",
     examples=["stoneware verify", "stoneware verify samples/nvidia_h200 store.sqlite3 --json"],
     found="something is damaged or missing",
     json_keys="parts {part or path: number of problems}, problems [{part, problem}]",
@@ -48,10 +47,11 @@ VERIFY_HELP = help.text(
 
 def verify(paths: Annotated[list[str] | None, typer.Argument(metavar="[PATHS]...")] = None, json: Json = False) -> int:
     from stoneware.cli import verification
+    from stoneware.tuning import differences
 
     output = Output("verify", json)
     if paths:
-        parts = {path: verification.path(Path(path)) for path in there(paths)}
+        parts = {path: differences.verify(path) for path in there(paths)}
     else:
         parts = verification.installation()
     for part, problems in parts.items():
@@ -109,10 +109,10 @@ def merge(
 
 
 BAKE_HELP = help.text(
-    "Bake the tuning table of one op from samples and a kernel manifest.\n\n"
+    "Bake the tuning table of one op from samples, for the kernels of this installation.\n\n"
     "The same files give the same bytes on any machine, and no GPU is needed. FILES are the "
     "<op>.jsonl, runs.json and device.json of any number of devices, each in its own folder, or "
-    "such folders. A sample of a kernel that the manifest lacks is refused.",
+    "such folders. A sample of a kernel that this installation lacks is refused.",
     examples=[
         "stoneware bake --op scaled_mm --out scaled_mm.table samples/nvidia_h200",
         "stoneware bake --op acme.kernels:softmax --kernels acme.kernels:softmax \\\n"
@@ -128,13 +128,10 @@ def bake(
     ],
     out: Annotated[str, typer.Option(help="The table to write.")],
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...")] = None,
-    manifest: Annotated[
-        str | None, typer.Option(help="kernel_manifest.json. Default: that of this installation.")
-    ] = None,
     kernels: Annotated[str | None, typer.Option(help="All decorated kernels that exist, separated by commas.")] = None,
     json: Json = False,
 ) -> int:
-    from stoneware.kernels import manifest as manifest_format
+    from stoneware.kernels import manifest
     from stoneware.kernels.key import is_kernel
     from stoneware.runtime import regular_file
     from stoneware.tuning import bake as baking
@@ -142,11 +139,6 @@ def bake(
     from stoneware.tuning.merge import file_name
 
     output = Output("bake", json)
-    found: manifest_format.Manifest | None
-    if manifest is not None:
-        found = manifest_format.read_manifest(manifest, remedy="build it with the kernel_manifest rule")
-    else:
-        found = None if is_kernel(op) else manifest_format.packaged()
     paths = _files(there(files or []))
     names = [path.name for path in paths if path.suffix == ".jsonl"]
     if is_kernel(op) and names and file_name(op) not in names:  # its name is probably misspelt
@@ -154,7 +146,8 @@ def bake(
             f"--op={op!r} must be one that the samples have, which are {', '.join(names)}; correct the name, or "
             f"give the folder with its {file_name(op)}"
         )
-    data = baking.bake(op, paths, found, listed("kernels", kernels) if kernels is not None else ())
+    built = None if is_kernel(op) else manifest.packaged()
+    data = baking.bake(op, paths, built, listed("kernels", kernels) if kernels is not None else ())
     baked = table_file.decode(data, out, op)
     regular_file.write(out, data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")

@@ -1,4 +1,4 @@
-"""What `stoneware verify` checks: each part of an installation, and files of samples and tables.
+"""What `stoneware verify` checks of an installation.
 
 Each function yields what is wrong, as a sentence with its place; nothing if all is good.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 
 from stoneware.errors import TableError
@@ -34,23 +33,6 @@ def installation() -> dict[str, list[str]]:
         "user's store": _user_store(),
         "mode of tuning": _error_of(environment.tuning_mode),
     }
-
-
-def path(place: Path) -> list[str]:
-    """What is wrong with a sample folder, a store, a table or a manifest (any .json file).
-
-    Raises:
-      TableError: there is nothing of the kind.
-    """
-    if place.suffix == ".json" and not place.is_dir():
-        return _error_of(
-            lambda: manifest.read_manifest(
-                place,
-                "build it anew with the kernel_manifest rule; a table is named *.table, and of samples "
-                "the folder is verified",
-            )
-        )
-    return differences.verify(place)
 
 
 def _error_of(check: Callable[[], object]) -> list[str]:
