@@ -6,16 +6,17 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import explained
 from stoneware.kernels import manifest, registry, sum_order
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.kernels.registry import OPS, VENDOR
-from stoneware.runtime.device import CPU, Device, DeviceFingerprint, cuda_device, names_match, normalized_name
+from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
 from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
+from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice
 
 if TYPE_CHECKING:
@@ -307,20 +308,7 @@ def _device(op: str, device: str | torch.device | None) -> Device:
     return Device(kind="cuda", fingerprint=found.fingerprint)
 
 
-class Named(Protocol):
-    """A device that was measured."""
-
-    @property
-    def fingerprint(self) -> DeviceFingerprint: ...
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-
-Known = TypeVar("Known", bound=Named)
-
-
-def device_named(name: str, known: Sequence[Known], where: str, others: str = "") -> Known:
+def device_named(name: str, known: Sequence[DeviceTable], where: str, others: str) -> DeviceTable:
     """The one of the known devices with this name or alias, or with it as part of a name.
 
     Args:
@@ -342,11 +330,11 @@ def device_named(name: str, known: Sequence[Known], where: str, others: str = ""
     raise ValueError(f"device={name!r} {rule}; pass one of those{others}")
 
 
-def devices_named(name: str, known: Iterable[Known]) -> list[Known]:
+def devices_named(name: str, known: Iterable[DeviceTable]) -> list[DeviceTable]:
     """The first device with this name or alias; without one, those with its words in a name, one of
     each name. A part of a word is none: an H20 is no H200."""
     folded = normalized_name(name)
-    parts: dict[str, Known] = {}
+    parts: dict[str, DeviceTable] = {}
     for device in known:
         if names_match(name, device.names):
             return [device]

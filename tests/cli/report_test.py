@@ -273,17 +273,14 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
     )
 
 
-def test_a_device_is_selected_by_name_or_alias(folder, tmp_path, capsys):
+def test_each_device_has_its_own_numbers(folder, tmp_path, capsys):
     other = write_folder(
         tmp_path / "x1", [sample(SMALL, 5.0)], device=UNKNOWN_GPU, aliases=("x1",), runs=[run(device=UNKNOWN_GPU)]
     )
     _, out, _ = report(capsys, "--json", folder, other)
-    assert len(json.loads(out)["devices"]) == 2
-    for name in ("x1", "NVIDIA X1"):
-        _, out, _ = report(capsys, "--json", "--device", name, folder, other)
-        assert [item["device"]["name"] for item in json.loads(out)["devices"]] == ["NVIDIA X1"]
-    code, _, err = report(capsys, "--json", "--device", "A100", folder, other)
-    assert code == exit_codes.USAGE and "which has H200, NVIDIA H200, NVIDIA X1, x1" in err
+    names = [(item["device"]["name"], item["aliases"]) for item in json.loads(out)["devices"]]
+    assert names == [("NVIDIA H200", ["H200"]), ("NVIDIA X1", ["x1"])]
+    assert "NVIDIA X1: the verdict" in page(capsys, tmp_path / "x.html", folder, other)
 
 
 def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unknown(tmp_path):

@@ -254,7 +254,7 @@ REPORT_HELP = help.text(
     "tables (.table); without any, this installation's tables and the user's store are drawn.",
     examples=[
         "stoneware report --out report.html",
-        "stoneware report --out h200.html --device H200 samples/nvidia_h200",
+        "stoneware report --out h200.html samples/nvidia_h200",
         "stoneware report --json samples/nvidia_h200 > numbers.json",
     ],
     json_keys="out (the page, or null if none was asked for), devices [{device, aliases, sources, "
@@ -272,9 +272,6 @@ def report(
     op: Annotated[
         list[str] | None, typer.Option(help="An op or a kernel to draw; may be repeated. Default: all.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Name, alias or part of a name of the device to draw. Default: all.")
-    ] = None,
     json: Json = False,
 ) -> int:
     if out is None and not json:
@@ -283,7 +280,7 @@ def report(
     from stoneware.report import sources as report_sources
 
     output = Output("report", json)
-    devices = report_sources.load(not_empty(sources or []), device=device, ops=op or [])
+    devices = report_sources.load(not_empty(sources or []), ops=op or [])
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}")

@@ -43,11 +43,6 @@ def model(layer: str) -> str:
     return _PART_OF_MODEL.sub("", layer)
 
 
-def m_title(family: AnyKey) -> str:
-    """What m is in a family of ours."""
-    return spec(family.op).m_title if family.op in OPS else "m"
-
-
 class Axes(NamedTuple):
     """The ends of a roofline's logarithmic axes, in operations per byte and in 10^12 operations per second."""
 

@@ -75,13 +75,11 @@ class Roofs:
       tflops: dense floating-point operations, in 10^12 per second.
       gbytes_per_s: DRAM bandwidth, in 10^9 bytes per second.
       source: where the two are from, as a sentence.
-      is_measured: whether they are only the largest values that the samples reached.
     """
 
     tflops: float
     gbytes_per_s: float
     source: str
-    is_measured: bool
 
     @property
     def ridge(self) -> float:
@@ -143,12 +141,10 @@ def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
             tflops=known.tflops_8_bit if points[0].is_8_bit else known.tflops_16_bit,
             gbytes_per_s=known.gbytes_per_s,
             source=known.source,
-            is_measured=False,
         )
     return Roofs(
         tflops=max(point.tflops for point in points),
         gbytes_per_s=max(point.tflops / point.intensity * 1e3 for point in points),
         source="no nominal rates of this device are known (report/nominal.py): the largest values that "
         "these samples reached",
-        is_measured=True,
     )

@@ -9,6 +9,7 @@ from html import escape
 from stoneware import __version__
 from stoneware.explanation import kernel_in_words
 from stoneware.kernels.key import AnyKey
+from stoneware.kernels.registry import OPS, spec
 from stoneware.report import figures, measures, style, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
@@ -166,12 +167,12 @@ def _heat_table(section: Section) -> str:
     labels = verdict.band_labels(verdict.BANDS)
     rows: dict[tuple[int, ...], list[Problem]] = {}
     for problem in section.problems:
-        key = problem.key
-        rows.setdefault(figures.row_sizes(key), []).append(problem)
+        rows.setdefault(figures.row_sizes(problem.key), []).append(problem)
     named = [members for members in rows.values() if figures.layers(members[0].key)]
     others = [members for members in rows.values() if not figures.layers(members[0].key)]
     named.sort(key=lambda members: figures.layers(members[0].key))
-    column = figures.m_title(section.problems[0].key)
+    op = section.problems[0].key.op
+    column = spec(op).m_title if op in OPS else "m"
     sizes = "groups × n × k" if any(len(shared) > 2 for shared in rows) else "n × k"
     heads = "".join(f'<th class="n">{label}</th>' for label in labels)
     heads = f"<th>{sizes}<small>{escape(column)} →</small></th>{heads}"

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoneware.explanation import device_named
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.kernels.registry import OPS
@@ -42,10 +41,6 @@ class DeviceMeasurements:
     runs: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     origins: list[str] = dataclasses.field(default_factory=list)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.fingerprint.name, *self.aliases)
 
     @functools.cached_property
     def problems(self) -> list[Problem]:
@@ -80,16 +75,13 @@ class DeviceMeasurements:
         return sorted(runs, key=lambda run: (run["date"], run["id"]))
 
 
-def load(
-    paths: Sequence[str | Path], *, device: str | None = None, ops: Sequence[str] = ()
-) -> list[DeviceMeasurements]:
+def load(paths: Sequence[str | Path], *, ops: Sequence[str] = ()) -> list[DeviceMeasurements]:
     """Reads the measurements of a report.
 
     Args:
       paths: sample folders (of one device or of several), stores (.sqlite3) and tables (.table);
         empty for this installation's: its tables, the user's store and installed packages' tables.
         At a problem that several have, samples come before tables, and the first table counts.
-      device: name or alias of the one device to keep, or part of a name that only one device has.
       ops: the ops to keep; empty for all.
 
     Returns:
@@ -111,7 +103,7 @@ def load(
             f"a report needs measurements{of}, and the sources have none; pass sample folders "
             "or stores, or measure with `stoneware tune`"
         )
-    return known if device is None else [device_named(device, known, "the set of measurements")]
+    return known
 
 
 def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
@@ -174,7 +166,7 @@ def _joined(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
     for part in parts:
         fingerprint = device_of[part.fingerprint]
         device = devices.setdefault(fingerprint, DeviceMeasurements(fingerprint=fingerprint))
-        device.aliases = tuple(sorted({*device.aliases, *part.names} - {fingerprint.name}))
+        device.aliases = tuple(sorted({*device.aliases, *part.aliases, part.fingerprint.name} - {fingerprint.name}))
         device.origins += [origin for origin in part.origins if origin not in device.origins]
         device.taken += part.taken
         device.entries += part.entries
