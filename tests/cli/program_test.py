@@ -89,7 +89,7 @@ def test_help_of_a_pipe_has_no_colours():
             "separated by commas, and '-2' is not one; pass for example 1,16,64",
         ),
         (["report"], "stoneware report: --out must name the page to write"),
-        (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere must be a sample folder"),
+        (["report", "--out", "x.html", "nowhere"], "stoneware report: nowhere: no such file or folder; check the path"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_code_2(arguments, message, capsys):

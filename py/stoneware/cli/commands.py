@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, listed, not_empty, there
+from stoneware.cli.flags import Json, listed, there
 from stoneware.cli.output import Output
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def merge(
     from stoneware.tuning import merge as samples
 
     output = Output("merge", json)
-    merged = samples.merge(not_empty(sources), out, keep=keep)
+    merged = samples.merge(there(sources), out, keep=keep)
     for problem in merged.problems:
         output.note(problem)
     folders = [str(folder) for folder in merged.folders]
@@ -210,7 +210,7 @@ def diff(
     from stoneware.tuning.differences import diff as compare
 
     output = Output("diff", json)
-    first, second = not_empty([a, b])
+    first, second = there([a, b])
     found = compare(first, second, packaged)
     for problem in found.skipped:
         output.note(problem)
@@ -280,7 +280,7 @@ def report(
     from stoneware.report import sources as report_sources
 
     output = Output("report", json)
-    devices = report_sources.load(not_empty(sources or []), ops=op or [])
+    devices = report_sources.load(there(sources or []), ops=op or [])
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}")

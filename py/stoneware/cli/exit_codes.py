@@ -24,9 +24,7 @@ def of_error(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
         return PIPE_CLOSED
-    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError)):
-        return USAGE
-    if isinstance(error, (TableError, ValueError)):
+    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, TableError, ValueError)):
         return USAGE
     if isinstance(error, (StonewareError, ImportError, OSError, MemoryError)):
         return ENVIRONMENT  # such as no GPU, or a StoreError: the disk is full, or read-only

@@ -56,20 +56,11 @@ def there(paths: Sequence[str]) -> Sequence[str]:
     """The same paths.
 
     Raises:
-      ValueError: one is empty, or nothing is there.
+      ValueError: one is empty, which would mean the current folder, or nothing is there.
     """
-    for path in not_empty(paths):
+    for path in paths:
+        if not path:
+            raise ValueError("a source must be a path, and is empty; give its path, or . for the current folder")
         if not Path(path).exists():
             raise ValueError(f"{path}: no such file or folder; check the path")
-    return paths
-
-
-def not_empty(paths: Sequence[str]) -> Sequence[str]:
-    """The same paths.
-
-    Raises:
-      ValueError: one is empty, which would mean the current folder.
-    """
-    if not all(paths):
-        raise ValueError("a source must be a path, and is empty; give its path, or . for the current folder")
     return paths

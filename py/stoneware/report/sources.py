@@ -89,8 +89,8 @@ def load(paths: Sequence[str | Path], *, ops: Sequence[str] = ()) -> list[Device
       the same hardware are one, whatever their names.
 
     Raises:
-      ValueError: a path is of no known kind, or nothing is left.
-      TableError: a file is damaged.
+      ValueError: nothing is left.
+      TableError: a path is of no known kind, or a file is damaged.
     """
     parts = [part for path in paths for part in _of_path(Path(path))] if paths else list(_of_installation(ops))
     for part in parts:
@@ -120,13 +120,8 @@ def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
 def _of_path(path: Path) -> Iterator[DeviceMeasurements]:
     if path.suffix == table_file.SUFFIX and path.is_file():
         yield from _of_table(table_file.read(path, None), str(path))
-    elif path.exists():
-        yield from _of_samples(path)
     else:
-        raise ValueError(
-            f"{path} must be a sample folder, a store (.sqlite3) or a table ({table_file.SUFFIX}), and "
-            "is none that exists; pass one of those, or nothing for this installation's own"
-        )
+        yield from _of_samples(path)
 
 
 def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
