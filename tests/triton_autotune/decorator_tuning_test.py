@@ -336,6 +336,25 @@ def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
     assert stored() == {(64, "ok")}
 
 
+def test_of_many_configs_each_is_measured_once(gpu):
+    """As under triton.autotune; `prune_configs_by` leaves fewer."""
+    benched = []
+    configs = [
+        triton.Config({"BLOCK": 16}, num_warps=warps, num_stages=stages)
+        for warps in (1, 2, 4, 8)
+        for stages in range(1, 90)
+    ]
+
+    def bench(candidate, quantiles):
+        benched.append(1)
+        return 1.0
+
+    with sw.tuning("on_miss"):
+        for _ in range(2):
+            call(decorate(configs=configs, do_bench=bench))
+    assert len(benched) == len(configs) == 356
+
+
 def test_explain_measures_and_launches_nothing(gpu):
     keep(sample(32, 1.0), sample(16, 2.0))
     benched = []

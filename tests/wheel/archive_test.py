@@ -77,7 +77,8 @@ def test_metadata_asks_for_the_python_of_the_tag(wheel):
     assert wheel.header("METADATA")["Requires-Python"] == expected
 
 
-def test_metadata_names_requirements(wheel):
+def test_metadata_names_requirements_and_no_extras(wheel):
+    assert wheel.header("METADATA").get_all("Provides-Extra") is None
     assert wheel.header("METADATA").get_all("Requires-Dist") == [
         "nvidia-ml-py>=12",
         "rich>=13.8",
