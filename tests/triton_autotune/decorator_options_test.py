@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import triton
-from decorated_kernels import CONFIGS, FAST_32, bench_by, call, decorate, gpu, keep, sample  # noqa: F401  (a fixture)
+from decorated_kernels import CONFIGS, FAST_32, bench_by, call, decorate, gpu, keep, sample, scale  # noqa: F401  (a fixture)
 from fake_gpu import Tensor
 
 import stoneware as sw
@@ -127,8 +127,9 @@ def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
 
     monkeypatch.setattr(testing, "do_bench", bench("do_bench"))
     monkeypatch.setattr(testing, "do_bench_cudagraph", bench("do_bench_cudagraph"))
-    with pytest.warns(DeprecationWarning):
-        kernel = decorate(**options)
+    with pytest.warns(DeprecationWarning) as warned:
+        kernel = sw.autotune(CONFIGS, ["n"], **options)(scale)
+    assert warned[0].filename == __file__  # where the user can mend it
     with sw.tuning("on_miss"):
         call(kernel)
     names = {"rep": 9} if "use_cuda_graph" in options else {"warmup": 3, "rep": 7}

@@ -81,7 +81,7 @@ def autotune(
             "warmup, rep and use_cuda_graph are deprecated in triton.autotune, and honoured here; "
             "pass do_bench, or none of them for Stoneware's timer",
             DeprecationWarning,
-            stacklevel=3,  # of sw.autotune, which calls this
+            stacklevel=2,
         )
         do_bench = triton_benchmark(warmup, rep, use_cuda_graph)
     hooks = Hooks(
