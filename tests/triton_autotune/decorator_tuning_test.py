@@ -57,11 +57,11 @@ def test_another_key_is_measured_and_the_nearest_serves_until_then(gpu):
     with sw.tuning("on_miss"):
         call(kernel, 33)
     assert call(kernel, 34) == 32 and len(benched) == 3
-    assert explained(kernel, 34).decision.layer == "nearest shape"
+    assert explained(kernel, 34).layer == "nearest shape"
     with sw.tuning("on_miss"):
         call(kernel, 34)
     assert len(benched) == 6
-    assert explained(kernel, 34).decision.layer == "exact"
+    assert explained(kernel, 34).layer == "exact"
 
 
 def test_a_plan_of_mode_off_is_made_anew_once_the_key_is_measured(gpu):
@@ -108,7 +108,7 @@ def test_near_ties_go_to_the_config_that_stands_first(gpu):
 def test_timings_of_an_edited_kernel_are_stale(gpu):
     keep(sample(32, 1.0, sha256="0" * 64))
     kernel, benched = decorate(do_bench=None), []
-    assert call(kernel) == 32 and explained(kernel).decision.grade == "stale kernel"
+    assert call(kernel) == 32 and explained(kernel).grade == "stale kernel"
     with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="stale kernel"):
         call(decorate())
     with sw.tuning("on_miss"):
@@ -125,7 +125,7 @@ def test_timings_of_another_device_are_not_exact(gpu, monkeypatch):
     other = dataclasses.replace(FINGERPRINT, name="Other", memory_clock_khz=2_619_000)
     monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: other)
     kernel = decorate()
-    assert call(kernel) == 32 and explained(kernel).decision.grade == "other device"
+    assert call(kernel) == 32 and explained(kernel).grade == "other device"
     with sw.tuning("error_on_miss"), pytest.raises(TuningMissError):
         call(decorate())
 
@@ -200,7 +200,7 @@ def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
         assert benched == [128, 32, 16]
         assert call(decorate(configs=added, do_bench=bench)) == 128
     assert call(decorate(configs=added)) == 128
-    assert len(explained(decorate(configs=added)).decision.choices) == 3
+    assert len(explained(decorate(configs=added)).choices) == 3
 
 
 def test_a_new_config_that_a_cool_run_flatters_does_not_win(gpu):
@@ -225,12 +225,12 @@ def test_what_an_older_run_timed_as_faster_is_raced_again(gpu):
 
 def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
     def source(**options):
-        return explained(decorate(do_bench=bench_by(FAST_32), **options)).decision.source
+        return explained(decorate(do_bench=bench_by(FAST_32), **options)).source
 
     with sw.tuning("on_miss"):
         kernel = decorate(do_bench=bench_by(FAST_32))
         call(kernel)
-        assert explained(kernel).decision.source == "measured"
+        assert explained(kernel).source == "measured"
         assert source() == "user's store"
         saved = tmp_path / "overlay.sqlite3"
         store.Store(saved).add(run_of(7), [sample(block, us, run=7) for block, us in ((16, 1.0), (32, 2.0), (64, 3.0))])
@@ -241,7 +241,7 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "_memory", [])
     with sw.tuning("on_miss"):
         call(decorate(do_bench=bench_by(FAST_32)), 34)
-        assert explained(decorate(), 34).decision.source == "memory"
+        assert explained(decorate(), 34).source == "memory"
     sources.forget()
     tuning.forget_plans()
 
@@ -360,13 +360,11 @@ def test_explain_measures_and_launches_nothing(gpu):
     benched = []
     kernel = decorate(do_bench=bench_by(FAST_32, benched))
     found = explained(kernel)
-    assert (found.decision.config, found.decision.source) == (CONFIGS[1], "user's store")
-    assert (found.key.values, found.compiled) == ((33,), "not yet")
+    assert (found.config, found.source) == (CONFIGS[1], "user's store")
+    assert found.key.values == (33,)
     call(kernel)
-    assert explained(kernel).compiled == "in this process"
-    assert explained(decorate()).compiled == "on disk"
     with sw.tuning("on_miss"):
-        assert "1 of 3 configs would be timed" in explained(kernel).decision.reason
+        assert "1 of 3 configs would be timed" in explained(kernel).reason
     assert benched == [] and gpu.order == ["triton"]
     text = str(found)
     assert "1.00 us" in text and "user's store" in text and "BLOCK=32" in text

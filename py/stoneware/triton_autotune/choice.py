@@ -48,6 +48,7 @@ class KernelDecision:
     """The config that runs a call of a decorated kernel, and why.
 
     Attributes:
+      key: of the call.
       config: the triton.Config.
       source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
         this process alone), or the name of another source (`sources.py`).
@@ -57,6 +58,7 @@ class KernelDecision:
       is_provisional: whether the next call has to decide again.
     """
 
+    key: KernelKey
     config: Any
     source: str
     layer: str = "default"
@@ -64,6 +66,16 @@ class KernelDecision:
     reason: str
     choices: tuple[tuple[KernelConfig, float, float], ...] = ()
     is_provisional: bool = False
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.key.op} {self.key.shape}",
+            f"  runs     {self.config}",
+            f"  from     {self.source}: {self.layer}, {self.grade}",
+            f"  because  {self.reason}",
+        ]
+        lines += [f"  {median_us:9.2f} us +- {spread_us:.2f}  {name}" for name, median_us, spread_us in self.choices]
+        return "\n".join(lines)
 
 
 class Timed(NamedTuple):
@@ -158,6 +170,7 @@ class Problem:
         chosen = compared[0]
         at = f"measured at {found.entry.key.shape}; " if found and found.layer != "exact" else ""
         return KernelDecision(
+            key=self.key,
             config=self.configs[chosen.config],
             source=chosen.source,
             layer=found.layer if found else "exact",
@@ -172,7 +185,7 @@ class Problem:
         return self.best(self.ran(known)) or self.first(f"every config of the list failed: {failures[:500]}")
 
     def first(self, reason: str = "no timing of a config of the list is known", source: str = FIRST) -> KernelDecision:
-        return KernelDecision(config=self.configs[self.default], source=source, reason=reason)
+        return KernelDecision(key=self.key, config=self.configs[self.default], source=source, reason=reason)
 
 
 def identify(configs: Sequence[Any]) -> dict[KernelConfig, Any]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from stoneware.kernels.key import KernelKey
@@ -88,37 +87,6 @@ def autotune(
         pre_hook=pre_hook, post_hook=post_hook, reset_to_zero=reset_to_zero or (), restore_value=restore_value or ()
     )
     return lambda fn: AutotunedKernel(fn, configs, key, Pruning(prune_configs_by), hooks, do_bench, cache_results)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelExplanation:
-    """What would run for a call of a decorated kernel, and why.
-
-    Attributes:
-      key: of the call.
-      decision: the config, its source, layer, grade and reason.
-      kernel_sha256: digest of the kernel's source, which its timings carry.
-      compiled: "in this process", "on disk" or "not yet".
-    """
-
-    key: KernelKey
-    decision: KernelDecision
-    kernel_sha256: str
-    compiled: str
-
-    def __str__(self) -> str:
-        decision = self.decision
-        lines = [
-            f"{self.key.op} {self.key.shape}",
-            f"  runs     {decision.config}",
-            f"  from     {decision.source}: {decision.layer}, {decision.grade}",
-            f"  because  {decision.reason}",
-            f"  compiled {self.compiled}",
-        ]
-        lines += [
-            f"  {median_us:9.2f} us +- {spread_us:.2f}  {config}" for config, median_us, spread_us in decision.choices
-        ]
-        return "\n".join(lines)
 
 
 class AutotunedKernel:
@@ -197,9 +165,8 @@ class AutotunedKernel:
           Triton's compiled kernel; None if it was launched from disk and Triton knows none.
         """
         if warmup:
-            values, layout = self._values(args, kwargs)
-            decision = self._decide(Call(layout, values, grid, args, kwargs), may_measure=False)
-            return self.fn.run(*args, grid=grid, warmup=True, **kwargs, **decision.config.all_kwargs())
+            config = self.explain(*args, grid=grid, **kwargs).config
+            return self.fn.run(*args, grid=grid, warmup=True, **kwargs, **config.all_kwargs())
         return self._launch(grid, args, kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -210,7 +177,7 @@ class AutotunedKernel:
             for config in self._pruning(self.configs, named, kwargs)
         ]
 
-    def explain(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> KernelExplanation:
+    def explain(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> KernelDecision:
         """What a call with these arguments would run and why; nothing is measured or launched.
 
         Args:
@@ -218,16 +185,7 @@ class AutotunedKernel:
           grid: as of the call; pruning may look at it.
         """
         values, layout = self._values(args, kwargs)
-        call = Call(layout, values, grid, args, kwargs)
-        decision, kinds = self._decide(call, may_measure=False), self._fast.kinds(layout, values)
-        return KernelExplanation(
-            key=self._key(call),
-            decision=decision,
-            kernel_sha256=self._fast.identity.sha256,
-            compiled="by Triton at each start, which alone can launch this call"
-            if kinds is None
-            else Plan(self._fast, layout, decision.config).where(kinds, call),
-        )
+        return self._decide(Call(layout, values, grid, args, kwargs), may_measure=False)
 
     @property
     def cache(self) -> dict[KernelKey, Any]:
@@ -273,11 +231,8 @@ class AutotunedKernel:
             layout = self._layouts.setdefault((len(args), *kwargs), layout)
         return (*args, *kwargs.values()) if kwargs else args, layout
 
-    def _key(self, call: Call) -> KernelKey:
-        return self._signature.key(self.op, call.layout.bound(call.values))
-
     def _decide(self, call: Call, *, may_measure: bool = True) -> KernelDecision:
-        key, ordinal = self._key(call), _current_device()
+        key, ordinal = self._signature.key(self.op, call.layout.bound(call.values)), _current_device()
         place = key, ordinal, tuning.state()
         generation = tuning.generation()
         known, made_for = self._decisions.get(place, (None, -1))

@@ -253,17 +253,6 @@ class Plan:
             return kernel
         return self._by_triton((x, y, z), args, kwargs)
 
-    def where(self, kinds: CallKinds, call: Call) -> str:
-        """For `explain`: whether the kernel of a call is compiled, and where."""
-        try:
-            arguments, _ = self._arguments(call.values, call.arguments(self.config))
-            name = cache.digest(self._compiled_from(call, kinds[2], arguments))
-        except NotLaunchable as error:
-            return f"by Triton at each start: {error}"
-        if name in self._fast.compiled:
-            return "in this process"
-        return "on disk" if self._fast.uses_disk() and cache.read(name) else "not yet"
-
     def _arguments(self, values: Sequence[Any], seen: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
         """The value of each parameter of a call, and the heuristics' outcome.
 
