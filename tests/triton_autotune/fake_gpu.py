@@ -6,6 +6,7 @@ the GPU. Both stand-ins record each launch, so that a test sees who launched wha
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -15,7 +16,6 @@ from triton.backends.compiler import GPUTarget
 from stoneware.kernels import launch_description
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import decorator, plan
-from stoneware.triton_autotune.specialization import Kinds
 
 FINGERPRINT = DeviceFingerprint(
     name="Test GPU", compute_capability=(9, 0), num_sms=132, l2_bytes=50 << 20, memory_clock_khz=3_201_000
@@ -124,12 +124,10 @@ class FakeGpu:
         gpu = self
 
         def start(fast: plan.FastPath) -> bool:
-            if not fast._is_possible:
-                return False
-            fast.tokens = Kinds()
-            fast.tokens._tensors = frozenset((Tensor,))
+            fast._tensor_types = frozenset((Tensor,))
             fast._device, fast.stream = (lambda: gpu.ordinal), (lambda device: STREAM)
-            fast._is_started = True
-            return True
+            return fast._is_possible
 
-        monkeypatch.setattr(plan.FastPath, "_start", start)
+        is_started = functools.cached_property(start)
+        is_started.__set_name__(plan.FastPath, "_is_started")
+        monkeypatch.setattr(plan.FastPath, "_is_started", is_started)

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import KernelParam, create_function_from_signature
 
-from stoneware.triton_autotune.specialization import Kinds
+from stoneware.triton_autotune.specialization import tokens_of
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 DTYPES = [
@@ -86,17 +86,15 @@ def by_triton(known: KernelParam, value):
     return tuple(binder(value)[1][0])
 
 
-def kinds() -> Kinds:
-    found = Kinds()
-    found._tensors = frozenset((fake_gpu.Tensor,))
-    return found
+def passed(value, is_valued, tokens):
+    return tokens_of([value], [is_valued], tokens, (fake_gpu.Tensor,))
 
 
 @settings(max_examples=600, deadline=None)
 @given(PARAMETERS, st.booleans(), PLAIN, PLAIN)
 def test_equal_tokens_mean_an_equal_specialization(known, is_valued, one, other):
     tokens: tuple[list, list] = ([], [])
-    answers = [kinds().of([value], [is_valued], found) for value, found in zip((one, other), tokens)]
+    answers = [passed(value, is_valued, found) for value, found in zip((one, other), tokens)]
     if None in answers or tokens[0] != tokens[1]:
         return
     assert hash(tuple(tokens[0])) == hash(tuple(tokens[1]))
@@ -110,7 +108,7 @@ def test_divisibility_by_16_and_the_value_1_are_seen(step, start):
     known = parameter("", False, False)
     tokens: tuple[list, list] = ([], [])
     for value, found in zip((start, start + step), tokens):
-        assert kinds().of([value], [False], found) is not None
+        assert passed(value, False, found) is not None
     if tokens[0] == tokens[1]:
         assert by_triton(known, start) == by_triton(known, start + step)
     else:
@@ -121,7 +119,7 @@ def test_divisibility_by_16_and_the_value_1_are_seen(step, start):
 @given(CONSTANTS, CONSTANTS)
 def test_constants_of_equal_tokens_are_the_same_constant(one, other):
     tokens: tuple[list, list] = ([], [])
-    answers = [kinds().of([value], [True], found) for value, found in zip((one, other), tokens)]
+    answers = [passed(value, True, found) for value, found in zip((one, other), tokens)]
     if None not in answers and tokens[0] == tokens[1]:
         assert type(one) is type(other)
         assert repr(one) == repr(other)
@@ -131,7 +129,7 @@ def test_constants_of_equal_tokens_are_the_same_constant(one, other):
 def test_constants_that_python_takes_for_equal_are_told_apart(same):
     tokens: tuple[list, list] = ([], [])
     for value, found in zip(same, tokens):
-        assert kinds().of([value], [True], found) is not None
+        assert passed(value, True, found) is not None
     assert tuple(tokens[0]) != tuple(tokens[1])
 
 
@@ -149,20 +147,18 @@ class CpuTensor(fake_gpu.Tensor):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_covered_gets_no_token(value):
-    assert kinds().of([value], [False], []) is None
+    assert passed(value, False, []) is None
 
 
 def test_a_tensor_on_the_cpu_gets_no_token():
-    found = Kinds()
-    assert found.of([torch.zeros(3)], [False], []) is None
-    found._tensors = frozenset((CpuTensor,))
-    assert found.of([CpuTensor()], [False], []) is None
+    for tensor in (torch.zeros(3), CpuTensor()):
+        assert tokens_of([tensor], [False], [], (type(tensor),)) is None
 
 
 def test_what_is_passed_is_the_value_or_the_address():
     tensor = fake_gpu.Tensor(address=4100)
     values = [tensor, 7, None, 0.5, True]
-    assert kinds().of(values, [False] * 5, []) == [4100, 7, None, 0.5, True]
+    assert tokens_of(values, [False] * 5, [], (fake_gpu.Tensor,)) == [4100, 7, None, 0.5, True]
 
 
 if __name__ == "__main__":

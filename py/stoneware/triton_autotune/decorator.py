@@ -12,8 +12,8 @@ compiles and launches, and the cubin is kept. What only Triton can launch, it la
 (launch.py says what that is). Triton is imported when a kernel is decorated.
 
 Threads: no lock is held here, least of all while pruning, hooks or measurements run. A decision or
-plan carries the generation of `tuning` that it was made for. Once the generation has changed, the
-next launch decides again, by a look-up, and keeps the plan if the config is still the same.
+plan carries the epoch of `tuning` in which it was made. Once the epoch has changed, the next launch
+decides again, by a look-up, and keeps the plan if the config is still the same.
 """
 
 from __future__ import annotations
@@ -198,20 +198,18 @@ class AutotunedKernel:
         if kinds is None:
             return self._launch_by_triton(Call(layout, values, grid, args, kwargs))
         plan = layout.plans.get(kinds[0])
-        if plan is None or plan.generation != tuning.generation():
+        if plan is None or plan.epoch != tuning.EPOCH[0]:
             plan = self._plan(Call(layout, values, grid, args, kwargs), kinds)
         return plan(grid, kinds, values, args, kwargs)
 
     def _plan(self, call: Call, kinds: CallKinds) -> Plan:
-        generation = tuning.generation()
-        decision = self._decide(call)
+        epoch, decision, plans = tuning.EPOCH[0], self._decide(call), call.layout.plans
         self.best_config = decision.config
-        plans = call.layout.plans
         plan = plans.get(kinds[0])
         if plan is None or plan.config is not decision.config:
             plan = Plan(self._fast, call.layout, decision.config)
         if not decision.is_provisional:
-            plan.generation = generation
+            plan.epoch = epoch
             _put(plans, kinds[0], plan)
         return plan
 

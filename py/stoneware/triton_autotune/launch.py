@@ -125,11 +125,11 @@ def describe(kernel: Any) -> tuple[LaunchDescription, bytes]:
 def packer(
     launch: LaunchDescription, names: Sequence[str], passed: Sequence[Any], arguments: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function from what `Kinds.of` gives for a call to the cubin's arguments.
+    """A function from what `tokens_of` gives for a call to the cubin's arguments.
 
     Args:
       launch: of the kernel.
-      names, passed: of one call the values' names, and what `Kinds.of` gave for them.
+      names, passed: of one call the values' names, and what `tokens_of` gave for them.
       arguments: of that call, all by name. What the call does not pass is the same for every call.
 
     Raises:

@@ -20,7 +20,7 @@ from stoneware.triton_autotune import cache, launch
 from stoneware.triton_autotune.call import Call, Layout
 from stoneware.triton_autotune.identity import Identity, identity_of
 from stoneware.triton_autotune.launch import NotLaunchable
-from stoneware.triton_autotune.specialization import Kinds
+from stoneware.triton_autotune.specialization import tokens_of
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()
@@ -32,7 +32,6 @@ CallKinds = tuple[tuple[Any, ...], list[Any], int]
 """What decides how a call is launched. First the key of its plan: device, tuning state, and a token
 of each value. Then the values, with addresses in place of tensors, and the device. A tuple, since
 every launch makes one."""
-
 
 Ready = tuple[Callable[..., None], Callable[[Sequence[Any]], tuple[Any, ...]], Any]
 """`_driver`'s launch, how to make its arguments of a call's values, Triton's kernel if known."""
@@ -53,14 +52,12 @@ class FastPath:
       fn: what was decorated.
       heuristics: below the decorator, by the parameter that each gives, the outermost first.
       parameters: Triton's KernelParam by name; none if Triton launches every call.
-      compiled: kernels of this process, by `cache.digest` of what they are compiled from.
-      stream, tokens: torch's current stream on a device, and what makes tokens; there once `kinds`
-        has been asked.
+      stream: torch's current stream on a device; there once `kinds` has given something.
     """
 
     stream: Callable[[int], int]
     _device: Callable[[], int]
-    tokens: Kinds
+    _tensor_types: frozenset[type]
 
     def __init__(self, fn: Any, *, is_kept: bool) -> None:
         import triton
@@ -76,8 +73,7 @@ class FastPath:
         self._is_possible = type(fn) is JITFunction and not fn.debug
         self._jit, self._knobs = fn, triton.knobs
         self.parameters = {item.name: item for item in fn.params} if self._is_possible else {}
-        self.compiled: dict[str, Compiled] = {}
-        self._is_started = False
+        self._compiled: dict[str, Compiled] = {}  # of this process, by `cache.digest`
 
     @functools.cached_property
     def identity(self) -> Identity:
@@ -86,7 +82,7 @@ class FastPath:
 
     def kinds(self, layout: Layout, values: Sequence[Any]) -> CallKinds | None:
         """The kinds of a call's values; None if Triton has to launch it, as under hooks and in debug mode."""
-        if not self._is_started and not self._start():
+        if not self._is_started:
             return None
         runtime = self._knobs.runtime
         if (
@@ -99,11 +95,12 @@ class FastPath:
             return None
         ordinal = self._device()
         tokens = [ordinal, tuning.state()]
-        passed = self.tokens.of(values, layout.is_valued, tokens)
+        passed = tokens_of(values, layout.is_valued, tokens, self._tensor_types)
         return None if passed is None else (tuple(tokens), passed, ordinal)
 
-    def _start(self) -> bool:
-        """Finds torch's functions at the first launch; False where Triton launches everything."""
+    @functools.cached_property
+    def _is_started(self) -> bool:
+        """False where Triton launches everything; finds torch's functions when it is first asked."""
         if not self._is_possible:
             return False
         import torch
@@ -112,13 +109,11 @@ class FastPath:
         is_own = getattr(driver, "_active", None) is getattr(driver, "_default", None)
         stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         if not (is_own and stream and torch.cuda.is_available()) or torch.version.hip:
-            self._is_possible = False
             return False
         torch.cuda.current_device()  # initialises CUDA
         self.stream = stream
         self._device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
-        self.tokens = Kinds()
-        self._is_started = True
+        self._tensor_types = frozenset((torch.Tensor, torch.nn.Parameter))
         return True
 
     def compiled_from(self, ordinal: int, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,18 +151,16 @@ class FastPath:
 
     def _token(self, name: str, value: Any, is_valued: bool) -> str:
         tokens: list[Any] = []
-        if self.tokens.of([value], [is_valued], tokens) is None:
+        if tokens_of([value], [is_valued], tokens, self._tensor_types) is None:
             raise NotLaunchable(f"{name}={'missing' if value is _ABSENT else value!r:.100} is Triton's to convert")
         return repr(tokens[0])
 
     def find(self, compiled_from: Mapping[str, Any]) -> Compiled | None:
         """The compiled kernel, of this process or from disk; None if Triton has to compile it."""
         name = cache.digest(compiled_from)
-        known = self.compiled.get(name)
-        if known is not None or not self.uses_disk():
-            return known
-        read = cache.read(name)
-        return self._load(name, *read, None) if read else None
+        known = self._compiled.get(name)
+        read = cache.read(name) if known is None and self._uses_disk() else None
+        return self._load(name, *read, None) if read else known
 
     def learn(self, compiled_from: Mapping[str, Any], kernel: Any) -> Compiled:
         """Takes over what Triton compiled, and keeps it on disk; raises NotLaunchable if only Triton
@@ -175,12 +168,11 @@ class FastPath:
         name = cache.digest(compiled_from)
         description, cubin = launch.describe(kernel)
         known = self._load(name, description, cubin, kernel)
-        if self.uses_disk():
+        if self._uses_disk():
             cache.write(name, description, cubin, compiled_from)
         return known
 
-    def uses_disk(self) -> bool:
-        """Whether compiled kernels are read from disk and kept there just now."""
+    def _uses_disk(self) -> bool:
         return self._is_kept and launch.may_be_kept(self._knobs)
 
     def _load(self, name: str, description: LaunchDescription, cubin: bytes, kernel: Any) -> Compiled:
@@ -188,7 +180,7 @@ class FastPath:
             loaded = Compiled(description.load(cubin).launch, description, kernel)
         except (TypeError, ValueError, UnsupportedError) as error:
             raise NotLaunchable(str(error)) from error
-        return self.compiled.setdefault(name, loaded)
+        return self._compiled.setdefault(name, loaded)
 
 
 class Plan:
@@ -196,20 +188,18 @@ class Plan:
 
     Attributes:
       config: the triton.Config.
-      generation: that of `tuning` for which the config was decided.
+      epoch: that of `tuning` in which the config was decided.
     """
 
     def __init__(self, fast: FastPath, layout: Layout, config: Any) -> None:
-        self.config, self.generation = config, -1
-        self._fast = fast
-        self._config_kwargs = config.all_kwargs()
-        fixed = dict(layout.defaults)
-        self._config_options: dict[str, Any] = {}
-        for name, value in self._config_kwargs.items():
-            (fixed if name in fast.parameters else self._config_options)[name] = value
-        self._layout = replace(layout, defaults=fixed)  # what the config gives needs no other handling
+        self.config, self.epoch = config, -1
+        self._fast, self._config_kwargs = fast, config.all_kwargs()
+        # What the config gives a parameter is, for every call, as if it were the default.
+        given = {name: value for name, value in self._config_kwargs.items() if name in fast.parameters}
+        self._layout = replace(layout, defaults=layout.defaults | given)
         self._globals = fast.identity.global_values
-        self._ready: dict[tuple[Any, ...], Ready | None] = {}  # by outcome of the heuristics
+        # By outcome of the heuristics, () without any; None where Triton launches.
+        self._ready: dict[tuple[Any, ...] | None, Ready | None] = {None: None}
         self._lean: Ready | None = None  # the only one, where nothing is asked before a launch
 
     def __call__(
@@ -221,13 +211,10 @@ class Plan:
             seen = {**named, **kwargs, "grid": grid, "warmup": False, **self._config_kwargs}
             if self.config.pre_hook is not None:
                 self.config.pre_hook(dict(seen))
-            try:
-                arguments, outcome = self._arguments(values, seen)
-            except NotLaunchable:
-                return self._by_triton(grid, args, kwargs)
+            arguments = self._layout.bound(values)
+            outcome = self._outcome(seen, arguments)
             if outcome not in self._ready:
-                call = Call(self._layout, values, grid, args, kwargs)
-                kernel = self._prepare(outcome, call, kinds, arguments)
+                kernel = self._prepare(outcome, Call(self._layout, values, grid, args, kwargs), kinds, arguments)
                 if kernel is not _ABSENT:
                     return kernel
             ready = self._ready[outcome]
@@ -253,36 +240,26 @@ class Plan:
             return kernel
         return self._by_triton((x, y, z), args, kwargs)
 
-    def _arguments(self, values: Sequence[Any], seen: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """The value of each parameter of a call, and the heuristics' outcome.
-
-        Raises NotLaunchable if a heuristic gave what only Triton handles. `seen` is what heuristics
-        see of the call (`Call.arguments`), and gets their values.
-        """
-        arguments = self._layout.bound(values)
-        if not self._fast.heuristics:
-            return arguments, ()
-        outcome: list[Any] = []
-        tokens: list[Any] = []
+    def _outcome(self, seen: dict[str, Any], arguments: dict[str, Any]) -> tuple[Any, ...] | None:
+        """Asks the heuristics, and adds what they give to what they see of a call and to its arguments;
+        returns tokens of it, None if one gave what only Triton handles."""
+        given = []
         for name, heuristic in self._fast.heuristics:
             seen[name] = arguments[name] = value = heuristic(seen)
-            outcome.append(value)
-        if self._fast.tokens.of(outcome, _ALL_VALUED, tokens) is None:
-            raise NotLaunchable(f"a heuristic gave {outcome!r:.100}")
-        return arguments, tuple(tokens)
+            given.append(value)
+        tokens: list[Any] = []
+        is_known = tokens_of(given, _ALL_VALUED, tokens) is not None
+        return tuple(tokens) if is_known else None
 
-    def _compiled_from(self, call: Call, ordinal: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        passed = dict(zip(call.layout.names, call.values))
-        options = {**self._config_options, **{name: passed[name] for name in call.layout.options}}
-        return self._fast.compiled_from(ordinal, arguments, options)
-
-    def _prepare(self, outcome: tuple[Any, ...], call: Call, kinds: CallKinds, arguments: dict[str, Any]) -> Any:
+    def _prepare(self, outcome: tuple[Any, ...] | None, call: Call, kinds: CallKinds, arguments: dict[str, Any]) -> Any:
         """Finds the kernel, in memory or on disk, else has Triton compile and launch it; gives
         Triton's kernel then, else _ABSENT."""
         kernel, ready = _ABSENT, None
         _, passed, ordinal = kinds
         try:
-            compiled_from = self._compiled_from(call, ordinal, arguments)
+            given = dict(zip(call.layout.names, call.values)) | self._config_kwargs
+            options = {name: value for name, value in given.items() if name not in self._fast.parameters}
+            compiled_from = self._fast.compiled_from(ordinal, arguments, options)
             compiled = self._fast.find(compiled_from)
             if compiled is None:
                 kernel = self._by_triton(call.grid, call.args, call.kwargs)

@@ -2,7 +2,7 @@
 
 Triton compiles again when an int becomes 1 or divisible by 16, outgrows 32 bits, a pointer loses
 its 16-byte alignment, a constant changes, and so on (python/src/specialize.cc and
-create_function_from_signature in triton/runtime/jit.py). `Kinds.of` makes a token of each argument,
+create_function_from_signature in triton/runtime/jit.py). `tokens_of` makes a token of each argument,
 at every launch. Equal tokens mean that Triton's kernel is equal; different tokens may mean the same
 to it. Triton's own function is not asked: its first call imports all of Gluon.
 
@@ -12,7 +12,7 @@ Triton runs that call. Tests compare the tokens with Triton's own code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
@@ -22,55 +22,50 @@ UINT64_MAX = 2**64 - 1
 _ONE = "1"
 
 
-class Kinds:
-    """Makes tokens of arguments; imports torch."""
+def tokens_of(
+    values: Sequence[Any], is_valued: Iterable[bool], tokens: list[Any], tensor_types: Container[type] = ()
+) -> list[Any] | None:
+    """Appends a token of each value to `tokens`.
 
-    def __init__(self) -> None:
-        import torch
+    Args:
+      values: of a call, in the order of its layout.
+      is_valued: for each, whether its value counts and not just what Triton sees in it.
+      tokens: each token is hashable.
+      tensor_types: whose objects are passed by their address.
 
-        self._tensors = frozenset((torch.Tensor, torch.nn.Parameter))
-
-    def of(self, values: Sequence[Any], is_valued: Iterable[bool], tokens: list[Any]) -> list[Any] | None:
-        """Appends a token of each value to `tokens`.
-
-        Args:
-          values: of a call, in the order of its layout.
-          is_valued: for each, whether its value counts and not just what Triton sees in it.
-          tokens: each token is hashable.
-
-        Returns:
-          The values as a launch passes them, with addresses in place of tensors; None if a value
-          has no token.
-        """
-        passed: list[Any] = []
-        note, give, tensors = tokens.append, passed.append, self._tensors
-        for value, valued in zip(values, is_valued):
-            kind = type(value)
-            if kind is int:
-                if valued:
-                    note(value)
-                elif value == 1:
-                    note(_ONE)
-                elif INT32_MIN <= value <= INT32_MAX:
-                    note(not value & 15)
-                elif type_name := _int_type(value):
-                    note((type_name, value & 15 == 0))
-                else:
-                    return None
-                give(value)
-            elif kind in tensors:
-                if valued or not value.is_cuda:
-                    return None
-                address = value.data_ptr()
-                note((value.dtype,) if address & 15 else value.dtype)
-                give(address)
+    Returns:
+      The values as a launch passes them, with addresses in place of tensors; None if a value
+      has no token.
+    """
+    passed: list[Any] = []
+    note, give = tokens.append, passed.append
+    for value, valued in zip(values, is_valued):
+        kind = type(value)
+        if kind is int:
+            if valued:
+                note(value)
+            elif value == 1:
+                note(_ONE)
+            elif INT32_MIN <= value <= INT32_MAX:
+                note(not value & 15)
+            elif INT64_MIN <= value <= UINT64_MAX:
+                note(("i64" if value <= INT64_MAX else "u64", value & 15 == 0))
             else:
-                token = _other_token(value, kind, valued)
-                if token is None:
-                    return None
-                note(token)
-                give(value)
-        return passed
+                return None
+            give(value)
+        elif kind in tensor_types:
+            if valued or not value.is_cuda:
+                return None
+            address = value.data_ptr()
+            note((value.dtype,) if address & 15 else value.dtype)
+            give(address)
+        else:
+            token = _other_token(value, kind, valued)
+            if token is None:
+                return None
+            note(token)
+            give(value)
+    return passed
 
 
 def _other_token(value: Any, kind: type, valued: bool) -> Any:
@@ -86,11 +81,3 @@ def _other_token(value: Any, kind: type, valued: bool) -> Any:
     if valued and kind.__name__ == "dtype":  # torch's or Triton's
         return kind, str(value)
     return None
-
-
-def _int_type(value: int) -> str | None:
-    if INT32_MIN <= value <= INT32_MAX:
-        return "i32"
-    if INT64_MIN <= value <= INT64_MAX:
-        return "i64"
-    return "u64" if 0 < value <= UINT64_MAX else None
