@@ -54,7 +54,7 @@ class KernelDecision:
         this process alone), or the name of another source (`sources.py`).
       layer, grade: as of lookup.Decision; "default" where there is no timing.
       reason: a sentence.
-      choices: (config, median_us, spread_us) of what was compared, the chosen one first.
+      choices: what was compared, the chosen one first.
       is_provisional: whether the next call has to decide again.
     """
 
@@ -64,7 +64,7 @@ class KernelDecision:
     layer: str = "default"
     grade: str = "default"
     reason: str
-    choices: tuple[tuple[KernelConfig, float, float], ...] = ()
+    choices: tuple[Timed, ...] = ()
     is_provisional: bool = False
 
     def __str__(self) -> str:
@@ -74,25 +74,25 @@ class KernelDecision:
             f"  from     {self.source}: {self.layer}, {self.grade}",
             f"  because  {self.reason}",
         ]
-        lines += [f"  {median_us:9.2f} us +- {spread_us:.2f}  {name}" for name, median_us, spread_us in self.choices]
+        lines += [f"  {one.median_us:9.2f} us +- {one.spread_us:.2f}  {one.config}" for one in self.choices]
         return "\n".join(lines)
 
 
 class Timed(NamedTuple):
     """A timing, when its run was, and the source that has it. A failure has no median."""
 
-    config: KernelConfig
+    config: Any  # a KernelConfig, as those of the list are
     median_us: float
     spread_us: float
     run: str
-    failure: str
     date: str
     source: str
+    failure: str = ""
 
     @classmethod
-    def of_sample(cls, config: KernelConfig, sample: Sample, date: str, source: str) -> Timed:
+    def of_sample(cls, sample: Sample, date: str, source: str) -> Timed:
         failure = "" if sample.status == "ok" else sample.detail or sample.status
-        return cls(config, sample.median_us, sample.spread_us, sample.run, failure, date, source)
+        return cls(sample.config, sample.median_us, sample.spread_us, sample.run, date, source, failure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,18 +147,11 @@ class Problem:
 
     def in_entry(self, found: Found) -> list[Timed]:
         """The timings in a table's entry of configs of the list."""
+        runs, source = found.runs, found.source
         return [
-            Timed(
-                choice.config,
-                choice.median_us,
-                choice.spread_us,
-                choice.run,
-                "",
-                found.runs[choice.run]["date"] if choice.run in found.runs else "",
-                found.source,
-            )
-            for choice in found.entry.choices
-            if isinstance(choice.config, KernelConfig) and choice.config in self.configs
+            Timed(one.config, one.median_us, one.spread_us, one.run, runs.get(one.run, {}).get("date", ""), source)
+            for one in found.entry.choices
+            if one.config in self.configs
         ]
 
     def best(self, timed: Sequence[Timed], found: Found | None = None) -> KernelDecision | None:
@@ -176,7 +169,7 @@ class Problem:
             layer=found.layer if found else "exact",
             grade=found.grade if found else "exact",
             reason=f"{chosen.median_us:.2f} us, run {chosen.run}; {at}{rule}",
-            choices=tuple((one.config, one.median_us, one.spread_us) for one in compared),
+            choices=compared,
         )
 
     def best_of(self, known: Mapping[KernelConfig, Timed]) -> KernelDecision:
@@ -254,22 +247,20 @@ class Chooser:
         if len(problem.configs) == 1:
             return problem.first("there is no other", ONLY)
         mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
-        bench = problem.ordinal if self.do_bench is None else self.do_bench
+        bench: Any = problem.ordinal if self.do_bench is None else self.do_bench
+        measures = mode == "on_miss" and bench is not None and not is_capturing
         found = self._find(problem)
         nearest = problem.best(problem.in_entry(found), found) if found is not None else None
-        if mode == "on_miss" and bench is not None and not is_capturing:
-            known = self._known(problem, found, may_measure=True)
-            missing = problem.missing(known)
-            if missing and may_measure:
-                return self._measured(problem, bench)
-            if missing:
-                decision = nearest or problem.first()
-                reason = f"{decision.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
-                return replace(decision, reason=reason)
+        known = self._known(problem, found, has_samples=measures)
+        missing = problem.missing(known) if measures else ()
+        if missing and may_measure:
+            return self._measured(problem, bench)
+        if missing:
+            decision = nearest or problem.first()
+            reason = f"{decision.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
+            return replace(decision, reason=reason)
+        if measures or problem.ran(known):
             return problem.best_of(known)
-        exact = problem.best(problem.ran(self._known(problem, found, may_measure=False)))
-        if exact is not None:
-            return exact
         if mode == "error_on_miss":
             self._raise_miss(problem, nearest)
         if mode == "on_miss" and is_capturing:
@@ -301,18 +292,19 @@ class Chooser:
                 break
         return found
 
-    def _known(self, problem: Problem, found: Found | None, *, may_measure: bool) -> dict[KernelConfig, Timed]:
-        """Timings and failures of this very kernel, key and device; of each config that which counts."""
+    def _known(self, problem: Problem, found: Found | None, *, has_samples: bool) -> dict[KernelConfig, Timed]:
+        """The timing or failure that counts of each config, of this very kernel, key and device. Failures
+        are in the samples alone, which only a call that may measure has to read."""
         of_table = problem.in_entry(found) if found is not None and found.is_exact else []
         is_overlay = bool(of_table) and of_table[0].source == table_sources.OVERLAY
-        of_process = [*self._in_memory.get(problem.place, {}).values()]
-        if may_measure:
-            sources = [of_table, self._samples(problem), of_process]  # the samples have the failures, too
-            # The overlay's timings count before the samples if they can be compared with the default.
-            if is_overlay and any(one.config == problem.default for one in of_table):
-                sources.append(of_table)
-        else:
-            sources = [of_table] if is_overlay or tuning.wheel_only() else [of_table, of_process]
+        sources = [of_table]
+        if has_samples:
+            sources.append(self._samples(problem))
+        if has_samples or not (is_overlay or tuning.wheel_only()):
+            sources.append([*self._in_memory.get(problem.place, {}).values()])
+        # The overlay's timings count before the samples if they can be compared with the default.
+        if is_overlay and any(one.config == problem.default for one in of_table):
+            sources.append(of_table)
         return {one.config: one for source in sources for one in source}
 
     def _measured(self, problem: Problem, bench: Callable[..., Any] | int) -> KernelDecision:
@@ -323,13 +315,13 @@ class Chooser:
         place = os.getpid(), problem.place  # a fork would copy the lock of a thread that it lacks
         with self._measuring.setdefault(place, threading.RLock()):
             # Another thread may just have completed them.
-            known = self._known(problem, self._find(problem), may_measure=True)
+            known = self._known(problem, self._find(problem), has_samples=True)
             missing = problem.missing(known)
             if missing:
                 self._measure(problem, bench, missing, known)
         self._measuring.pop(place, None)
         if tuning.current_overlay() is not None:  # its timings come first there
-            known = self._known(problem, self._find(problem), may_measure=True)
+            known = self._known(problem, self._find(problem), has_samples=True)
         decision = problem.best_of(known)
         if missing:
             self.hooks.before(problem.call.arguments(decision.config), reset_only=True)
@@ -339,8 +331,8 @@ class Chooser:
         """Samples taken here of this kernel at this key on such a device, newest last."""
         store = table_sources.existing_store() if self.cache_results else None
         of_store = table_sources.samples_of_store(store, problem.key.op) if store is not None else []
-        taken = [(table_sources.STORE, item) for item in of_store]
-        taken += [(table_sources.MEMORY, item) for item in tuning.memory(problem.key.op)]
+        taken = [(table_sources.STORE, *item) for item in of_store]
+        taken += [(table_sources.MEMORY, *item) for item in tuning.memory(problem.key.op)]
         if problem.device is None or not taken:
             return []
         where = table_sources.with_power_limit(
@@ -348,12 +340,9 @@ class Chooser:
         )
         sha256 = self.kernel_sha256()
         fitting = [
-            Timed.of_sample(sample.config, sample, run.date, source)
-            for source, (run, sample) in taken
-            if isinstance(sample.config, KernelConfig)
-            and sample.kernel_sha256 == sha256
-            and sample.key == problem.key
-            and run.device.same_hardware(where)
+            Timed.of_sample(sample, run.date, source)
+            for source, run, sample in taken
+            if sample.kernel_sha256 == sha256 and sample.key == problem.key and run.device.same_hardware(where)
         ]
         return sorted(fitting, key=lambda one: (one.date, one.run))
 
@@ -389,7 +378,7 @@ class Chooser:
             samples = {
                 config: tuner.sample_of(problem.key, config, result, sha256, run_id) for config, result in batch.items()
             }
-            timed = {config: Timed.of_sample(config, item, _NOW, MEASURED) for config, item in samples.items()}
+            timed = {config: Timed.of_sample(item, _NOW, MEASURED) for config, item in samples.items()}
             known.update(timed)
             if run is not None:
                 tuning.keep(run, [*samples.values()])

@@ -244,7 +244,7 @@ class AutotunedKernel:
         device = None if ordinal is None else _fingerprint(ordinal)
         problem = Problem(call=call, key=key, configs=identify(configs), device=device, ordinal=ordinal)
         decision = self._chooser.decide(problem, may_measure=may_measure)
-        self.configs_timings = {problem.configs[config]: us / 1e3 for config, us, _ in decision.choices}
+        self.configs_timings = {problem.configs[one.config]: one.median_us / 1e3 for one in decision.choices}
         if may_measure and not decision.is_provisional:
             _put(self._decisions, place, (decision, generation))
         return decision

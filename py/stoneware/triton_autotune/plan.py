@@ -8,7 +8,6 @@ has None there.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,6 @@ from stoneware.triton_autotune.specialization import tokens_of
 from stoneware.tuning import policy as tuning
 
 _ABSENT = object()
-_ALL_VALUED = itertools.repeat(True)
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -248,7 +246,7 @@ class Plan:
             seen[name] = arguments[name] = value = heuristic(seen)
             given.append(value)
         tokens: list[Any] = []
-        is_known = tokens_of(given, _ALL_VALUED, tokens) is not None
+        is_known = tokens_of(given, [True] * len(given), tokens) is not None
         return tuple(tokens) if is_known else None
 
     def _prepare(self, outcome: tuple[Any, ...] | None, call: Call, kinds: CallKinds, arguments: dict[str, Any]) -> Any:
