@@ -385,6 +385,7 @@ class Chooser:
             else:
                 in_memory = {config: one._replace(source=MEMORY) for config, one in timed.items()}
                 self._in_memory.setdefault(problem.place, {}).update(in_memory)
+                tuning.forget_plans()
 
     def _run(self, problem: Problem) -> Run | None:
         """The run of this kernel on this GPU in this process; None where no sample can be stored."""
