@@ -37,14 +37,14 @@ device = Device(kind="cuda", fingerprint=small.H200)
 def decide():
     decision = OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), device)
     return [decision.source, str(decision.config)]
-before, generation, digest, error = decide(), tuning.generation(), "", ""
+before, epoch, digest, error = decide(), tuning.EPOCH[0], "", ""
 try:
     digest = sw.distributed.assert_same_tuning()
 except TuningMismatchError as mismatch:
     error = str(mismatch)
 print(json.dumps({
     "before": before, "after": decide(), "digest": digest, "error": error, "said": said,
-    "is_anew": tuning.generation() != generation,
+    "is_anew": tuning.EPOCH[0] != epoch,
 }))
 torch.distributed.destroy_process_group()
 """

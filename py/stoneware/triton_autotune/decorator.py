@@ -145,7 +145,7 @@ class AutotunedKernel:
             cache_results=cache_results,
         )
         self._layouts: dict[tuple[Any, ...], Layout] = {}
-        # By key, GPU and state of `tuning`; each with the generation that it was made for.
+        # By key, GPU and state of `tuning`; each with the epoch in which it was made.
         self._decisions: dict[Any, tuple[KernelDecision, int]] = {}
 
     def __repr__(self) -> str:
@@ -231,12 +231,11 @@ class AutotunedKernel:
 
     def _decide(self, call: Call, *, may_measure: bool = True) -> KernelDecision:
         key, ordinal = self._signature.key(self.op, call.layout.bound(call.values)), _current_device()
-        place = key, ordinal, tuning.state()
-        generation = tuning.generation()
-        known, made_for = self._decisions.get(place, (None, -1))
+        place, epoch = (key, ordinal, tuning.state()), tuning.EPOCH[0]
+        known, made_in = self._decisions.get(place, (None, -1))
         # Nothing is newer than what was measured here, whatever samples others have brought.
         is_measured = known and known.source == MEASURED and not tuning.wheel_only()
-        if known and (is_measured or made_for == generation):
+        if known and (is_measured or made_in == epoch):
             return known
         configs = self.configs
         if len(configs) > 1:
@@ -246,7 +245,7 @@ class AutotunedKernel:
         decision = self._chooser.decide(problem, may_measure=may_measure)
         self.configs_timings = {problem.configs[one.config]: one.median_us / 1e3 for one in decision.choices}
         if may_measure and not decision.is_provisional:
-            _put(self._decisions, place, (decision, generation))
+            _put(self._decisions, place, (decision, epoch))
         return decision
 
 

@@ -55,8 +55,9 @@ _MOST_STATES = 16
 _epochs = itertools.count(1)
 
 EPOCH = [0]
-"""What `generation` returns, in a list so that a native call reads it without running Python. It is
-part of the key of every plan, so nobody is told to forget plans, and no lock is needed."""
+"""The epoch: a number that changes whenever plans must be made anew, and never comes back. In a list,
+so that a native call reads it without running Python. It is part of the key of every plan, so nobody
+is told to forget plans, and no lock is needed."""
 
 _is_wheel_only = False
 _memory: list[tuple[Run, Sample]] = []
@@ -161,11 +162,6 @@ def add_to_memory(run: Run, samples: Iterable[Sample]) -> None:
 def memory(op: str | None = None) -> list[tuple[Run, Sample]]:
     """The samples of an op, or all, that `add_to_memory` got."""
     return [item for item in _memory if op is None or item[1].op == op]
-
-
-def generation() -> int:
-    """The epoch: a number that changes whenever plans must be made anew, and never comes back."""
-    return EPOCH[0]
 
 
 def forget_plans() -> None:
