@@ -2,16 +2,12 @@
 
 #include <dlfcn.h>
 
-#include <mutex>
 #include <string>
 
 namespace stoneware::driver {
 namespace {
 
 constexpr char kLibrary[] = "libcuda.so.1";
-
-// Guards loading and initialising; not taken once the table is ready.
-std::mutex g_mutex;
 
 std::string VersionText(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
@@ -82,33 +78,19 @@ DriverApi Resolve() {
   return api;
 }
 
-const DriverApi& LoadLocked(std::atomic<const DriverApi*>& loaded) {
-  const DriverApi* ready = loaded.load(std::memory_order_relaxed);
-  if (ready != nullptr) return *ready;
-  static DriverApi table;
-  table = Resolve();
-  loaded.store(&table, std::memory_order_release);
-  return table;
-}
-
 }  // namespace
 
 std::atomic<const DriverApi*> DriverApi::loaded_{nullptr};
-std::atomic<const DriverApi*> DriverApi::initialised_{nullptr};
 
 const DriverApi& DriverApi::Load() {
-  if (const DriverApi* api = LoadedOrNull()) return *api;
-  const std::lock_guard<std::mutex> lock(g_mutex);
-  return LoadLocked(loaded_);
+  static const DriverApi api = Resolve();
+  loaded_.store(&api, std::memory_order_release);
+  return api;
 }
 
 const DriverApi& DriverApi::Initialise() {
-  const std::lock_guard<std::mutex> lock(g_mutex);
-  const DriverApi& api = LoadLocked(loaded_);
-  if (initialised_.load(std::memory_order_relaxed) == nullptr) {
-    Check("cuInit", api.cuInit(0));
-    initialised_.store(&api, std::memory_order_release);
-  }
+  const DriverApi& api = Load();
+  Check("cuInit", api.cuInit(0));
   return api;
 }
 

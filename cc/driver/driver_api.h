@@ -51,11 +51,12 @@ inline constexpr int kMinimumDriverVersion = 12040;
 class DriverApi {
  public:
   // The table with the driver initialised (cuInit); one atomic load after the first success.
-  // Concurrent first calls load it once; after a failed attempt the next call tries again.
+  // Concurrent first calls load it once; after a failed attempt, which throws in the initialisation
+  // of a static variable, the next call tries again.
   // Throws DriverError: no libcuda, a driver too old, an entry point missing, cuInit failed.
   static const DriverApi& Get() {
-    const DriverApi* api = initialised_.load(std::memory_order_acquire);
-    return api != nullptr ? *api : Initialise();
+    static const DriverApi& api = Initialise();
+    return api;
   }
 
   // The table without cuInit: enough to read the version on a machine whose GPU does not work.
@@ -75,7 +76,6 @@ class DriverApi {
   static const DriverApi& Initialise();
 
   static std::atomic<const DriverApi*> loaded_;
-  static std::atomic<const DriverApi*> initialised_;
 };
 
 }  // namespace stoneware::driver
