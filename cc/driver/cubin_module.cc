@@ -86,8 +86,8 @@ void CubinKernel::Prepare(const DriverApi& api, const ContextGuard& context) {
   }
   if (kernel_ == nullptr) {
     CUkernel kernel = nullptr;
-    CheckWhile("cuLibraryGetKernel",
-               api.cuLibraryGetKernel(&kernel, library_, spec_.symbol.c_str()), loading);
+    CheckWhile("cuLibraryGetKernel", api.cuLibraryGetKernel(&kernel, library_, spec_.name.c_str()),
+               loading);
     CheckParameters(api, kernel);
     kernel_ = kernel;
   }

@@ -17,9 +17,8 @@ namespace stoneware::driver {
 
 // What is known of a kernel before any CUDA call.
 struct CubinSpec {
-  std::string name;                          // how messages call the kernel
+  std::string name;                          // of the kernel, in the cubin
   std::string_view cubin;                    // not owned; must outlive the CubinKernel
-  std::string symbol;                        // the kernel's name in the cubin
   std::vector<std::size_t> parameter_bytes;  // the size of each parameter, as the host packs it
   unsigned shared_bytes = 0;                 // dynamic shared memory of a launch
 };

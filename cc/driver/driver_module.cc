@@ -12,32 +12,23 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "cc/call/native_launch.h"
 #include "cc/driver/cubin_module.h"
 #include "cc/driver/launch.h"
-#include "cc/driver/python_errors.h"
+#include "cc/driver/plan_binding.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace nanobind::literals;
 
 namespace stoneware::driver {
 namespace {
 
 // More than any kernel here has; lets a launch pack its parameters on the stack.
 constexpr std::size_t kMaxParameters = 64;
-
-// The GPU's limit since compute capability 2.0 (CUDA C++ Programming Guide).
-constexpr unsigned kMaxBlockThreads = 1024;
-
-// The portable limit (CUDA C++ Programming Guide, "Thread Block Clusters").
-constexpr unsigned kMaxClusterBlocks = 8;
 
 // Bytes of a parameter of kind 'P' (pointer), 'q' (int64), 'i' (int32) or 'f' (fp32).
 std::size_t ParameterBytes(char kind) {
@@ -71,30 +62,13 @@ Value CastArgument(nb::handle argument, std::size_t index, char kind, const char
 
 class Kernel {
  public:
-  Kernel(const nb::bytes& cubin, const std::string& symbol, std::string parameters,
-         unsigned block_threads, unsigned shared_bytes,
-         std::tuple<unsigned, unsigned, unsigned> cluster)
+  Kernel(const nb::bytes& cubin, std::string symbol, std::string parameters, unsigned block_threads,
+         unsigned shared_bytes)
       : cubin_(static_cast<const char*>(cubin.data()),
                static_cast<const char*>(cubin.data()) + cubin.size()),
         parameters_(std::move(parameters)),
-        shape_{{},
-               {std::get<0>(cluster), std::get<1>(cluster), std::get<2>(cluster)},
-               {block_threads, 1, 1},
-               shared_bytes},
-        kernel_(MakeSpec(symbol)) {
-    if (block_threads < 1 || block_threads > kMaxBlockThreads) {
-      throw std::invalid_argument("block_threads must be 1 to " + std::to_string(kMaxBlockThreads) +
-                                  ", but is " + std::to_string(block_threads) +
-                                  "; pass what the kernel was compiled for");
-    }
-    const std::uint64_t blocks =
-        std::uint64_t{shape_.cluster.x} * shape_.cluster.y * shape_.cluster.z;
-    if (blocks < 1 || blocks > kMaxClusterBlocks) {
-      throw std::invalid_argument("cluster must have 1 to " + std::to_string(kMaxClusterBlocks) +
-                                  " blocks, but has " + std::to_string(blocks) +
-                                  "; pass what the kernel was compiled for");
-    }
-  }
+        shape_{{}, {}, {block_threads, 1, 1}, shared_bytes},
+        kernel_(MakeSpec(std::move(symbol))) {}
 
   void Launch(int device, std::uint64_t stream, unsigned grid_x, unsigned grid_y, unsigned grid_z,
               const nb::args& arguments) {
@@ -132,11 +106,18 @@ class Kernel {
                              .c_str());
   }
 
-  // The shape of a launch on this grid, which is checked.
+  // The shape of a launch on this grid.
   LaunchShape ShapeOf(Extent grid) const {
+    const auto check = [](const char* name, unsigned blocks) {
+      if (blocks >= 1) return;
+      throw std::invalid_argument(std::string(name) +
+                                  " must be positive, but is 0; launch no kernel on an empty grid");
+    };
+    check("grid_x", grid.x);
+    check("grid_y", grid.y);
+    check("grid_z", grid.z);
     LaunchShape shape = shape_;
     shape.grid = grid;
-    CheckGrid(shape);
     return shape;
   }
 
@@ -168,7 +149,7 @@ class Kernel {
   }
 
  private:
-  CubinSpec MakeSpec(const std::string& symbol) const {
+  CubinSpec MakeSpec(std::string symbol) const {
     if (parameters_.size() > kMaxParameters) {
       throw std::invalid_argument("a kernel must have at most " + std::to_string(kMaxParameters) +
                                   " parameters, but parameters lists " +
@@ -176,24 +157,11 @@ class Kernel {
                                   "; pass a structure by pointer instead");
     }
     CubinSpec spec;
-    spec.name = symbol;
+    spec.name = std::move(symbol);
     spec.cubin = {cubin_.data(), cubin_.size()};
-    spec.symbol = symbol;
     for (const char kind : parameters_) spec.parameter_bytes.push_back(ParameterBytes(kind));
     spec.shared_bytes = shape_.shared_bytes;
     return spec;
-  }
-
-  void CheckGrid(const LaunchShape& shape) const {
-    const auto check = [](const char* name, unsigned grid, unsigned cluster) {
-      if (grid >= 1 && grid % cluster == 0) return;
-      throw std::invalid_argument(std::string(name) + " must be a positive multiple of " +
-                                  std::to_string(cluster) + " (the cluster's extent), but is " +
-                                  std::to_string(grid) + "; round the grid up to whole clusters");
-    };
-    check("grid_x", shape.grid.x, shape.cluster.x);
-    check("grid_y", shape.grid.y, shape.cluster.y);
-    check("grid_z", shape.grid.z, shape.cluster.z);
   }
 
   const std::vector<char> cubin_;
@@ -221,7 +189,6 @@ class Plan {
     }
   }
 
-  // With the GIL released.
   void Launch(void* const* tensors, CUstream stream) const {
     const DriverApi& api = DriverApi::Get();
     const ContextGuard context(api, device_);
@@ -235,21 +202,6 @@ class Plan {
       }
       step.kernel->Queue(api, context, step.shape, slots.data(), stream);
     }
-  }
-
-  void Call(std::uint64_t stream, const nb::args& addresses) const {
-    if (addresses.size() != num_tensors_) {
-      throw nb::type_error(("the plan takes " + std::to_string(num_tensors_) +
-                            " addresses, but got " + std::to_string(addresses.size()) +
-                            "; pass one for each tensor, 0 for none")
-                               .c_str());
-    }
-    std::vector<void*> tensors;
-    for (std::size_t i = 0; i < addresses.size(); ++i) {
-      tensors.push_back(reinterpret_cast<void*>(Kernel::Slot(addresses[i], i, 'P')));
-    }
-    const nb::gil_scoped_release release;
-    Launch(tensors.data(), reinterpret_cast<CUstream>(stream));
   }
 
   std::uint32_t num_tensors() const { return num_tensors_; }
@@ -286,40 +238,6 @@ class Plan {
   const std::uint32_t num_tensors_;
   std::vector<Made> steps_;
 };
-
-struct PlanLaunch : call::NativeLaunch {
-  nb::object owner;  // of the plan
-  const Plan* plan;
-};
-
-int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* stream) {
-  try {
-    // The exception is caught with the GIL held again.
-    const nb::gil_scoped_release release;
-    static_cast<const PlanLaunch*>(self)->plan->Launch(tensors, static_cast<CUstream>(stream));
-    return 0;
-  } catch (const DriverError& error) {
-    SetPythonError(error);
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return -1;
-}
-
-nb::capsule NativeLaunchOf(nb::handle owner) {
-  const auto& plan = nb::cast<const Plan&>(owner);
-  auto launch = std::make_unique<PlanLaunch>();
-  launch->launch = &LaunchPlan;
-  launch->num_tensors = plan.num_tensors();
-  launch->owner = nb::borrow(owner);
-  launch->plan = &plan;
-  const call::NativeLaunch* shown = launch.get();
-  nb::capsule capsule(shown, call::kNativeLaunchCapsule, [](void* pointer) noexcept {
-    delete static_cast<PlanLaunch*>(static_cast<call::NativeLaunch*>(pointer));
-  });
-  launch.release();
-  return capsule;
-}
 
 std::tuple<int, int> DriverVersion() {
   const int version = DriverApi::Load().version;
@@ -382,17 +300,14 @@ NB_MODULE(_driver, m) {
   nb::class_<Kernel>(m, "Kernel",
                      "A kernel in a cubin. Constructing it makes no CUDA call; it is loaded by its "
                      "first launch, once per process and context.")
-      .def(nb::init<const nb::bytes&, const std::string&, std::string, unsigned, unsigned,
-                    std::tuple<unsigned, unsigned, unsigned>>(),
-           "cubin"_a, "symbol"_a, "parameters"_a, "block_threads"_a, "shared_bytes"_a,
-           "cluster"_a = std::tuple<unsigned, unsigned, unsigned>(1, 1, 1),
+      .def(nb::init<const nb::bytes&, std::string, std::string, unsigned, unsigned>(), "cubin"_a,
+           "symbol"_a, "parameters"_a, "block_threads"_a, "shared_bytes"_a,
            "Args:\n"
            "  cubin: the bytes of the cubin.\n"
            "  symbol: the kernel's name in it.\n"
            "  parameters: a letter per kernel parameter: P pointer, i int32, q int64, f float32.\n"
            "  block_threads: threads of a block.\n"
-           "  shared_bytes: dynamic shared memory of a block.\n"
-           "  cluster: blocks of a cluster in x, y, z.\n\n"
+           "  shared_bytes: dynamic shared memory of a block.\n\n"
            "Raises:\n"
            "  ValueError: the bytes are not a cubin, or an argument is out of range.")
       .def("launch", &Kernel::Launch, "device"_a, "stream"_a, "grid_x"_a, "grid_y"_a, "grid_z"_a,
@@ -407,26 +322,21 @@ NB_MODULE(_driver, m) {
            "  DriverError: the driver refused, or the cubin does not fit the device.\n"
            "  TypeError, ValueError: an argument is missing, of the wrong type or out of range.");
 
-  nb::class_<Plan>(m, "Plan",
-                   "Launches of kernels one after another, with all but the tensors fixed.")
-      .def(
-          nb::init<int, std::uint32_t, const std::vector<Plan::Step>&>(), "device"_a,
-          "num_tensors"_a, "steps"_a,
-          "Checks the launches; makes no CUDA call.\n\n"
-          "Args:\n"
-          "  device: ordinal of the device.\n"
-          "  num_tensors: how many tensors a call passes.\n"
-          "  steps: (kernel, (grid_x, grid_y, grid_z), arguments) of each launch. An argument is\n"
-          "    a number, (\"address\", i) for the address of tensor i, or (\"presence\", i) for 1\n"
-          "    where there is a tensor i, else 0.\n\n"
-          "Raises:\n"
-          "  TypeError, ValueError: an argument is missing, of the wrong type or out of range.")
-      .def("__call__", &Plan::Call, "stream"_a, "addresses"_a,
-           "Queues the launches on a stream; an address for each tensor, 0 for none.\n"
-           "Raises DriverError.")
-      .def("native_launch", &NativeLaunchOf, nb::is_method(),
-           "A capsule by which another native module launches the plan (cc/call/native_launch.h).\n"
-           "Keeps the plan alive.");
+  nb::class_<Plan> plan(m, "Plan",
+                        "Launches of kernels one after another, with all but the tensors fixed.");
+  plan.def(
+      nb::init<int, std::uint32_t, const std::vector<Plan::Step>&>(), "device"_a, "num_tensors"_a,
+      "steps"_a,
+      "Checks the launches; makes no CUDA call.\n\n"
+      "Args:\n"
+      "  device: ordinal of the device.\n"
+      "  num_tensors: how many tensors a call passes.\n"
+      "  steps: (kernel, (grid_x, grid_y, grid_z), arguments) of each launch. An argument is\n"
+      "    a number, (\"address\", i) for the address of tensor i, or (\"presence\", i) for 1\n"
+      "    where there is a tensor i, else 0.\n\n"
+      "Raises:\n"
+      "  TypeError, ValueError: an argument is missing, of the wrong type or out of range.");
+  BindLaunches(plan);
 
   m.def("driver_version", &DriverVersion, nb::call_guard<nb::gil_scoped_release>(),
         "The CUDA version that the driver supports, as (major, minor). Raises DriverError.");

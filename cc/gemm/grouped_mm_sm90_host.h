@@ -45,11 +45,10 @@ struct GroupedMmHost {
               problem.lda, Shape::kTileM, /*num_groups=*/1, /*group_stride=*/0, /*rank=*/2);
     EncodeMap(Shape::kSwapAb ? &params.rows : &params.columns, tensors.b, problem.k, problem.n,
               problem.ldb, Shape::kTileN, problem.num_groups, problem.batch_stride_b, /*rank=*/3);
-    const bool has_scales = problem.scale_a != Scale::kNone;
     params.d = tensors.d;
-    params.scale_a = has_scales ? tensors.scale_a : nullptr;
-    params.scale_b = has_scales ? tensors.scale_b : nullptr;
-    params.offsets = tensors.offsets;
+    params.scale_a = static_cast<const float*>(tensors.scale_a);
+    params.scale_b = static_cast<const float*>(tensors.scale_b);
+    params.offsets = static_cast<const std::int32_t*>(tensors.offsets);
     params.ldd = problem.ldd;
     params.m = problem.m;
     params.n = problem.n;

@@ -54,27 +54,23 @@ struct GemmProblem {
   std::int64_t scale_b_stride_n = 1;
 };
 
-// Device pointers. Scales are fp32; bias has the dtype of d and n elements, or is nullptr.
+// Device addresses, of one type so that a list can say which of them a launch passes.
 struct GemmTensors {
-  const void* a = nullptr;
-  const void* b = nullptr;
+  void* a = nullptr;
+  void* b = nullptr;
   void* d = nullptr;
-  const float* scale_a = nullptr;
-  const float* scale_b = nullptr;
-  const void* bias = nullptr;
-  const std::int32_t* offsets = nullptr;  // [num_groups] row after each group's last (grouped_mm)
+  void* scale_a = nullptr;  // fp32; nullptr for Scale::kNone
+  void* scale_b = nullptr;
+  void* bias = nullptr;     // [n], of d's dtype; may be absent
+  void* offsets = nullptr;  // [num_groups] int32, the row after each group's last (grouped_mm)
 };
 
 struct KernelEntry {
   const char* id;  // also the kernel's symbol in the cubin
-  const char* op;
-  const char* arch;
   const char* cubin_begin;
   const char* cubin_end;
   std::size_t parameter_bytes;  // sizeof(Params), the kernel's only parameter
   unsigned shared_bytes;
-  unsigned block_threads;
-  bool swap_ab;
   bool a_is_m_major;
   bool b_is_n_major;
   unsigned operand_bytes;  // of an element of a and of b

@@ -14,14 +14,10 @@ constexpr KernelEntry MakeKernelEntry(const char* cubin_begin, const char* cubin
   static_assert(BytesOf(Config::kA) == BytesOf(Config::kB), "a and b have elements of one size");
   return {
       Config::kId,
-      Config::kOp,
-      Config::kArch,
       cubin_begin,
       cubin_end,
       Host<Config>::kParameterBytes,
       Host<Config>::kSharedBytes,
-      Host<Config>::kThreads,
-      Config::kSwapAb,
       Config::kAIsMMajor,
       Config::kBIsNMajor,
       BytesOf(Config::kA),

@@ -135,8 +135,8 @@ struct PersistentMmHost {
       params->ldb_bytes = problem.ldb * Shape::kOperandBytes;
     }
     params->d = tensors.d;
-    params->scale_a = problem.scale_a == Scale::kNone ? nullptr : tensors.scale_a;
-    params->scale_b = problem.scale_b == Scale::kNone ? nullptr : tensors.scale_b;
+    params->scale_a = static_cast<const float*>(tensors.scale_a);
+    params->scale_b = static_cast<const float*>(tensors.scale_b);
     params->bias = tensors.bias;
     params->ldd = problem.ldd;
     if constexpr (Shape::kBlockScales) {

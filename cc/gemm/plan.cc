@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "cc/driver/context.h"
 #include "cc/driver/driver_api.h"
@@ -69,7 +70,6 @@ EmbeddedKernel::EmbeddedKernel(const KernelEntry& kernel_entry)
     : entry(kernel_entry),
       cubin({entry.id,
              {entry.cubin_begin, static_cast<std::size_t>(entry.cubin_end - entry.cubin_begin)},
-             entry.id,
              {entry.parameter_bytes},
              entry.shared_bytes}) {}
 
@@ -95,8 +95,9 @@ EmbeddedKernel& FindKernel(std::string_view id) {
                               std::string(id) + "; take an id from kernels()");
 }
 
-Plan::Plan(std::string_view kernel, const GemmProblem& problem)
-    : kernel_(FindKernel(kernel)), problem_(problem) {
+Plan::Plan(std::string_view kernel, std::vector<void* GemmTensors::*> order,
+           const GemmProblem& problem)
+    : kernel_(FindKernel(kernel)), order_(std::move(order)), problem_(problem) {
   CheckProblem();
   if (!entry().can_implement(problem_)) {
     throw std::invalid_argument(
@@ -157,7 +158,11 @@ void Plan::CheckTensors(const GemmTensors& tensors) const {
   if (problem_.num_groups != 0) CheckAddress("offsets", tensors.offsets, sizeof(std::int32_t));
 }
 
-void Plan::Launch(const GemmTensors& tensors, CUstream stream) const {
+void Plan::Launch(void* const* addresses, CUstream stream) const {
+  GemmTensors tensors;
+  for (std::size_t i = 0; i < order_.size(); ++i) tensors.*order_[i] = addresses[i];
+  if (problem_.scale_a == Scale::kNone) tensors.scale_a = nullptr;
+  if (problem_.scale_b == Scale::kNone) tensors.scale_b = nullptr;
   CheckTensors(tensors);
   const driver::DriverApi& api = driver::DriverApi::Get();
   const driver::ContextGuard context(api, problem_.device);

@@ -32,23 +32,25 @@ EmbeddedKernel& FindKernel(std::string_view id);
 
 class Plan {
  public:
-  // Throws std::invalid_argument, with rule, value and remedy, if the kernel cannot compute the
-  // problem. No CUDA call.
-  Plan(std::string_view kernel, const GemmProblem& problem);
+  // `order`: which tensors a launch passes. Throws std::invalid_argument, with rule, value and
+  // remedy, if the kernel cannot compute the problem. No CUDA call.
+  Plan(std::string_view kernel, std::vector<void* GemmTensors::*> order,
+       const GemmProblem& problem);
+
+  std::uint32_t num_tensors() const { return static_cast<std::uint32_t>(order_.size()); }
 
   // Queues the product on `stream`. Throws driver::DriverError, or std::invalid_argument if an
   // address is missing or misaligned. Thread-safe; of two concurrent launches one keeps its tensor
   // maps for the next launch.
-  void Launch(const GemmTensors& tensors, CUstream stream) const;
-
-  const KernelEntry& entry() const { return kernel_.entry; }
-  const GemmProblem& problem() const { return problem_; }
+  void Launch(void* const* addresses, CUstream stream) const;
 
  private:
+  const KernelEntry& entry() const { return kernel_.entry; }
   void CheckProblem() const;
   void CheckTensors(const GemmTensors& tensors) const;
 
   EmbeddedKernel& kernel_;
+  const std::vector<void* GemmTensors::*> order_;
   const GemmProblem problem_;
 
   mutable std::mutex memo_mutex_;

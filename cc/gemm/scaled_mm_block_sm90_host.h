@@ -21,8 +21,10 @@ struct ScaledMmBlockHost
 
   static void SetFamilyArguments(Arguments* arguments, const GemmProblem& problem,
                                  const GemmTensors& tensors) {
-    arguments->mainloop.ptr_SFA = kSwapAb ? tensors.scale_b : tensors.scale_a;
-    arguments->mainloop.ptr_SFB = kSwapAb ? tensors.scale_a : tensors.scale_b;
+    const auto* scale_a = static_cast<const float*>(tensors.scale_a);
+    const auto* scale_b = static_cast<const float*>(tensors.scale_b);
+    arguments->mainloop.ptr_SFA = kSwapAb ? scale_b : scale_a;
+    arguments->mainloop.ptr_SFB = kSwapAb ? scale_a : scale_b;
     const auto layouts = cute::make_tuple(LayoutOfScaleA(problem), LayoutOfScaleB(problem));
     arguments->mainloop.layout_SFA = cute::get<kSwapAb ? 1 : 0>(layouts);
     arguments->mainloop.layout_SFB = cute::get<kSwapAb ? 0 : 1>(layouts);

@@ -35,9 +35,9 @@ struct ScaledMmHost : CutlassHost<ScaledMmHost<Config>, Config, ScaledMmTypes<Co
     auto& scale_b = fusion.op_0;
     auto& row_scale = Select<kSwapAb>(scale_b, scale_a);
     auto& column_scale = Select<kSwapAb>(scale_a, scale_b);
-    row_scale.ptr_col = kSwapAb ? tensors.scale_b : tensors.scale_a;
+    row_scale.ptr_col = static_cast<const float*>(kSwapAb ? tensors.scale_b : tensors.scale_a);
     cute::get<0>(row_scale.dCol) = (kSwapAb ? problem.scale_b : problem.scale_a) == Scale::kRow;
-    column_scale.ptr_row = kSwapAb ? tensors.scale_a : tensors.scale_b;
+    column_scale.ptr_row = static_cast<const float*>(kSwapAb ? tensors.scale_a : tensors.scale_b);
     cute::get<1>(column_scale.dRow) = (kSwapAb ? problem.scale_a : problem.scale_b) == Scale::kRow;
     // A row or a column, which name the pointer differently but both begin with it.
     fusion.op_2 = {static_cast<const typename ScaledMmTypes<Config>::Out*>(tensors.bias)};

@@ -41,6 +41,7 @@ class Plan:
         self,
         kernel,
         *,
+        tensors,
         m,
         n,
         k,
@@ -59,6 +60,7 @@ class Plan:
         scale_b_stride_n=1,
         ld_scale_b=0,
     ):
+        assert tensors == ("a", "b", "out", "scale_a", "scale_b", "bias")
         self.kernel, self.sizes, self.strides = kernel, (m, n, k), (lda, ldb, ldd)
         self.is_block = (scale_a, scale_b) == ("block_1x128", "block_128x128")
         self.scale_a_strides = scale_a_stride_m, ld_scale_a
@@ -69,12 +71,12 @@ class Plan:
         self.num_launches = 0
         Plan.made.append(self)
 
-    def native_launch(self, tensors):
-        assert tensors == ["a", "b", "d", "scale_a", "scale_b", "bias"]
+    def native_launch(self):
         return None  # by __call__
 
-    def __call__(self, a, b, d, scale_a, scale_b, bias, stream):
+    def __call__(self, stream, addresses):
         assert stream == STREAM
+        a, b, d, scale_a, scale_b, bias = addresses
         self.num_launches += 1
         (m, n, k), (lda, ldb, ldd) = self.sizes, self.strides
         out_dtype = torch.bfloat16 if "_bf16_" in self.kernel else torch.float16

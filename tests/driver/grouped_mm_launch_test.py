@@ -25,12 +25,13 @@ def _prelude(kernel: str) -> str:
 from stoneware.ops import _cutlass_sm90 as module
 [entry] = [entry for entry in module.kernels() if entry["id"] == "{kernel}"]
 fake.set_parameter_bytes([entry["params_bytes"]])
-problem = dict(m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, num_groups=8,
+problem = dict(tensors=["a", "b", "offs", "scale_a", "scale_b", "out"],
+               m=100, n=512, k=1024, lda=2048, ldb=4096, ldd=640, num_groups=8,
                batch_stride_b=4194304, scale_a='{_SCALES[kernel]}', scale_b='{_SCALES[kernel]}',
                device=0, num_sms=132)
 def call(offsets={_OFFSETS}, **changes):
     module.Plan("{kernel}", **(problem | changes))(
-        {_A}, {_B}, {_D}, {_SCALE_A}, {_SCALE_B}, 0, {_STREAM}, offsets)
+        {_STREAM}, [{_A}, {_B}, offsets, {_SCALE_A}, {_SCALE_B}, {_D}])
 """
 
 
@@ -99,7 +100,7 @@ call({changes})
 report([fake.calls("cuLaunchKernelEx"), entry])
     """)
     assert launch["grid"] == f"{blocks},1,1"
-    assert launch["block"] == "384,1,1" and entry["block_threads"] == 384
+    assert launch["block"] == "384,1,1"
     assert launch["shared_bytes"] == str(entry["shared_bytes"])
     assert entry["shared_bytes"] <= 227 * 1024
     assert launch["stream"] == str(_STREAM)

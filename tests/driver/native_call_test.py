@@ -92,14 +92,13 @@ report(len(fake.calls("cuLaunchKernelEx")))
     assert launches == 6
 
 
-def test_an_unknown_tensor_of_a_native_launch_is_refused(run_with_fake: Any) -> None:
+def test_an_unknown_tensor_of_a_plan_is_refused(run_with_fake: Any) -> None:
     error = run_with_fake(f"""{_PRELUDE}
-plan = module.Plan(kernel["id"], m=64, n=256, k=128, lda=128, ldb=128, ldd=256, device=0,
-                   num_sms=132, scale_a="row", scale_b="row")
-report(error_of(plan.native_launch, ["a", "weight"]))
+report(error_of(module.Plan, kernel["id"], tensors=["a", "weight"], m=64, n=256, k=128, lda=128, ldb=128,
+                ldd=256, device=0, num_sms=132, scale_a="row", scale_b="row"))
     """)
     assert error["type"] == "ValueError"
-    assert "but has weight" in error["message"]
+    assert "but is weight" in error["message"]
 
 
 _SEVERAL = """

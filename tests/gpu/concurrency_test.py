@@ -152,6 +152,7 @@ def test_a_context_that_takes_the_place_of_another(device):
     tensors = operands.make(Problem.dense(m=m, n=n, k=k), "cpu")
     plan = _cutlass_sm90.Plan(
         kernels[0],
+        tensors=["a", "b", "out", "scale_a", "scale_b"],
         m=m,
         n=n,
         k=k,
@@ -181,7 +182,7 @@ def test_a_context_that_takes_the_place_of_another(device):
         try:
             result = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
             a, b, d, *scales = map(on_the_gpu, (tensors.a, tensors.b.t(), result, *tensors.scales))
-            plan(a.value, b.value, d.value, *[scale.value for scale in scales], bias=0, stream=0)
+            plan(0, [address.value for address in (a, b, d, *scales)])
             check(libcuda.cuMemcpyDtoH_v2(ctypes.c_void_p(result.data_ptr()), d, ctypes.c_size_t(m * n * 2)))
         finally:
             check(libcuda.cuCtxDestroy_v2(context))

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels import manifest, tile_rule
@@ -24,9 +24,6 @@ from stoneware.kernels.registry import TRITON_AOT
 from stoneware.runtime import native, package_files, regular_file
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.runtime.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    import torch
 
 BACKEND = TRITON_AOT
 
@@ -137,18 +134,10 @@ def plan(
       steps: (kernel, grid, arguments) of each launch. An argument is a number, ("address", i) for the
         address of tensor i, or ("presence", i) for 1 if there is one, else 0.
     """
-    from torch._C import _cuda_getCurrentRawStream as current_stream
-
     ordinal = device.ordinal
+    assert ordinal is not None  # of a GPU that is here
     packed = [(kernel.kernel, grid, [*arguments, *[0] * kernel.num_scratch]) for kernel, grid, arguments in steps]
-    launch = native.load(DRIVER_MODULE).Plan(ordinal, num_tensors, packed)
-
-    def run(*tensors: torch.Tensor | None) -> None:
-        launch(current_stream(ordinal), *[0 if tensor is None else tensor.data_ptr() for tensor in tensors])
-
-    # fast_call.cc asks a plan for it.
-    run.native_launch = launch.native_launch()  # type: ignore[attr-defined]
-    return run
+    return native.plan(native.load(DRIVER_MODULE).Plan(ordinal, num_tensors, packed), ordinal)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from stoneware.kernels import cutlass_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import Config
@@ -13,14 +13,6 @@ from stoneware.ops.backend import Backend, Plan
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime import native
 from stoneware.runtime.device import Device
-
-if TYPE_CHECKING:
-    import torch
-
-_POINTERS = ("a", "b", "out", "scale_a", "scale_b", "bias")
-"""What a native plan is called with before the stream; after it come the offsets of groups."""
-
-_NATIVE_NAMES = {"out": "d", "offs": "offsets"}
 
 
 class CutlassSm90(Backend):
@@ -74,13 +66,12 @@ class CutlassSm90(Backend):
         return tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and self.fits(problem, kernel)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        from torch._C import _cuda_getCurrentRawStream as current_stream
-
         cutlass_kernels.check_cubin(config.kernel)
-        ordinal, fingerprint, order = device.ordinal, device.fingerprint, self.spec.plan_order
+        ordinal, fingerprint = device.ordinal, device.fingerprint
         assert ordinal is not None and fingerprint is not None  # of a GPU that is here
         launch = native.load(cutlass_kernels.MODULE).Plan(
             config.kernel,
+            tensors=self.spec.plan_order,
             m=problem.m,
             n=problem.n,
             k=problem.k,
@@ -94,20 +85,7 @@ class CutlassSm90(Backend):
             splits=config.splits,
             **self.fields(problem),
         )
-        offsets = ("offs",) if "offs" in order else ()
-
-        def run(*tensors: torch.Tensor | None) -> None:
-            of = dict(zip(order, tensors))
-
-            def pointers(names: Sequence[str]) -> list[int]:
-                found = [of.get(name) for name in names]
-                return [0 if tensor is None else tensor.data_ptr() for tensor in found]
-
-            launch(*pointers(_POINTERS), current_stream(ordinal), *pointers(offsets))
-
-        # fast_call.cc asks a plan for it.
-        run.native_launch = launch.native_launch([_NATIVE_NAMES.get(name, name) for name in order])  # type: ignore[attr-defined]
-        return run
+        return native.plan(launch, ordinal)
 
     def kind(self, problem: Any) -> str:
         """What else a kernel must be built for, for the message that there is none."""

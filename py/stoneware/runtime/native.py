@@ -6,8 +6,12 @@ import functools
 import importlib
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @functools.cache
@@ -38,3 +42,15 @@ def load(name: str) -> ModuleType:
     if module is None:
         raise UnsupportedError(reason)
     return module
+
+
+def plan(launch: Any, ordinal: int) -> Any:
+    """A native module's Plan as a plan of tensors or None, on torch's current stream of its device."""
+    from torch._C import _cuda_getCurrentRawStream as current_stream
+
+    def run(*tensors: torch.Tensor | None) -> None:
+        launch(current_stream(ordinal), [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
+
+    # fast_call.cc asks a plan for it.
+    run.native_launch = launch.native_launch()  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,101 @@
+// How a native module shows its plans: to Python, and to other modules (cc/call/native_launch.h).
+//
+// A Plan is a class with
+//
+//   std::uint32_t num_tensors() const;
+//   void Launch(void* const* tensors, CUstream stream) const;
+//
+// Launch takes device addresses, nullptr for a tensor that is absent. It is called without the GIL:
+// the driver may wait for room in the stream's queue, and a callback that frees some may need the
+// interpreter.
+
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cc/call/native_launch.h"
+#include "cc/driver/python_errors.h"
+
+namespace stoneware::driver {
+
+namespace nb = nanobind;
+
+template <class Plan>
+struct PlanLaunch : call::NativeLaunch {
+  const Plan* plan;
+  nb::object owner;  // of the plan
+};
+
+template <class Plan>
+int LaunchPlan(const call::NativeLaunch* self, void* const* tensors, void* stream) {
+  const Plan& plan = *static_cast<const PlanLaunch<Plan>*>(self)->plan;
+  try {
+    // The exception is caught with the GIL held again.
+    const nb::gil_scoped_release release;
+    plan.Launch(tensors, static_cast<CUstream>(stream));
+    return 0;
+  } catch (const DriverError& error) {
+    SetPythonError(error);
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return -1;
+}
+
+template <class Plan>
+nb::capsule NativeLaunchOf(nb::handle owner) {
+  const auto& plan = nb::cast<const Plan&>(owner);
+  auto launch = std::make_unique<PlanLaunch<Plan>>();
+  launch->launch = &LaunchPlan<Plan>;
+  launch->num_tensors = plan.num_tensors();
+  launch->plan = &plan;
+  launch->owner = nb::borrow(owner);
+  const call::NativeLaunch* shown = launch.get();
+  nb::capsule capsule(shown, call::kNativeLaunchCapsule, [](void* pointer) noexcept {
+    delete static_cast<PlanLaunch<Plan>*>(static_cast<call::NativeLaunch*>(pointer));
+  });
+  launch.release();
+  return capsule;
+}
+
+template <class Plan>
+void Call(const Plan& plan, std::uint64_t stream, const std::vector<std::uint64_t>& addresses) {
+  if (addresses.size() != plan.num_tensors()) {
+    throw nb::type_error(("the plan takes " + std::to_string(plan.num_tensors()) +
+                          " addresses, but got " + std::to_string(addresses.size()) +
+                          "; pass one for each tensor, 0 for none")
+                             .c_str());
+  }
+  std::vector<void*> tensors;
+  for (const std::uint64_t address : addresses) tensors.push_back(reinterpret_cast<void*>(address));
+  const nb::gil_scoped_release release;
+  plan.Launch(tensors.data(), reinterpret_cast<CUstream>(stream));
+}
+
+// Adds the ways to launch it to a plan's class.
+template <class Plan>
+void BindLaunches(nb::class_<Plan>& type) {
+  type.def("__call__", &Call<Plan>, nb::arg("stream"), nb::arg("addresses"),
+           "Queues the plan on a stream.\n\n"
+           "Args:\n"
+           "  stream: a CUstream as an int; 0 is the default stream.\n"
+           "  addresses: the device address of each tensor, 0 for none.\n\n"
+           "Raises:\n"
+           "  DriverError: the driver refused, or a cubin does not fit the device.\n"
+           "  TypeError, ValueError: an address is missing or misaligned.")
+      .def("native_launch", &NativeLaunchOf<Plan>, nb::is_method(),
+           "A capsule by which another native module launches the plan (cc/call/native_launch.h).\n"
+           "Keeps the plan alive.");
+}
+
+}  // namespace stoneware::driver
