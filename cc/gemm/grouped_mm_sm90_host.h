@@ -87,11 +87,10 @@ struct GroupedMmHost {
                                   static_cast<cuuint64_t>(group_stride) * Shape::kOperandBytes};
     const cuuint32_t box[] = {Shape::kSlabK, static_cast<cuuint32_t>(box_rows), 1};
     const cuuint32_t element_strides[] = {1, 1, 1};
-    // It returns nothing but success.
-    host_adapter::EncodeTiledByMemo(
-        map, TensorMapType(Shape::kOperand), rank, const_cast<void*>(address), extents, strides,
-        box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    host_adapter::EncodeTiled(map, TensorMapType(Shape::kOperand), rank, const_cast<void*>(address),
+                              extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   }
 };
 

@@ -97,9 +97,9 @@ struct PersistentMmHost {
     const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                               static_cast<cuuint32_t>(box_rows)};
     const cuuint32_t element_strides[] = {1, 1};
-    host_adapter::EncodeTiledByMemo(map, type, 2, const_cast<void*>(address), dims, strides, box,
-                                    element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                    promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    host_adapter::EncodeTiled(map, type, 2, const_cast<void*>(address), dims, strides, box,
+                              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   }
 
   static void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k,

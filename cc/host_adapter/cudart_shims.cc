@@ -24,8 +24,7 @@ STONEWARE_SHIM cudaError_t cudaGetDriverEntryPointByVersion(
     const char* symbol, void** function, unsigned /*version*/, unsigned long long /*flags*/,
     cudaDriverEntryPointQueryResult* status) {
   const bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
-  *function =
-      known ? reinterpret_cast<void*>(&stoneware::host_adapter::EncodeTiledByMemo) : nullptr;
+  *function = known ? reinterpret_cast<void*>(&stoneware::host_adapter::EncodeTiled) : nullptr;
   *status = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "cc/driver/launch.h"
-#include "cc/host_adapter/encode_tiled.h"
 
 namespace stoneware::host_adapter {
 namespace {
@@ -114,28 +113,6 @@ cutlass::Status DriverHostAdapter::memsetDeviceImpl(void* destination, void cons
     default:
       return Status::kErrorNotSupported;
   }
-}
-
-CUresult EncodeTiledOrThrow(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                            void* address, const cuuint64_t* dims, const cuuint64_t* strides,
-                            const cuuint32_t* box, const cuuint32_t* element_strides,
-                            CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                            CUtensorMapL2promotion l2_promotion, CUtensorMapFloatOOBfill fill) {
-  const DriverHostAdapter adapter(driver::DriverApi::Get());
-  const CUresult result =
-      adapter.tensorMapEncodeTiled(map, type, rank, address, dims, strides, box, element_strides,
-                                   interleave, swizzle, l2_promotion, fill);
-  driver::CheckWhile("cuTensorMapEncodeTiled", result, [&] {
-    std::string text = "describing a tensor of extents";
-    for (cuuint32_t i = 0; i < rank; ++i) text += " " + std::to_string(dims[i]);
-    text += ", strides";
-    for (cuuint32_t i = 0; i + 1 < rank; ++i) text += " " + std::to_string(strides[i]);
-    text += " bytes and box";
-    for (cuuint32_t i = 0; i < rank; ++i) text += " " + std::to_string(box[i]);
-    return text + " at address " + std::to_string(reinterpret_cast<uintptr_t>(address)) +
-           " (address and strides must be multiples of 16 bytes)";
-  });
-  return result;
 }
 
 }  // namespace stoneware::host_adapter

@@ -15,26 +15,16 @@
 
 namespace stoneware::host_adapter {
 
-// What cuTensorMapEncodeTiled is given, but for the address.
+// What cuTensorMapEncodeTiled is given, but for the address. What lies beyond the rank is zero.
 struct TensorMapShape {
   static constexpr cuuint32_t kMaxRank = 5;
 
-  // Arrays beyond the rank are zero. Throws nothing; `rank` is at most kMaxRank.
-  TensorMapShape(CUtensorMapDataType type, cuuint32_t rank, const cuuint64_t* dims,
-                 const cuuint64_t* strides, const cuuint32_t* box,
-                 const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                 CUtensorMapSwizzle swizzle, CUtensorMapL2promotion l2_promotion,
-                 CUtensorMapFloatOOBfill fill);
-  TensorMapShape() = default;
+  std::array<cuuint64_t, 2 * kMaxRank> extents{};      // dims, strides
+  std::array<std::uint32_t, 6 + 2 * kMaxRank> rest{};  // choices; box, element strides
 
-  bool operator==(const TensorMapShape& other) const;
-
-  std::array<cuuint64_t, kMaxRank> dims{};
-  std::array<cuuint64_t, kMaxRank> strides{};
-  std::array<cuuint32_t, kMaxRank> box{};
-  std::array<cuuint32_t, kMaxRank> element_strides{};
-  // type, rank, interleave, swizzle, l2_promotion, fill
-  std::array<std::uint32_t, 6> choices{};
+  bool operator==(const TensorMapShape& other) const {
+    return extents == other.extents && rest == other.rest;
+  }
 };
 
 // Not safe for threads: of one plan, used by one thread at a time.
@@ -57,26 +47,26 @@ class TensorMapMemo {
     TensorMapMemo* const outer_;
   };
 
-  // The memo in use in this thread, or nullptr.
-  static TensorMapMemo* Current() { return current_; }
-
-  // Fills *map and returns true if the next map was kept and has this shape. Goes on to the map
-  // after it either way; Keep() is about the one that Fill() was asked for last.
-  bool Fill(const driver::DriverApi& api, const TensorMapShape& shape, void* address,
-            CUtensorMap* map);
-
-  void Keep(const TensorMapShape& shape, void* address, const CUtensorMap& map);
-
- private:
-  // More than any kernel here has: operands, result, scales.
-  static constexpr int kMaxMaps = 8;
-
   struct Kept {
+    // Fills *map and returns true if a map of this shape is kept.
+    bool Fill(const driver::DriverApi& api, const TensorMapShape& wanted, void* wanted_address,
+              CUtensorMap* filled);
+
     CUtensorMap map;
     TensorMapShape shape;
     void* address = nullptr;
     bool is_set = false;
   };
+
+  // The place of the next map in the memo that this thread uses; nullptr if there is none.
+  static Kept* Next() {
+    const bool has_next = current_ != nullptr && current_->next_ < kMaxMaps;
+    return has_next ? &current_->kept_[current_->next_++] : nullptr;
+  }
+
+ private:
+  // More than any kernel here has: operands, result, scales.
+  static constexpr int kMaxMaps = 8;
 
   static thread_local TensorMapMemo* current_;
 
