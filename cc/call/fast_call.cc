@@ -1,6 +1,11 @@
 #include "cc/call/fast_call.h"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace stoneware::call {
@@ -227,82 +232,63 @@ FastCall::SharedMade FastCall::Make(PyObject* const* arguments) {
       make_.ptr(), arguments,
       static_cast<std::size_t>(signature_.num_tensors + signature_.num_objects), nullptr));
   if (!returned) return nullptr;
-  if (!PyTuple_Check(returned.ptr()) || PyTuple_Size(returned.ptr()) != 4) {
+  std::tuple<nb::object, bool, nb::object, std::vector<Output>> parts;
+  if (!nb::try_cast(returned, parts) || std::get<3>(parts).size() < signature_.outs.size()) {
     PyErr_SetString(PyExc_TypeError,
-                    "make must return a tuple (plan, is_kept, device, outputs), but returned "
-                    "something else; correct make");
+                    "make must return a tuple (plan, is_kept, device, outputs), with the shape, "
+                    "strides and dtype of each output, but returned something else; correct make");
     return nullptr;
   }
-  const auto item = [&](Py_ssize_t i) { return nb::borrow(PyTuple_GetItem(returned.ptr(), i)); };
   Made made;
-  made.plan = item(0);
-  made.device = item(2);
-  const nb::object outputs = item(3);
-  for (Py_ssize_t i = 0; i < static_cast<Py_ssize_t>(signature_.outs.size()); ++i) {
-    const nb::object output = nb::steal(PySequence_GetItem(outputs.ptr(), i));
-    if (!output) return nullptr;
-    Output& one = made.outputs.emplace_back();
-    one.shape = nb::steal(PySequence_GetItem(output.ptr(), 0));
-    if (one.shape) one.strides = nb::steal(PySequence_GetItem(output.ptr(), 1));
-    if (one.strides) one.dtype = nb::steal(PySequence_GetItem(output.ptr(), 2));
-    if (!one.dtype) return nullptr;
-  }
-  const int is_kept = PyObject_IsTrue(item(1).ptr());
-  if (is_kept < 0) return nullptr;
-  made.is_kept = is_kept > 0;
-  const nb::object found =
-      nb::steal(PyObject_GetAttrString(made.plan.ptr(), kNativeLaunchAttribute));
-  if (!found) {
-    if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
-    PyErr_Clear();  // a plan in Python
-  } else if (!found.is_none() && !ReadLaunches(found, &made.launches)) {
-    return nullptr;
-  }
+  std::tie(made.plan, made.is_kept, made.device, made.outputs) = std::move(parts);
+  if (!ReadLaunches(&made)) return nullptr;
   return std::make_shared<const Made>(std::move(made));
 }
 
-bool FastCall::ReadLaunches(const nb::object& found, std::vector<Launch>* launches) const {
-  if (!PyList_Check(found.ptr())) {
-    Launch& launch = launches->emplace_back();
-    launch.step = found;
-    for (std::size_t i = 0; i < signature_.plan_order.size(); ++i) {
-      launch.tensors.push_back(static_cast<int>(i));
+bool FastCall::ReadLaunches(Made* made) const {
+  nb::object found = nb::steal(PyObject_GetAttrString(made->plan.ptr(), kNativeLaunchAttribute));
+  if (!found && !PyErr_ExceptionMatches(PyExc_AttributeError)) return false;
+  PyErr_Clear();
+  // A plan in Python is one step, and so is a plan with one native launch.
+  if (!found || found.is_none()) found = made->plan;
+  const std::size_t num_tensors = signature_.plan_order.size();
+  std::vector<std::pair<nb::object, std::vector<int>>> steps(1);
+  if (PyList_Check(found.ptr())) {
+    if (!nb::try_cast(found, steps)) {
+      PyErr_SetString(PyExc_TypeError,
+                      "native_launch must be a capsule, or a list of (step, positions of tensors), "
+                      "but is something else; correct the plan");
+      return false;
     }
+  } else {
+    steps[0] = {found, std::vector<int>(num_tensors)};
+    std::iota(steps[0].second.begin(), steps[0].second.end(), 0);
   }
-  for (Py_ssize_t i = 0; PyList_Check(found.ptr()) && i < PyList_Size(found.ptr()); ++i) {
-    const nb::object one = nb::borrow(PyList_GetItem(found.ptr(), i));
-    Launch& launch = launches->emplace_back();
-    launch.step = nb::steal(PySequence_GetItem(one.ptr(), 0));
-    const nb::object tensors =
-        launch.step ? nb::steal(PySequence_GetItem(one.ptr(), 1)) : nb::object();
-    if (!tensors) return false;
-    for (Py_ssize_t j = 0; j < PySequence_Size(tensors.ptr()); ++j) {
-      const nb::object tensor = nb::steal(PySequence_GetItem(tensors.ptr(), j));
-      launch.tensors.push_back(tensor ? static_cast<int>(PyLong_AsLong(tensor.ptr())) : -1);
+  for (auto& [step, tensors] : steps) {
+    const NativeLaunch* native = nullptr;
+    if (PyCallable_Check(step.ptr()) == 0) {
+      native =
+          static_cast<const NativeLaunch*>(PyCapsule_GetPointer(step.ptr(), kNativeLaunchCapsule));
+      if (native == nullptr) return false;
+      made->is_native = true;
     }
-    if (PyErr_Occurred() != nullptr) return false;
-  }
-  for (Launch& launch : *launches) {
-    const bool is_native = PyCallable_Check(launch.step.ptr()) == 0;
-    if (is_native) {
-      launch.native = static_cast<const NativeLaunch*>(
-          PyCapsule_GetPointer(launch.step.ptr(), kNativeLaunchCapsule));
-      if (launch.native == nullptr) return false;
-    }
-    if ((is_native && launch.native->num_tensors != launch.tensors.size()) ||
-        launch.tensors.size() > static_cast<std::size_t>(kMaxTensors)) {
+    const std::size_t takes = native != nullptr ? native->num_tensors : tensors.size();
+    if (takes != tensors.size() || takes > static_cast<std::size_t>(kMaxTensors)) {
       PyErr_Format(PyExc_TypeError,
-                   "a plan of this op must take %zu tensors, but its native launch takes %u",
-                   launch.tensors.size(), is_native ? launch.native->num_tensors : kMaxTensors);
+                   "a plan of this op must take %zu tensors, but its native launch takes %zu",
+                   tensors.size(), takes);
       return false;
     }
-    for (const int tensor : launch.tensors) {
-      if (tensor >= 0 && tensor < static_cast<int>(signature_.plan_order.size())) continue;
-      PyErr_Format(PyExc_ValueError,
-                   "a native launch must name tensors of the plan, 0 to %zu, but names %d",
-                   signature_.plan_order.size() - 1, tensor);
-      return false;
+    for (int& tensor : tensors) {
+      if (tensor < 0 || static_cast<std::size_t>(tensor) >= num_tensors) {
+        PyErr_Format(PyExc_ValueError,
+                     "a native launch must name tensors of the plan, 0 to %zu, but names %d",
+                     num_tensors - 1, tensor);
+        return false;
+      }
+      tensor = signature_.plan_order[tensor];
     }
+    made->launches.push_back({std::move(step), native, std::move(tensors)});
   }
   return true;
 }
@@ -315,13 +301,6 @@ void FastCall::Clear() {
   std::swap(objects, objects_);
 }
 
-bool FastCall::CallPlan(const nb::object& plan, PyObject* const* tensors,
-                        std::size_t num_tensors) const {
-  const nb::object nothing =
-      nb::steal(PyObject_Vectorcall(plan.ptr(), tensors, num_tensors, nullptr));
-  return static_cast<bool>(nothing);
-}
-
 PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView* views) {
   // By position; an input's is empty.
   std::array<nb::object, kMaxTensors> outs;
@@ -329,31 +308,29 @@ PyObject* FastCall::Run(const Made& made, PyObject* const* arguments, TensorView
   const auto tensor_at = [&](int position) {
     return outs[position] ? outs[position].ptr() : arguments[position];
   };
-  const int num_tensors = static_cast<int>(signature_.plan_order.size());
-  if (made.launches.empty()) {
-    std::array<PyObject*, kMaxTensors> tensors;
-    for (int i = 0; i < num_tensors; ++i) tensors[i] = tensor_at(signature_.plan_order[i]);
-    if (!CallPlan(made.plan, tensors.data(), static_cast<std::size_t>(num_tensors))) {
-      return nullptr;
+  void* stream = nullptr;
+  const TensorDevice& device = views[0].device;
+  if (made.is_native && api_.current_work_stream(device.type, device.id, &stream) != 0) {
+    return nullptr;
+  }
+  for (const Launch& launch : made.launches) {
+    const int* positions = launch.tensors.data();
+    const std::size_t num_tensors = launch.tensors.size();
+    if (launch.native == nullptr) {
+      std::array<PyObject*, kMaxTensors> tensors;
+      for (std::size_t i = 0; i < num_tensors; ++i) tensors[i] = tensor_at(positions[i]);
+      if (!nb::steal(
+              PyObject_Vectorcall(launch.step.ptr(), tensors.data(), num_tensors, nullptr))) {
+        return nullptr;
+      }
+      continue;
     }
-  } else {
-    void* stream = nullptr;
-    const TensorDevice& device = views[0].device;
-    if (api_.current_work_stream(device.type, device.id, &stream) != 0) return nullptr;
     std::array<void*, kMaxTensors> addresses;
-    std::array<PyObject*, kMaxTensors> tensors;
-    for (const Launch& launch : made.launches) {
-      for (std::size_t i = 0; i < launch.tensors.size(); ++i) {
-        const int position = signature_.plan_order[launch.tensors[i]];
-        tensors[i] = tensor_at(position);
-        addresses[i] = tensors[i] == Py_None ? nullptr : views[position].address();
-      }
-      if (launch.native == nullptr) {
-        if (!CallPlan(launch.step, tensors.data(), launch.tensors.size())) return nullptr;
-        continue;
-      }
-      if (launch.native->launch(launch.native, addresses.data(), stream) != 0) return nullptr;
+    for (std::size_t i = 0; i < num_tensors; ++i) {
+      const bool is_absent = tensor_at(positions[i]) == Py_None;
+      addresses[i] = is_absent ? nullptr : views[positions[i]].address();
     }
+    if (launch.native->launch(launch.native, addresses.data(), stream) != 0) return nullptr;
   }
   if (signature_.num_results == 1) return outs[signature_.outs[0]].release().ptr();
   const auto num_results = static_cast<Py_ssize_t>(signature_.num_results);
@@ -382,13 +359,11 @@ bool FastCall::Outputs(const Made& made, PyObject* const* arguments, TensorView*
   for (std::size_t i = 0; i < signature_.outs.size(); ++i) {
     const int position = signature_.outs[i];
     if (outs[position]) continue;
-    const Output& output = made.outputs[i];
+    const auto& [shape, strides, dtype] = made.outputs[i];
+    PyObject* const values[] = {shape.ptr(), strides.ptr(), dtype.ptr(), made.device.ptr()};
     if (empty_strided != nullptr) {
-      PyObject* const values[] = {output.shape.ptr(), output.strides.ptr(), output.dtype.ptr()};
       outs[position] = nb::steal(PyObject_Vectorcall(empty_strided, values, 3, nullptr));
     } else {
-      PyObject* const values[] = {output.shape.ptr(), output.strides.ptr(), output.dtype.ptr(),
-                                  made.device.ptr()};
       outs[position] =
           nb::steal(PyObject_Vectorcall(torch_.empty_strided.ptr(), values, 2, keywords.ptr()));
     }
@@ -424,10 +399,10 @@ int FastCall::Traverse(visitproc visit, void* arg) const {
     Py_VISIT(made.plan.ptr());
     Py_VISIT(made.device.ptr());
     for (const Launch& launch : made.launches) Py_VISIT(launch.step.ptr());
-    for (const Output& output : made.outputs) {
-      Py_VISIT(output.shape.ptr());
-      Py_VISIT(output.strides.ptr());
-      Py_VISIT(output.dtype.ptr());
+    for (const auto& [shape, strides, dtype] : made.outputs) {
+      Py_VISIT(shape.ptr());
+      Py_VISIT(strides.ptr());
+      Py_VISIT(dtype.ptr());
     }
   }
   return 0;

@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -130,25 +131,21 @@ class FastCall {
     std::uint64_t Hash() const;
   };
 
-  // An output that is allocated.
-  struct Output {
-    nb::object shape;
-    nb::object strides;
-    nb::object dtype;
-  };
+  // An output that is allocated: shape, strides, dtype.
+  using Output = std::tuple<nb::object, nb::object, nb::object>;
 
-  // A native launch, or a plan in Python between such, and its tensors by their positions in a
-  // plan's arguments.
+  // A native launch or a plan in Python, and the positions of its tensors among a call's.
   struct Launch {
     nb::object step;
-    const NativeLaunch* native = nullptr;  // of the capsule `step`; nullptr: `step` is called
+    const NativeLaunch* native;  // of the capsule `step`; nullptr: `step` is called
     std::vector<int> tensors;
   };
 
   // What `make` returned. A plan may go from the table while a call still runs it.
   struct Made {
     nb::object plan;
-    std::vector<Launch> launches;  // the plan's native_launch; empty for a plan in Python
+    std::vector<Launch> launches;  // the plan, or its native_launch
+    bool is_native = false;        // whether one of them is native
     bool is_kept = false;
     nb::object device;
     std::vector<Output> outputs;  // in the order of Signature::outs
@@ -180,10 +177,8 @@ class FastCall {
                      Key* key) const;
   // Asks `make`; nullptr with an exception.
   SharedMade Make(PyObject* const* arguments);
-  // Reads a plan's native_launch; false with an exception.
-  bool ReadLaunches(const nb::object& found, std::vector<Launch>* launches) const;
-  // Calls a plan in Python; false with an exception.
-  bool CallPlan(const nb::object& plan, PyObject* const* tensors, std::size_t num_tensors) const;
+  // Reads the launches of a plan; false with an exception.
+  bool ReadLaunches(Made* made) const;
   PyObject* Run(const Made& made, PyObject* const* arguments, TensorView* views);
   // The outputs of a call by position, allocated where they are None; false with an exception.
   bool Outputs(const Made& made, PyObject* const* arguments, TensorView* views,
