@@ -12,7 +12,6 @@ load(
     "MAX_ACCUMULATORS_PER_THREAD",
     "SCALE_BLOCK",
     "WARP_GROUPS_PER_TILE",
-    "backward_field",
     "schedule_field",
     "swap_ab_field",
     "tile_rules",
@@ -30,7 +29,6 @@ def _fields(schedules):
         ),
         "cluster": field(positives("m", "n", "k"), "(m, n, 1), the blocks that share loads"),
         "schedule": schedule_field(*schedules),
-        "backward": backward_field(),
         "swap_ab": swap_ab_field(False),
     }
 
@@ -76,7 +74,6 @@ def _kernel(family, config, words, variant = "", constants = {}, json_fields = {
         id = join(family.name, *(words + [config.tile, cluster, schedule, variant, swap])),
         tile = config.tile,
         swap_ab = config.swap_ab,
-        backward = config.backward,
         constants = {"kClusterM": cluster[0], "kClusterN": cluster[1]} | constants | {"kSchedule": schedule},
         json_fields = {"cluster": cluster, "schedule": schedule} | json_fields,
         **kwargs

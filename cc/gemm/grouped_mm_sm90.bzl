@@ -2,7 +2,7 @@
 
 load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
-load(":tile_rules.bzl", "WARP_GROUPS_PER_TILE", "backward_field", "schedule_field", "swap_ab_field", "tile_rules")
+load(":tile_rules.bzl", "WARP_GROUPS_PER_TILE", "schedule_field", "swap_ab_field", "tile_rules")
 
 _SHARED_HDRS = ["config.h", "grouped_mm_sm90.h", "grouped_tiles.h"]
 
@@ -37,7 +37,6 @@ _FIELDS = {
         "(m, n), the elements of the output tile; along k it has {} bytes".format(_K_BYTES),
     ),
     "schedule": schedule_field("cooperative", "pingpong"),
-    "backward": backward_field(),
     "swap_ab": swap_ab_field(False),
 }
 
@@ -64,7 +63,6 @@ def _kernel(config):
         swap_ab = config.swap_ab,
         constants = {"kSchedule": schedule},
         uses_cute = False,
-        backward = config.backward,
         json_fields = {"layout": "nt", "schedule": schedule, "sum_chunk": 0},
     )
 

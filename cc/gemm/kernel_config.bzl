@@ -111,7 +111,6 @@ def kernel_config(
         layout = "nt",
         constants = {},
         uses_cute = True,
-        backward = "inherit",
         json_fields = {}):
     """One kernel of a family, from values that were checked.
 
@@ -127,12 +126,11 @@ def kernel_config(
       layout: of a and b, "n" for row-major and "t" for column-major.
       constants: dict of further members of the config's struct; bool, int, dtype or schedule.
       uses_cute: whether its device side takes wgmma from CuTe.
-      backward: whether it serves gradients: "on", "off" or "inherit".
       json_fields: of the manifest's "config", beside a, b, out, swap_ab and tile.
 
     Returns:
-      A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side), serves,
-      backward and config_json.
+      A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side), serves
+      and config_json.
     """
     arch = "sm_90a"  # wgmma exists on exactly this one.
     members = {
@@ -154,7 +152,6 @@ def kernel_config(
         id = id,
         op = op,
         arch = arch,
-        backward = backward,
         family = family,
         serves = served_products(op, a, layout),
         header = _HEADER.format(

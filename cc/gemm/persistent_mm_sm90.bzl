@@ -5,7 +5,7 @@ Its blocks go from tile to tile, or its clusters share the k of one.
 
 load(":config_checks.bzl", "config_function", "field", "one_of", "positives")
 load(":kernel_config.bzl", "join", "kernel_config", "kernel_family")
-load(":tile_rules.bzl", "SCALE_BLOCK", "backward_field", "swap_ab_field", "tile_rules")
+load(":tile_rules.bzl", "SCALE_BLOCK", "swap_ab_field", "tile_rules")
 
 _SHARED_HDRS = ["config.h", "fast_divmod.h", "persistent_mm_sm90.h"]
 
@@ -77,7 +77,6 @@ _FIELDS = {
         "whether scales are 1x128 of a and 128x128 of b, of fp8",
         default = False,
     ),
-    "backward": backward_field(),
     "swap_ab": swap_ab_field(True),
     "max_splits": field(
         one_of(1, 2, 4),
@@ -184,7 +183,6 @@ def _kernel(config):
             "kWarpGroups": config.warp_groups,
         },
         uses_cute = False,
-        backward = config.backward,
         json_fields = {
             "accumulation": "fast",
             "cluster": (1, 1, 1),

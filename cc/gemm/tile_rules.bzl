@@ -25,14 +25,6 @@ def schedule_field(*schedules):
         "share a tile) or \"warpspecialized\" (one warp group)",
     )
 
-def backward_field():
-    """The field `backward` of a config."""
-    return field(
-        one_of("inherit", "on", "off"),
-        "whether the kernel serves gradients: \"on\", \"off\", or \"inherit\", what its library says",
-        default = "inherit",
-    )
-
 def swap_ab_field(default):
     """Whether operands are swapped."""
     return field(

@@ -20,10 +20,6 @@ CONFIG_FAILURES = {
         ),
     },
     "matmul_config": {
-        "backward": (
-            {"backward": "yes"},
-            ["backward must be one of inherit, on, off", "\"yes\"", "pass whether the kernel serves gradients"],
-        ),
         "layout": (
             {"layout": "xy"},
             ["layout must be one of nt, nn, tn, tt", "\"xy\""],
