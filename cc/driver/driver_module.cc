@@ -20,7 +20,7 @@
 
 #include "cc/driver/cubin_module.h"
 #include "cc/driver/launch.h"
-#include "cc/driver/plan_binding.h"
+#include "cc/driver/python_binding.h"
 
 using namespace nanobind::literals;
 

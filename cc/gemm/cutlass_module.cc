@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "cc/driver/plan_binding.h"
+#include "cc/driver/python_binding.h"
 #include "cc/gemm/kernel_entry.h"
 #include "cc/gemm/plan.h"
 

@@ -14,7 +14,7 @@
 #include "cc/gemm/grouped_mm_sm90.h"
 #include "cc/gemm/kernel_entry.h"
 #include "cc/gemm/tensor_map_type.h"
-#include "cc/host_adapter/encode_tiled.h"
+#include "cc/host_adapter/tensor_map_memo.h"
 
 namespace stoneware::gemm::sm90 {
 

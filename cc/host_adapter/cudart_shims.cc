@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "cc/driver/driver_api.h"
-#include "cc/host_adapter/encode_tiled.h"
+#include "cc/host_adapter/tensor_map_memo.h"
 
 #define STONEWARE_SHIM extern "C" __attribute__((visibility("hidden")))
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "cc/host_adapter/encode_tiled.h"
-
 namespace stoneware::host_adapter {
 
 thread_local TensorMapMemo* TensorMapMemo::current_ = nullptr;

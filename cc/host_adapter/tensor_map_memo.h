@@ -74,4 +74,9 @@ class TensorMapMemo {
   int next_ = 0;
 };
 
+// What stands behind the cuTensorMapEncodeTiled that CUTLASS looks up: the driver's, by way of the
+// memo in use, if there is one. Throws driver::DriverError where the driver refuses: CUTLASS would
+// print to stderr and launch with an empty tensor map. It returns nothing but success.
+decltype(::cuTensorMapEncodeTiled) EncodeTiled;
+
 }  // namespace stoneware::host_adapter

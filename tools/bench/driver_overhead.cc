@@ -18,7 +18,7 @@
 
 #include "cc/driver/driver_api.h"
 #include "cc/driver/launch.h"
-#include "cc/host_adapter/encode_tiled.h"
+#include "cc/host_adapter/tensor_map_memo.h"
 
 namespace {
 

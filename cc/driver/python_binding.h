@@ -1,4 +1,5 @@
-// How a native module shows its plans: to Python, and to other modules (cc/call/native_launch.h).
+// What native modules bind alike: driver::DriverError as stoneware.errors.DriverError, and plans, for
+// Python and for other modules (cc/call/native_launch.h).
 //
 // A Plan is a class with
 //
@@ -22,11 +23,29 @@
 #include <vector>
 
 #include "cc/call/native_launch.h"
-#include "cc/driver/python_errors.h"
+#include "cc/driver/driver_error.h"
 
 namespace stoneware::driver {
 
 namespace nb = nanobind;
+
+// Sets the Python exception of an error. Needs the GIL. Imports stoneware.errors.
+inline void SetPythonError(const DriverError& error) {
+  const nb::object type = nb::module_::import_("stoneware.errors").attr("DriverError");
+  const nb::object instance = type(error.what(), error.call(), error.code(), error.code_name());
+  PyErr_SetObject(type.ptr(), instance.ptr());
+}
+
+// Call once in a module's initialisation. Imports stoneware.errors only when an error is raised.
+inline void RegisterPythonErrors() {
+  nb::register_exception_translator([](const std::exception_ptr& exception, void*) {
+    try {
+      std::rethrow_exception(exception);
+    } catch (const DriverError& error) {
+      SetPythonError(error);
+    }
+  });
+}
 
 template <class Plan>
 struct PlanLaunch : call::NativeLaunch {
