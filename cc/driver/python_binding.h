@@ -1,5 +1,5 @@
-// What native modules bind alike: driver::DriverError as stoneware.errors.DriverError, and plans, for
-// Python and for other modules (cc/call/native_launch.h).
+// What native modules bind alike: driver::DriverError as stoneware.errors.DriverError, and plans,
+// for Python and for other modules (cc/call/native_launch.h).
 //
 // A Plan is a class with
 //

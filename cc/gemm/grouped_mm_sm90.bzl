@@ -19,7 +19,7 @@ _FAMILY = kernel_family(
     host_hdrs = _SHARED_HDRS + [
         "grouped_mm_sm90_host.h",
         "make_kernel_entry.h",
-        "tensor_map_type.h",
+        "operand_map.h",
     ],
 )
 

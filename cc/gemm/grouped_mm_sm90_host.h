@@ -13,8 +13,7 @@
 #include "cc/driver/launch.h"
 #include "cc/gemm/grouped_mm_sm90.h"
 #include "cc/gemm/kernel_entry.h"
-#include "cc/gemm/tensor_map_type.h"
-#include "cc/host_adapter/tensor_map_memo.h"
+#include "cc/gemm/operand_map.h"
 
 namespace stoneware::gemm::sm90 {
 
@@ -41,10 +40,11 @@ struct GroupedMmHost {
   static void Launch(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                      CUstream stream) {
     GroupedMmParams params{};
-    EncodeMap(Shape::kSwapAb ? &params.columns : &params.rows, tensors.a, problem.k, problem.m,
-              problem.lda, Shape::kTileM, /*num_groups=*/1, /*group_stride=*/0, /*rank=*/2);
-    EncodeMap(Shape::kSwapAb ? &params.rows : &params.columns, tensors.b, problem.k, problem.n,
-              problem.ldb, Shape::kTileN, problem.num_groups, problem.batch_stride_b, /*rank=*/3);
+    EncodeOperandMap(Shape::kSwapAb ? &params.columns : &params.rows, Shape::kOperand, tensors.a,
+                     problem.m, problem.k, problem.lda, Shape::kTileM);
+    EncodeOperandMap(Shape::kSwapAb ? &params.rows : &params.columns, Shape::kOperand, tensors.b,
+                     problem.n, problem.k, problem.ldb, Shape::kTileN, problem.num_groups,
+                     problem.batch_stride_b);
     params.d = tensors.d;
     params.scale_a = static_cast<const float*>(tensors.scale_a);
     params.scale_b = static_cast<const float*>(tensors.scale_b);
@@ -75,22 +75,6 @@ struct GroupedMmHost {
     const std::int64_t m = problem.m;
     const std::int64_t m_tiles = std::min(m, m / Shape::kTileM + problem.num_groups);
     return m_tiles * NumTiles(problem.n, Shape::kTileN);
-  }
-
-  // The map of an operand of num_rows rows of k, num_groups times (rank 3), or once (rank 2).
-  static void EncodeMap(CUtensorMap* map, const void* address, int k, int num_rows,
-                        std::int64_t row_stride, int box_rows, int num_groups,
-                        std::int64_t group_stride, cuuint32_t rank) {
-    const cuuint64_t extents[] = {static_cast<cuuint64_t>(k), static_cast<cuuint64_t>(num_rows),
-                                  static_cast<cuuint64_t>(num_groups)};
-    const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride) * Shape::kOperandBytes,
-                                  static_cast<cuuint64_t>(group_stride) * Shape::kOperandBytes};
-    const cuuint32_t box[] = {Shape::kSlabK, static_cast<cuuint32_t>(box_rows), 1};
-    const cuuint32_t element_strides[] = {1, 1, 1};
-    host_adapter::EncodeTiled(map, TensorMapType(Shape::kOperand), rank, const_cast<void*>(address),
-                              extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   }
 };
 

@@ -24,8 +24,8 @@ _FAMILY = kernel_family(
     ],
     host_hdrs = _SHARED_HDRS + [
         "make_kernel_entry.h",
+        "operand_map.h",
         "persistent_mm_sm90_host.h",
-        "tensor_map_type.h",
     ],
 )
 

@@ -13,8 +13,8 @@
 #include "cc/driver/launch.h"
 #include "cc/gemm/fast_divmod.h"
 #include "cc/gemm/kernel_entry.h"
+#include "cc/gemm/operand_map.h"
 #include "cc/gemm/persistent_mm_sm90.h"
-#include "cc/gemm/tensor_map_type.h"
 #include "cc/host_adapter/tensor_map_memo.h"
 
 namespace stoneware::gemm::sm90 {
@@ -87,36 +87,24 @@ struct PersistentMmHost {
                : is_plain(problem.scale_a) && is_plain(problem.scale_b);
   }
 
-  // A row-major matrix [rows, columns], in boxes of so many rows and columns.
-  static void Encode(CUtensorMap* map, CUtensorMapDataType type, unsigned element_bytes,
-                     const void* address, int rows, int columns, std::int64_t ld, int box_rows,
-                     int box_columns, CUtensorMapSwizzle swizzle,
-                     CUtensorMapL2promotion promotion) {
-    const cuuint64_t dims[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-    const cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * element_bytes};
-    const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
-                              static_cast<cuuint32_t>(box_rows)};
-    const cuuint32_t element_strides[] = {1, 1};
-    host_adapter::EncodeTiled(map, type, 2, const_cast<void*>(address), dims, strides, box,
-                              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  }
-
-  static void EncodeOperand(CUtensorMap* map, const void* address, int extent, int k,
-                            std::int64_t ld, int box_extent) {
-    Encode(map, TensorMapType(Shape::kA), Shape::kOperandBytes, address, extent, k, ld, box_extent,
-           Shape::kChunkElements, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
-  }
-
+  // The map of d, in boxes of so many columns.
   static void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_columns,
                            CUtensorMapSwizzle swizzle) {
-    Encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, Shape::kOutBytes, d, problem.m, problem.n,
-           problem.ldd, Shape::kBoxRows, box_columns, swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE);
+    const cuuint64_t extents[] = {static_cast<cuuint64_t>(problem.n),
+                                  static_cast<cuuint64_t>(problem.m)};
+    const cuuint64_t strides[] = {static_cast<cuuint64_t>(problem.ldd) * Shape::kOutBytes};
+    const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns), Shape::kBoxRows};
+    const cuuint32_t element_strides[] = {1, 1};
+    host_adapter::EncodeTiled(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, d, extents, strides, box,
+                              element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                              CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   }
 
   static void EncodeMaps(Params* params, const GemmProblem& problem, const GemmTensors& tensors) {
-    EncodeOperand(&params->b_map, tensors.b, problem.n, problem.k, problem.ldb, Shape::kTileN);
-    EncodeOperand(&params->a_map, tensors.a, problem.m, problem.k, problem.lda, Shape::kTileM);
+    EncodeOperandMap(&params->b_map, Shape::kB, tensors.b, problem.n, problem.k, problem.ldb,
+                     Shape::kTileN);
+    EncodeOperandMap(&params->a_map, Shape::kA, tensors.a, problem.m, problem.k, problem.lda,
+                     Shape::kTileM);
     if (Shape::kStoresBoxes && (problem.splits == 1 || Shape::kSplitsStoreBoxes)) {
       EncodeResult(&params->d_map, problem, tensors.d, Shape::kBoxColumns,
                    CU_TENSOR_MAP_SWIZZLE_128B);
