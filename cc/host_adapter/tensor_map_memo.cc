@@ -1,6 +1,6 @@
 #include "cc/host_adapter/tensor_map_memo.h"
 
-#include <algorithm>
+#include <initializer_list>
 #include <string>
 
 namespace stoneware::host_adapter {
@@ -31,13 +31,17 @@ CUresult EncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank
   TensorMapMemo::Kept* kept = has_shape ? TensorMapMemo::Next() : nullptr;
   TensorMapShape shape;
   if (kept != nullptr) {
-    std::copy_n(dims, rank, shape.extents.begin());
-    std::copy_n(strides, rank - 1, &shape.extents[kMaxRank]);  // the innermost one is implied
-    shape.rest = {static_cast<std::uint32_t>(type),         rank,
-                  static_cast<std::uint32_t>(interleave),   static_cast<std::uint32_t>(swizzle),
-                  static_cast<std::uint32_t>(l2_promotion), static_cast<std::uint32_t>(fill)};
-    std::copy_n(box, rank, &shape.rest[6]);
-    std::copy_n(element_strides, rank, &shape.rest[6 + kMaxRank]);
+    std::uint64_t* word = shape.words.data();
+    for (const std::uint64_t choice : std::initializer_list<std::uint64_t>{
+             type, rank, interleave, swizzle, l2_promotion, fill}) {
+      *word++ = choice;
+    }
+    for (cuuint32_t i = 0; i < kMaxRank; ++i) {
+      *word++ = i < rank ? dims[i] : 0;
+      *word++ = i + 1 < rank ? strides[i] : 0;  // the innermost one is implied
+      *word++ = i < rank ? box[i] : 0;
+      *word++ = i < rank ? element_strides[i] : 0;
+    }
     if (kept->Fill(api, shape, address, map)) return CUDA_SUCCESS;
   }
   const CUresult result =

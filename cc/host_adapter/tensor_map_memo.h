@@ -9,22 +9,26 @@
 #include <cuda.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "cc/driver/driver_api.h"
 
 namespace stoneware::host_adapter {
 
-// What cuTensorMapEncodeTiled is given, but for the address. What lies beyond the rank is zero.
+// What cuTensorMapEncodeTiled is given, but for the address: the choices, and four words for each
+// dimension, which are 0 beyond the rank.
 struct TensorMapShape {
   static constexpr cuuint32_t kMaxRank = 5;
 
-  std::array<cuuint64_t, 2 * kMaxRank> extents{};      // dims, strides
-  std::array<std::uint32_t, 6 + 2 * kMaxRank> rest{};  // choices; box, element strides
-
   bool operator==(const TensorMapShape& other) const {
-    return extents == other.extents && rest == other.rest;
+    // The memcmp that zig links compares byte by byte.
+    std::uint64_t difference = 0;
+    for (std::size_t i = 0; i < words.size(); ++i) difference |= words[i] ^ other.words[i];
+    return difference == 0;
   }
+
+  std::array<std::uint64_t, 6 + 4 * kMaxRank> words;
 };
 
 // Not safe for threads: of one plan, used by one thread at a time.
@@ -54,7 +58,7 @@ class TensorMapMemo {
 
     CUtensorMap map;
     TensorMapShape shape;
-    void* address = nullptr;
+    void* address;
     bool is_set = false;
   };
 
