@@ -62,7 +62,7 @@ def _family(name, template):
         name = name,
         template = template,
         device_hdrs = hdrs,
-        host_hdrs = hdrs + ["cutlass_host_sm90.h", "make_kernel_entry.h", name + "_host.h"],
+        host_hdrs = hdrs + ["cutlass_host_sm90.h", name + "_host.h"],
     )
 
 def _kernel(family, config, words, variant = "", constants = {}, json_fields = {}, **kwargs):

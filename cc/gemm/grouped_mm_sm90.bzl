@@ -18,7 +18,6 @@ _FAMILY = kernel_family(
     ],
     host_hdrs = _SHARED_HDRS + [
         "grouped_mm_sm90_host.h",
-        "make_kernel_entry.h",
         "operand_map.h",
     ],
 )

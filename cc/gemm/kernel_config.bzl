@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(Kernel::kThreads, 1)
 _HOST = """\
 // Generated: the host side of every kernel of {family}.
 
-#include "cc/gemm/make_kernel_entry.h"
+#include "cc/gemm/kernel_entry.h"
 #include "cc/gemm/{family}_host.h"
 """
 

@@ -1,8 +1,7 @@
-// What a kernel shows to the module that binds it: plain data and three functions.
+// What a kernel shows to the module that binds it: plain data and two functions.
 //
-// Each config becomes one KernelEntry (make_kernel_entry.h), so the module knows no CUTLASS type.
-// One problem and one set of tensors serve every family; what a family does not have stays at its
-// default.
+// Each config becomes one KernelEntry, so the module knows no CUTLASS type. One problem and one set
+// of tensors serve every family; what a family does not have stays at its default.
 
 #pragma once
 
@@ -10,6 +9,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "cc/gemm/config.h"
 
 namespace stoneware::gemm {
 
@@ -81,6 +82,26 @@ struct KernelEntry {
   void (*launch)(const GemmProblem& problem, const GemmTensors& tensors, CUfunction function,
                  CUstream stream);
 };
+
+// The entry of a family's host side and one config. `cubin_begin` and `cubin_end`: the cubin's
+// first byte and the byte after its last, from the generated assembler file.
+template <class Config, template <class> class Host>
+constexpr KernelEntry MakeKernelEntry(const char* cubin_begin, const char* cubin_end) {
+  static_assert(BytesOf(Config::kA) == BytesOf(Config::kB), "a and b have elements of one size");
+  return {
+      Config::kId,
+      cubin_begin,
+      cubin_end,
+      Host<Config>::kParameterBytes,
+      Host<Config>::kSharedBytes,
+      Config::kAIsMMajor,
+      Config::kBIsNMajor,
+      BytesOf(Config::kA),
+      BytesOf(Config::kOut),
+      &Host<Config>::CanImplement,
+      &Host<Config>::Launch,
+  };
+}
 
 // The kernels of this module, from a generated file.
 extern const KernelEntry* const kKernelEntries[];

@@ -23,7 +23,6 @@ _FAMILY = kernel_family(
         "wgmma_sm90.cuh",
     ],
     host_hdrs = _SHARED_HDRS + [
-        "make_kernel_entry.h",
         "operand_map.h",
         "persistent_mm_sm90_host.h",
     ],
