@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from stoneware.errors import UnsupportedError
 from stoneware.kernels.registry import CALL_MODULE
 from stoneware.ops import registration, tensor_checks
 from stoneware.ops.backend import Plan
+from stoneware.ops.dispatch import Operation
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime import native
 from stoneware.tuning import policy as tuning
@@ -39,31 +41,43 @@ class OpPlans:
 
     A plan's key also has `tuning.state()` and the epoch, on which the plan depends too.
 
-    A subclass is made in the op's `api.py`, with the op's spec, and has its one instance there as
-    `_PLANS`; making it registers the op's operator. Its methods take the arguments of a call: the
-    tensors of the spec with out, then the spec's other arguments, backend and config.
+    A subclass is made in the op's `api.py`, with the op's backends and checks, and has its one instance
+    there as `_PLANS`; making it registers the op's operator. Its methods take the arguments of a call:
+    the tensors of the spec with out, then the spec's other arguments, backend and config.
 
     Attributes:
+      operation: the op with its backends.
+      checks: has two functions, both of which take a call's arguments without backend and config:
+        plan(make, *given), the plan for every call with arguments of this kind: make(problem), or what
+          takes its place, adapted to the call's tensors. Raises TypeError or ValueError for what
+          breaks a rule
+        result(*given), the shape and the dtype of an out that the call allocates, of tensors whose sizes
+          may be symbols of a trace. Raises ValueError for operands that do not fit
+      has_gradients: whether the op's folder has a backward.py, with a `rule` (`stoneware.ops.backward.Rule`).
       spec: of the op.
       operator: the call through the torch operator, for tracing.
       call: call(*tensors, *objects) is a call; returns out.
       plan: plan(*tensors, *objects) is the plan of a call, which is checked.
       fast: the native module's part, a FastCall; None where it cannot be used.
       why_not_fast: the reason for that; empty if it can.
-      has_gradients: whether the op's folder has a backward.py, with a `rule` (`stoneware.ops.backward.Rule`).
     """
 
+    operation: Operation
+    checks: ModuleType
+    has_gradients: ClassVar[bool] = False
     spec: ClassVar[OpSpec]
     operator: ClassVar[Callable[..., torch.Tensor]]
-    has_gradients: ClassVar[bool] = False
+    call: Callable[..., torch.Tensor]
 
-    def __init_subclass__(cls, spec: OpSpec | None = None) -> None:
-        if spec is None:
+    def __init_subclass__(cls) -> None:
+        if "operation" not in vars(cls):
             return  # a subclass of an op's, of the same op
-        cls.spec = spec
+        cls.spec = cls.operation.spec
         api = sys.modules[cls.__module__]
         cls.operator = staticmethod(
-            registration.register(spec, cls.fake, lambda *arguments: api._PLANS.eager(*arguments), cls.has_gradients)
+            registration.register(
+                cls.spec, cls.checks.result, lambda *arguments: api._PLANS.eager(*arguments), cls.has_gradients
+            )
         )
 
     def __init__(self) -> None:
@@ -79,17 +93,16 @@ class OpPlans:
 
     def checked_plan(self, *arguments: Any) -> Plan:
         """Checks the arguments, and makes the plan for every call with arguments of this kind."""
-        raise NotImplementedError
+        *given, backend, config = arguments
+        tensors = tensor_checks.check_tensors(self.spec, *given)
+        self.operation.check_argument(backend, config)
+        device = tensor_checks.check_one_device(tensors)
 
-    def result(self, *arguments: Any) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and the dtype of an out that the call allocates."""
-        raise NotImplementedError
+        def make(problem: Any) -> Plan:
+            return self.operation.plan(problem, device, backend=backend, config=config)
 
-    @staticmethod
-    def fake(*arguments: Any) -> torch.Tensor:
-        """The result of a traced call, a tensor without memory. Takes the arguments without out, and
-        raises where no shape can be inferred."""
-        raise NotImplementedError
+        plan: Plan = self.checks.plan(make, *given)
+        return plan
 
     def slow(self, *arguments: Any) -> torch.Tensor:
         """A whole call, of whatever kind."""
@@ -117,7 +130,7 @@ class OpPlans:
             return self._run_negated(arguments)
         out = tensors[-1]
         if out is None:
-            shape, dtype = self.result(*arguments)
+            shape, dtype = self.checks.result(*arguments[:-2])
             out = tensors[-1] = torch.empty(shape, dtype=dtype, device=tensors[0].device)
         plan(*[tensors[position] for position in self._order])
         return out
@@ -128,7 +141,7 @@ class OpPlans:
         plan = self.checked_plan(*arguments)
         if self.spec.must_be_aligned:  # of a plan that is kept they are: the key tells
             tensor_checks.check_addresses([(self.spec.tensors[idx], arguments[idx]) for idx in self._aligned])
-        shape, dtype = self.result(*arguments)
+        shape, dtype = self.checks.result(*arguments[:-2])
         strides = tuple(torch.empty(shape, device="meta").stride())
         # During a capture nothing is measured; a call outside of it will be.
         is_kept = tuning.current_mode() != "on_miss" or not tuning.is_capturing()

@@ -36,12 +36,12 @@ _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 Call = Callable[..., torch.Tensor]
 
 
-def register(spec: OpSpec, fake: Call, call: Call, has_gradients: bool = False) -> Call:
+def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients: bool = False) -> Call:
     """Registers an op's two operators; takes a fraction of a millisecond and imports nothing.
 
     Args:
       spec: of the op.
-      fake: infers the result: (*inputs, *other arguments) -> a tensor like it.
+      result: infers the result: (*inputs, out or None, *other arguments) -> its shape and dtype.
       call: the eager call: (*inputs, out or None, *other arguments) -> out.
       has_gradients: whether it has a rule for its gradients, which takes the arguments of `call`.
 
@@ -61,8 +61,12 @@ def register(spec: OpSpec, fake: Call, call: Call, has_gradients: bool = False) 
     def write_out(*arguments: Any) -> None:
         eager_out(*arguments)
 
+    def fake(*arguments: Any) -> torch.Tensor:
+        shape, dtype = result(*arguments[:num_inputs], None, *arguments[num_inputs:-2])
+        return arguments[0].new_empty(shape, dtype=dtype)
+
     def fake_out(*arguments: Any) -> None:
-        fake(*arguments[:num_inputs], *arguments[num_inputs + 1 :])
+        result(*arguments[:-2])
 
     def followed(*arguments: Any) -> torch.Tensor:
         named = list(zip(tensors, arguments[:num_inputs]))

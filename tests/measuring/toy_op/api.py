@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Backend, reference
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
-from toy_op.spec import ADD, ADDCMUL, SPEC, Problem
+from toy_op import checks
+from toy_op.spec import ADD, ADDCMUL, SPEC
 
 
 class _Torch(Backend):
@@ -37,21 +37,9 @@ def toy_add(a, b, *, out=None, backend=None, config=None):
     return _PLANS.call(a, b, out, backend, config)
 
 
-class _Plans(OpPlans, spec=SPEC):
-    def checked_plan(self, a, b, out, backend, config):
-        tensors = tensor_checks.check_tensors(SPEC, a, b, out)
-        OPERATION.check_argument(backend, config)
-        tensor_checks.check_rank("a", a, 2, "pass a matrix")
-        device = tensor_checks.check_one_device(tensors)
-        problem = Problem.dense(m=a.shape[0], n=a.shape[1])
-        return OPERATION.plan(problem, device, backend=backend, config=config)
-
-    def result(self, a, *others):
-        return tuple(a.shape), a.dtype
-
-    @staticmethod
-    def fake(a, *others):
-        return torch.empty_like(a)
+class _Plans(OpPlans):
+    operation = OPERATION
+    checks = checks
 
 
 _PLANS = _Plans()

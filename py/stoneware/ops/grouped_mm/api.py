@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.kernels.config import Config
@@ -11,7 +9,7 @@ from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import checks, cutlass_sm90, reference, vendor
 from stoneware.ops.grouped_mm.problem import Problem
 from stoneware.ops.grouped_mm.spec import SPEC
-from stoneware.ops.product_plans import ProductPlans
+from stoneware.ops.plan_cache import OpPlans
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 
@@ -77,12 +75,10 @@ def grouped_mm(
     return _PLANS.call(a, b, offs, scale_a, scale_b, out, out_dtype, backend, config)
 
 
-class _Plans(ProductPlans, spec=SPEC):
-    call: Callable[..., torch.Tensor]
-    has_gradients = True
+class _Plans(OpPlans):
     operation = OPERATION
-    default_dtype = torch.bfloat16
     checks = checks
+    has_gradients = True
 
 
 _PLANS = _Plans()

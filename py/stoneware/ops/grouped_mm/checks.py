@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.grouped_mm.problem import IN_DTYPES, OUT_DTYPES, Problem
 from stoneware.ops.grouped_mm.spec import SPEC
-from stoneware.ops.product_plans import Checked
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
-def shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """See `ProductPlans.checks`."""
+def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """See `OpPlans.checks`."""
+    return _shape(a, b), others[-1] or torch.bfloat16
+
+
+def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
     tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
     tensor_checks.check_rank("b", b, 3, "pass the weights [groups, n, k] as weights.mT")
     tensor_checks.check_k(SPEC.name, a, b)
     return a.shape[0], b.shape[2]
 
 
-def checked(
+def plan(
+    make: Callable[[Problem], Plan],
     a: torch.Tensor,
     b: torch.Tensor,
     offs: torch.Tensor,
@@ -28,9 +35,9 @@ def checked(
     scale_b: torch.Tensor | None,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
-) -> Checked | Plan:
-    """See `ProductPlans.checks`."""
-    (m, n), (num_groups, k, _) = shape(a, b), b.shape
+) -> Plan:
+    """See `OpPlans.checks`."""
+    (m, n), (num_groups, k, _) = _shape(a, b), b.shape
     tensor_checks.check_rank("offs", offs, 1, "pass the end row of each group")
     if offs.shape[0] != num_groups:
         raise ValueError(
@@ -63,7 +70,7 @@ def checked(
         group_stride_b=b.stride(0) if num_groups > 1 else n * k,
     )
     vectors = {"offs": offs, "scale_a": scale_a, "scale_b": scale_b}
-    return Checked(problem, lambda plan: tensor_checks.with_dense_arguments(SPEC, plan, **vectors))
+    return tensor_checks.with_dense_arguments(SPEC, make(problem), **vectors)
 
 
 def _check_scales(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from stoneware.kernels.config import Config
-from stoneware.ops import tensor_checks
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import checks, cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
-from stoneware.ops.product_plans import ProductPlans
+from stoneware.ops.plan_cache import OpPlans
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
@@ -74,19 +70,10 @@ def matmul(
     return _PLANS.call(a, b, bias, out, out_dtype, backend, config)
 
 
-class _Plans(ProductPlans, spec=SPEC):
-    call: Callable[..., torch.Tensor]
-    has_gradients = True
+class _Plans(OpPlans):
     operation = OPERATION
     checks = checks
-
-    @classmethod
-    def fake(cls, *arguments: Any) -> torch.Tensor:
-        a, b, _, out_dtype, *_ = arguments
-        if a.ndim and b.ndim:
-            tensor_checks.check_k(cls.spec.name, a, b)
-        # torch's own, for its rules of ranks and of broadcasting.
-        return torch.matmul(a, b).to(out_dtype or a.dtype)
+    has_gradients = True
 
 
 _PLANS = _Plans()

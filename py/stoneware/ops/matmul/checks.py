@@ -7,25 +7,35 @@ of an operand that has no such strides, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.matmul.layouts import arrangement, broadcast, result_shape
-from stoneware.ops.matmul.problem import DTYPES, WIDE_DTYPE
+from stoneware.ops.matmul.problem import DTYPES, WIDE_DTYPE, Problem
 from stoneware.ops.matmul.spec import SPEC
 from stoneware.ops.product import UNIT_BYTES
-from stoneware.ops.product_plans import Checked
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
-def checked(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None, out_dtype: torch.dtype | None
-) -> Checked | Plan:
-    """See `ProductPlans.checks`."""
-    result = shape(a, b)
+def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """See `OpPlans.checks`."""
+    return _shape(a, b), others[-1] or a.dtype
+
+
+def plan(
+    make: Callable[[Problem], Plan],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> Plan:
+    """See `OpPlans.checks`."""
+    shape = _shape(a, b)
     dtype = tensor_checks.check_dtype("a", a, DTYPES, "cast it with a.to(torch.bfloat16)")
     tensor_checks.check_dtype("b", b, (dtype,), f"cast it with b.to({a.dtype})")
     allowed = (dtype, WIDE_DTYPE)
@@ -38,10 +48,10 @@ def checked(
             raise ValueError("bias must be None with a 1-D b: the result has no n dimension; add it to the result")
         tensor_checks.check_bias(bias, b.shape[-1], out_dtype)
     if out is not None:
-        tensor_checks.check_out(out, result, out_dtype, allowed)
-    if 0 in (*result, a.shape[-1]):
+        tensor_checks.check_out(out, shape, out_dtype, allowed)
+    if 0 in (*shape, a.shape[-1]):
         return _run_without_products
-    arranged = arrangement(a, b, out, result, has_bias=bias is not None)
+    arranged = arrangement(a, b, out, shape, has_bias=bias is not None)
     pointers = [tensor.data_ptr() for tensor in (a, b, out) if tensor is not None]
     problem = arranged.problem(
         a_dtype=dtype,
@@ -50,22 +60,17 @@ def checked(
         has_bias=bias is not None,
         is_aligned=not any(pointer % UNIT_BYTES for pointer in pointers),
     )
-    copies = arranged.copies
-
-    def adapted(plan: Plan) -> Plan:
-        if arranged.is_transposed:
-            plan = _with_swapped_operands(plan)
-        strided = {name: tensor for name, tensor in (("a", a), ("b", b)) if name in copies}
-        plan = tensor_checks.with_dense_arguments(SPEC, plan, bias=bias, **strided)
-        if copies.keys() & {"a of the batch", "b of the batch"}:
-            plan = _with_dense_batches(plan, copies)
-        return tensor_checks.with_dense_out(plan) if "out" in copies else plan
-
-    return Checked(problem, adapted)
+    plan, copies = make(problem), arranged.copies
+    if arranged.is_transposed:
+        plan = _with_swapped_operands(plan)
+    strided = {name: tensor for name, tensor in (("a", a), ("b", b)) if name in copies}
+    plan = tensor_checks.with_dense_arguments(SPEC, plan, bias=bias, **strided)
+    if copies.keys() & {"a of the batch", "b of the batch"}:
+        plan = _with_dense_batches(plan, copies)
+    return tensor_checks.with_dense_out(plan) if "out" in copies else plan
 
 
-def shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """See `ProductPlans.checks`."""
+def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     for name, tensor in (("a", a), ("b", b)):
         if tensor.ndim == 0:
             raise ValueError(f"{name}.shape=[] must have at least 1 dimension; multiply by a number with a * b")

@@ -34,7 +34,7 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 
 
 def result_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a @ b as torch.matmul has it, of shapes that fit (see `checks.shape`)."""
+    """The shape of a @ b as torch.matmul has it, of shapes that fit (see `checks.result`)."""
     batch = broadcast(a_shape[:-2], b_shape[:-2])
     return (*batch, *a_shape[-2:-1], *(b_shape[-1:] if len(b_shape) > 1 else ()))
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.product_plans import ProductPlans
+from stoneware.ops.plan_cache import OpPlans
 from stoneware.ops.scaled_mm import checks, cutlass_sm90, reference, triton_aot, vendor
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.scaled_mm.spec import SPEC
@@ -81,11 +79,10 @@ def scaled_mm(
     return _PLANS.call(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
 
 
-class _Plans(ProductPlans, spec=SPEC):
-    call: Callable[..., torch.Tensor]
-    has_gradients = True
+class _Plans(OpPlans):
     operation = OPERATION
     checks = checks
+    has_gradients = True
 
 
 _PLANS = _Plans()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,21 +10,26 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.product import check_k, unit
-from stoneware.ops.product_plans import Checked
 from stoneware.ops.scaled_mm.problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import SPEC
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
 
-def shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """See `ProductPlans.checks`."""
+def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    """See `OpPlans.checks`."""
+    *_, out_dtype, _ = others
+    return _shape(a, b), out_dtype
+
+
+def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, int]:
     tensor_checks.check_rank("a", a, 2, "flatten leading dimensions with a.flatten(0, -2)")
     tensor_checks.check_rank("b", b, 2, "pass the weight [n, k] as weight.t()")
     tensor_checks.check_k(SPEC.name, a, b)
     return a.shape[0], b.shape[1]
 
 
-def checked(
+def plan(
+    make: Callable[[Problem], Plan],
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
@@ -32,9 +38,9 @@ def checked(
     out: torch.Tensor | None,
     out_dtype: torch.dtype,
     use_fast_accum: bool,
-) -> Checked | Plan:
-    """See `ProductPlans.checks`."""
-    (m, n), k = shape(a, b), a.shape[1]
+) -> Plan:
+    """See `OpPlans.checks`."""
+    (m, n), k = _shape(a, b), a.shape[1]
     cast = "quantise it to float8_e4m3fn or float8_e5m2 first"
     a_dtype = tensor_checks.check_dtype("a", a, IN_DTYPES, cast)
     b_dtype = tensor_checks.check_dtype("b", b, IN_DTYPES, cast)
@@ -70,7 +76,7 @@ def checked(
     )
     # Kernels follow the strides of block scales.
     vectors = {"bias": bias} if has_block_scales else {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-    return Checked(problem, lambda plan: tensor_checks.with_dense_arguments(SPEC, plan, **vectors))
+    return tensor_checks.with_dense_arguments(SPEC, make(problem), **vectors)
 
 
 def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> tuple[str, str]:
