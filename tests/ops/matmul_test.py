@@ -205,16 +205,15 @@ ARRANGEMENTS = {
 def test_operands_stay_in_place_where_strides_allow(name):
     make, fields, copies = ARRANGEMENTS[name]
     a, b = make()
-    arrangement = layouts.arrangement(a, b, None, layouts.result_shape(a.shape, b.shape), has_bias=False)
-    problem = arrangement.problem(a_dtype="bf16", b_dtype="bf16", out_dtype="bf16")
-    assert {field: getattr(problem, field) for field in fields} == fields
-    assert sorted(arrangement.copies) == copies
+    found = layouts.arrangement(a, b, None, layouts.result_shape(a.shape, b.shape), has_bias=False)
+    assert {field: getattr(found.problem, field) for field in fields} == fields
+    assert sorted(found.copies) == copies
 
 
 def test_a_bias_keeps_the_columns_of_products_apart():
     a, b = torch.empty(16), torch.empty(5, 24, 16).transpose(1, 2)
-    arrangement = layouts.arrangement(a, b, None, (5, 24), has_bias=True)
-    assert (arrangement.right.num_columns, arrangement.right.sizes) == (24, (5,))
+    problem = layouts.arrangement(a, b, None, (5, 24), has_bias=True).problem
+    assert (problem.n, problem.batch) == (24, 5)
 
 
 DENSE = {"m": 64, "n": 128, "k": 256}

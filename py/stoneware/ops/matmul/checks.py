@@ -51,17 +51,20 @@ def plan(
         tensor_checks.check_out(out, shape, out_dtype, allowed)
     if 0 in (*shape, a.shape[-1]):
         return _run_without_products
-    arranged = arrangement(a, b, out, shape, has_bias=bias is not None)
     pointers = [tensor.data_ptr() for tensor in (a, b, out) if tensor is not None]
-    problem = arranged.problem(
+    problem, is_transposed, copies = arrangement(
+        a,
+        b,
+        out,
+        shape,
         a_dtype=dtype,
         b_dtype=dtype,
         out_dtype=DTYPE_NAMES[out_dtype],
         has_bias=bias is not None,
         is_aligned=not any(pointer % UNIT_BYTES for pointer in pointers),
     )
-    plan, copies = make(problem), arranged.copies
-    if arranged.is_transposed:
+    plan = make(problem)
+    if is_transposed:
         plan = _with_swapped_operands(plan)
     strided = {name: tensor for name, tensor in (("a", a), ("b", b)) if name in copies}
     plan = tensor_checks.with_dense_arguments(SPEC, plan, bias=bias, **strided)

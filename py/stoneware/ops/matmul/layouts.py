@@ -1,17 +1,18 @@
 """The problem of arguments of any rank: a, b and out as they lie in memory, as a batch of products
-whose matrices have one contiguous dimension each and one stride from a product to the next."""
+whose matrices have one contiguous dimension each and one stride from a product to the next.
+
+How they lie is told by tensors of the same shapes and strides on the device "meta", without memory.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from stoneware.ops.matmul.problem import Problem
-from stoneware.runtime.fast_dataclass import dataclass
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
@@ -26,10 +27,11 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
         first, second = second, first
     shape = list(first)
     for position, extent in enumerate(second, start=len(first) - len(second)):
-        if shape[position] == 1:
-            shape[position] = extent
-        elif extent not in (1, shape[position]):
+        if extent == shape[position] or extent == 1:  # of one symbol of a trace the first says it
+            continue
+        if shape[position] != 1:
             raise ValueError(f"leading dimensions {list(first)} and {list(second)} must be equal or 1; expand one")
+        shape[position] = extent
     return tuple(shape)
 
 
@@ -39,208 +41,119 @@ def result_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, .
     return (*batch, *a_shape[-2:-1], *(b_shape[-1:] if len(b_shape) > 1 else ()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matrices:
-    """An operand or d as a batch of matrices; the sizes and strides of the batch are outside in."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    num_rows: int
-    num_columns: int
-    row_stride: int
-    column_stride: int
-
-    @classmethod
-    def of(cls, shape: Sequence[int], strides: Sequence[int], batch: Sequence[int]) -> Matrices:
-        """Of two dimensions or more, the leading ones broadcast to `batch`, without those of size
-        one."""
-        leading = len(shape) - 2
-        own = [0] * (len(batch) - leading) + [
-            0 if size == 1 else stride for size, stride in zip(shape[:leading], strides)
-        ]
-        kept = [idx for idx, size in enumerate(batch) if size != 1]
-        return cls(
-            sizes=tuple(batch[idx] for idx in kept),
-            strides=tuple(own[idx] for idx in kept),
-            num_rows=shape[-2],
-            num_columns=shape[-1],
-            row_stride=strides[-2],
-            column_stride=strides[-1],
-        )
-
-    @property
-    def transposed(self) -> Matrices:
-        return replace(
-            self,
-            num_rows=self.num_columns,
-            num_columns=self.num_rows,
-            row_stride=self.column_stride,
-            column_stride=self.row_stride,
-        )
-
-    def layout(self, preference: str) -> str | None:
-        """ "n" for row-major, "t" for column-major, the first of `preference` if it is both; None if
-        neither. The stride of a dimension of size one is arbitrary."""
-        is_layout = {
-            "n": (self.num_columns == 1 or self.column_stride == 1)
-            and (self.num_rows == 1 or self.row_stride >= self.num_columns),
-            "t": (self.num_rows == 1 or self.row_stride == 1)
-            and (self.num_columns == 1 or self.column_stride >= self.num_rows),
-        }
-        return next((layout for layout in preference if is_layout[layout]), None)
-
-    def leading_dimension(self, layout: str) -> int:
-        """The stride of the outer dimension; if that has size one, a dense matrix's."""
-        if layout == "n":
-            return self.row_stride if self.num_rows > 1 else self.num_columns
-        return self.column_stride if self.num_columns > 1 else self.num_rows
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the innermost dimension of the batch has one matrix."""
-        return self.strides[-1] == 0
-
-    @property
-    def with_rows_folded(self) -> Matrices | None:
-        """The innermost dimension of the batch as further rows, if one stride goes through both."""
-        if self.num_rows > 1 and self.strides[-1] != self.num_rows * self.row_stride:
-            return None
-        return replace(
-            self,
-            sizes=self.sizes[:-1],
-            strides=self.strides[:-1],
-            num_rows=self.sizes[-1] * self.num_rows,
-            row_stride=self.row_stride if self.num_rows > 1 else self.strides[-1],
-        )
-
-    @property
-    def with_columns_folded(self) -> Matrices | None:
-        folded = self.transposed.with_rows_folded
-        return None if folded is None else folded.transposed
-
-    @property
-    def without_shared(self) -> Matrices:
-        return replace(self, sizes=self.sizes[:-1], strides=self.strides[:-1])
-
-    @property
-    def has_one_stride(self) -> bool:
-        """Whether one stride goes through the whole batch."""
-        return all(outer == size * inner for outer, inner, size in zip(self.strides, self.strides[1:], self.sizes[1:]))
-
-    @property
-    def batch_stride(self) -> int:
-        return self.strides[-1] if self.strides else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrangement:
+class Arrangement(NamedTuple):
     """Arguments as a problem's.
 
     Attributes:
-      left, right, d: its operands and result.
+      problem: the problem.
       is_transposed: whether it is out^T = b^T @ a^T.
       copies: what must be made dense, with the layout that its matrices then have: "a" or "b", an
         operand; "a of the batch" or "b of the batch", an operand for every product; "out", which
         is computed apart.
     """
 
-    left: Matrices
-    right: Matrices
-    d: Matrices
+    problem: Problem
     is_transposed: bool
-    copies: Mapping[str, str]
-
-    def problem(self, **fields: Any) -> Problem:
-        a_layout, b_layout = self.left.layout("nt"), self.right.layout("tn")
-        assert a_layout is not None and b_layout is not None  # `arrangement` copies what has none
-        return Problem(
-            m=self.left.num_rows,
-            n=self.right.num_columns,
-            k=self.left.num_columns,
-            layout=a_layout + b_layout,
-            lda=self.left.leading_dimension(a_layout),
-            ldb=self.right.leading_dimension(b_layout),
-            ldd=self.d.leading_dimension("n"),
-            batch=math.prod(self.left.sizes),
-            batch_stride_a=self.left.batch_stride,
-            batch_stride_b=self.right.batch_stride,
-            batch_stride_d=self.d.batch_stride,
-            **fields,
-        )
+    copies: dict[str, str]
 
 
 def arrangement(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...], *, has_bias: bool
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, shape: tuple[int, ...], **fields: Any
 ) -> Arrangement:
     """Finds the problem of arguments that fit, with as few copies as it can.
 
     A vector b is taken as the row of the transposed product: matrices times a vector are then what
     a row times a weight is, a small m, for which there are kernels.
+
+    Args:
+      a, b, out: the arguments.
+      shape: of the result.
+      fields: of the problem, what is no size and no stride.
     """
     batch = broadcast(a.shape[:-2], b.shape[:-2])
     copies: dict[str, str] = {}
-    places: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-        "a": (tuple(a.shape), a.stride()),
-        "b": (tuple(b.shape), b.stride()),
-        "out": (shape, _dense_strides(shape) if out is None else out.stride()),
-    }
+    tensors = {"a": _as_it_lies(a), "b": _as_it_lies(b), "out": _dense(shape) if out is None else _as_it_lies(out)}
     is_transposed = b.ndim == 1 and a.ndim > 1
     while True:
-        matrices = _as_matrices(places, batch)
+        matrices = _as_matrices(batch, **tensors)
         for name, preference in (("a", "nt"), ("b", "tn")):
-            if matrices[name].layout(preference) is None:
+            if _layout(matrices[name], preference) is None:
                 copies[name] = "n"
-                places[name] = _dense(places[name][0])
-                matrices = _as_matrices(places, batch)
+                tensors[name] = _dense(tensors[name].shape)
+                matrices = _as_matrices(batch, **tensors)
         names = ("b", "a", "out") if is_transposed else ("a", "b", "out")
-        left, right, d = (matrices[name] for name in names)
-        if is_transposed:
-            left, right, d = left.transposed, right.transposed, d.transposed
-        left, right, d = _folded(left, right, d, has_bias)
-        strided = [name for name, one in zip(names, (left, right, d)) if not one.has_one_stride]
+        left, right, d = (matrices[name].mT if is_transposed else matrices[name] for name in names)
+        left, right, d = _folded(left, right, d, fields["has_bias"])
+        strided = [name for name, one in zip(names, (left, right, d)) if not _has_one_stride(one)]
         if not strided:
-            return Arrangement(left=left, right=right, d=d, is_transposed=is_transposed, copies=copies)
+            return Arrangement(_problem(left, right, d, **fields), is_transposed, copies)
         for name in strided:
             copies.pop(name, None)
             if name == "out":
-                copies[name], places[name] = "n", _dense(shape)
+                copies[name], tensors[name] = "n", _dense(shape)
                 continue
-            layout = matrices[name].layout("nt" if name == "a" else "tn")
+            layout = _layout(matrices[name], "nt" if name == "a" else "tn")
             assert layout is not None  # copied above if it had none
             copies[f"{name} of the batch"] = layout
-            places[name] = _dense((*batch, *places[name][0][-2:]), layout)
+            tensors[name] = _dense((*batch, *tensors[name].shape[-2:]), layout)
+
+
+def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.uint8, device="meta")
+
+
+def _dense(shape: Sequence[int], layout: str = "n") -> torch.Tensor:
+    if layout == "t":
+        return _dense((*shape[:-2], shape[-1], shape[-2])).mT
+    return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
 def _as_matrices(
-    places: Mapping[str, tuple[Sequence[int], Sequence[int]]], batch: Sequence[int]
-) -> dict[str, Matrices]:
-    """a as [.., 1 or m, k], b as [.., k, n or 1], out as [.., 1 or m, n or 1]."""
-    (a_shape, a_strides), (b_shape, b_strides) = places["a"], places["b"]
-    out_shape, out_strides = places["out"]
-    if len(b_shape) == 1:
-        out_shape, out_strides = (*out_shape, 1), (*out_strides, 1)
-        b_shape, b_strides = (*b_shape, 1), (*b_strides, b_shape[0])
-    if len(a_shape) == 1:
-        out_shape = (*out_shape[:-1], 1, out_shape[-1])
-        out_strides = (*out_strides[:-1], out_shape[-1], out_strides[-1])
-        a_shape, a_strides = (1, *a_shape), (a_shape[0], *a_strides)
-    return {
-        "a": Matrices.of(a_shape, a_strides, batch),
-        "b": Matrices.of(b_shape, b_strides, batch),
-        "out": Matrices.of(out_shape, out_strides, batch),
+    batch: tuple[int, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """a as [.., 1 or m, k], b as [.., k, n or 1], out as [.., 1 or m, n or 1], each over the batch without
+    its dimensions of size one."""
+    if b.ndim == 1:
+        b, out = b.unsqueeze(-1), out.unsqueeze(-1)
+    if a.ndim == 1:
+        a, out = a.unsqueeze(0), out.unsqueeze(-2)
+    matrices = {"a": a, "b": b, "out": out}
+    if not batch:
+        return matrices
+    ones = tuple(idx for idx, size in enumerate(batch) if size == 1)
+    return {name: one.expand(*batch, *one.shape[-2:]).squeeze(ones) for name, one in matrices.items()}
+
+
+def _layout(matrices: torch.Tensor, preference: str) -> str | None:
+    """ "n" for row-major, "t" for column-major, the first of `preference` if it is both; None if
+    neither. The stride of a dimension of size one is arbitrary."""
+    *_, rows, columns = matrices.shape
+    *_, row_stride, column_stride = matrices.stride()
+    is_layout = {
+        "n": (columns == 1 or column_stride == 1) and (rows == 1 or row_stride >= columns),
+        "t": (rows == 1 or row_stride == 1) and (columns == 1 or column_stride >= rows),
     }
+    return next((layout for layout in preference if is_layout[layout]), None)
 
 
-def _folded(left: Matrices, right: Matrices, d: Matrices, has_bias: bool) -> tuple[Matrices, Matrices, Matrices]:
+def _leading_dimension(matrices: torch.Tensor, layout: str) -> int:
+    """The stride of the outer dimension; if that has size one, a dense matrix's."""
+    outer, inner = (-2, -1) if layout == "n" else (-1, -2)
+    return matrices.stride(outer) if matrices.shape[outer] > 1 else matrices.shape[inner]
+
+
+def _folded(
+    left: torch.Tensor, right: torch.Tensor, d: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A batch that shares an operand as fewer and larger products, as far as strides allow: its
     rows are m of one product if b is shared, its columns n if a is, unless each product adds the
     same bias to them."""
-    while left.sizes:
+    while left.ndim > 2:
         product = None
-        if right.is_shared:
-            product = _product(left.with_rows_folded, right.without_shared, d.with_rows_folded)
-        if product is None and left.is_shared and not has_bias:
-            product = _product(left.without_shared, right.with_columns_folded, d.with_columns_folded)
+        if right.stride(-3) == 0:
+            product = _product(_with_rows_folded(left), right.select(-3, 0), _with_rows_folded(d))
+        if product is None and left.stride(-3) == 0 and not has_bias:
+            product = _product(left.select(-3, 0), _with_columns_folded(right), _with_columns_folded(d))
         if product is None:
             break
         left, right, d = product
@@ -248,21 +161,50 @@ def _folded(left: Matrices, right: Matrices, d: Matrices, has_bias: bool) -> tup
 
 
 def _product(
-    left: Matrices | None, right: Matrices | None, d: Matrices | None
-) -> tuple[Matrices, Matrices, Matrices] | None:
+    left: torch.Tensor | None, right: torch.Tensor | None, d: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """The three, if none is missing and each has a layout that a problem takes."""
     if left is None or right is None or d is None:
         return None
-    has_layouts = left.layout("nt") and right.layout("tn") and d.layout("n")
+    has_layouts = _layout(left, "nt") and _layout(right, "tn") and _layout(d, "n")
     return (left, right, d) if has_layouts else None
 
 
-def _dense(shape: Sequence[int], layout: str = "n") -> tuple[Sequence[int], Sequence[int]]:
-    if layout == "n":
-        return shape, _dense_strides(shape)
-    strides = _dense_strides((*shape[:-2], shape[-1], shape[-2]))
-    return shape, (*strides[:-2], strides[-1], strides[-2])
+def _with_rows_folded(matrices: torch.Tensor) -> torch.Tensor | None:
+    """The innermost dimension of the batch as further rows, if one stride goes through both."""
+    rows = matrices.shape[-2]
+    if rows > 1 and matrices.stride(-3) != rows * matrices.stride(-2):
+        return None
+    return matrices.flatten(-3, -2)
 
 
-def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[idx + 1 :]) for idx in range(len(shape)))
+def _with_columns_folded(matrices: torch.Tensor) -> torch.Tensor | None:
+    folded = _with_rows_folded(matrices.mT)
+    return None if folded is None else folded.mT
+
+
+def _has_one_stride(matrices: torch.Tensor) -> bool:
+    """Whether one stride goes through the whole batch."""
+    sizes, strides = matrices.shape[:-2], matrices.stride()[:-2]
+    return all(outer == size * inner for outer, inner, size in zip(strides, strides[1:], sizes[1:]))
+
+
+def _problem(left: torch.Tensor, right: torch.Tensor, d: torch.Tensor, **fields: Any) -> Problem:
+    a_layout, b_layout = _layout(left, "nt"), _layout(right, "tn")
+    assert a_layout is not None and b_layout is not None  # `arrangement` copies what has none
+    strides: dict[str, Any] = {
+        f"batch_stride_{name}": one.stride(-3) if one.ndim > 2 else 0
+        for name, one in (("a", left), ("b", right), ("d", d))
+    }
+    return Problem(
+        m=left.shape[-2],
+        n=right.shape[-1],
+        k=left.shape[-1],
+        layout=a_layout + b_layout,
+        lda=_leading_dimension(left, a_layout),
+        ldb=_leading_dimension(right, b_layout),
+        ldd=_leading_dimension(d, "n"),
+        batch=math.prod(left.shape[:-2]),
+        **strides,
+        **fields,
+    )
