@@ -52,7 +52,7 @@ def test_products_of_a_recipe(recipe, needed):
 @pytest.fixture
 def forward_only(monkeypatch):
     monkeypatch.setattr(manifest, "installed", lambda: Manifest({}, has_backward=False))
-    caches = recipes._needed_products, backward.needed_products
+    caches = recipes._needed_products, backward.is_saved
     for cache in caches:
         cache.cache_clear()
     yield

@@ -86,9 +86,9 @@ def test_the_remedy_is_the_setting_that_is_off():
 @pytest.fixture
 def forward_only(monkeypatch):
     monkeypatch.setattr(manifest, "installed", lambda: ALL_OFF)
-    backward.needed_products.cache_clear()
+    backward.is_saved.cache_clear()
     yield
-    backward.needed_products.cache_clear()
+    backward.is_saved.cache_clear()
 
 
 @pytest.mark.usefixtures("forward_only")

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from stoneware.kernels import built_products, needs
-from stoneware.kernels.needs import Product
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.dtypes import DTYPE_NAMES
 
@@ -86,11 +85,11 @@ def apply_below_autograd(
 
 
 @functools.lru_cache(maxsize=1024)
-def needed_products(
+def is_saved(
     spec: OpSpec, needs_input_grad: tuple[bool, ...], dtypes: tuple[torch.dtype, ...], layout: str, scales: str = ""
-) -> tuple[tuple[Product, ...], tuple[bool, ...]]:
-    """The products of a call's gradients, and whether each input must be saved for them; found once for
-    each kind of call.
+) -> tuple[bool, ...]:
+    """Whether each input must be saved for the products of a call's gradients; found once for each kind
+    of call.
 
     Args:
       spec: of the op.
@@ -112,7 +111,7 @@ def needed_products(
     )
     built_products.check(products)
     saved = {name for product in products for name in product.saved}
-    return tuple(products), tuple(name in saved for name in names)
+    return tuple(name in saved for name in names)
 
 
 def sum_of_rows(dc: torch.Tensor) -> torch.Tensor:

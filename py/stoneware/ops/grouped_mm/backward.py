@@ -7,9 +7,8 @@ import itertools
 import torch
 
 from stoneware.errors import ForwardOnlyError, UnsupportedError
-from stoneware.kernels import needs
 from stoneware.kernels.registry import REFERENCE, VENDOR
-from stoneware.ops.backward import Gradients, Tensors, needed_products
+from stoneware.ops.backward import Gradients, Tensors, is_saved
 from stoneware.ops.grouped_mm.gradient_products import GROUPS, ROWS, row_major
 from stoneware.ops.grouped_mm.spec import SPEC
 
@@ -38,19 +37,13 @@ def rule(
         raise UnsupportedError(
             f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or omit backend"
         )
-    products, is_saved = needed_products(SPEC, needs_input_grad, (torch.bfloat16,) * 3, "nt")
+    kept = is_saved(SPEC, needs_input_grad, (torch.bfloat16,) * 3, "nt")
 
-    def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
-        tensors = {"dc": row_major(dc), "a": saved[0], "b": saved[1]}
-        offs, found = saved[2], {}
-        for product in products:
-            operator = ROWS if product.role == needs.DGRAD else GROUPS
-            left, right = (tensors[name.removesuffix("^T")] for name in (product.left, product.right))
-            if product.right.endswith("^T"):
-                right = right.mT
-            result = operator(left, right, offs, backend)
-            found[product.result] = result
-        transposed = found.get("db^T")
-        return found.get("da"), None if transposed is None else transposed.mT
+    def gradients(dc: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, offs: torch.Tensor) -> Tensors:
+        dc = row_major(dc)
+        return (
+            None if b is None else ROWS(dc, b.mT, offs, backend),
+            None if a is None else GROUPS(dc, a, offs, backend).mT,
+        )
 
-    return (a if is_saved[0] else None, b if is_saved[1] else None, offs), gradients
+    return (a if kept[0] else None, b if kept[1] else None, offs), gradients

@@ -10,13 +10,11 @@ summed over the batch in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from stoneware.kernels import needs
-from stoneware.kernels.needs import Product
-from stoneware.ops.backward import Gradients, Tensors, call_of, needed_products, sum_of_rows
+from stoneware.ops.backward import Gradients, Tensors, call_of, is_saved, sum_of_rows
 from stoneware.ops.matmul.spec import SPEC
 
 
@@ -31,28 +29,27 @@ def rule(
     config: object,
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
-    layout = _layout(a, "n") + _layout(b, "t")
-    products, is_saved = needed_products(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype or a.dtype), layout)
-    saved = a if is_saved[0] else None, b if is_saved[1] else None
-    shapes = {"da": a.shape, "db": b.shape}
-    dtype = a.dtype
+    a_layout, b_layout = _layout(a, "n"), _layout(b, "t")
+    dtypes = a.dtype, b.dtype, out_dtype or a.dtype
+    kept = is_saved(SPEC, needs_input_grad, dtypes, a_layout + b_layout)
+    a_shape, b_shape, dtype, has_dbias = a.shape, b.shape, a.dtype, needs_input_grad[2]
 
-    def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
-        matmul = call_of(SPEC)
-        found: dict[str, torch.Tensor] = {}
-        operands: dict[str, torch.Tensor] = {}
-        if True in is_saved:
-            operands = _matrices(dc.to(dtype), *saved, *(len(shape) == 1 for shape in shapes.values()))
-        for product in products:
-            name = product.result.removesuffix("^T")
-            found[name] = (
-                sum_of_rows(dc)
-                if product.role == needs.DBIAS
-                else _gradient(matmul, product, operands, shapes[name], backend)
-            )
-        return found.get("da"), found.get("db"), found.get("dbias")
+    def gradients(dc: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None) -> Tensors:
+        da = db = None
+        if a is not None or b is not None:
+            rows = _rows(dc.to(dtype), len(a_shape) == 1, len(b_shape) == 1)
+        if b is not None:
+            b = b[:, None] if b.ndim == 1 else b
+            da = _gradient(rows, b.mT, a_layout, a_shape, backend)
+        if a is not None:
+            a = a[None] if a.ndim == 1 else a
+            if len(b_shape) <= 2 and a.ndim > 2 and a.shape[:-2] == rows.shape[:-2]:
+                # Both have the rows of the whole batch, so that its sum is that of one product over k.
+                a, rows = a.flatten(0, -2), rows.flatten(0, -2)
+            db = _gradient(a.mT, rows, b_layout, b_shape, backend)
+        return da, db, sum_of_rows(dc) if has_dbias else None
 
-    return saved, gradients
+    return (a if kept[0] else None, b if kept[1] else None), gradients
 
 
 def _batch(left: torch.Tensor, right: torch.Tensor) -> tuple[int, ...]:
@@ -68,48 +65,27 @@ def _layout(tensor: torch.Tensor, of_vector: str) -> str:
     return "t" if tensor.stride(-2) == 1 and tensor.stride(-1) != 1 else "n"
 
 
-def _matrices(
-    dc: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, is_a_vector: bool, is_b_vector: bool
-) -> dict[str, torch.Tensor]:
-    """The operands by name, with the dimension that a vector's product drops. A gradient that is
-    expanded is copied here, once, and not by every product."""
+def _rows(dc: torch.Tensor, is_a_vector: bool, is_b_vector: bool) -> torch.Tensor:
+    """The gradient of the result with the dimension that a vector's product drops. One that is expanded
+    is copied here, once, and not by every product."""
     if is_b_vector:
         dc = dc.unsqueeze(-1)
     if is_a_vector:
         dc = dc.unsqueeze(-2)
-    operands = {"dc": dc if 1 in dc.stride()[-2:] else dc.contiguous()}
-    if a is not None:
-        operands["a"] = a[None] if is_a_vector else a
-    if b is not None:
-        operands["b"] = b[:, None] if is_b_vector else b
-    return operands
+    return dc if 1 in dc.stride()[-2:] else dc.contiguous()
 
 
 def _gradient(
-    matmul: Callable[..., torch.Tensor],
-    product: Product,
-    operands: dict[str, torch.Tensor],
-    shape: Sequence[int],
-    backend: str | None,
+    left: torch.Tensor, right: torch.Tensor, layout: str, shape: Sequence[int], backend: str | None
 ) -> torch.Tensor:
-    """The gradient of an operand of this shape."""
-    left, right = operands[product.left.removesuffix("^T")], operands[product.right.removesuffix("^T")]
-    batch = _batch(left, right)
-    if batch and product.role == needs.WGRAD and len(shape) <= 2 and left.shape[:-2] == right.shape[:-2]:
-        # Both have the rows of the whole batch, so that its sum is that of one product over k.
-        left, right, batch = left.flatten(0, -2), right.flatten(0, -2), ()
-    kept = tuple(shape[:-2])
-    result = matmul(
-        left.mT if product.left.endswith("^T") else left,
-        right.mT if product.right.endswith("^T") else right,
-        None,
-        None,
-        None if batch == kept else torch.float32,
-        backend,
-        None,
-    )
+    """left @ right as the gradient of an operand of this layout and shape."""
+    if layout == "t":
+        left, right = right.mT, left.mT
+    batch, kept = _batch(left, right), tuple(shape[:-2])
+    out_dtype = None if batch == kept else torch.float32
+    result = call_of(SPEC)(left, right, None, None, out_dtype, backend, None)
     if batch != kept:
         result = result.sum_to_size(*kept, *result.shape[-2:]).to(left.dtype)
-    if product.result.endswith("^T"):
+    if layout == "t":
         result = result.mT
     return result.reshape(shape) if len(shape) == 1 else result

@@ -11,13 +11,12 @@ each block of k.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from stoneware.errors import ForwardOnlyError
-from stoneware.kernels import needs
-from stoneware.ops.backward import Gradients, Tensors, call_of, needed_products, sum_of_rows
+from stoneware.ops.backward import Gradients, Tensors, call_of, is_saved, sum_of_rows
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.ops.scaled_mm.spec import SPEC
 
@@ -48,9 +47,8 @@ def rule(
         if max(scale_a.numel(), scale_b.numel()) > 1
         else "tensor"
     )
-    products, is_saved = needed_products(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
-    saved = tuple(one if is_kept else None for one, is_kept in zip((a, b, scale_a, scale_b), is_saved))
-    shapes = {"dscale_a": scale_a.shape, "dscale_b": scale_b.shape}
+    kept = is_saved(SPEC, needs_input_grad, (a.dtype, b.dtype, out_dtype), "nt", scales)
+    shapes, has_dbias = (scale_a.shape, scale_b.shape), needs_input_grad[-1]
 
     def gradients(dc: torch.Tensor, *saved: torch.Tensor | None) -> Tensors:
         scaled_mm = call_of(SPEC)
@@ -60,18 +58,14 @@ def rule(
             return scaled_mm(a, b, one, one, None, None, torch.float32, use_fast_accum, backend, None)
 
         a, b, scale_a, scale_b = saved
-        found: dict[str, torch.Tensor] = {}
-        if any(product.role == needs.UNSCALED for product in products):
-            parts = (a,), (b,)
-            if is_block:
-                parts = a.split(BLOCK, 1), b.split(BLOCK, 0)
-            weighted = (dc.float() * unscaled(*part) for part in zip(*parts))
-            found = (_of_blocks if is_block else _of_one)(weighted, scale_a, scale_b, shapes)
-        if any(product.role == needs.DBIAS for product in products):
-            found["dbias"] = sum_of_rows(dc)
-        return None, None, found.get("dscale_a"), found.get("dscale_b"), found.get("dbias")
+        dscales: Tensors = (None, None)
+        if a is not None and b is not None:
+            parts = zip(a.split(BLOCK, 1), b.split(BLOCK, 0)) if is_block else [(a, b)]
+            weighted = (dc.float() * unscaled(*part) for part in parts)
+            dscales = (_of_blocks if is_block else _of_one)(weighted, scale_a, scale_b, shapes)
+        return None, None, *dscales, sum_of_rows(dc) if has_dbias else None
 
-    return saved, gradients
+    return tuple(one if is_kept else None for one, is_kept in zip((a, b, scale_a, scale_b), kept)), gradients
 
 
 def _refuse_operands(needs_input_grad: Sequence[bool]) -> None:
@@ -92,29 +86,30 @@ def _is_block(scale_a: torch.Tensor, scale_b: torch.Tensor, n: int) -> bool:
     return scale_a.shape[1] > 1 or scale_b.shape[0] > 1 or scale_b.shape[1] not in (1, n)
 
 
+Shapes = tuple[torch.Size, torch.Size]
+
+
 def _of_one(
-    weighted: Iterator[torch.Tensor],
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    shapes: Mapping[str, torch.Size],
-) -> dict[str, torch.Tensor]:
-    """The gradients from dc * ab: of each scale if the other one is there."""
+    weighted: Iterator[torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, shapes: Shapes
+) -> Tensors:
+    """The gradients of scale_a and scale_b, of these shapes, from dc * ab: of each if the other one is
+    there."""
     (dc_ab,) = weighted
-    others = {"dscale_a": scale_b, "dscale_b": scale_a}
-    return {name: (dc_ab * other).sum_to_size(shapes[name]) for name, other in others.items() if other is not None}
+    return tuple(
+        None if other is None else (dc_ab * other).sum_to_size(shape)
+        for other, shape in zip((scale_b, scale_a), shapes)
+    )
 
 
 def _of_blocks(
-    weighted: Iterator[torch.Tensor],
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    shapes: Mapping[str, torch.Size],
-) -> dict[str, torch.Tensor]:
+    weighted: Iterator[torch.Tensor], scale_a: torch.Tensor | None, scale_b: torch.Tensor | None, shapes: Shapes
+) -> Tensors:
     """As `_of_one`, from dc * ab of each block of k."""
     rows, columns = [], []
+    num_rows_b, num_columns_b = shapes[1]
     for block, dc_ab in enumerate(weighted):
         n = dc_ab.shape[1]
-        is_1d = shapes["dscale_b"][1] == n
+        is_1d = num_columns_b == n
         if scale_b is not None:
             of_columns = scale_b[block]
             rows.append((dc_ab * (of_columns if is_1d else of_columns.repeat_interleave(BLOCK)[:n])).sum(1))
@@ -123,10 +118,8 @@ def _of_blocks(
             if not is_1d:
                 sums = torch.nn.functional.pad(sums, (0, -n % BLOCK)).unflatten(0, (-1, BLOCK)).sum(1)
             columns.append(sums)
-    found = {}
-    if rows:
-        found["dscale_a"] = torch.stack(rows, 1)
-    if columns:
-        padding = shapes["dscale_b"][0] - len(columns)
-        found["dscale_b"] = torch.nn.functional.pad(torch.stack(columns), (0, 0, 0, padding))
-    return found
+    padding = 0, 0, 0, num_rows_b - len(columns)
+    return (
+        torch.stack(rows, 1) if rows else None,
+        torch.nn.functional.pad(torch.stack(columns), padding) if columns else None,
+    )
