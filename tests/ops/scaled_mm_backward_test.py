@@ -99,7 +99,9 @@ def test_fp8_operands_are_frozen(name):
     x = scaled_operands(M, N, K)
     tensors = {"a": x.a, "b": x.b}
     tensors[name].requires_grad_()
-    with pytest.raises(ForwardOnlyError, match=rf"fp8, and {name} requires one; .*sw.nn.Float8Linear, or .*{name}.det"):
+    with pytest.raises(
+        ForwardOnlyError, match=rf"fp8, and {name} requires a gradient; .*sw.nn.Float8Linear, or .*{name}.det"
+    ):
         sw.scaled_mm(**tensors, scale_a=x.scale_a, scale_b=x.scale_b)
 
 

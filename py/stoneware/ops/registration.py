@@ -68,33 +68,17 @@ def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients
     def fake_out(*arguments: Any) -> None:
         result(*arguments[:-2])
 
-    def followed(*arguments: Any) -> torch.Tensor:
-        named = list(zip(tensors, arguments[:num_inputs]))
-        tensor_checks.refuse_tangents(name, named)
-        if has_gradients and tensor_checks.needs_gradient(arguments[:num_inputs]):
-            from stoneware.ops import backward
+    def rule(needed: Sequence[bool], *arguments: Any) -> Any:
+        from stoneware.ops import backward
 
-            of_op = backward.rule_of(spec)
+        return backward.rule_of(spec)(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
 
-            def rule(needed: Sequence[bool], *arguments: Any) -> Any:
-                return of_op(needed, *arguments[:num_inputs], None, *arguments[num_inputs:])
-
-            return backward.apply_below_autograd(operator, rule, num_inputs, *arguments)
-        tensor_checks.refuse_gradients(name, named)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-    def refused(*arguments: Any) -> None:
-        named = list(zip(tensors, arguments[: num_inputs + 1]))
-        tensor_checks.refuse_gradients(name, named, is_out=has_gradients)
-        tensor_checks.refuse_tangents(name, named)
-        with torch._C._AutoDispatchBelowAutograd():
-            operator_out(*arguments)
-
-    _define(name, f"({inputs}, {others}) -> Tensor", eager, followed, fake)
-    _define(f"{name}_out", f"({inputs}, Tensor(a!) out, {others}) -> ()", write_out, refused, fake_out)
-    operator = getattr(torch.ops.stoneware, name)
-    operator_out = getattr(torch.ops.stoneware, f"{name}_out")
+    operator = define(
+        f"{name}({inputs}, {others}) -> Tensor", tensors[:-1], eager, fake, rule=rule if has_gradients else None
+    )
+    operator_out = define(
+        f"{name}_out({inputs}, Tensor(a!) out, {others}) -> ()", tensors, write_out, fake_out, is_out=has_gradients
+    )
 
     def traced(*arguments: Any) -> torch.Tensor:
         config = arguments[-1]
@@ -108,44 +92,46 @@ def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients
     return traced
 
 
-def register_product(
-    name: str, tensors: Sequence[str], eager: Call, fake: Call, gradients: Rule
-) -> Callable[..., torch.Tensor]:
-    """Registers an operator that gradients are computed with: (*tensors, backend) -> a tensor.
+def define(
+    schema: str,
+    tensors: Sequence[str],
+    eager: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    rule: Rule | None = None,
+    is_out: bool = False,
+) -> Callable[..., Any]:
+    """Defines an operator, and returns it.
 
     Args:
-      name: of the operator.
-      tensors: the names of its tensors.
+      schema: its name and arguments, the tensors first.
+      tensors: their names.
       eager: computes it.
       fake: infers the result.
-      gradients: the rule for its own gradients.
+      rule: the rule for its gradients; None refuses a call that needs one.
+      is_out: whether they are refused for the sake of `out` alone.
     """
+    name = schema.partition("(")[0]
 
-    def followed(*arguments: Any) -> torch.Tensor:
+    def followed(*arguments: Any) -> Any:
         named = list(zip(tensors, arguments))
-        tensor_checks.refuse_tangents(name, named)
-        if tensor_checks.needs_gradient(arguments[:-1]):
+        tensor_checks.refuse_tangents(name.removesuffix("_out"), named)
+        if rule is not None and tensor_checks.needs_gradient(arguments[: len(tensors)]):
             from stoneware.ops import backward
 
-            return backward.apply_below_autograd(operator, gradients, len(tensors), *arguments)
+            return backward.apply_below_autograd(operator, rule, len(tensors), *arguments)
+        tensor_checks.refuse_gradients(name.removesuffix("_out"), named, is_out=is_out)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
-    inputs = "".join(f"Tensor {one}, " for one in tensors)
-    _define(name, f"({inputs}str? backend) -> Tensor", eager, followed, fake)
-    operator = getattr(torch.ops.stoneware, name)
-    return operator
-
-
-def _define(
-    name: str, schema: str, eager: Callable[..., Any], autograd: Callable[..., Any], fake: Callable[..., Any]
-) -> None:
-    _LIBRARY.define(name + schema, tags=_TAGS)
+    _LIBRARY.define(schema, tags=_TAGS)
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
     # Not register_autograd, whose functions the transforms of torch.func refuse.
-    _LIBRARY.impl(name, autograd, "Autograd")
+    _LIBRARY.impl(name, followed, "Autograd")
     # Not register_fake, which reads the source of its caller, 6 ms for all.
     _LIBRARY.impl(name, fake, "Meta")
+    operator: Callable[..., Any] = getattr(torch.ops.stoneware, name)
+    return operator
 
 
 def _text(config: Config) -> str:

@@ -199,11 +199,20 @@ def refuse_gradients(op: str, tensors: NamedTensors, *, is_out: bool = False) ->
         return
     names = [name for name, tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
     if names:
-        raise ForwardOnlyError(
-            f"{op}{' with out=' if is_out else ''} has no backward, and {', '.join(names)} "
-            f"{'requires' if len(names) == 1 else 'require'} a gradient; call it under torch.no_grad(), or "
-            + ("omit out" if is_out else f"pass {', '.join(f'{name}.detach()' for name in names)}")
+        raise gradient_error(
+            f"{op}{' with out=' if is_out else ''} has no backward",
+            names,
+            "call it under torch.no_grad()",
+            "omit out" if is_out else None,
         )
+
+
+def gradient_error(lack: str, names: Sequence[str], remedy: str, other: str | None = None) -> ForwardOnlyError:
+    """The error of a call that lacks the gradients of some inputs; the `other` remedy is to detach them."""
+    return ForwardOnlyError(
+        f"{lack}, and {', '.join(names)} {'requires' if len(names) == 1 else 'require'} a gradient; {remedy}, or "
+        + (other or f"pass {', '.join(f'{name}.detach()' for name in names)}")
+    )
 
 
 def refuse_tangents(op: str, tensors: NamedTensors) -> None:

@@ -6,11 +6,12 @@ import itertools
 
 import torch
 
-from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.errors import UnsupportedError
 from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops.backward import Gradients, Tensors, is_saved
 from stoneware.ops.grouped_mm.gradient_products import GROUPS, ROWS, row_major
 from stoneware.ops.grouped_mm.spec import SPEC
+from stoneware.ops.tensor_checks import gradient_error
 
 
 def rule(
@@ -28,11 +29,7 @@ def rule(
     """See `stoneware.ops.backward.Rule`."""
     if scale_a is not None:
         names = list(itertools.compress((one.name for one in SPEC.inputs), needs_input_grad))
-        raise ForwardOnlyError(
-            f"{SPEC.name} has no backward in fp8, and {', '.join(names)} "
-            f"{'requires' if len(names) == 1 else 'require'} a gradient; multiply in bf16, or pass "
-            + ", ".join(f"{name}.detach()" for name in names)
-        )
+        raise gradient_error(f"{SPEC.name} has no backward in fp8", names, "multiply in bf16")
     if backend not in (None, VENDOR, REFERENCE):
         raise UnsupportedError(
             f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or omit backend"

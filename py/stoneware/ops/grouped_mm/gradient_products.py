@@ -10,7 +10,7 @@ H100 or H200 both run torch._grouped_mm, as the backend "vendor" does, elsewhere
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,8 +38,9 @@ def _aligned(matrices: torch.Tensor) -> torch.Tensor:
     return matrices if is_aligned else matrices.contiguous()
 
 
-def _ends(offs: torch.Tensor) -> list[int]:
-    return [0, *offs.tolist()]
+def _groups_of(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """(group, its rows)"""
+    return enumerate(itertools.starmap(slice, itertools.pairwise([0, *offs.tolist()])))
 
 
 def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | None) -> torch.Tensor:
@@ -48,8 +49,8 @@ def _rows(x: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, backend: str | N
         after = torch.arange(x.shape[0], device=x.device) >= offs[-1]
         return out.masked_fill_(after[:, None], 0)  # torch leaves them as they were
     out = x.new_zeros(x.shape[0], b.shape[2])
-    for group, (begin, end) in enumerate(itertools.pairwise(_ends(offs))):
-        out[begin:end] = (x[begin:end].float() @ b[group].float()).to(x.dtype)
+    for group, rows in _groups_of(offs):
+        out[rows] = x[rows].float() @ b[group].float()
     return out
 
 
@@ -57,8 +58,8 @@ def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str |
     if _is_for_torch(x, offs, backend):
         return torch._grouped_mm(_aligned(x).t(), _aligned(y), offs=offs)
     out = x.new_zeros(offs.shape[0], x.shape[1], y.shape[1])
-    for group, (begin, end) in enumerate(itertools.pairwise(_ends(offs))):
-        out[group] = (x[begin:end].float().t() @ y[begin:end].float()).to(x.dtype)
+    for group, rows in _groups_of(offs):
+        out[group] = x[rows].float().t() @ y[rows].float()
     return out
 
 
@@ -90,17 +91,17 @@ def row_major(grad: torch.Tensor) -> torch.Tensor:
     return grad if grad.stride(-1) == 1 else grad.contiguous()
 
 
-ROWS = registration.register_product(
-    "grouped_mm_rows",
+ROWS = registration.define(
+    "grouped_mm_rows(Tensor x, Tensor b, Tensor offs, str? backend) -> Tensor",
     ("x", "b", "offs"),
     _rows,
     lambda x, b, offs, backend: x.new_empty(x.shape[0], b.shape[2]),
-    _rule_of_rows,
+    rule=_rule_of_rows,
 )
-GROUPS = registration.register_product(
-    "grouped_mm_groups",
+GROUPS = registration.define(
+    "grouped_mm_groups(Tensor x, Tensor y, Tensor offs, str? backend) -> Tensor",
     ("x", "y", "offs"),
     _groups,
     lambda x, y, offs, backend: x.new_empty(offs.shape[0], x.shape[1], y.shape[1]),
-    _rule_of_groups,
+    rule=_rule_of_groups,
 )

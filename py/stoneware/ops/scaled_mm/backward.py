@@ -11,14 +11,14 @@ each block of k.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from stoneware.errors import ForwardOnlyError
 from stoneware.ops.backward import Gradients, Tensors, call_of, is_saved, sum_of_rows
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.ops.scaled_mm.spec import SPEC
+from stoneware.ops.tensor_checks import gradient_error
 
 
 def rule(
@@ -35,7 +35,13 @@ def rule(
     config: object,
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
-    _refuse_operands(needs_input_grad)
+    frozen = list(itertools.compress(("a", "b"), needs_input_grad))
+    if frozen:
+        raise gradient_error(
+            f"{SPEC.name} has no gradients of operands in fp8",
+            frozen,
+            "keep the weight in bf16 and train it with sw.nn.Float8Linear",
+        )
     is_block = _is_block(scale_a, scale_b, b.shape[1])
     is_1d = is_block and scale_b.shape[1] == b.shape[1]
     scales = (
@@ -66,17 +72,6 @@ def rule(
         return None, None, *dscales, sum_of_rows(dc) if has_dbias else None
 
     return tuple(one if is_kept else None for one, is_kept in zip((a, b, scale_a, scale_b), kept)), gradients
-
-
-def _refuse_operands(needs_input_grad: Sequence[bool]) -> None:
-    """Raises ForwardOnlyError if an operand, which is in fp8, needs a gradient."""
-    names = list(itertools.compress(("a", "b"), needs_input_grad))
-    if names:
-        raise ForwardOnlyError(
-            f"{SPEC.name} has no gradients of operands in fp8, and {', '.join(names)} "
-            f"{'requires' if len(names) == 1 else 'require'} one; keep the weight in bf16 and train it with "
-            f"sw.nn.Float8Linear, or pass {', '.join(f'{name}.detach()' for name in names)}"
-        )
 
 
 def _is_block(scale_a: torch.Tensor, scale_b: torch.Tensor, n: int) -> bool:
