@@ -16,13 +16,14 @@ import stoneware as sw
 from stoneware.errors import TableError, UnsupportedError
 from stoneware.kernels import cutlass_kernels
 from stoneware.ops import tensor_checks
-from stoneware.ops.scaled_mm import api, cutlass_sm90, triton_aot
+from stoneware.ops.scaled_mm import api, cutlass_sm90
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
 
 H200 = Device(kind="cuda", ordinal=0, fingerprint=small.H200)
 H200_DESCRIBED = Device(kind="cuda", fingerprint=small.H200)
 STREAM = 4242
+TRITON = api.OPERATION.backends["triton_aot"]
 
 
 def memory(pointer: int, dtype: torch.dtype, shape: tuple, strides: tuple) -> torch.Tensor:
@@ -285,19 +286,19 @@ def test_cubin_is_read_once_per_kernel(gpu, monkeypatch):
 @pytest.mark.parametrize("size", ["m", "n"])
 def test_size_past_32_bits_of_tiles_is_refused_before_the_launch(gpu, size):
     sizes = {"m": 16, "n": 16, "k": 16}
-    for module in (cutlass_sm90, triton_aot):
+    for backend in (cutlass_sm90.BACKEND, TRITON):
         fits = api.Problem.dense(**{**sizes, size: 2**31 - 128})
-        assert module.BACKEND.supports(fits, H200_DESCRIBED) is None
+        assert backend.supports(fits, H200_DESCRIBED) is None
         past = api.Problem.dense(**{**sizes, size: 2**31 - 16})
-        reason = module.BACKEND.supports(past, H200_DESCRIBED)
+        reason = backend.supports(past, H200_DESCRIBED)
         assert f"{size}={2**31 - 16}" in reason
         assert "32" in reason
 
 
 def test_triton_grid_past_32_bits_is_refused_before_the_launch(gpu):
     problem = api.Problem.dense(m=2**30, n=2**30, k=16)
-    assert "32" in triton_aot.BACKEND.supports(problem, H200_DESCRIBED)
-    assert triton_aot.BACKEND.supports(api.Problem.dense(m=2**20, n=2**20, k=16), H200_DESCRIBED) is None
+    assert "32" in TRITON.supports(problem, H200_DESCRIBED)
+    assert TRITON.supports(api.Problem.dense(m=2**20, n=2**20, k=16), H200_DESCRIBED) is None
 
 
 def test_damaged_table_stops_the_call_with_its_name(gpu, package):

@@ -36,7 +36,7 @@ def ran(package, monkeypatch):
         monkeypatch.setattr(module.BACKEND, "plan", plan)
     monkeypatch.setattr(tensor_checks, "CPU", Device(kind="cuda", fingerprint=small.H200))
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
-    monkeypatch.setattr(dispatch, "_said_capture", set())
+    monkeypatch.setattr(dispatch, "_said", set())
     return configs
 
 

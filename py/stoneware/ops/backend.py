@@ -71,36 +71,23 @@ class TorchBackend(Backend):
     Attributes:
       config: the config.
       make_plan: problem -> plan.
-      why_not: why it cannot run a problem on a device, or None.
-      has_our_order: what `may_have_our_bits` answers.
-      converts: what `conversion` answers.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        make_plan: Callable[[Any], Plan],
-        why_not: Callable[[Any, Device], str | None] = lambda problem, device: None,
-        has_our_order: Callable[[Any], bool] = lambda problem: False,
-        converts: Callable[[Any], Conversion | None] = lambda problem: None,
-    ) -> None:
+    def __init__(self, config: Config, make_plan: Callable[[Any], Plan]) -> None:
         self.name = config.backend
-        self.config, self.make_plan, self.why_not = config, make_plan, why_not
-        self.has_our_order, self.converts = has_our_order, converts
+        self.config, self.make_plan = config, make_plan
 
     def supports(self, problem: Any, device: Device) -> str | None:
         if self.name == VENDOR and device.kind != "cuda":
             return f"{self.config.kernel} is the vendor library on GPUs only, the device is {device}"
         return self.why_not(problem, device)
 
+    def why_not(self, problem: Any, device: Device) -> str | None:
+        """Why it cannot run a problem on a device that has its kernels, or None."""
+        return None
+
     def configs(self, problem: Any, device: Device) -> list[Config]:
         return [self.config]
-
-    def conversion(self, problem: Any) -> Conversion | None:
-        return self.converts(problem)
-
-    def may_have_our_bits(self, problem: Any) -> bool:
-        return self.has_our_order(problem)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
         return self.make_plan(problem)

@@ -5,7 +5,6 @@ Runs on a miss of an op's plan cache, and in `explain`.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -96,7 +95,11 @@ class Operation:
         has_kernels = device.kind == "cuda" and config is None
         is_invariant = not any_order and tuning.is_batch_invariant()
         if is_invariant and device.kind == "cpu":
-            _say_no_promise(self.spec.name)
+            _say_once(
+                f"no promise of {self.spec.name}",
+                "sw.%s runs on the CPU, where batch invariance is not promised: torch's own kernels run there",
+                self.spec.name,
+            )
             is_invariant = False
         backends = _Backends(self, problem, device, backend)
 
@@ -300,46 +303,41 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
             'sw.tuning("on_miss"), or use sw.tuning("off")'
         )
     if tuning.is_capturing():
-        if op not in _said_capture:
-            _said_capture.add(op)
-            _LOG.warning(
-                "%s was not measured and is not now, because a CUDA graph is being captured; it "
-                "runs %s from layer %r; call it once before the capture, inside "
-                'sw.tuning("on_miss")',
-                problem,
-                decision.config,
-                decision.layer,
-            )
+        _say_once(
+            f"capture of {op}",
+            "%s was not measured and is not now, because a CUDA graph is being captured; it "
+            "runs %s from layer %r; call it once before the capture, inside "
+            'sw.tuning("on_miss")',
+            problem,
+            decision.config,
+            decision.layer,
+        )
         return False
     return True
 
 
-_said_capture: set[str] = set()
-"""Ops already warned about: a problem was not measured during a capture."""
-
-
-@functools.cache
-def _say_no_promise(op: str) -> None:
-    _LOG.warning("sw.%s runs on the CPU, where batch invariance is not promised: torch's own kernels run there", op)
-
-
-_said_reference: set[str] = set()
-"""Kinds of device already warned about: the reference runs there."""
-
-
 def _say_reference(op: str, device: Device, decision: Decision) -> None:
     """Says once per process and kind of device that nothing faster runs, and why."""
-    if device.kind in _said_reference:
-        return
-    _said_reference.add(device.kind)
+    subject = f"reference on {device.kind}"
     if device.kind == "cpu":
-        _LOG.warning(
-            "sw.%s runs on the CPU with the reference backend, which is slow and meant for checking results", op
-        )
+        text = "sw.%s runs on the CPU with the reference backend, which is slow and meant for checking results"
+        _say_once(subject, text, op)
         return
-    _LOG.warning(
+    _say_once(
+        subject,
         "%s runs on %s with the reference backend, which is slow, because no other backend can: %s",
         op,
         device,
         "; ".join(map(str, decision.refusals)),
     )
+
+
+_said: set[str] = set()
+"""The subjects of `_say_once` so far."""
+
+
+def _say_once(subject: str, text: str, *values: object) -> None:
+    """Logs a warning if it is the first of its subject in this process."""
+    if subject not in _said:
+        _said.add(subject)
+        _LOG.warning(text, *values)

@@ -27,7 +27,7 @@ from stoneware.tuning import policy
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
 
-_LOG = logging.getLogger("stoneware")
+_warn_once = functools.cache(logging.getLogger("stoneware").warning)
 
 _found: dict[tuple[int | None, Any], str | None] = {}
 """(device, problem) -> why the vendor's kernel may not run it; None if it may."""
@@ -50,17 +50,12 @@ def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, 
         _found[place] = _difference(operation, vendor, problem, device)
     except torch.OutOfMemoryError:
         _found[place] = "there was no memory to compare it with our kernel"
-        _say_no_memory(operation.spec.name)
+        _warn_once(
+            "sw.%s runs our kernels, which may be slower: no memory is left to check that the vendor's have the same "
+            "bits; make the first calls while there is room for another weight",
+            operation.spec.name,
+        )
     return _found[place]
-
-
-@functools.cache
-def _say_no_memory(op: str) -> None:
-    _LOG.warning(
-        "sw.%s runs our kernels, which may be slower: no memory is left to check that the vendor's have the same bits; "
-        "make the first calls while there is room for another weight",
-        op,
-    )
 
 
 def _difference(operation: Operation, vendor: Config, problem: Any, device: Device) -> str | None:

@@ -10,14 +10,15 @@ from stoneware.ops.grouped_mm.spec import VENDOR
 from stoneware.runtime.device import Device
 
 
-def _why_not(problem: Problem, device: Device) -> str | None:
-    """The restrictions of `_grouped_mm_cuda` and `_scaled_grouped_mm_cuda`
-    (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
-    if device.compute_capability != (9, 0):
-        return f"torch._grouped_mm has kernels of its own for compute capability 9.0 only, the device is {device}"
-    if problem.out_dtype != "bf16":
-        return f"torch._grouped_mm writes bf16 only, out_dtype is {problem.out_dtype}"
-    return None
+class _Vendor(TorchBackend):
+    def why_not(self, problem: Problem, device: Device) -> str | None:
+        """The restrictions of `_grouped_mm_cuda` and `_scaled_grouped_mm_cuda`
+        (aten/src/ATen/native/cuda/GroupedBlas.cpp)."""
+        if device.compute_capability != (9, 0):
+            return f"torch._grouped_mm has kernels of its own for compute capability 9.0 only, the device is {device}"
+        if problem.out_dtype != "bf16":
+            return f"torch._grouped_mm writes bf16 only, out_dtype is {problem.out_dtype}"
+        return None
 
 
 def _run(
@@ -35,4 +36,4 @@ def _run(
         out.copy_(torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offs, out_dtype=out.dtype, use_fast_accum=True))
 
 
-BACKEND = TorchBackend(VENDOR, lambda problem: _run, _why_not)
+BACKEND = _Vendor(VENDOR, lambda problem: _run)

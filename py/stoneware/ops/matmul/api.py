@@ -6,14 +6,15 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul import checks, cutlass_sm90, reference, triton_aot, vendor
+from stoneware.ops.matmul import checks, cutlass_sm90, reference, vendor
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import SPEC
 from stoneware.ops.plan_cache import OpPlans
+from stoneware.ops.triton_aot import TritonAot
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
-OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND)
+OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, TritonAot(SPEC), vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 

@@ -7,13 +7,16 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
-from stoneware.ops.scaled_mm import checks, cutlass_sm90, reference, triton_aot, vendor
+from stoneware.ops.scaled_mm import checks, cutlass_sm90, reference, vendor
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.scaled_mm.spec import SPEC
+from stoneware.ops.triton_aot import TritonAot
 
 __all__ = ["OPERATION", "Problem", "scaled_mm"]
 
-OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, triton_aot.BACKEND, vendor.BACKEND, reference.BACKEND)
+_TRITON = TritonAot(SPEC, lambda problem: (int(problem.scale_a == "row"), int(problem.scale_b == "row")))
+
+OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, _TRITON, vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 

@@ -15,41 +15,13 @@ from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_bloc
 from stoneware.ops.scaled_mm.spec import VENDOR
 from stoneware.runtime.device import Device
 
-
-def _version(text: str | None) -> tuple[int, int]:
-    major, minor = (text or "0.0").split(".")[:2]
-    return int(major), int(minor)
-
-
-_CUDA = _version(torch.version.cuda)
+_CUDA = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
 
 _BLOCK_RECIPES = {"block_1x128": 4, "block_128x128": 5}
 """BlockWise1x128 and BlockWise128x128 of torch.nn.functional.ScalingType."""
 
 
 _UNIT_M, _LEAST_M_IN_PARTS = 4, 1024
-
-
-def _why_not(problem: Problem, device: Device) -> str | None:
-    """The restrictions of `_scaled_mm_out_cuda` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
-    if device.compute_capability < (8, 9):
-        return (
-            f"torch._scaled_mm needs compute capability 8.9 or later, {device} has {_dotted(device.compute_capability)}"
-        )
-    if problem.a_dtype == problem.b_dtype == "e5m2":
-        return "torch._scaled_mm multiplies no two float8_e5m2 matrices"
-    if problem.has_bias and problem.out_dtype == "fp32":
-        return "torch._scaled_mm adds no bias to a float32 result"
-    if problem.has_block_scales:
-        return _block_scales(problem, device)
-    if problem.scale_a != problem.scale_b:
-        return (
-            "torch._scaled_mm takes two scales of one kind, these are "
-            f"scale_a={problem.scale_a} and scale_b={problem.scale_b}"
-        )
-    if problem.scale_a == "tensor" or device.is_described:
-        return None
-    return _row_scales(problem, device)
 
 
 def _block_scales(problem: Problem, device: Device) -> str | None:
@@ -66,8 +38,6 @@ def _block_scales(problem: Problem, device: Device) -> str | None:
         )
     if device.is_described:
         return None
-    if not hasattr(torch, "_scaled_mm_v2"):
-        return f"torch {torch.__version__} has no _scaled_mm_v2; update torch"
     if _CUDA < (12, 9):
         return f"torch has block scales from CUDA 12.9 on, this one has {torch.version.cuda}"
     return None
@@ -151,45 +121,14 @@ def _copied(problem: Problem) -> list[str]:
     return [name for name, is_right in (("a", is_a_right), ("b", is_b_right)) if not is_right]
 
 
-def _converts(problem: Problem) -> Conversion | None:
-    copied = _copied(problem)
-    if not copied:
-        return None
-    m, blocks, padded = problem.m, num_blocks(problem.k), padded_num_blocks(problem.k)
-    is_1d = problem.scales == "block_1d"
-    num_floats = {"a": m * blocks, "b": blocks * (problem.n if is_1d else num_blocks(problem.n))}
-    asked = f"strides (n, 1)=({problem.n}, 1)" if is_1d else f"{padded} rows and strides (1, {padded})"
-    remedies = {
-        "a": f"scale_a with strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
-        "b": f"scale_b with {asked} instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
-    }
-    us = sum(_COPY_US + 4 * num_floats[name] / _COPY_BYTES_PER_US for name in copied)
-    does = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
-    if m % _UNIT_M:
-        us += _PART_US + problem.n * problem.k / _READ_BYTES_PER_US
-        does += f" and makes a product of the last {_UNIT_M} rows"
-        remedies["a"] = f"a with rows of zeros up to a multiple of {_UNIT_M}"
-    return Conversion(
-        f"each call {does}, for the layout of torch's kernel, some {us:.1f} us beside the measured time; "
-        f"lay them out once: {', '.join(remedies[name] for name in copied)}",
-        us,
-    )
-
-
-def _column_major(scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """A copy of a scale with the strides (1, rows), padded with zeros to so many rows."""
-    make = scale.new_empty if rows == scale.shape[0] else scale.new_zeros
-    copy = make(scale.shape[1], rows).t()
-    copy[: scale.shape[0]] = scale
-    return copy
-
-
 def _laid_out(scale: torch.Tensor, rows: int, *, is_copied: bool) -> torch.Tensor:
-    return _column_major(scale, rows) if is_copied else _as_asked(scale)
-
-
-def _as_asked(scale: torch.Tensor) -> torch.Tensor:
-    """The scale itself; a column by itself, whose second stride says nothing, with the stride that torch checks."""
+    """The scale; or a copy with the strides (1, rows), padded with zeros to so many rows."""
+    if is_copied:
+        make = scale.new_empty if rows == scale.shape[0] else scale.new_zeros
+        copy = make(scale.shape[1], rows).t()
+        copy[: scale.shape[0]] = scale
+        return copy
+    # The second stride of a column by itself says nothing, and torch checks it.
     return scale if scale.shape[1] > 1 else scale.as_strided(scale.shape, (1, scale.shape[0]))
 
 
@@ -222,7 +161,54 @@ def _plan_block_scales(problem: Problem) -> Plan:
     return run
 
 
-# With row and tensor scales it multiplies them in another order than ours.
-BACKEND = TorchBackend(
-    VENDOR, _plan, _why_not, has_our_order=lambda problem: problem.scales == "block", converts=_converts
-)
+class _Vendor(TorchBackend):
+    def why_not(self, problem: Problem, device: Device) -> str | None:
+        """The restrictions of `_scaled_mm_out_cuda` (aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
+        if device.compute_capability < (8, 9):
+            has = _dotted(device.compute_capability)
+            return f"torch._scaled_mm needs compute capability 8.9 or later, {device} has {has}"
+        if problem.a_dtype == problem.b_dtype == "e5m2":
+            return "torch._scaled_mm multiplies no two float8_e5m2 matrices"
+        if problem.has_bias and problem.out_dtype == "fp32":
+            return "torch._scaled_mm adds no bias to a float32 result"
+        if problem.has_block_scales:
+            return _block_scales(problem, device)
+        if problem.scale_a != problem.scale_b:
+            return (
+                "torch._scaled_mm takes two scales of one kind, these are "
+                f"scale_a={problem.scale_a} and scale_b={problem.scale_b}"
+            )
+        if problem.scale_a == "tensor" or device.is_described:
+            return None
+        return _row_scales(problem, device)
+
+    def conversion(self, problem: Problem) -> Conversion | None:
+        copied = _copied(problem)
+        if not copied:
+            return None
+        m, blocks, padded = problem.m, num_blocks(problem.k), padded_num_blocks(problem.k)
+        is_1d = problem.scales == "block_1d"
+        num_floats = {"a": m * blocks, "b": blocks * (problem.n if is_1d else num_blocks(problem.n))}
+        asked = f"strides (n, 1)=({problem.n}, 1)" if is_1d else f"{padded} rows and strides (1, {padded})"
+        remedies = {
+            "a": f"scale_a with strides (1, m)=(1, {m}) instead of ({problem.scale_a_stride_m}, {problem.ld_scale_a})",
+            "b": f"scale_b with {asked} instead of ({problem.ld_scale_b}, {problem.scale_b_stride_n})",
+        }
+        us = sum(_COPY_US + 4 * num_floats[name] / _COPY_BYTES_PER_US for name in copied)
+        does = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
+        if m % _UNIT_M:
+            us += _PART_US + problem.n * problem.k / _READ_BYTES_PER_US
+            does += f" and makes a product of the last {_UNIT_M} rows"
+            remedies["a"] = f"a with rows of zeros up to a multiple of {_UNIT_M}"
+        return Conversion(
+            f"each call {does}, for the layout of torch's kernel, some {us:.1f} us beside the measured time; "
+            f"lay them out once: {', '.join(remedies[name] for name in copied)}",
+            us,
+        )
+
+    def may_have_our_bits(self, problem: Problem) -> bool:
+        """With row and tensor scales it multiplies them in another order than ours."""
+        return problem.scales == "block"
+
+
+BACKEND = _Vendor(VENDOR, _plan)
