@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -250,36 +251,34 @@ def run_nothing(*tensors: torch.Tensor | None) -> None:
     """The plan for a result without elements."""
 
 
-def with_dense_out(plan: Plan) -> Plan:
-    """Makes a plan write a dense result, and copies that to out."""
-
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *others: torch.Tensor | None) -> None:
-        dense = torch.empty_like(out, memory_format=torch.contiguous_format)
-        plan(a, b, dense, *others)
-        out.copy_(dense)
-
-    return run
+Copy = Callable[[torch.Tensor], torch.Tensor]
 
 
-def with_dense_arguments(spec: OpSpec, plan: Plan, **vectors: torch.Tensor | None) -> Plan:
-    """Makes a plan copy those of the arguments that are strided, which its kernel cannot follow.
+def strided(**tensors: torch.Tensor | None) -> dict[str, Copy]:
+    """Those that are strided, which kernels cannot follow, to be copied by `with_copies`. Whether they
+    are is part of a plan's cache key."""
+    found = [name for name, tensor in tensors.items() if tensor is not None and not tensor.is_contiguous()]
+    return dict.fromkeys(found, torch.Tensor.contiguous)
 
-    Whether they are dense is part of a plan's cache key, so that it holds for every call.
-    """
-    positions = [
-        spec.plan_order.index(name)
-        for name, vector in vectors.items()
-        if vector is not None and not vector.is_contiguous()
-    ]
-    if not positions:
+
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor in place of an out of any strides."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def with_copies(spec: OpSpec, plan: Plan, copies: Mapping[str, Copy]) -> Plan:
+    """Makes a plan take the copies of the tensors of these names, and copy what it writes to out."""
+    if not copies:
         return plan
+    at = {spec.plan_order.index(name): copy for name, copy in copies.items()}
+    out = spec.plan_order.index("out")
 
     def run(*tensors: torch.Tensor | None) -> None:
-        plan(
-            *[
-                tensor.contiguous() if tensor is not None and position in positions else tensor
-                for position, tensor in enumerate(tensors)
-            ]
-        )
+        given: list[Any] = list(tensors)
+        for position, copy in at.items():
+            given[position] = copy(given[position])
+        plan(*given)
+        if out in at:
+            tensors[out].copy_(given[out])  # type: ignore[union-attr]
 
     return run

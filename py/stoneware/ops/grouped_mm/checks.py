@@ -69,8 +69,8 @@ def plan(
         ldd=n if out is None or m == 1 else out.stride(0),
         group_stride_b=b.stride(0) if num_groups > 1 else n * k,
     )
-    vectors = {"offs": offs, "scale_a": scale_a, "scale_b": scale_b}
-    return tensor_checks.with_dense_arguments(SPEC, make(problem), **vectors)
+    copies = tensor_checks.strided(offs=offs, scale_a=scale_a, scale_b=scale_b)
+    return tensor_checks.with_copies(SPEC, make(problem), copies)
 
 
 def _check_scales(

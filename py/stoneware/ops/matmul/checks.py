@@ -7,14 +7,14 @@ of an operand that has no such strides, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
-from stoneware.ops.matmul.layouts import arrangement, broadcast, result_shape
+from stoneware.ops.matmul.layouts import arrangement, result_shape
 from stoneware.ops.matmul.problem import DTYPES, WIDE_DTYPE, Problem
 from stoneware.ops.matmul.spec import SPEC
 from stoneware.ops.product import UNIT_BYTES
@@ -66,11 +66,7 @@ def plan(
     plan = make(problem)
     if is_transposed:
         plan = _with_swapped_operands(plan)
-    strided = {name: tensor for name, tensor in (("a", a), ("b", b)) if name in copies}
-    plan = tensor_checks.with_dense_arguments(SPEC, plan, bias=bias, **strided)
-    if copies.keys() & {"a of the batch", "b of the batch"}:
-        plan = _with_dense_batches(plan, copies)
-    return tensor_checks.with_dense_out(plan) if "out" in copies else plan
+    return tensor_checks.with_copies(SPEC, plan, {**copies, **tensor_checks.strided(bias=bias)})
 
 
 def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -93,27 +89,6 @@ def _with_swapped_operands(plan: Plan) -> Plan:
         plan(b, a, out, bias)
 
     return run
-
-
-def _with_dense_batches(plan: Plan, copies: Mapping[str, str]) -> Plan:
-    """Makes a plan take copies where no single stride goes through the batch, as torch.matmul makes
-    them too."""
-    a_layout, b_layout = copies.get("a of the batch"), copies.get("b of the batch")
-
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-        batch = broadcast(a.shape[:-2], b.shape[:-2])
-        if a_layout is not None:
-            a = _dense_batch(a, batch, a_layout)
-        if b_layout is not None:
-            b = _dense_batch(b, batch, b_layout)
-        plan(a, b, out, bias)
-
-    return run
-
-
-def _dense_batch(matrices: torch.Tensor, batch: Sequence[int], layout: str) -> torch.Tensor:
-    matrices = matrices.expand(*batch, *matrices.shape[-2:])
-    return matrices.contiguous() if layout == "n" else matrices.mT.contiguous().mT
 
 
 def _run_without_products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:

@@ -6,6 +6,7 @@ How they lie is told by tensors of the same shapes and strides on the device "me
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from stoneware.ops.matmul.problem import Problem
+from stoneware.ops.tensor_checks import Copy, dense_like
 
 
 def broadcast(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
@@ -47,14 +49,13 @@ class Arrangement(NamedTuple):
     Attributes:
       problem: the problem.
       is_transposed: whether it is out^T = b^T @ a^T.
-      copies: what must be made dense, with the layout that its matrices then have: "a" or "b", an
-        operand; "a of the batch" or "b of the batch", an operand for every product; "out", which
-        is computed apart.
+      copies: the tensors that must be copied, each with its copy: an operand that is made dense, or for
+        every product of the batch, as torch.matmul copies it too; "out", which is computed apart.
     """
 
     problem: Problem
     is_transposed: bool
-    copies: dict[str, str]
+    copies: dict[str, Copy]
 
 
 def arrangement(
@@ -71,15 +72,15 @@ def arrangement(
       fields: of the problem, what is no size and no stride.
     """
     batch = broadcast(a.shape[:-2], b.shape[:-2])
-    copies: dict[str, str] = {}
-    tensors = {"a": _as_it_lies(a), "b": _as_it_lies(b), "out": _dense(shape) if out is None else _as_it_lies(out)}
+    copies: dict[str, Copy] = {}
+    tensors = {"a": _as_it_lies(a), "b": _as_it_lies(b), "out": _as_it_lies(out, shape)}
     is_transposed = b.ndim == 1 and a.ndim > 1
     while True:
         matrices = _as_matrices(batch, **tensors)
         for name, preference in (("a", "nt"), ("b", "tn")):
             if _layout(matrices[name], preference) is None:
-                copies[name] = "n"
-                tensors[name] = _dense(tensors[name].shape)
+                copies[name] = torch.Tensor.contiguous
+                tensors[name] = tensors[name].contiguous()
                 matrices = _as_matrices(batch, **tensors)
         names = ("b", "a", "out") if is_transposed else ("a", "b", "out")
         left, right, d = (matrices[name].mT if is_transposed else matrices[name] for name in names)
@@ -88,24 +89,24 @@ def arrangement(
         if not strided:
             return Arrangement(_problem(left, right, d, **fields), is_transposed, copies)
         for name in strided:
-            copies.pop(name, None)
             if name == "out":
-                copies[name], tensors[name] = "n", _dense(shape)
-                continue
-            layout = _layout(matrices[name], "nt" if name == "a" else "tn")
-            assert layout is not None  # copied above if it had none
-            copies[f"{name} of the batch"] = layout
-            tensors[name] = _dense((*batch, *tensors[name].shape[-2:]), layout)
+                copies[name] = dense_like
+            else:
+                layout = _layout(matrices[name], "nt" if name == "a" else "tn")
+                copies[name] = functools.partial(_dense_batch, batch, layout == "t")
+            tensors[name] = copies[name](tensors[name])
 
 
-def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+def _as_it_lies(tensor: torch.Tensor | None, shape: Sequence[int] = ()) -> torch.Tensor:
+    """As a tensor of the call; as one of this shape that the call allocates."""
+    if tensor is None:
+        return torch.empty(shape, dtype=torch.uint8, device="meta")
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.uint8, device="meta")
 
 
-def _dense(shape: Sequence[int], layout: str = "n") -> torch.Tensor:
-    if layout == "t":
-        return _dense((*shape[:-2], shape[-1], shape[-2])).mT
-    return torch.empty(shape, dtype=torch.uint8, device="meta")
+def _dense_batch(batch: tuple[int, ...], is_column_major: bool, matrices: torch.Tensor) -> torch.Tensor:
+    matrices = matrices.expand(*batch, *matrices.shape[-2:])
+    return matrices.mT.contiguous().mT if is_column_major else matrices.contiguous()
 
 
 def _as_matrices(

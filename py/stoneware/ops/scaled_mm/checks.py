@@ -75,8 +75,8 @@ def plan(
         **(_block_layouts(scale_a, scale_b, m, k) if has_block_scales else {}),
     )
     # Kernels follow the strides of block scales.
-    vectors = {"bias": bias} if has_block_scales else {"bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-    return tensor_checks.with_dense_arguments(SPEC, make(problem), **vectors)
+    scales = {} if has_block_scales else {"scale_a": scale_a, "scale_b": scale_b}
+    return tensor_checks.with_copies(SPEC, make(problem), tensor_checks.strided(bias=bias, **scales))
 
 
 def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Conversion, Plan, TorchBackend
 from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
-from stoneware.ops.scaled_mm.spec import VENDOR
+from stoneware.ops.scaled_mm.spec import SPEC, VENDOR
 from stoneware.runtime.device import Device
 
 _CUDA = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
@@ -72,7 +72,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 def _plan(problem: Problem) -> Plan:
     plan = _plan_block_scales(problem) if problem.has_block_scales else _plan_of_one(problem)
     # torch's kernels of row and block scales write dense rows.
-    return plan if problem.ldd == problem.n else tensor_checks.with_dense_out(plan)
+    return tensor_checks.with_copies(SPEC, plan, {} if problem.ldd == problem.n else {"out": tensor_checks.dense_like})
 
 
 def _plan_of_one(problem: Problem) -> Plan:
