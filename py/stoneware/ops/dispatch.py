@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from stoneware.errors import TuningMissError
+from stoneware.errors import TuningMissError, UnsupportedError
 from stoneware.kernels import manifest, split_k, sum_order, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
@@ -70,7 +70,6 @@ class Operation:
         config: Config | None = None,
         lists_refusals: bool = True,
         checks_vendor: bool = False,
-        any_order: bool = False,
     ) -> Decision:
         """Chooses the config; see `lookup.decide` for the order.
 
@@ -83,7 +82,6 @@ class Operation:
             only what was in its way, which is less to ask.
           checks_vendor: whether the vendor's kernel may be run now, to see whether its bits are those
             of ours, where results must be batch invariant.
-          any_order: whether they need not be, whatever `sw.batch_invariant` says.
 
         Raises:
           TypeError, ValueError: `backend` or `config` is not one.
@@ -93,7 +91,7 @@ class Operation:
         self.check_argument(backend, config)
         key = problem.key
         has_kernels = device.kind == "cuda" and config is None
-        is_invariant = not any_order and tuning.is_batch_invariant()
+        is_invariant = tuning.is_batch_invariant()
         if is_invariant and device.kind == "cpu":
             _say_once(
                 f"no promise of {self.spec.name}",
@@ -134,15 +132,7 @@ class Operation:
             return decided(lambda config: reason if config == slower else refusal(config))
         return replace(decision, reason=f"{decision.reason}; {conversion.text}")
 
-    def plan(
-        self,
-        problem: Any,
-        device: Device,
-        *,
-        backend: str | None = None,
-        config: Config | None = None,
-        any_order: bool = False,
-    ) -> Plan:
+    def plan(self, problem: Any, device: Device, *, backend: str | None = None, config: Config | None = None) -> Plan:
         """Decides, and makes the plan, after tuning if `sw.tuning` says so and it is a miss.
 
         Arguments and errors as in `decide`, and
@@ -150,7 +140,7 @@ class Operation:
         Raises:
           TuningMissError: the mode is "error_on_miss" and the problem was not measured.
         """
-        asked = {"backend": backend, "config": config, "any_order": any_order, "checks_vendor": True}
+        asked = {"backend": backend, "config": config, "checks_vendor": True}
         decision = self.decide(problem, device, **asked, lists_refusals=False)
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
             from stoneware.measuring import session
@@ -162,8 +152,15 @@ class Operation:
         return self.backends[decision.config.backend].plan(problem, decision.config, device)
 
     def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        """The plan of one config, for tuners; raises UnsupportedError if it cannot run here."""
-        return self.plan(problem, device, config=config, any_order=True)
+        """The plan of one config, for tuners, whatever `sw.batch_invariant` says.
+
+        Raises:
+          UnsupportedError: the config cannot run here.
+        """
+        reason = _Backends(self, problem, device).refusal(config)
+        if reason is not None:
+            raise UnsupportedError(f"config={config} cannot run {problem} on {device}: {reason}; take another config")
+        return self.backends[config.backend].plan(problem, config, device)
 
     def _why_not_invariant(self, config: Config, problem: Any, device: Device, checks_vendor: bool) -> str | None:
         """Why the results of a config that can run may depend on the batch, or None."""
@@ -245,19 +242,17 @@ class _Backends:
             return reason
         record = manifest.packaged().kernels.get(config.kernel)
         # Where a backend says it of one kernel, that is less to ask than what all its configs are.
-        if (
+        is_known = (
             record is not None
             and (record.op, record.backend) == (self._operation.spec.name, name)
             and self._operation.backends[name].runs(self._problem, record)
-        ):
-            return split_k.why_not(record, self._problem.key.k, config.splits)
-        kernels = {known.kernel for known in self._configs_of(name)}
-        if config.kernel in kernels:
-            return record and split_k.why_not(record, self._problem.key.k, config.splits)
-        return (
-            f"kernel {config.kernel!r} is not one of those that {name} has for this "
-            f"problem: {', '.join(sorted(kernels))}"
         )
+        if not is_known and config.kernel not in (kernels := {known.kernel for known in self._configs_of(name)}):
+            return (
+                f"kernel {config.kernel!r} is not one of those that {name} has for this "
+                f"problem: {', '.join(sorted(kernels))}"
+            )
+        return record and split_k.why_not(record, self._problem.key.k, config.splits)
 
 
 def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config], str | None]) -> Config | None:
