@@ -100,18 +100,17 @@ def is_saved(
     Raises:
       BackwardNotBuiltError: this installation was built without one of the products.
     """
-    names = [one.name for one in spec.inputs]
     a_dtype, b_dtype, out_dtype = (DTYPE_NAMES[dtype] for dtype in dtypes)
     _, *products = needs.products(
         spec.name,
         dtypes=(a_dtype, b_dtype, out_dtype),
         layout=layout,
         scales=scales,
-        needs_input_grad=frozenset(itertools.compress(names, needs_input_grad)),
+        needs_input_grad=frozenset(itertools.compress(spec.inputs, needs_input_grad)),
     )
     built_products.check(products)
     saved = {name for product in products for name in product.saved}
-    return tuple(name in saved for name in names)
+    return tuple(name in saved for name in spec.inputs)
 
 
 def sum_of_rows(dc: torch.Tensor) -> torch.Tensor:

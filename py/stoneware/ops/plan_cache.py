@@ -81,10 +81,9 @@ class OpPlans:
         )
 
     def __init__(self) -> None:
-        tensors, inputs = self.spec.tensors, self.spec.inputs
-        self._tensors, self._num_tensors = tensors, len(tensors)
-        self._order = [tensors.index(name) for name in self.spec.plan_order]
-        self._aligned = [*(idx for idx, one in enumerate(inputs) if one.is_aligned), len(inputs)]
+        self._tensors, self._num_tensors = self.spec.tensors, len(self.spec.tensors)
+        self._order = [self._tensors.index(name) for name in self.spec.plan_order]
+        self._aligned = self._order[:3]  # the operands and out
         self.fast, self.why_not_fast = self._fast_call()
         if self.fast is not None:
             self.call, self.plan = self.fast.call, self.fast.plan
@@ -161,7 +160,7 @@ class OpPlans:
     def _fast_call(self) -> tuple[Any, str]:
         """The native module's part of this op, or None and why."""
         spec = self.spec
-        optional = [idx for idx, one in enumerate(spec.inputs) if one.is_optional]
+        optional = [idx for idx, kind in enumerate(spec.inputs.values()) if kind == "Tensor?"]
         try:
             return native.load(CALL_MODULE).FastCall(
                 torch,

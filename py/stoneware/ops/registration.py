@@ -48,7 +48,7 @@ def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients
     Returns:
       The call by its operator, with the arguments of `call`; Dynamo can trace it.
     """
-    inputs = ", ".join(f"Tensor{'?' if one.is_optional else ''} {one.name}" for one in spec.inputs)
+    inputs = ", ".join(f"{kind} {name}" for name, kind in spec.inputs.items())
     others = ", ".join(f"{kind} {name}" for name, kind in (*spec.arguments, ("backend", "str?"), ("config", "str?")))
     tensors, num_inputs, name = spec.tensors, len(spec.inputs), spec.name
 

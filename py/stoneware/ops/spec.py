@@ -43,21 +43,6 @@ SHAPE_FORM = "MxNxK, such as 16x4096x14336"
 """Of `--shapes` for one product."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
-    """A tensor argument.
-
-    Attributes:
-      name: as in the op's signature.
-      is_optional: whether it may be None.
-      is_aligned: whether it matters that its address is a multiple of 16 bytes.
-    """
-
-    name: str
-    is_optional: bool = False
-    is_aligned: bool = False
-
-
 def product_operations(key: Key) -> int:
     """Floating-point operations of a product, 2 m n k; or of those of all groups or of a batch."""
     return 2 * key.m * key.n * key.k * max(1, key.num_groups)
@@ -89,11 +74,11 @@ class OpSpec:
     Attributes:
       name: of the op, its function and its torch operator.
       package: has `api` and `operands`.
-      inputs: the tensors in the order of the operator; `out` follows them.
+      inputs: name -> type in torch's schema ("Tensor", or "Tensor?" if it may be None) of the tensors, in the
+        order of the operator, the two operands first; `out` follows them.
       arguments: (name, type in torch's schema) of the other arguments; `backend` and `config`
         follow them.
-      plan_order: the tensors in the order in which a plan takes them.
-      must_be_aligned: whether tensors that are not aligned are refused.
+      must_be_aligned: whether operands and an out whose addresses are no multiples of 16 bytes are refused.
       problem: the class of its problems; their text names the op and every value that a choice
         depends on.
       make_problem: (m, n, k, dtype, out_dtype, and what `takes` names) -> Problem; dtypes that are
@@ -117,9 +102,8 @@ class OpSpec:
 
     name: str
     package: str
-    inputs: tuple[Input, ...]
+    inputs: Mapping[str, str]
     arguments: tuple[tuple[str, str], ...]
-    plan_order: tuple[str, ...]
     must_be_aligned: bool = True
     problem: type[Product]
     make_problem: Callable[..., Any]
@@ -141,7 +125,13 @@ class OpSpec:
     @property
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors in the order of the operator, out last."""
-        return (*(one.name for one in self.inputs), "out")
+        return (*self.inputs, "out")
+
+    @property
+    def plan_order(self) -> tuple[str, ...]:
+        """The names of the tensors in the order in which a plan takes them: out behind the operands."""
+        a, b, *others = self.inputs
+        return (a, b, "out", *others)
 
     @property
     def operation(self) -> Operation:

@@ -24,11 +24,10 @@ def check_tensors(spec: OpSpec, *tensors: object) -> list[tuple[str, torch.Tenso
     Raises:
       TypeError: one is no dense torch.Tensor and no absent option.
     """
-    required = {one.name for one in spec.inputs if not one.is_optional}
     named: list[tuple[str, torch.Tensor | None]] = []
     for name, tensor in zip(spec.tensors, tensors):
         if tensor is None:
-            if name in required:
+            if spec.inputs.get(name) == "Tensor":
                 raise TypeError(f"{name}=None of {spec.name} must be a torch.Tensor; pass one")
             named.append((name, None))
             continue

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from stoneware.kernels.config import Config
 from stoneware.ops.product import Product
-from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
+from stoneware.ops.spec import SHAPE_FORM, OpSpec
 from stoneware.runtime.fast_dataclass import dataclass
 
 ADD = Config(backend="vendor", kernel="toy.add_300")
@@ -42,9 +42,8 @@ def _problems(sizes: Sequence[int]) -> Iterator[Problem]:
 SPEC = OpSpec(
     name="toy_add",
     package=__package__,
-    inputs=(Input(name="a"), Input(name="b")),
+    inputs={"a": "Tensor", "b": "Tensor"},
     arguments=(),
-    plan_order=("a", "b", "out"),
     must_be_aligned=False,
     problem=Problem,
     make_problem=Problem.dense,

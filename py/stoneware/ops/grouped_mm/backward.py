@@ -28,7 +28,7 @@ def rule(
 ) -> tuple[Tensors, Gradients]:
     """See `stoneware.ops.backward.Rule`."""
     if scale_a is not None:
-        names = list(itertools.compress((one.name for one in SPEC.inputs), needs_input_grad))
+        names = list(itertools.compress(SPEC.inputs, needs_input_grad))
         raise gradient_error(f"{SPEC.name} has no backward in fp8", names, "multiply in bf16")
     if backend not in (None, VENDOR, REFERENCE):
         raise UnsupportedError(

@@ -10,7 +10,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import by_tile_m
 from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, Problem
-from stoneware.ops.spec import Input, OpSpec
+from stoneware.ops.spec import OpSpec
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._grouped_mm")
 
@@ -57,15 +57,8 @@ def _problems(sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequen
 SPEC = OpSpec(
     name=OP,
     package=__package__,
-    inputs=(
-        Input(name="a", is_aligned=True),
-        Input(name="b", is_aligned=True),
-        Input(name="offs"),
-        Input(name="scale_a", is_optional=True),
-        Input(name="scale_b", is_optional=True),
-    ),
+    inputs={"a": "Tensor", "b": "Tensor", "offs": "Tensor", "scale_a": "Tensor?", "scale_b": "Tensor?"},
     arguments=(("out_dtype", "ScalarType?"),),
-    plan_order=("a", "b", "out", "offs", "scale_a", "scale_b"),
     problem=Problem,
     make_problem=Problem.dense,
     takes=("num_groups",),

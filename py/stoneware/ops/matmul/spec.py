@@ -11,7 +11,7 @@ from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import by_tile_m
 from stoneware.ops.matmul.problem import DTYPES, OP, Problem
 from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
-from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
+from stoneware.ops.spec import SHAPE_FORM, OpSpec
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch.mm")
 
@@ -38,9 +38,8 @@ def _problems(sizes: Sequence[int], *, out_dtypes: Sequence[str], layouts: Seque
 SPEC = OpSpec(
     name=OP,
     package=__package__,
-    inputs=(Input(name="a", is_aligned=True), Input(name="b", is_aligned=True), Input(name="bias", is_optional=True)),
+    inputs={"a": "Tensor", "b": "Tensor", "bias": "Tensor?"},
     arguments=(("out_dtype", "ScalarType?"),),
-    plan_order=("a", "b", "out", "bias"),
     must_be_aligned=False,  # the vendor library takes them where ours do not
     problem=Problem,
     make_problem=Problem.dense,

@@ -10,7 +10,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import LARGEST_SPLIT_M, by_tile_m
 from stoneware.ops.scaled_mm.problem import OP, OUT_DTYPES, SCALES, Problem
-from stoneware.ops.spec import SHAPE_FORM, Input, OpSpec
+from stoneware.ops.spec import SHAPE_FORM, OpSpec
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._scaled_mm")
 
@@ -159,15 +159,8 @@ def _problems(sizes: Sequence[int], *, scales: Sequence[str], out_dtypes: Sequen
 SPEC = OpSpec(
     name=OP,
     package=__package__,
-    inputs=(
-        Input(name="a", is_aligned=True),
-        Input(name="b", is_aligned=True),
-        Input(name="scale_a"),
-        Input(name="scale_b"),
-        Input(name="bias", is_optional=True),
-    ),
+    inputs={"a": "Tensor", "b": "Tensor", "scale_a": "Tensor", "scale_b": "Tensor", "bias": "Tensor?"},
     arguments=(("out_dtype", "ScalarType"), ("use_fast_accum", "bool")),
-    plan_order=("a", "b", "out", "scale_a", "scale_b", "bias"),
     problem=Problem,
     make_problem=Problem.dense,
     takes=("scales", "has_bias"),
