@@ -9,7 +9,8 @@ import torch
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops.backward import Gradients, Tensors, is_saved
-from stoneware.ops.grouped_mm.gradient_products import GROUPS, ROWS, row_major
+from stoneware.ops.grouped_mm import gradient_products
+from stoneware.ops.grouped_mm.gradient_products import GROUPS, ROWS
 from stoneware.ops.grouped_mm.spec import SPEC
 from stoneware.ops.tensor_checks import gradient_error
 
@@ -34,13 +35,10 @@ def rule(
         raise UnsupportedError(
             f"backend={backend!r} has no kernels for the gradients of {SPEC.name}; use {VENDOR!r}, or omit backend"
         )
-    kept = is_saved(SPEC, needs_input_grad, (torch.bfloat16,) * 3, "nt")
+    is_saved(SPEC, needs_input_grad, (torch.bfloat16,) * 3, "nt")  # refuses what this installation lacks
+    return _RULE(needs_input_grad, a, b, offs, backend)
 
-    def gradients(dc: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, offs: torch.Tensor) -> Tensors:
-        dc = row_major(dc)
-        return (
-            None if b is None else ROWS(dc, b.mT, offs, backend),
-            None if a is None else GROUPS(dc, a, offs, backend).mT,
-        )
 
-    return (a if kept[0] else None, b if kept[1] else None, offs), gradients
+_RULE = gradient_products.rule(
+    lambda dc, b, *others: ROWS(dc, b.mT, *others), lambda dc, a, *others: GROUPS(dc, a, *others).mT
+)

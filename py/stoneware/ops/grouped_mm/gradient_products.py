@@ -10,7 +10,7 @@ H100 or H200 both run torch._grouped_mm, as the backend "vendor" does, elsewhere
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,7 @@ from stoneware.ops import registration
 from stoneware.ops.product import UNIT_BYTES
 
 if TYPE_CHECKING:
-    from stoneware.ops.backward import Gradients, Tensors
+    from stoneware.ops.backward import Rule, Tensors
 
 
 def _is_for_torch(x: torch.Tensor, offs: torch.Tensor, backend: str | None) -> bool:
@@ -63,45 +63,37 @@ def _groups(x: torch.Tensor, y: torch.Tensor, offs: torch.Tensor, backend: str |
     return out
 
 
-def _rule_of_rows(needed: Sequence[bool], x: Any, b: Any, offs: Any, backend: str | None) -> tuple[Tensors, Gradients]:
-    def gradients(grad: torch.Tensor, *saved: Any) -> Tensors:
-        x, b, offs = saved
-        return (
-            None if b is None else ROWS(row_major(grad), b.mT, offs, backend),
-            None if x is None else GROUPS(x, row_major(grad), offs, backend),
-        )
-
-    return (x if needed[1] else None, b if needed[0] else None, offs), gradients
+Gradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str | None], torch.Tensor]
 
 
-def _rule_of_groups(
-    needed: Sequence[bool], x: Any, y: Any, offs: Any, backend: str | None
-) -> tuple[Tensors, Gradients]:
-    def gradients(grad: torch.Tensor, *saved: Any) -> Tensors:
-        x, y, offs = saved
-        return (
-            None if y is None else ROWS(y, grad.mT, offs, backend),
-            None if x is None else ROWS(x, grad, offs, backend),
-        )
+def rule(of_x: Gradient, of_y: Gradient) -> Rule:
+    """The rule of a product of x and y: of_x(grad, y, offs, backend) and of_y(grad, x, offs, backend)."""
 
-    return (x if needed[1] else None, y if needed[0] else None, offs), gradients
+    def rule(needed: Sequence[bool], x: Any, y: Any, offs: torch.Tensor, backend: str | None) -> Any:
+        def gradients(grad: torch.Tensor, x: Any, y: Any, offs: torch.Tensor) -> Tensors:
+            if grad.ndim == 2 and grad.stride(-1) != 1:  # of rows, which torch._grouped_mm takes row-major
+                grad = grad.contiguous()
+            return (
+                None if y is None else of_x(grad, y, offs, backend),
+                None if x is None else of_y(grad, x, offs, backend),
+            )
+
+        return (x if needed[1] else None, y if needed[0] else None, offs), gradients
+
+    return rule
 
 
-def row_major(grad: torch.Tensor) -> torch.Tensor:
-    return grad if grad.stride(-1) == 1 else grad.contiguous()
-
-
-ROWS = registration.define(
+ROWS: Callable[..., torch.Tensor] = registration.define(
     "grouped_mm_rows(Tensor x, Tensor b, Tensor offs, str? backend) -> Tensor",
     ("x", "b", "offs"),
     _rows,
     lambda x, b, offs, backend: x.new_empty(x.shape[0], b.shape[2]),
-    rule=_rule_of_rows,
+    rule=rule(lambda grad, b, *others: ROWS(grad, b.mT, *others), lambda grad, x, *others: GROUPS(x, grad, *others)),
 )
-GROUPS = registration.define(
+GROUPS: Callable[..., torch.Tensor] = registration.define(
     "grouped_mm_groups(Tensor x, Tensor y, Tensor offs, str? backend) -> Tensor",
     ("x", "y", "offs"),
     _groups,
     lambda x, y, offs, backend: x.new_empty(offs.shape[0], x.shape[1], y.shape[1]),
-    rule=_rule_of_groups,
+    rule=rule(lambda grad, y, *others: ROWS(y, grad.mT, *others), lambda grad, x, *others: ROWS(x, grad, *others)),
 )
