@@ -40,13 +40,15 @@ def rule(
             rows = _rows(dc.to(dtype), len(a_shape) == 1, len(b_shape) == 1)
         if b is not None:
             b = b[:, None] if b.ndim == 1 else b
-            da = _gradient(rows, b.mT, a_layout, a_shape, backend)
+            factors = (rows, b.mT) if a_layout == "n" else (b, rows.mT)
+            da = _gradient(*factors, a_layout, a_shape, backend)
         if a is not None:
             a = a[None] if a.ndim == 1 else a
             if len(b_shape) <= 2 and a.ndim > 2 and a.shape[:-2] == rows.shape[:-2]:
                 # Both have the rows of the whole batch, so that its sum is that of one product over k.
                 a, rows = a.flatten(0, -2), rows.flatten(0, -2)
-            db = _gradient(a.mT, rows, b_layout, b_shape, backend)
+            factors = (a.mT, rows) if b_layout == "n" else (rows.mT, a)
+            db = _gradient(*factors, b_layout, b_shape, backend)
         return da, db, sum_of_rows(dc) if has_dbias else None
 
     return (a if kept[0] else None, b if kept[1] else None), gradients
@@ -78,9 +80,7 @@ def _rows(dc: torch.Tensor, is_a_vector: bool, is_b_vector: bool) -> torch.Tenso
 def _gradient(
     left: torch.Tensor, right: torch.Tensor, layout: str, shape: Sequence[int], backend: str | None
 ) -> torch.Tensor:
-    """left @ right as the gradient of an operand of this layout and shape."""
-    if layout == "t":
-        left, right = right.mT, left.mT
+    """left @ right as the gradient of an operand of this layout and shape; for "t" transposed."""
     batch, kept = _batch(left, right), tuple(shape[:-2])
     out_dtype = None if batch == kept else torch.float32
     result = call_of(SPEC)(left, right, None, None, out_dtype, backend, None)
