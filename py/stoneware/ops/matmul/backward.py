@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 
 from stoneware.ops.backward import Gradients, Tensors, call_of, is_saved, sum_of_rows
+from stoneware.ops.matmul.layouts import batch_of
 from stoneware.ops.matmul.spec import SPEC
 
 
@@ -54,12 +55,6 @@ def rule(
     return (a if kept[0] else None, b if kept[1] else None), gradients
 
 
-def _batch(left: torch.Tensor, right: torch.Tensor) -> tuple[int, ...]:
-    if left.ndim == right.ndim == 2:  # torch's function takes longer than a call
-        return ()
-    return tuple(torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]))
-
-
 def _layout(tensor: torch.Tensor, of_vector: str) -> str:
     """Of its matrices; those that are neither row-major nor column-major are copied, row-major."""
     if tensor.ndim == 1:
@@ -81,7 +76,7 @@ def _gradient(
     left: torch.Tensor, right: torch.Tensor, layout: str, shape: Sequence[int], backend: str | None
 ) -> torch.Tensor:
     """left @ right as the gradient of an operand of this layout and shape; for "t" transposed."""
-    batch, kept = _batch(left, right), tuple(shape[:-2])
+    batch, kept = batch_of(left.shape, right.shape), tuple(shape[:-2])
     out_dtype = None if batch == kept else torch.float32
     result = call_of(SPEC)(left, right, None, None, out_dtype, backend, None)
     if batch != kept:

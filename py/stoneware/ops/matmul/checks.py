@@ -74,14 +74,7 @@ def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
         if tensor.ndim == 0:
             raise ValueError(f"{name}.shape=[] must have at least 1 dimension; multiply by a number with a * b")
     tensor_checks.check_k(SPEC.name, a, b)
-    try:
-        return result_shape(a.shape, b.shape)
-    except ValueError:
-        raise ValueError(
-            f"a.shape={list(a.shape)} and b.shape={list(b.shape)} must have leading dimensions "
-            f"that broadcast, {list(a.shape[:-2])} and {list(b.shape[:-2])} do not; expand or "
-            "reshape one of them"
-        ) from None
+    return result_shape(a.shape, b.shape)
 
 
 def _with_swapped_operands(plan: Plan) -> Plan:
