@@ -177,7 +177,7 @@ def test_a_norm_carries_its_result_in_fp8():
     wanted = sw.quantize(y, "row", power_of_two=True)
     assert torch.equal(values.float(), wanted[0].float()) and torch.equal(scale, wanted[1])
     assert values.shape == y.shape and scale.shape == (2, 3, 1)
-    assert frozen_product.attached(y.clone()) is None
+    assert not frozen_product.attached(y.clone())
 
 
 def test_a_result_that_was_changed_in_place_is_quantized_anew(model):
@@ -186,7 +186,7 @@ def test_a_result_that_was_changed_in_place_is_quantized_anew(model):
     with torch.no_grad():
         y = norm(rows(4, HIDDEN))
         y.mul_(-1)
-        assert frozen_product.attached(y) is None
+        assert not frozen_product.attached(y)
         assert torch.equal(layer(y), layer(y.clone()))
 
 
@@ -195,7 +195,7 @@ def test_nothing_is_carried_where_changes_are_not_counted_or_gradients_are_neede
     norm = nn.RMSNorm(HIDDEN, 1e-5, dtype=torch.bfloat16)
     with mode():
         y = norm(rows(4, HIDDEN))
-        assert frozen_product.attached(y) is None
+        assert not frozen_product.attached(y)
         assert y.requires_grad == torch.is_grad_enabled()
 
 
@@ -208,6 +208,18 @@ def test_layers_take_what_the_norm_carries(model, shape):
         for layer in (block.mlp, block.self_attn.q_proj):
             assert torch.equal(layer(y), layer(y.clone()))
             assert layer(y).shape == x.shape
+
+
+def test_a_result_that_a_norm_carries_in_fp8_can_be_given_a_gradient(model):
+    nn.convert(model)
+    block = model[0]
+    with torch.no_grad():
+        y = block.post_attention_layernorm(rows(4, HIDDEN))
+    assert frozen_product.attached(y)
+    for layer in (block.mlp, block.self_attn.q_proj):
+        (found,) = torch.autograd.grad(layer(y.requires_grad_()).sum(), y)
+        other = y.detach().clone().requires_grad_()
+        assert torch.equal(found, torch.autograd.grad(layer(other).sum(), other)[0])
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "rowwise", "blockwise"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import float8, frozen_product
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.linear import checked
+from stoneware.nn.native_chain import Call, chain, of_product, scaled_mm_step
 from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
@@ -128,9 +130,8 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if torch.compiler.is_dynamo_compiling():
             return followed(x, weight, scale, bias, self.recipe)
-        if self.recipe == "rowwise" and (quantized := frozen_product.attached(x)) is not None:
-            return frozen_product.linear_of_quantized(x.dtype)(*quantized, weight, scale, bias)
-        return frozen_product.linear(self.recipe, followed)(x, weight, scale, bias)
+        attached = frozen_product.attached(x) if self.recipe == "rowwise" else ()
+        return chained(self.recipe, bool(attached))(x, *attached, weight, scale, bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8InferenceLinear:
         super()._apply(fn, recurse)
@@ -166,7 +167,7 @@ class _Frozen(torch.autograd.Function):
         ctx.recipe = recipe
         if torch.compiler.is_dynamo_compiling():
             return _product(x, weight, scale, bias, RECIPES[recipe])
-        return frozen_product.linear(recipe, followed)(x, weight, scale, bias)
+        return chained(recipe, False)(x, weight, scale, bias)
 
     @staticmethod
     @once_differentiable
@@ -181,6 +182,33 @@ class _Frozen(torch.autograd.Function):
             rows = gradient.reshape(-1, gradient.shape[-1])
             grad_bias = rows.sum(0, dtype=torch.float32).to(gradient.dtype)
         return grad_x, None, None, grad_bias, None
+
+
+@functools.cache
+def chained(recipe: str, is_attached: bool) -> Call:
+    """call(x, weight, scale, bias) -> y as one native call, and where a plan alone cannot do it as `followed`.
+
+    Args:
+      recipe: a name of RECIPES.
+      is_attached: whether the calls have x in fp8 and its scales, too, behind x; for "rowwise" alone.
+    """
+    cast = RECIPES[recipe].forward[0]
+    of_x = frozen_product.names_of_operand(cast)
+    given, written = (of_x, ()) if is_attached else ((), of_x)
+
+    def make(x: torch.Tensor, *tensors: Any) -> Any:
+        *attached, weight, scale, bias = tensors
+        frozen_product.check(x, weight, bias)
+        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, attached)
+        names = (*of_x[:2], "weight", "scale", "bias", "y")
+        steps.append(scaled_mm_step(x8, weight, scale_x, scale, bias, x.dtype, names))
+        return steps, x.device, [of_product(x, weight), *described], is_direct
+
+    def slow(x: torch.Tensor, *tensors: Any) -> torch.Tensor:
+        *_, weight, scale, bias = tensors
+        return followed(x, weight, scale, bias, recipe)
+
+    return chain(("x", *given, "weight", "scale", "bias"), ("y", *written), make, slow, optional=("bias",))
 
 
 def followed(

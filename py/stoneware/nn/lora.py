@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoneware.nn import float8, frozen_product, inference
+from stoneware.nn import float8, inference
 from stoneware.nn.arguments import autocast_dtype, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.recipes import RECIPES, check_is_built
@@ -91,7 +91,7 @@ class _Adapted(torch.autograd.Function):
         scaling: float,
         recipe: str,
     ) -> torch.Tensor:
-        y: torch.Tensor = frozen_product.linear(recipe, inference.followed)(x, weight, scale, bias)
+        y: torch.Tensor = inference.chained(recipe, False)(x, weight, scale, bias)
         narrow = _rows(x) @ a.t()
         if scaling != 1:
             narrow *= scaling

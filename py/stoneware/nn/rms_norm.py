@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from stoneware.nn import frozen_product
 from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.native_chain import Call, chain, dense, rows_of
+from stoneware.nn.recipes import RECIPES
+from stoneware.quantizing import fused
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -46,17 +48,25 @@ class RMSNorm(torch.nn.RMSNorm):
         if torch.compiler.is_dynamo_compiling() or torch.is_inference_mode_enabled() or autocast_dtype(x) is not None:
             return super().forward(x)
         assert self.eps is not None  # as __init__ has it
-        y, values, scale = frozen_product.rms_norm(self.eps, _followed_by(self.eps))(x, self.weight)
+        y, values, scale = _chained(self.eps)(x, self.weight)
         if values is not None:
             frozen_product.attach(y, values, scale)
         return y
 
 
 @functools.cache
-def _followed_by(epsilon: float) -> Callable[..., Any]:
-    """The norm as an op of torch, without fp8, for autograd and torch dispatch modes."""
+def _chained(epsilon: float) -> Call:
+    """call(x, weight) -> (y, y8, scale); the last two are None for autograd and for torch dispatch modes."""
+    cast = RECIPES["rowwise"].forward[0]
 
-    def followed(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def make(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        rows = rows_of(x)
+        plan = fused.rms_norm_plan(rows, weight, epsilon, cast.power_of_two)
+        step = plan, ("x.rows", "weight", "y.rows", "y8.rows", "scale.rows")
+        outputs = [dense(x.shape, x.dtype), dense(x.shape, cast.dtype), dense((*x.shape[:-1], 1), torch.float32)]
+        return [step], x.device, outputs, rows.data_ptr() == x.data_ptr()
+
+    def slow(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return torch.nn.functional.rms_norm(x, (weight.shape[0],), weight, epsilon), None, None
 
-    return followed
+    return chain(("x", "weight"), ("y", "y8", "scale"), make, slow, num_results=3)

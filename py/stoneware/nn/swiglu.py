@@ -11,8 +11,9 @@ from stoneware.nn import frozen_product, inference
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
+from stoneware.nn.native_chain import Call, chain, dense, like, of_product, scaled_mm_step
 from stoneware.nn.recipes import BF16, RECIPES
-from stoneware.quantizing.fused import silu_mul
+from stoneware.quantizing.fused import silu_mul, silu_mul_plan
 
 HALVES = ("gate_proj", "up_proj")
 """Names of the two layers that are one product here, in the order of its rows."""
@@ -84,29 +85,44 @@ class SwiGLU(torch.nn.Module):
         ):
             return down(silu_mul(gate_up(x)))
         weights = [layer._parameters[name] for layer in (gate_up, down) for name in ("weight", "weight_scale_inv")]
-        quantized = frozen_product.attached(x)
-        if quantized is None:
-            return frozen_product.swiglu(_followed)(x, *weights)
-        return frozen_product.swiglu_of_quantized(x.dtype, _followed_quantized(x.dtype))(*quantized, *weights)
-
-
-def _followed(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """The call as calls of ops, for autograd and torch dispatch modes."""
-    gate_up, scale_gate_up, down, scale_down = weights
-    z = inference.followed(x, gate_up, scale_gate_up, None, ONE_CALL)
-    return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
+        attached = frozen_product.attached(x)
+        return _chained(bool(attached))(x, *attached, *weights)
 
 
 @functools.cache
-def _followed_quantized(dtype: torch.dtype) -> frozen_product.Call:
-    """The same for an x that is quantized."""
+def _chained(is_attached: bool) -> Call:
+    """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers.
 
-    def followed(x8: torch.Tensor, scale_x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        gate_up, scale_gate_up, down, scale_down = weights
-        z = frozen_product.linear_of_quantized(dtype)(x8, scale_x, gate_up, scale_gate_up, None)
+    Args:
+      is_attached: whether the calls have x in fp8 and its scales, too, behind x.
+    """
+    cast = RECIPES[ONE_CALL].forward[0]
+    of_x = frozen_product.names_of_operand(cast)
+    given, written = (of_x, ()) if is_attached else ((), of_x)
+    weights, between = ("gate_up", "scale_gate_up", "down", "scale_down"), ("z", "h8", "scale_h")
+
+    def make(x: torch.Tensor, *tensors: torch.Tensor) -> Any:
+        *attached, gate_up, scale_gate_up, down, scale_down = tensors
+        frozen_product.check(x, gate_up, None)
+        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, attached)
+        m, width = x8.shape[0], down.shape[1]
+        inner = [dense((m, 2 * width), x.dtype), dense((m, width), cast.dtype), dense((m, 1), torch.float32)]
+        z, h8, scale_h = (like(one, x.device) for one in inner)
+        to_z, to_y = (*of_x, *weights[:2], "none", "z"), (*between[1:], *weights[2:], "none", "y")
+        steps += [
+            scaled_mm_step(x8, gate_up, scale_x, scale_gate_up, None, x.dtype, to_z),
+            (silu_mul_plan(z, cast.power_of_two), between),
+            scaled_mm_step(h8, down, scale_h, scale_down, None, x.dtype, to_y),
+        ]
+        return steps, x.device, [of_product(x, down), *described, *inner], is_direct
+
+    def slow(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        """The call as calls of ops, for autograd and torch dispatch modes."""
+        *_, gate_up, scale_gate_up, down, scale_down = tensors
+        z = inference.followed(x, gate_up, scale_gate_up, None, ONE_CALL)
         return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
 
-    return followed
+    return chain(("x", *given, *weights), ("y", *written, *between), make, slow)
 
 
 def _split_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
