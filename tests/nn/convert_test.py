@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -88,6 +90,18 @@ def test_a_filter_decides_alone(model):
     done = nn.convert(model, filter=lambda name, layer: name == "lm_head")
     assert list(done.swapped) == ["lm_head"]
     assert done.kept["up"] == "the filter says no"
+
+
+def test_a_frozen_layer_is_quantized_after_the_last_one_is_freed():
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(3)]).eval()
+    seen = []
+
+    def filter(name, layer):
+        assert all(one() is None for one in seen)
+        seen.append(weakref.ref(layer.weight))
+        return True
+
+    assert len(nn.convert(model, filter=filter).swapped) == len(seen) == 3
 
 
 def test_an_unknown_recipe_swaps_nothing(model):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from stoneware.nn import blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
-from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.recipes import BF16, RECIPES, named, why_not
 from stoneware.nn.rms_norm import RMSNorm
@@ -23,6 +25,8 @@ model and of a router decide by small differences."""
 
 
 _OF_EXPERTS = Experts.__name__
+
+_FILTERED = "the filter says no"
 
 _OTHER_EXPERTS = (
     "sw.nn.Experts computes down(silu(gate(x)) * up(x)) in bfloat16 alone, of sizes that are multiples of 16, "
@@ -44,32 +48,19 @@ class Conversion:
     swapped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     blocks: dict[str, str] = field(default_factory=dict)
-    _were: dict[str, torch.nn.Module] = field(default_factory=dict, repr=False)
-    """What stood in the place of each block, its linear layers without their weights."""
+    _back: dict[str, Callable[[Any], torch.nn.Module]] = field(default_factory=dict, repr=False)
+    """Name of each new module, in the order of the swaps -> what makes of it the one that stood there."""
 
     def undo(self) -> None:
-        """Puts a torch.nn.Linear in the place of each layer that was swapped.
+        """Puts a torch.nn.Linear in the place of each layer that was swapped, and each other module back.
 
         It has the same parameters; a frozen fp8 weight is multiplied out in its old dtype, so that
         its rounding remains.
         """
-        for name, was in self._were.items():
-            block = self.model.get_submodule(name)
-            if isinstance(block, SwiGLU):
-                _take_apart(block, was)
-            elif isinstance(block, Experts):
-                _give_back(block, was)
-            _put(self.model, name, was)
-        self._were.clear()
-        self.blocks.clear()
-        for name in self.swapped:
-            layer = self.model.get_submodule(name)
-            assert isinstance(layer, torch.nn.Linear)  # it was put there
-            weight = layer.weight
-            if isinstance(layer, Float8InferenceLinear):
-                weight = torch.nn.Parameter(layer.dequantized(), requires_grad=False)
-            _put(self.model, name, _like(torch.nn.Linear, layer, weight))
-        self.swapped.clear()
+        for name, back in reversed(self._back.items()):
+            _put(self.model, name, back(self.model.get_submodule(name)))
+        for known in (self._back, self.blocks, self.swapped):
+            known.clear()
 
     def __str__(self) -> str:
         num_experts = sum(name.endswith(_OF_EXPERTS) for name in self.blocks.values())
@@ -126,152 +117,142 @@ def convert(
     if recipe != BF16 and recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
     frozen = not model.training if frozen is None else frozen
-    owners = _owners(model)
-    done = Conversion(model=model)
-    feed_forwards = [
-        name
-        for name, block in model.named_modules()
-        if frozen and recipe == ONE_CALL and name and blocks.is_swiglu(block)
-    ]
-    for name, layer in list(model.named_modules(remove_duplicate=False)):
-        if not name or not isinstance(layer, torch.nn.Linear):
-            continue
-        parent = model.get_submodule(name.rpartition(".")[0])
-        reason = _why_kept(name, layer, parent, recipe, filter, owners)
+    swaps = _Swaps(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+    return swaps.all()
+
+
+class _Swaps:
+    """The arguments of `convert`, and what is done so far."""
+
+    def __init__(
+        self, model: torch.nn.Module, recipe: str, filter: Filter | None, *, frozen: bool, fuse_wgrad_accumulation: bool
+    ) -> None:
+        self.model, self.recipe, self.filter = model, recipe, filter
+        self.frozen, self.fuse_wgrad_accumulation = frozen, fuse_wgrad_accumulation
+        self.is_one_call = frozen and recipe == ONE_CALL
+        self.owners = _owners(model)
+        self.done = Conversion(model=model)
+
+    def all(self) -> Conversion:
+        feed_forwards = self.names_of(blocks.is_swiglu) if self.is_one_call else []
+        for name in self.names_of(lambda module: isinstance(module, torch.nn.Linear), remove_duplicate=False):
+            self.swap_linear(name, self.model.get_submodule(name))
+        for name in self.names_of(blocks.has_experts):
+            self.swap_experts(name, self.model.get_submodule(name))
+        if self.is_one_call:
+            for name in self.names_of(lambda module: not isinstance(module, torch.nn.RMSNorm)):
+                self.swap_norm(name, self.model.get_submodule(name))
+            for name in feed_forwards:
+                if all(f"{name}.{part}" in self.done.swapped for part in (*HALVES, blocks.DOWN)):
+                    self.swap_feed_forward(name)
+        return self.done
+
+    def names_of(self, is_one: Callable[[torch.nn.Module], bool], *, remove_duplicate: bool = True) -> list[str]:
+        """Names, since who holds the modules holds the memory of those that were swapped."""
+        found = self.model.named_modules(remove_duplicate=remove_duplicate)
+        return [name for name, module in found if name and is_one(module)]
+
+    def put_block(self, name: str, new: torch.nn.Module, was: torch.nn.Module) -> None:
+        self.done.blocks[name] = type(new).__name__
+        self.done._back[name] = functools.partial(_give_back, was)
+        _put(self.model, name, new.train(was.training))
+
+    def swap_linear(self, name: str, layer: Any) -> None:
+        reason = self.why_kept(name, layer)
         if reason is not None:
-            done.kept[name] = reason
-            continue
-        new = _swapped(layer, recipe, frozen=frozen)
-        if fuse_wgrad_accumulation and isinstance(new, (Linear, Float8Linear)):
-            new.fuse_wgrad_accumulation = True
-        _put(model, name, new)
-        done.swapped[name] = type(new).__name__ + ("" if recipe == BF16 else f", {recipe}")
-    for name, module in list(model.named_modules()):
-        if name and blocks.has_experts(module):
-            _swap_experts(name, module, recipe, filter, owners, frozen, fuse_wgrad_accumulation, done)
-    if frozen and recipe == ONE_CALL:
-        _swap_norms(model, done)
-        for name in feed_forwards:
-            if all(f"{name}.{part}" in done.swapped for part in (*HALVES, blocks.DOWN)):
-                _swap_feed_forward(model, name, done)
-    return done
+            self.done.kept[name] = reason
+            return
+        if self.frozen and self.recipe != BF16:
+            new: torch.nn.Linear = Float8InferenceLinear.from_linear(layer, self.recipe)
+        else:
+            new = _like(Linear if self.recipe == BF16 else Float8Linear, layer, layer.weight)
+        if isinstance(new, Float8Linear):
+            new.recipe = self.recipe
+        if isinstance(new, (Linear, Float8Linear)):
+            new.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
+        self.done.swapped[name] = type(new).__name__ + ("" if self.recipe == BF16 else f", {self.recipe}")
+        self.done._back[name] = _plain
+        _put(self.model, name, new)
 
+    def why_kept(self, name: str, layer: torch.nn.Linear) -> str | None:
+        if isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
+            return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
+        if type(layer) is not torch.nn.Linear:
+            return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return "it has forward hooks, as tensor parallel plans add them; convert the model first"
+        if self.filter is None and name.rpartition(".")[2] in HEADS:
+            return "heads and routers stay in 16 bits; pass a filter to swap them"
+        if self.filter is not None and not self.filter(name, layer):
+            return _FILTERED
+        shared = [owner for owner in self.owners[id(layer.weight)] if owner != name]
+        if shared:
+            return f"its weight is shared with {shared[0]}"
+        return None if self.recipe == BF16 else why_not(named(self.recipe), layer.in_features, layer.out_features)
 
-def _swap_experts(
-    name: str,
-    was: torch.nn.Module,
-    recipe: str,
-    filter: Filter | None,
-    owners: dict[int, list[str]],
-    frozen: bool,
-    fuse_wgrad_accumulation: bool,
-    done: Conversion,
-) -> None:
-    is_fp8 = frozen and recipe == ONE_CALL
-    if isinstance(was, Float8InferenceExperts) or (isinstance(was, Experts) and not is_fp8):
-        return
-    if filter is not None and not filter(name, was):
-        done.kept[name] = "the filter says no"
-        return
-    is_shared = any(owners[id(weight)] != [name] for weight in was.parameters())
-    new = None if is_shared else blocks.experts_like(was)
-    if new is None:
-        done.kept[name] = "its weights are shared" if is_shared else _OTHER_EXPERTS
-        return
-    if is_fp8:
-        new = Float8InferenceExperts.from_experts(new)
-        for weight in WEIGHTS:
-            setattr(was, weight, torch.nn.Parameter(was.get_parameter(weight).to("meta"), requires_grad=False))
-    else:
-        new.fuse_wgrad_accumulation = fuse_wgrad_accumulation
-    done._were[name], done.blocks[name] = was, type(new).__name__
-    _put(done.model, name, new)
+    def swap_experts(self, name: str, was: torch.nn.Module) -> None:
+        if isinstance(was, Float8InferenceExperts) or (isinstance(was, Experts) and not self.is_one_call):
+            return
+        if self.filter is not None and not self.filter(name, was):
+            self.done.kept[name] = _FILTERED
+            return
+        is_shared = any(self.owners[id(weight)] != [name] for weight in was.parameters(recurse=False))
+        new = None if is_shared else blocks.experts_like(was)
+        if new is None:
+            self.done.kept[name] = "its weights are shared" if is_shared else _OTHER_EXPERTS
+            return
+        if self.is_one_call:
+            new = Float8InferenceExperts.from_experts(new)
+            _release(was)
+        else:
+            new.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
+        self.put_block(name, new, was)
 
-
-def _give_back(experts: Experts, was: torch.nn.Module) -> None:
-    """Gives experts that were swapped their weights again."""
-    for name in WEIGHTS:
-        weight = experts.get_parameter(name)
-        if isinstance(experts, Float8InferenceExperts):
-            weight = torch.nn.Parameter(experts.dequantized(name), requires_grad=False)
-        setattr(was, name, weight)
-
-
-def _swap_norms(model: torch.nn.Module, done: Conversion) -> None:
-    for name, norm in list(model.named_modules()):
-        epsilon = blocks.rms_norm_epsilon(norm) if name and not isinstance(norm, torch.nn.RMSNorm) else None
+    def swap_norm(self, name: str, norm: Any) -> None:
+        epsilon = blocks.rms_norm_epsilon(norm)
         if epsilon is None:
-            continue
+            return
         size = norm.weight.shape[0]
         parent = name.rpartition(".")[0]
-        beside = [swapped for swapped in done.swapped if swapped.startswith(f"{parent}." if parent else "")]
-        is_taken = any(model.get_submodule(one).in_features == size for one in beside)
+        beside = [swapped for swapped in self.done.swapped if swapped.startswith(f"{parent}." if parent else "")]
+        is_taken = any(self.model.get_submodule(one).in_features == size for one in beside)
         new = RMSNorm(size, epsilon, device="meta") if is_taken else torch.nn.RMSNorm(size, epsilon, device="meta")
         new.weight = norm.weight
-        done._were[name], done.blocks[name] = norm, type(new).__name__
-        _put(model, name, new.train(norm.training))
+        self.put_block(name, new, norm)
+
+    def swap_feed_forward(self, name: str) -> None:
+        """Puts SwiGLU in the place of a block whose layers were swapped."""
+        was = self.model.get_submodule(name)
+        down = was.get_submodule(blocks.DOWN)
+        assert isinstance(down, Float8InferenceLinear)  # it was swapped
+        new = SwiGLU(
+            down.out_features, down.in_features, recipe=ONE_CALL, frozen=True, device="meta", dtype=down.compute_dtype
+        )
+        new.load_state_dict(was.state_dict(), assign=True, strict=False)
+        _release(was)
+        self.put_block(name, new, was)
 
 
-def _swap_feed_forward(model: torch.nn.Module, name: str, done: Conversion) -> None:
-    """Puts SwiGLU in the place of a block whose layers were swapped; `_take_apart` is its reverse."""
-    was = model.get_submodule(name)
-    gate, up, down = (was.get_submodule(part) for part in (*HALVES, blocks.DOWN))
-    assert isinstance(down, Float8InferenceLinear)  # it was swapped
-    new = SwiGLU(
-        down.out_features, down.in_features, recipe=ONE_CALL, frozen=True, device="meta", dtype=down.compute_dtype
-    )
-    for parameter in ("weight", "weight_scale_inv"):
-        joined = torch.cat([getattr(gate, parameter), getattr(up, parameter)])
-        setattr(new.gate_up_proj, parameter, torch.nn.Parameter(joined, requires_grad=False))
-        for layer in (gate, up):
-            setattr(layer, parameter, torch.nn.Parameter(getattr(layer, parameter).to("meta"), requires_grad=False))
-    new.down_proj = down
-    done._were[name], done.blocks[name] = was, type(new).__name__
-    _put(model, name, new.train(was.training))
+def _release(module: torch.nn.Module) -> None:
+    """Leaves parameters their shapes alone."""
+    for owner in module.modules():
+        for name, parameter in [*owner.named_parameters(recurse=False)]:
+            setattr(owner, name, frozen_parameter(parameter.to("meta")))
 
 
-def _take_apart(block: SwiGLU, was: torch.nn.Module) -> None:
-    """Gives the layers of `was` their weights again."""
-    for parameter in ("weight", "weight_scale_inv"):
-        halves = getattr(block.gate_up_proj, parameter).chunk(2)
-        for part, half in zip(HALVES, halves, strict=True):
-            setattr(was.get_submodule(part), parameter, torch.nn.Parameter(half.clone(), requires_grad=False))
-    was.add_module(blocks.DOWN, block.down_proj)
+def _give_back(was: torch.nn.Module, new: torch.nn.Module) -> torch.nn.Module:
+    """`was` with the parameters of the block that took its place."""
+    state = new.state_dict(keep_vars=True)  # Parameters as they are
+    if isinstance(new, Float8InferenceExperts):
+        state = {name: new.dequantized(name) for name in WEIGHTS}
+    was.load_state_dict(state, assign=True, strict=False)
+    return was
 
 
-def _why_kept(
-    name: str,
-    layer: torch.nn.Linear,
-    parent: torch.nn.Module,
-    recipe: str,
-    filter: Filter | None,
-    owners: dict[int, list[str]],
-) -> str | None:
-    if isinstance(parent, torch.nn.TransformerEncoderLayer):
-        return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
-    if type(layer) is not torch.nn.Linear:
-        return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
-    if layer._forward_hooks or layer._forward_pre_hooks:
-        return "it has forward hooks, as tensor parallel plans add them; convert the model first"
-    if filter is None and name.rpartition(".")[2] in HEADS:
-        return "heads and routers stay in 16 bits; pass a filter to swap them"
-    if filter is not None and not filter(name, layer):
-        return "the filter says no"
-    shared = [owner for owner in owners[id(layer.weight)] if owner != name]
-    if shared:
-        return f"its weight is shared with {shared[0]}"
-    return None if recipe == BF16 else why_not(named(recipe), layer.in_features, layer.out_features)
-
-
-def _swapped(layer: torch.nn.Linear, recipe: str, *, frozen: bool) -> torch.nn.Linear:
-    if recipe == BF16:
-        return _like(Linear, layer, layer.weight)
-    if frozen:
-        return Float8InferenceLinear.from_linear(layer, recipe)
-    new = _like(Float8Linear, layer, layer.weight)
-    assert isinstance(new, Float8Linear)
-    new.recipe = recipe
-    return new
+def _plain(layer: torch.nn.Linear) -> torch.nn.Linear:
+    """The layer as a torch.nn.Linear."""
+    weight = frozen_parameter(layer.dequantized()) if isinstance(layer, Float8InferenceLinear) else layer.weight
+    return _like(torch.nn.Linear, layer, weight)
 
 
 def _like(kind: type[torch.nn.Linear], layer: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Linear:

@@ -6,7 +6,7 @@ import torch
 
 from stoneware.nn import main_grad
 from stoneware.nn.arguments import autocast_dtype, check_x
-from stoneware.nn.inference import KeepsFloat8
+from stoneware.nn.inference import KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
@@ -141,7 +141,7 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         return new.train(experts.training)
 
     def _take(self, name: str, values: torch.Tensor, scale: torch.Tensor) -> None:
-        setattr(self, name, torch.nn.Parameter(values, requires_grad=False))
+        setattr(self, name, frozen_parameter(values))
         self.register_buffer(f"{name}_scale", scale)
 
     def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:

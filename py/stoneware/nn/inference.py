@@ -86,8 +86,8 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             "block_2d": (-(-out_features // 128), -(-in_features // 128)),
         }[cast.scales]
         device = torch.get_default_device() if device is None else device
-        self.weight = _frozen(torch.zeros(out_features, in_features, dtype=cast.dtype, device=device))
-        self.weight_scale_inv = _frozen(torch.ones(shape, dtype=torch.float32, device=device))
+        self.weight = frozen_parameter(torch.zeros(out_features, in_features, dtype=cast.dtype, device=device))
+        self.weight_scale_inv = frozen_parameter(torch.ones(shape, dtype=torch.float32, device=device))
         if bias:
             self.bias = torch.nn.Parameter(torch.zeros(out_features, dtype=self.compute_dtype, device=device))
 
@@ -98,7 +98,6 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         Raises:
           ValueError: an unknown recipe, or a size that breaks its rule.
         """
-        checked(recipe, linear.in_features, linear.out_features)
         layer = cls(
             linear.in_features, linear.out_features, linear.bias is not None,
             recipe=recipe, device="meta", dtype=linear.weight.dtype,
@@ -112,7 +111,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         cast = RECIPES[self.recipe].forward[1]
         with torch.no_grad():
             values, scale = _cast(weight, cast)
-        self.weight, self.weight_scale_inv = _frozen(values), _frozen(scale)
+        self.weight, self.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
 
     def dequantized(self) -> torch.Tensor:
         """The weight [out_features, in_features] in the layer's 16 or 32 bits, rounded once."""
@@ -235,5 +234,5 @@ def _cast(x: torch.Tensor, cast: Cast) -> tuple[torch.Tensor, torch.Tensor]:
     return values, scale
 
 
-def _frozen(values: torch.Tensor) -> torch.nn.Parameter:
+def frozen_parameter(values: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(values, requires_grad=False)

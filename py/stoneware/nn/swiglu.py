@@ -84,7 +84,7 @@ class SwiGLU(torch.nn.Module):
             or autocast_dtype(x) is not None
         ):
             return down(silu_mul(gate_up(x)))
-        weights = [layer._parameters[name] for layer in (gate_up, down) for name in ("weight", "weight_scale_inv")]
+        weights = [layer._parameters[name] for layer in (gate_up, down) for name in _PARAMETERS]
         attached = frozen_product.attached(x)
         return _chained(bool(attached))(x, *attached, *weights)
 
