@@ -13,7 +13,7 @@ from stoneware.nn import blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
-from stoneware.nn.recipes import BF16, RECIPES, named, why_not
+from stoneware.nn.recipes import BF16, RECIPES, why_not
 from stoneware.nn.rms_norm import RMSNorm
 from stoneware.nn.swiglu import HALVES, ONE_CALL, SwiGLU
 
@@ -163,13 +163,10 @@ class _Swaps:
             self.done.kept[name] = reason
             return
         if self.frozen and self.recipe != BF16:
-            new: torch.nn.Linear = Float8InferenceLinear.from_linear(layer, self.recipe)
+            new: Any = Float8InferenceLinear.from_linear(layer, self.recipe)
         else:
             new = _like(Linear if self.recipe == BF16 else Float8Linear, layer, layer.weight)
-        if isinstance(new, Float8Linear):
-            new.recipe = self.recipe
-        if isinstance(new, (Linear, Float8Linear)):
-            new.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
+            new.recipe, new.fuse_wgrad_accumulation = self.recipe, self.fuse_wgrad_accumulation
         self.done.swapped[name] = type(new).__name__ + ("" if self.recipe == BF16 else f", {self.recipe}")
         self.done._back[name] = _plain
         _put(self.model, name, new)
@@ -188,7 +185,7 @@ class _Swaps:
         shared = [owner for owner in self.owners[id(layer.weight)] if owner != name]
         if shared:
             return f"its weight is shared with {shared[0]}"
-        return None if self.recipe == BF16 else why_not(named(self.recipe), layer.in_features, layer.out_features)
+        return why_not(self.recipe, layer.in_features, layer.out_features)
 
     def swap_experts(self, name: str, was: torch.nn.Module) -> None:
         if isinstance(was, Float8InferenceExperts) or (isinstance(was, Experts) and not self.is_one_call):

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from stoneware.nn import float8, frozen_product
 from stoneware.nn.arguments import autocast_dtype
-from stoneware.nn.linear import checked
+from stoneware.nn.linear import check_recipe
 from stoneware.nn.native_chain import Call, chain, of_product, scaled_mm_step
 from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
@@ -75,7 +75,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        checked(recipe, in_features, out_features)
+        check_recipe(recipe, in_features, out_features)
         self.recipe = recipe
         super().__init__(in_features, out_features, bias, device="meta", dtype=dtype)
         self.compute_dtype = self.weight.dtype

@@ -6,7 +6,7 @@ import torch
 
 from stoneware.nn import float8, main_grad
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
-from stoneware.nn.recipes import Recipe, named, why_not
+from stoneware.nn.recipes import BF16, RECIPES, why_not
 from stoneware.ops.matmul.api import matmul
 
 
@@ -18,6 +18,7 @@ class Linear(torch.nn.Linear):
     those that are needed are computed.
 
     Attributes:
+      recipe: "bf16".
       fuse_wgrad_accumulation: whether the gradient of the weight is added to `weight.main_grad` in place,
         and `weight.grad` stays None; see `stoneware.nn.main_grad`. False at first.
 
@@ -29,22 +30,38 @@ class Linear(torch.nn.Linear):
       TypeError, ValueError: x is of another dtype or width than the weight, or not in 16 bits.
     """
 
+    recipe = BF16
     fuse_wgrad_accumulation = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = autocast(x, self.weight, self.bias)
-        if main_grad.is_wanted(self, self.weight):
-            check(x, weight, BITS_16)
-            return main_grad.linear(lambda w: _product(x, w.to(x.dtype), bias), x, self.weight, is_quantized=False)
-        if is_distributed(weight):
+        is_added = main_grad.is_wanted(self, self.weight)
+        if is_distributed(weight) and not is_added:
             from stoneware.nn import sharded
 
-            return sharded.linear(_product, x, weight, bias)
-        check(x, weight, BITS_16)
-        return _product(x, weight, bias)
+            return sharded.linear(self._product_of_part, x, weight, bias)
+        check(x, weight, BITS_16 if self.recipe == BF16 else FLOATS)
+        if is_added:
+            is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
+            return main_grad.linear(
+                lambda w: self._product(x, w.to(x.dtype), bias), x, self.weight, is_quantized=is_quantized
+            )
+        return self._product(x, weight, bias)
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.recipe == BF16:
+            return matmul(x, weight.t(), bias)
+        return float8.linear(x, weight, bias, self.recipe)
+
+    def _product_of_part(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out_features, in_features = weight.shape
+        reason = why_not(self.recipe, in_features, out_features)
+        if reason is not None:
+            raise ValueError(f"{reason} on each rank; cut it among fewer ranks, or leave it a torch.nn.Linear")
+        return self._product(x, weight, bias)
 
 
-class Float8Linear(torch.nn.Linear):
+class Float8Linear(Linear):
     """A linear layer that trains in fp8; the parameters stay in 16 or 32 bits.
 
     x, weight and the gradient of y are quantized at each use, by the recipe, with scales of the values
@@ -70,8 +87,6 @@ class Float8Linear(torch.nn.Linear):
       TypeError, ValueError: x is of another dtype or width than the weight.
     """
 
-    fuse_wgrad_accumulation = False
-
     def __init__(
         self,
         in_features: int,
@@ -82,45 +97,18 @@ class Float8Linear(torch.nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.recipe = checked(recipe, in_features, out_features).name
+        check_recipe(recipe, in_features, out_features)
+        self.recipe = recipe
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, weight, bias = autocast(x, self.weight, self.bias)
-        if main_grad.is_wanted(self, self.weight):
-            check(x, weight, FLOATS)
-            return main_grad.linear(
-                lambda w: float8.linear(x, w.to(x.dtype), bias, self.recipe),
-                x,
-                self.weight,
-                is_quantized=named(self.recipe).grad_weight is not None,
-            )
-        if is_distributed(weight):
-            from stoneware.nn import sharded
-
-            return sharded.linear(self._product_of_shards, x, weight, bias)
-        check(x, weight, FLOATS)
-        return float8.linear(x, weight, bias, self.recipe)
-
-    def _product_of_shards(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out_features, in_features = weight.shape
-        reason = why_not(named(self.recipe), in_features, out_features)
-        if reason is not None:
-            raise ValueError(f"{reason} on each rank; cut it among fewer ranks, or leave it a torch.nn.Linear")
-        return float8.linear(x, weight, bias, self.recipe)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe!r}"
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return matmul(x, weight.t(), bias)
-
-
-def checked(name: str, in_features: int, out_features: int) -> Recipe:
-    """The recipe of a name for a layer of this size; raises ValueError where there is none."""
-    recipe = named(name)
-    reason = why_not(recipe, in_features, out_features)
+def check_recipe(name: str, in_features: int, out_features: int) -> None:
+    """Raises ValueError if there is no recipe of this name for a layer of this size."""
+    if name not in RECIPES:
+        raise ValueError(f"recipe={name!r} must be one of {', '.join(RECIPES)}; pass one of these")
+    reason = why_not(name, in_features, out_features)
     if reason is not None:
         raise ValueError(f"{reason}; pad the layer, or leave it a torch.nn.Linear")
-    return recipe

@@ -41,18 +41,16 @@ class Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The casts of (first, second operand) of each product; None leaves a product in 16 bits.
+    """The casts of (first, second operand) of each product; None leaves dw in 16 bits.
 
     Attributes:
-      name: of the recipe.
       forward: of x and w.
       grad_input: of dy and w.
       grad_weight: of dy and x.
     """
 
-    name: str
     forward: tuple[Cast, Cast]
-    grad_input: tuple[Cast, Cast] | None = None
+    grad_input: tuple[Cast, Cast]
     grad_weight: tuple[Cast, Cast] | None = None
 
 
@@ -66,20 +64,10 @@ BF16 = "bf16"
 """The recipe without fp8: `Linear`."""
 
 RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            name="tensorwise",
-            forward=(_TENSOR, _TENSOR),
-            grad_input=(_GRADIENT, _TENSOR),
-            grad_weight=(_GRADIENT, _TENSOR),
-        ),
-        Recipe(name="rowwise", forward=(_ROW, _ROW), grad_input=(_ROW, _ROW), grad_weight=(_ROW, _ROW)),
-        Recipe(
-            name="rowwise_with_gw_hp", forward=(_ROW, _ROW), grad_input=(_ROW, Cast(scales="tensor", power_of_two=True))
-        ),
-        Recipe(name="blockwise", forward=(_BLOCK, _SQUARE), grad_input=(_BLOCK, _SQUARE)),
-    )
+    "tensorwise": Recipe(forward=(_TENSOR, _TENSOR), grad_input=(_GRADIENT, _TENSOR), grad_weight=(_GRADIENT, _TENSOR)),
+    "rowwise": Recipe(forward=(_ROW, _ROW), grad_input=(_ROW, _ROW), grad_weight=(_ROW, _ROW)),
+    "rowwise_with_gw_hp": Recipe(forward=(_ROW, _ROW), grad_input=(_ROW, Cast(scales="tensor", power_of_two=True))),
+    "blockwise": Recipe(forward=(_BLOCK, _SQUARE), grad_input=(_BLOCK, _SQUARE)),
 }
 """Name -> recipe."""
 
@@ -89,13 +77,6 @@ cuTensorMapEncodeTiled)."""
 
 BLOCK = 128
 """Elements that share a scale of `blockwise`; in_features and out_features are multiples of it."""
-
-
-def named(name: str) -> Recipe:
-    """The recipe of a name; raises ValueError if there is none."""
-    if name not in RECIPES:
-        raise ValueError(f"recipe={name!r} must be one of {', '.join(RECIPES)}; pass one of these")
-    return RECIPES[name]
 
 
 def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: bool, needs_bias: bool) -> None:
@@ -123,7 +104,7 @@ def _needed_products(name: str, dtype: torch.dtype, needs_input_grad: tuple[bool
     found = needs.of_quantizing_layer(
         dtype=DTYPE_NAMES[dtype],
         forward=_operands(recipe.forward),
-        dgrad=recipe.grad_input and _operands(recipe.grad_input),
+        dgrad=_operands(recipe.grad_input),
         wgrad=recipe.grad_weight and _operands(recipe.grad_weight),
         needs_input_grad=frozenset(itertools.compress(("a", "b", "bias"), needs_input_grad)),
     )
@@ -136,10 +117,12 @@ def _operands(casts: tuple[Cast, Cast]) -> needs.Operands:
     return DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype], a.scales
 
 
-def why_not(recipe: Recipe, in_features: int, out_features: int) -> str | None:
-    """Why a layer of this size cannot be computed so, or None."""
-    unit = BLOCK if recipe.forward[0].scales == "block" else UNIT
-    for name, size in (("in_features", in_features), ("out_features", out_features)):
+def why_not(name: str, in_features: int, out_features: int) -> str | None:
+    """Why a layer of this size cannot be computed by the recipe of this name, or BF16, or None."""
+    if name == BF16:
+        return None
+    unit = BLOCK if RECIPES[name].forward[0].scales == "block" else UNIT
+    for what, size in (("in_features", in_features), ("out_features", out_features)):
         if size % unit or size == 0:
-            return f"{name}={size} must be a positive multiple of {unit} for recipe {recipe.name!r}"
+            return f"{what}={size} must be a positive multiple of {unit} for recipe {name!r}"
     return None
