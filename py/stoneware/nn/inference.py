@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import float8, frozen_product
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.linear import check_recipe
-from stoneware.nn.native_chain import Call, chain, of_product, scaled_mm_step
+from stoneware.nn.native_chain import Call, chain, of_product, rows_of, scaled_mm_step
 from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
@@ -178,8 +178,7 @@ class _Frozen(torch.autograd.Function):
         if needs_x:
             grad_x = float8.grad_input_of_quantized(gradient, weight, scale, RECIPES[ctx.recipe].forward[0])
         if needs_bias:
-            rows = gradient.reshape(-1, gradient.shape[-1])
-            grad_bias = rows.sum(0, dtype=torch.float32).to(gradient.dtype)
+            grad_bias = rows_of(gradient).sum(0, dtype=torch.float32).to(gradient.dtype)
         return grad_x, None, None, grad_bias, None
 
 
@@ -224,7 +223,7 @@ def followed(
 def _product(
     x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Recipe
 ) -> torch.Tensor:
-    values, scale_a = _cast(x.reshape(-1, x.shape[-1]), recipe.forward[0])
+    values, scale_a = _cast(rows_of(x), recipe.forward[0])
     y = scaled_mm(values, weight.t(), scale_a, scale.t() if scale.ndim == 2 else scale, bias, x.dtype)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 

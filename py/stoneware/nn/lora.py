@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import float8, inference
 from stoneware.nn.arguments import autocast_dtype, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.native_chain import rows_of
 from stoneware.nn.recipes import RECIPES, check_is_built
 
 
@@ -59,8 +60,7 @@ class Lora(torch.nn.Module):
             )
         y, narrow = base(x), self.a(x)
         # b's product is added where it is computed: a sum of its own would read and write y once more.
-        rows, narrow_rows = (one.reshape(-1, one.shape[-1]) for one in (y, narrow))
-        sums = torch.addmm(rows, narrow_rows, self.b.weight.t(), alpha=self.scaling)
+        sums = torch.addmm(rows_of(y), rows_of(narrow), self.b.weight.t(), alpha=self.scaling)
         # Not a view for autograd, of which FSDP's hooks warn; torch's linear shapes its own result so.
         return torch.ops.aten._unsafe_view(sums, y.shape)
 
@@ -92,10 +92,10 @@ class _Adapted(torch.autograd.Function):
         recipe: str,
     ) -> torch.Tensor:
         y: torch.Tensor = inference.chained(recipe, False)(x, weight, scale, bias)
-        narrow = _rows(x) @ a.t()
+        narrow = rows_of(x) @ a.t()
         if scaling != 1:
             narrow *= scaling
-        _rows(y).addmm_(narrow, b.t())
+        rows_of(y).addmm_(narrow, b.t())
         needs_a, needs_b = ctx.needs_input_grad[4:6]
         ctx.save_for_backward(x if needs_a else None, narrow if needs_b else None, weight, scale, a, b)
         ctx.scaling, ctx.recipe = scaling, recipe
@@ -107,7 +107,7 @@ class _Adapted(torch.autograd.Function):
         x, narrow, weight, scale, a, b = ctx.saved_tensors
         needs_x, needs_a, needs_b = (ctx.needs_input_grad[idx] for idx in (0, 4, 5))
         gradient = gradient.contiguous()
-        rows = _rows(gradient)
+        rows = rows_of(gradient)
         grad_x = grad_a = None
         if needs_x or needs_a:
             grad_narrow = rows @ b
@@ -115,15 +115,11 @@ class _Adapted(torch.autograd.Function):
                 grad_narrow *= ctx.scaling
             if needs_x:
                 grad_x = float8.grad_input_of_quantized(gradient, weight, scale, RECIPES[ctx.recipe].forward[0])
-                _rows(grad_x).addmm_(grad_narrow, a)
+                rows_of(grad_x).addmm_(grad_narrow, a)
             if needs_a:
-                grad_a = grad_narrow.t() @ _rows(x)
+                grad_a = grad_narrow.t() @ rows_of(x)
         grad_b = rows.t() @ narrow if needs_b else None
         return grad_x, None, None, None, grad_a, grad_b, None, None
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1])
 
 
 class Adapter(torch.nn.Linear):
