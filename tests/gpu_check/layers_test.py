@@ -16,7 +16,7 @@ import torch
 
 from tools.gpu_check import layers, layers_clock, layers_linear, layers_peers, layers_summary, layers_train
 from tools.gpu_check.layers_clock import Budget, HostClock
-from tools.gpu_check.layers_sizes import TINY
+from tools.gpu_check.layers_sizes import TINY, TORCH
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs transformers, which no rule provides"
@@ -51,14 +51,14 @@ def test_a_wrong_gradient_has_no_figure_and_fails_the_part(monkeypatch):
     contenders = layers_linear._contenders()
     wrong = contenders["torchao's rowwise, compiled"]
     chosen = {
-        layers_linear.TORCH: contenders[layers_linear.TORCH],
+        TORCH: contenders[TORCH],
         "a peer": dataclasses.replace(wrong, is_compiled=False),
         "ours": dataclasses.replace(wrong, is_compiled=False, is_ours=True),
     }
     monkeypatch.setattr(layers_linear, "_contenders", lambda: chosen)
     part = layers_linear.measure(ONE_LAYER, HostClock(), Budget(1.0))
     (row,) = part["rows"]
-    assert set(row["step"]) == {layers_linear.TORCH}
+    assert set(row["step"]) == {TORCH}
     (problem,) = part["problems"]
     assert problem.startswith("ours: down at 48 tokens: dx: torch.bfloat16, relative error ")
 
@@ -143,16 +143,13 @@ def test_what_fails_the_training(changed, problem):
 def test_parts_are_written_as_they_end_and_not_measured_twice(tmp_path, monkeypatch, capsys):
     measured = []
 
-    def part(name, key, sizes, clock, folder):
-        def measure(budget):
-            measured.append(name)
-            if name == "train":
-                raise RuntimeError("no such GPU")
-            return {"rows": [], "problems": ["wrong"] if name == "lora" and len(measured) < 4 else []}
+    def measure(name, *arguments):
+        measured.append(name)
+        if name == "train":
+            raise RuntimeError("no such GPU")
+        return {"rows": [], "problems": ["wrong"] if name == "lora" and len(measured) < 4 else []}
 
-        return measure
-
-    monkeypatch.setattr(layers, "_measuring", part)
+    monkeypatch.setattr(layers, "_measure", measure)
     monkeypatch.setattr(layers_summary, "TABLES", {})
     parts = ["linear", "train", "lora"]
     assert layers.measure(flags_of(tmp_path, parts=parts)) == 1

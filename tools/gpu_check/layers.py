@@ -19,6 +19,7 @@ part. The exit code is 1 if a value was wrong, or a part that was asked for fail
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import logging
@@ -26,7 +27,7 @@ import pathlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +71,9 @@ def measure(values: Any) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     clock = Clock() if values.device == "cuda" else HostClock()
     sizes = BY_NAME[values.sizes]
+    sizes = dataclasses.replace(
+        sizes, inference_layers=values.layers or sizes.inference_layers, train_steps=values.steps or sizes.train_steps
+    )
     key = {
         "schema": SCHEMA,
         "sizes": values.sizes,
@@ -77,8 +81,8 @@ def measure(values: Any) -> int:
         "gpu": _machine(values.device)["gpu"],
     }
     keys = dict.fromkeys(SHARES, key)
-    keys["inference"] = key | {"layers": values.layers or sizes.inference_layers}
-    keys["train"] = key | {"steps": values.steps or sizes.train_steps}
+    keys["inference"] = key | {"layers": sizes.inference_layers}
+    keys["train"] = key | {"steps": sizes.train_steps}
     report = _started(folder / "layers.json", key)
     report["command"] = document.origin("layers", values)["command"]
     torch.manual_seed(time.time_ns())  # fresh inputs in each run
@@ -86,8 +90,18 @@ def measure(values: Any) -> int:
         if _is_done(report, name, keys[name]):
             logging.info("%s: layers.json has it already", name)
             continue
-        part = _measuring(name, keys[name], sizes, clock, folder)
-        record = _run(part, SHARES[name] * values.seconds, values.device)
+        seconds, begin = SHARES[name] * values.seconds, time.monotonic()
+        record = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": _machine(values.device),
+            "budget_s": round(seconds, 1),
+        }
+        try:
+            result = _measure(name, keys[name], sizes, clock, Budget(seconds), folder)
+        except Exception as error:  # the other parts are still measured; this one is reported as failed
+            logging.error("%s", traceback.format_exc())
+            result = {"problems": [text_of(error)]}
+        record |= {"machine_after": _machine(values.device), "seconds": round(time.monotonic() - begin, 1)} | result
         report["parts"][name] = {"key": keys[name], "command": report["command"], "commit": values.commit} | record
         _write(folder, report)
         clock.release()
@@ -99,39 +113,18 @@ def measure(values: Any) -> int:
     return int(bool(bad))
 
 
-def _measuring(
-    name: str, key: Mapping[str, Any], sizes: Sizes, clock: Clock, folder: pathlib.Path
-) -> Callable[[Budget], dict[str, Any]]:
-    """The part as a function of its budget."""
-
-    def train(budget: Budget) -> dict[str, Any]:
+def _measure(
+    name: str, key: Mapping[str, Any], sizes: Sizes, clock: Clock, budget: Budget, folder: pathlib.Path
+) -> dict[str, Any]:
+    """The part's result."""
+    if name == "train":
         arguments = [f"--sizes={key['sizes']}", f"--device={clock.device.type}"]
-        runs = layers_train.Runs(folder / "layers_train", key, arguments, key["steps"], budget)
+        runs = layers_train.Runs(folder / "layers_train", key, arguments, sizes.train_steps, budget)
         return layers_train.measure(sizes, clock, budget, runs)
-
-    return {
-        "linear": lambda budget: layers_linear.measure(sizes, clock, budget),
-        "inference": lambda budget: layers_inference.measure(sizes, clock, budget, key["layers"]),
-        "models": lambda budget: layers_models.measure(sizes, clock, budget),
-        "train": train,
-        "lora": lambda budget: layers_lora.measure(sizes, clock, budget),
-    }[name]
-
-
-def _run(part: Callable[[Budget], dict[str, Any]], seconds: float, device: str) -> dict[str, Any]:
-    """A part's result, when and where it was measured, and its problems; an error is one of them."""
-    begin = time.monotonic()
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": _machine(device),
-        "budget_s": round(seconds, 1),
-    }
-    try:
-        result = part(Budget(seconds))
-    except Exception as error:  # the other parts are still measured; this one is reported as failed
-        logging.error("%s", traceback.format_exc())
-        result = {"problems": [text_of(error)]}
-    return record | {"machine_after": _machine(device), "seconds": round(time.monotonic() - begin, 1)} | result
+    parts = {
+        "linear": layers_linear, "inference": layers_inference, "models": layers_models, "lora": layers_lora
+    }  # fmt: skip
+    return parts[name].measure(sizes, clock, budget)
 
 
 def _started(path: pathlib.Path, key: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,19 +11,14 @@ from typing import Any
 import torch
 
 import stoneware as sw
-from stoneware.measuring import operands
 from tools.gpu_check import layers_llama
 from tools.gpu_check.document import text_of
 from tools.gpu_check.layers_clock import Budget, Call, Clock, compare
-from tools.gpu_check.layers_linear import BF16_LIMIT, E4M3_LIMIT, ELEMENT_LIMITS, TORCH
 from tools.gpu_check.layers_peers import ScaledMmLinear
-from tools.gpu_check.layers_sizes import Sizes
+from tools.gpu_check.layers_sizes import MODES, OURS, OURS_BF16, TORCH, Sizes
+from tools.gpu_check.layers_values import BF16_LIMIT, E4M3_LIMIT, Check, failures
 
-OURS = "stoneware rowwise"
-OURS_BF16 = "stoneware bf16"
 PEER = "torch._scaled_mm, Triton quantizer"
-
-MODES = ("eager", "graph")
 
 CHECKED = ("q_proj", "k_proj", "v_proj", "o_proj", "mlp")
 """Modules of the first and the last block that are compared with float64; a feed-forward as a whole, since
@@ -46,9 +41,9 @@ _MOST_SECONDS = 12.0
 """For timing all models at one number of tokens."""
 
 
-def models(sizes: Sizes, num_layers: int, device: torch.device) -> dict[str, torch.nn.Module]:
+def models(sizes: Sizes, device: torch.device) -> dict[str, torch.nn.Module]:
     """The same model by each kind of linear; the fp8 ones share their weights."""
-    base = layers_llama.build("LlamaForCausalLM", sizes.llama, num_layers, device)
+    base = layers_llama.build("LlamaForCausalLM", sizes.llama, sizes.inference_layers, device)
     ours_bf16, ours = layers_llama.sharing_copy(base), layers_llama.sharing_copy(base)
     sw.nn.convert(ours_bf16, recipe="bf16")
     logging.info("inference: %s", sw.nn.convert(ours, recipe="rowwise"))
@@ -61,15 +56,16 @@ def models(sizes: Sizes, num_layers: int, device: torch.device) -> dict[str, tor
 
 
 @torch.no_grad()
-def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict[str, Any]:
+def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
     """Rows of each number of tokens, and what was wrong: {"num_layers", "limits", "rows", "problems"}."""
-    by_name = models(sizes, num_layers, clock.device)
+    by_name = models(sizes, clock.device)
     clock.release()
     rows, problems = [], []
     for idx, tokens in enumerate(sizes.inference_tokens):
         ids = torch.randint(sizes.llama["vocab_size"], (1, tokens), device=clock.device)
         row: dict[str, Any] = {"tokens": tokens, "checks": _checks(by_name, ids)}
         calls: dict[str, Call] = {}
+        uncaptured: dict[str, Any] = {}
         for name, check in row["checks"].items():
             if check["is_right"]:
                 call = forward(by_name[name], ids)
@@ -77,11 +73,13 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict
                 try:
                     calls[f"{name}, {MODES[1]}"] = clock.graphed(call)
                 except Exception as error:  # a peer may launch what cannot be captured
-                    check["graph_failure"] = text_of(error)
+                    uncaptured[f"{name}, {MODES[1]}"] = {"failure": text_of(error)}
         seconds = budget.share(len(sizes.inference_tokens) - idx, _MOST_SECONDS)
-        row["step"] = compare(calls, clock, rounds=sizes.rounds, seconds=seconds, seed=idx)
+        row["step"] = compare(calls, clock, rounds=sizes.rounds, seconds=seconds, seed=idx) | uncaptured
         rows.append(row)
-        problems += _problems(row)
+        problems += [
+            f"{name}: at {tokens} tokens: {why}" for name, why in failures(row).items() if not name.startswith(PEER)
+        ]
         logging.info("inference: %d tokens: %s ms", tokens, {k: v.get("median_ms") for k, v in row["step"].items()})
         del calls
         clock.release()
@@ -91,7 +89,7 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget, num_layers: int) -> dict
         "logits": {"bf16": BF16_LOGITS_LIMIT, "fp8, over the peer's": LOGITS_RATIO},
     }
     return {
-        "num_layers": num_layers,
+        "num_layers": sizes.inference_layers,
         "limits": limits,
         "weight_bytes": {name: layers_llama.weight_bytes(by_name[name]) for name in (TORCH, OURS)},
         "rows": rows,
@@ -113,25 +111,16 @@ def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str,
     checks: dict[str, dict[str, Any]] = {TORCH: {"is_right": True, "errors": {}, "detail": "the reference"}}
     most_off = {OURS_BF16: BF16_LOGITS_LIMIT}
     for name in (OURS_BF16, PEER, OURS):
-        model = by_name[name]
-        errors, wrong = {}, []
-        try:
+        model, check = by_name[name], Check()
+        with check.refusals():
             for module_name, x in inputs.items():
                 want = copy.deepcopy(by_name[TORCH].get_submodule(module_name)).double()(x.double())
-                limit = _limit(name, module_name)
-                found = operands.compare_within(model.get_submodule(module_name)(x), want, limit)
-                errors[module_name] = float(f"{found.error:.3g}")
-                if found.error >= limit or found.element_error >= ELEMENT_LIMITS * limit:
-                    wrong.append(f"{module_name}: relative error {found.error:.3g} must be below {limit}")
-            difference = forward(model, ids)().float() - logits
-            errors["logits"] = float(f"{float(difference.norm() / logits.norm()):.3g}")
+                check.product(module_name, model.get_submodule(module_name)(x), want, _limit(name, module_name))
+            error = float((forward(model, ids)().float() - logits).norm() / logits.norm())
+            check.error("logits", error, most_off.get(name, math.inf))
             if name == PEER:
-                most_off[OURS] = LOGITS_RATIO * errors["logits"]
-            elif not errors["logits"] < most_off.get(name, math.inf):
-                wrong.append(f"logits: relative error {errors['logits']} must be below {most_off[name]:.3g}")
-        except Exception as error:  # a peer may refuse; ours is reported by the caller
-            wrong.append(text_of(error))
-        checks[name] = {"is_right": not wrong, "errors": errors, "detail": "; ".join(wrong)}
+                most_off[OURS] = LOGITS_RATIO * error
+        checks[name] = check.to_json()
     return checks
 
 
@@ -161,20 +150,3 @@ def _inputs_and_logits(model: torch.nn.Module, ids: torch.Tensor) -> tuple[dict[
         for hook in hooks:
             hook.remove()
     return inputs, logits
-
-
-def _problems(row: dict[str, Any]) -> list[str]:
-    """What of torch's bf16 and of ours has no figure, and why."""
-    where = f"at {row['tokens']} tokens"
-    found = []
-    for name in (TORCH, OURS_BF16, OURS):
-        check = row["checks"][name]
-        if not check["is_right"]:
-            found.append(f"{name}: {where}: {check['detail']}")
-        if "graph_failure" in check:
-            found.append(f"{name}: {where}, in a graph: {check['graph_failure']}")
-    return found + [
-        f"{name}: {where}: {one['failure']}"
-        for name, one in row["step"].items()
-        if "failure" in one and not name.startswith(PEER)
-    ]

@@ -11,24 +11,10 @@ import torch
 
 import stoneware as sw
 from stoneware.measuring import operands
-from tools.gpu_check.document import text_of
 from tools.gpu_check.layers_clock import Budget, Clock, compare
 from tools.gpu_check.layers_peers import Float8Peer
-from tools.gpu_check.layers_sizes import Sizes
-
-TORCH = "torch bf16"
-
-BF16_LIMIT = 0.005
-"""Relative error in the Frobenius norm: rounding the result to bf16 makes 0.0017."""
-
-E4M3_LIMIT = 0.06
-"""Two operands with 3 bits of mantissa make 0.037 together; few rows scatter about it."""
-
-E5M2_LIMIT = 0.08
-"""Operands with 2 and 3 bits of mantissa make 0.058 together."""
-
-ELEMENT_LIMITS = 10
-"""One element may be off by so many limits of its row's root mean square; a missing one is off by more."""
+from tools.gpu_check.layers_sizes import OURS, OURS_BF16, TORCH, Sizes
+from tools.gpu_check.layers_values import BF16_LIMIT, E4M3_LIMIT, E5M2_LIMIT, Check, failures
 
 _MOST_SECONDS = 4.0
 """For timing one layer at one number of tokens."""
@@ -69,9 +55,9 @@ def _contenders() -> dict[str, Contender]:
     ours = sw.nn.Float8Linear
     return {
         TORCH: Contender(make=of(torch.nn.Linear), limits=bf16, is_ours=False),
-        "stoneware bf16": Contender(make=of(sw.nn.Linear), limits=bf16),
+        OURS_BF16: Contender(make=of(sw.nn.Linear), limits=bf16),
         "stoneware tensorwise": Contender(make=of(ours, "tensorwise"), limits=e5m2),
-        "stoneware rowwise": Contender(make=of(ours, "rowwise"), limits=e4m3),
+        OURS: Contender(make=of(ours, "rowwise"), limits=e4m3),
         "stoneware rowwise_with_gw_hp": Contender(make=of(ours, "rowwise_with_gw_hp"), limits=gw_16),
         # Whether dw has fp8 operands is the recipe's own affair; both are within this.
         "stoneware blockwise": Contender(make=of(ours, "blockwise"), limits=e4m3),
@@ -100,7 +86,7 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
         where = f"{name} at {tokens} tokens"
         problems += [
             f"{contender}: {where}: {why}"
-            for contender, why in _failures(row).items()
+            for contender, why in failures(row).items()
             if contenders[contender].is_ours or contender == TORCH
         ]
         logging.info("linear: %s: %s ms", where, {key: one.get("median_ms") for key, one in row["step"].items()})
@@ -109,12 +95,6 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
         clock.release()
     limits = {name: dict(zip(("y", "dx", "dw"), one.limits)) for name, one in contenders.items()}
     return {"limits": limits, "rows": rows, "problems": problems}
-
-
-def _failures(row: Mapping[str, Any]) -> dict[str, str]:
-    """Contender -> why it has no figure."""
-    found = {name: check["detail"] for name, check in row["checks"].items() if not check["is_right"]}
-    return found | {name: one["failure"] for name, one in row["step"].items() if "failure" in one}
 
 
 def _right_steps(
@@ -138,8 +118,12 @@ def _right_steps(
         layer = contender.make(in_features, out_features)
         layer.weight = parameter  # the same of all: each computes its gradient and drops it
         step = _step(layer, contender.is_compiled, x, gradient)
-        checks[name] = _check(step, expected, contender.limits)
-        if checks[name]["is_right"]:
+        check = Check()
+        with check.refusals():
+            for what, result, want, limit in zip(("y", "dx", "dw"), step(), expected, contender.limits):
+                check.product(what, result, want, limit)
+        checks[name] = check.to_json()
+        if not check.wrong:
             steps[name] = step
     return steps, checks
 
@@ -156,21 +140,3 @@ def _step(layer: torch.nn.Linear, is_compiled: bool, x: torch.Tensor, gradient: 
         return y.detach(), *torch.autograd.grad(y, (x, layer.weight), gradient)
 
     return step
-
-
-def _check(step: Step, expected: list[torch.Tensor], limits: tuple[float, float, float]) -> dict[str, Any]:
-    """Compares y, dx and dw with float64: {"is_right", "errors", "detail"}."""
-    try:
-        results = step()
-    except Exception as error:  # a peer may refuse; ours is reported by the caller
-        return {"is_right": False, "errors": None, "detail": text_of(error)}
-    errors, wrong = {}, []
-    for name, result, want, limit in zip(("y", "dx", "dw"), results, expected, limits):
-        found = operands.compare_within(result, want, limit)
-        errors[name] = float(f"{found.error:.3g}") if found.error < 1e9 else None
-        if result.dtype != torch.bfloat16 or found.error >= limit or found.element_error >= ELEMENT_LIMITS * limit:
-            wrong.append(
-                f"{name}: {result.dtype}, relative error {found.error:.3g} must be below {limit}, worst element "
-                f"{found.element_error:.3g} of its row's rms below {ELEMENT_LIMITS * limit:g}"
-            )
-    return {"is_right": not wrong, "errors": errors, "detail": "; ".join(wrong)}

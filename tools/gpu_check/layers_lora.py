@@ -12,11 +12,9 @@ from torch.nn import functional
 import stoneware as sw
 from tools.gpu_check import layers_llama
 from tools.gpu_check.layers_clock import Budget, Clock, compare
-from tools.gpu_check.layers_linear import TORCH
 from tools.gpu_check.layers_peers import TorchLora
-from tools.gpu_check.layers_sizes import Sizes
-
-OURS = "stoneware rowwise"
+from tools.gpu_check.layers_sizes import OURS, TORCH, Sizes
+from tools.gpu_check.layers_values import Check, failures
 
 GRADIENT_LIMIT = 0.25
 """Relative error of all adapters' gradients together, against the bf16 model's: fp8 products one after
@@ -44,11 +42,11 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
         gradients[name] = torch.cat([one.grad.flatten().float() for one in _adapters(model)])
         model.zero_grad()
     error = float((gradients[OURS] - gradients[TORCH]).norm() / gradients[TORCH].norm())
-    is_right = error < GRADIENT_LIMIT
-    problems = [] if is_right else [f"{OURS}: gradients: relative error {error:.3g} must be below {GRADIENT_LIMIT}"]
-    steps = {name: _step(model, x, target) for name, model in models.items() if name == TORCH or is_right}
+    check = Check()
+    check.error("gradients", error, GRADIENT_LIMIT)
+    steps = {name: _step(model, x, target) for name, model in models.items() if name == TORCH or not check.wrong}
     times = compare(steps, clock, rounds=sizes.rounds, seconds=budget.share(1, _MOST_SECONDS))
-    problems += [f"{name}: {one['failure']}" for name, one in times.items() if "failure" in one]
+    row = {"checks": {OURS: check.to_json()}, "step": times}
     peak_bytes = {name: clock.peak_bytes(step) for name, step in steps.items() if "failure" not in times[name]}
     logging.info("lora: %s ms", {name: one.get("median_ms") for name, one in times.items()})
     return {
@@ -56,11 +54,11 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
         "tokens": sizes.lora_tokens,
         "rank": sizes.lora_rank,
         "limits": {"gradients": GRADIENT_LIMIT},
-        "errors": {"gradients": float(f"{error:.3g}")},
+        "errors": check.errors,
         "weight_bytes": weight_bytes,
         "peak_bytes": peak_bytes,
-        "rows": [{"step": times}],
-        "problems": problems,
+        "rows": [row],
+        "problems": [f"{name}: {why}" for name, why in failures(row).items()],
     }
 
 

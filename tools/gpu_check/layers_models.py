@@ -9,11 +9,10 @@ import torch
 
 import stoneware as sw
 from tools.gpu_check import layers_llama
-from tools.gpu_check.document import text_of
 from tools.gpu_check.layers_clock import Budget, Call, Clock, compare
-from tools.gpu_check.layers_inference import OURS, OURS_BF16, forward
-from tools.gpu_check.layers_linear import TORCH
-from tools.gpu_check.layers_sizes import Sizes
+from tools.gpu_check.layers_inference import forward
+from tools.gpu_check.layers_sizes import OURS, OURS_BF16, TORCH, Sizes
+from tools.gpu_check.layers_values import Check, failures
 
 LIMITS = {TORCH: 0.02, OURS_BF16: 0.02, OURS: 0.2}
 """Relative error of the last hidden state against torch's eager model, in the norm; the median over the tokens,
@@ -41,9 +40,7 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
             ids = torch.randint(config["vocab_size"], (1, tokens), device=clock.device)
             row = _row(models, ids, clock, budget.share(num_left, _MOST_SECONDS))
             rows.append({"model": kind, "tokens": tokens} | row)
-            failures = [f"{name}: {check['detail']}" for name, check in row["checks"].items() if check["detail"]]
-            failures += [f"{name}: {one['failure']}" for name, one in row["step"].items() if "failure" in one]
-            problems += [f"{kind} at {tokens} tokens: {failure}" for failure in failures]
+            problems += [f"{kind} at {tokens} tokens: {name}: {why}" for name, why in failures(row).items()]
             num_left -= 1
             logging.info(
                 "models: %s, %d tokens: %s", kind, tokens, {k: v.get("median_ms") for k, v in row["step"].items()}
@@ -62,18 +59,13 @@ def _row(models: dict[str, torch.nn.Module], ids: torch.Tensor, clock: Clock, se
     for name, model in models.items():
         for block in model.model.layers:
             block.compile(dynamic=False)
-        checks[name] = {"is_right": False, "errors": {}, "detail": ""}
-        try:
+        check = Check()
+        with check.refusals():
             off = (_hidden(model, ids) - want).norm(dim=-1) / want.norm(dim=-1)
-            error = float(off.median())
-            checks[name]["errors"]["hidden"] = float(f"{error:.3g}")
-            if error < LIMITS[name]:
-                checks[name]["is_right"] = True
+            check.error("last hidden state", float(off.median()), LIMITS[name])
+            if not check.wrong:
                 calls[name] = clock.graphed(forward(model, ids))
-            else:
-                checks[name]["detail"] = f"last hidden state: relative error {error:.3g} must be below {LIMITS[name]}"
-        except Exception as error:  # it is reported; the others keep their figures
-            checks[name]["detail"] = text_of(error)
+        checks[name] = check.to_json()
     return {"checks": checks, "step": compare(calls, clock, rounds=15, seconds=seconds, seed=ids.numel())}
 
 

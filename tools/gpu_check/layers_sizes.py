@@ -1,10 +1,15 @@
-"""How large the problems of `layers` are: Llama 3 8B's, or tiny ones that run anywhere."""
+"""What the parts of `layers` share: the names of what is compared, and how large the problems are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+TORCH, OURS, OURS_BF16 = "torch bf16", "stoneware rowwise", "stoneware bf16"
+
+MODES = ("eager", "graph")
+"""Of `inference`, behind a name."""
 
 LLAMA_3_8B = {
     "hidden_size": 4096,
@@ -28,7 +33,7 @@ _TINY_LLAMA = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of all parts.
+    """Of all parts: Llama 3 8B's, or tiny ones that run anywhere.
 
     Attributes:
       linears: name -> (in_features, out_features) of one block's layers, as `linear` measures them.

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.gpu_check.document import line
-
-TORCH = "torch bf16"
-MODES = ("eager", "graph")
+from tools.gpu_check.layers_sizes import MODES, TORCH
 
 Row = Mapping[str, Any]
 
@@ -81,69 +79,52 @@ def _linear(part: Row) -> list[str]:
         members = [row for row in rows if row["tokens"] == tokens]
         if lines:
             lines.append("")
-        lines += [
-            f"Forward and backward at {tokens} tokens:",
-            "",
-            line("", *(f"{row['layer']} {row['in']}→{row['out']}" for row in members), "sum", "worst error"),
-            "|" + "---|" * (len(members) + 3),
-        ]
+        found = []
         for name in contenders:
             errors = [error for row in members for error in (row["checks"][name]["errors"] or {}).values() if error]
-            lines.append(
-                line(
-                    name,
-                    *(_timing(row["step"], name, TORCH) for row in members),
-                    _ratio(of_tokens.get(name), of_tokens.get(TORCH), 2),
-                    f"{max(errors):.1e}" if errors else "-",
-                )
-            )
+            figures = [_timing(row["step"], name, TORCH) for row in members]
+            found.append([name, *figures, _ratio(of_tokens, name), f"{max(errors):.1e}" if errors else "-"])
+        header = ["", *(f"{row['layer']} {row['in']}→{row['out']}" for row in members), "sum", "worst error"]
+        lines += [f"Forward and backward at {tokens} tokens:", "", *_table(header, found)]
     return lines
 
 
 def _inference(part: Row) -> list[str]:
     rows = part["rows"]
     names = list(rows[0]["checks"])
-    lines = [
-        f"A forward pass of {part['num_layers']} blocks:",
-        "",
-        line("", "", *(f"{row['tokens']} tokens" for row in rows)),
-        "|" + "---|" * (len(rows) + 2),
-    ]
-    lines += [
-        line(name, mode, *(_timing(row["step"], f"{name}, {mode}", f"{TORCH}, {mode}") for row in rows))
-        for mode in MODES
-        for name in names
-    ]
+    table = _table(
+        ["", "", *(f"{row['tokens']} tokens" for row in rows)],
+        [
+            [name, mode, *(_timing(row["step"], f"{name}, {mode}", f"{TORCH}, {mode}") for row in rows)]
+            for mode in MODES
+            for name in names
+        ],
+    )
     held = ", ".join(f"{num_bytes / 1e9:.3f} GB in {name}" for name, num_bytes in part["weight_bytes"].items())
-    return [*lines, "", f"The linears of the blocks hold {held}."]
+    head = f"A forward pass of {part['num_layers']} blocks:"
+    return [head, "", *table, "", f"The linears of the blocks hold {held}."]
 
 
 def _models(part: Row) -> list[str]:
     rows = part["rows"]
     tokens = dict.fromkeys(row["tokens"] for row in rows)
-    lines = [
-        f"A forward pass of {part['num_layers']} blocks, each compiled, in a CUDA graph:",
-        "",
-        line("", "", *(f"{num_tokens} tokens" for num_tokens in tokens)),
-        "|" + "---|" * (len(tokens) + 2),
-    ]
+    found = []
     for kind in dict.fromkeys(row["model"] for row in rows):
         members = [row for row in rows if row["model"] == kind]
-        lines += [
-            line(kind, name, *(_timing(row["step"], name, TORCH) for row in members)) for name in members[0]["checks"]
+        found += [
+            [kind, name, *(_timing(row["step"], name, TORCH) for row in members)] for name in members[0]["checks"]
         ]
-    return lines
+    head = f"A forward pass of {part['num_layers']} blocks, each compiled, in a CUDA graph:"
+    return [head, "", *_table(["", "", *(f"{num_tokens} tokens" for num_tokens in tokens)], found)]
 
 
 def _train(part: Row) -> list[str]:
     (row,) = part["rows"]
-    lines = [
+    head = (
         f"{part.get('parameters', 0) / 1e6:.1f} M parameters, {part['tokens_per_step']} tokens a step of "
-        f"{part.get('num_bytes', 0) / 1e6:.1f} MB of {part.get('text', 'text')} (sha256 {part.get('sha256', '-')}).",
-        "",
-        line("run", "ms a step", "steps", f"loss, mean of the last {part['mean_steps']}", "against bf16", "note"),
-        "|---|---|---|---|---|---|",
-    ]
+        f"{part.get('num_bytes', 0) / 1e6:.1f} MB of {part.get('text', 'text')} (sha256 {part.get('sha256', '-')})."
+    )
+    found = []
     for name, losses in part["losses"].items():
         off = losses.get("against_bf16")
         note = ""
@@ -151,38 +132,38 @@ def _train(part: Row) -> list[str]:
             at = losses["first_difference"]
             note = "the losses of the first" if at is None else f"other losses from step {at} on"
         resumed = f"went on at step {losses['first_step']}" if losses["first_step"] else ""
-        lines.append(
-            line(
+        found.append(
+            [
                 TORCH if name == "torch" else name,
                 _timing(row["step"], name, "torch"),
                 losses["steps"],
                 f"{losses['last_mean']:.4f}",
                 "-" if off is None else f"{off:+.2%}",
                 "; ".join(filter(None, (resumed, note))) or "-",
-            )
+            ]
         )
-    return lines
+    mean = f"loss, mean of the last {part['mean_steps']}"
+    return [head, "", *_table(["run", "ms a step", "steps", mean, "against bf16", "note"], found)]
 
 
 def _lora(part: Row) -> list[str]:
     (row,) = part["rows"]
     weights, peaks = part["weight_bytes"], part["peak_bytes"]
-    lines = [
+    head = (
         f"A step of {part['num_layers']} blocks at {part['tokens']} tokens, rank {part['rank']}; gradients differ by "
-        f"{part['errors']['gradients']:.2g} from bf16's (limit {part['limits']['gradients']}).",
-        "",
-        line("frozen weights", "ms a step", "GB of weights", "GB at most beside them in a step"),
-        "|---|---|---|---|",
-    ]
-    return lines + [
-        line(
+        f"{part['errors']['gradients']:.2g} from bf16's (limit {part['limits']['gradients']})."
+    )
+    found = [
+        [
             name,
             _timing(row["step"], name, TORCH),
             f"{num_bytes / 1e9:.3f} ({num_bytes / weights[TORCH]:.3f} of bf16's)",
             f"{peaks[name] / 1e9:.3f}" if name in peaks else "-",
-        )
+        ]
         for name, num_bytes in weights.items()
     ]
+    header = ["frozen weights", "ms a step", "GB of weights", "GB at most beside them in a step"]
+    return [head, "", *_table(header, found)]
 
 
 TABLES = {"linear": _linear, "inference": _inference, "models": _models, "train": _train, "lora": _lora}
@@ -197,10 +178,15 @@ def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:
     return text if against is None or name == reference else f"{text} ({against / one['median_ms']:.2f})"
 
 
-def _ratio(ms: float | None, reference_ms: float | None, digits: int) -> str:
-    if ms is None:
+def _ratio(sums_ms: Mapping[str, float], name: str) -> str:
+    if name not in sums_ms:
         return "-"
-    return f"{ms:.{digits}f}" + ("" if reference_ms is None else f" ({reference_ms / ms:.{digits}f})")
+    ratio = f" ({sums_ms[TORCH] / sums_ms[name]:.2f})" if TORCH in sums_ms else ""
+    return f"{sums_ms[name]:.2f}{ratio}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    return [line(*header), "|" + "---|" * len(header), *(line(*row) for row in rows)]
 
 
 if __name__ == "__main__":
