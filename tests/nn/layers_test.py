@@ -221,6 +221,17 @@ def test_a_frozen_layer_is_near_float64_and_passes_the_gradient_on(recipe):
         assert torch.equal(layer(x), found["y"])
 
 
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
+def test_a_compiled_frozen_layer_is_one_graph_with_the_same_values(recipe):
+    torch._dynamo.reset()
+    layer = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16), recipe)
+    x, dy = torch.randn(32, K).bfloat16(), torch.randn(32, N).bfloat16()
+    found = gradients(torch.compile(layer, backend="aot_eager", fullgraph=True), x, dy)
+    layer.zero_grad()
+    for (name, value), expected in zip(found.items(), gradients(layer, x, dy).values(), strict=True):
+        assert value is expected is None or torch.equal(value, expected), name
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_one_native_call_is_the_gradient_of_a_frozen_layer(recipe, monkeypatch):
     layer = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16), recipe)

@@ -13,7 +13,7 @@ from stoneware.nn import float8, frozen_product
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.linear import check_recipe
 from stoneware.nn.native_chain import Call, chain, of_product, rows_of, scaled_mm_step
-from stoneware.nn.recipes import RECIPES, Cast, Recipe, check_is_built
+from stoneware.nn.recipes import RECIPES, Cast, check_is_built
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
 
@@ -165,7 +165,7 @@ class _Frozen(torch.autograd.Function):
         ctx.save_for_backward(weight, scale)
         ctx.recipe = recipe
         if torch.compiler.is_dynamo_compiling():
-            return _product(x, weight, scale, bias, RECIPES[recipe])
+            return followed(x, weight, scale, bias, recipe)
         return chained(recipe, False)(x, weight, scale, bias)
 
     @staticmethod
@@ -217,13 +217,7 @@ def followed(
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)
         return _Frozen.apply(x, weight, scale, bias, recipe)
-    return _product(x, weight, scale, bias, RECIPES[recipe])
-
-
-def _product(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: Recipe
-) -> torch.Tensor:
-    values, scale_a = _cast(rows_of(x), recipe.forward[0])
+    values, scale_a = _cast(rows_of(x), RECIPES[recipe].forward[0])
     y = scaled_mm(values, weight.t(), scale_a, scale.t() if scale.ndim == 2 else scale, bias, x.dtype)
     return y.reshape(*x.shape[:-1], weight.shape[0])
 
