@@ -52,7 +52,7 @@ def added(parameter: torch.Tensor) -> torch.Tensor:
       TypeError: its dtype is not that of a parameter.
     """
     _check(parameter)
-    return _Added.apply(parameter, parameter)
+    return _Accumulated.apply(parameter.detach(), None, parameter, parameter)
 
 
 # As torch.compiler.disable does, which would import all of Dynamo: the backward writes to memory that no graph knows.
@@ -85,26 +85,13 @@ def _placeholder(parameter: Any) -> torch.Tensor | None:
     return torch.empty_like(parameter)
 
 
-class _Added(torch.autograd.Function):
-    """The weight, whose gradient is added."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, parameter: Any) -> torch.Tensor:
-        ctx.parameter = parameter
-        return weight.view_as(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.parameter.main_grad.add_(gradient)
-        return _placeholder(ctx.parameter), None
-
-
 class _Accumulated(torch.autograd.Function):
-    """y, which was computed without a gradient of the weight."""
+    """y, or the weight itself if there is no x; what was computed has no other gradient of the weight."""
 
     @staticmethod
-    def forward(ctx: Any, y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, parameter: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, y: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, parameter: Any
+    ) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.parameter = parameter
         return y.view_as(y)
@@ -113,7 +100,10 @@ class _Accumulated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        _add_product(ctx.parameter.main_grad, gradient, x)
+        if x is None:
+            ctx.parameter.main_grad.add_(gradient)
+        else:
+            _add_product(ctx.parameter.main_grad, gradient, x)
         return gradient, None, _placeholder(ctx.parameter), None
 
 
