@@ -13,7 +13,7 @@ import stoneware as sw
 from stoneware.measuring import operands
 from tools.gpu_check.layers_clock import Budget, Clock, compare
 from tools.gpu_check.layers_peers import Float8Peer
-from tools.gpu_check.layers_sizes import OURS, OURS_BF16, TORCH, Sizes
+from tools.gpu_check.layers_sizes import OURS_BF16, TORCH, Sizes
 from tools.gpu_check.layers_values import BF16_LIMIT, E4M3_LIMIT, E5M2_LIMIT, Check, failures
 
 _MOST_SECONDS = 4.0
@@ -27,46 +27,40 @@ class Contender:
     """A kind of layer.
 
     Attributes:
-      make: (in_features, out_features) -> the layer, on the meta device.
+      kind, recipe: class and attribute of the layer.
       limits: of the relative errors of y, dx and dw.
       is_ours: whether a wrong value fails the run.
       is_compiled: by torch.compile.
     """
 
-    make: Callable[[int, int], torch.nn.Linear]
+    kind: type[torch.nn.Linear]
+    recipe: str = "bf16"
     limits: tuple[float, float, float]
     is_ours: bool = True
     is_compiled: bool = False
 
 
 def _contenders() -> dict[str, Contender]:
-    def of(kind: type[torch.nn.Linear], recipe: str | None = None) -> Callable[[int, int], torch.nn.Linear]:
-        def make(in_features: int, out_features: int) -> torch.nn.Linear:
-            layer = kind(in_features, out_features, bias=False, device="meta", dtype=torch.bfloat16)
-            if recipe is not None:
-                layer.recipe = recipe
-            return layer
-
-        return make
-
     bf16, e4m3 = (BF16_LIMIT,) * 3, (E4M3_LIMIT,) * 3
     e5m2 = (E4M3_LIMIT, E5M2_LIMIT, E5M2_LIMIT)
-    gw_16 = (E4M3_LIMIT, E4M3_LIMIT, BF16_LIMIT)
-    ours = sw.nn.Float8Linear
-    return {
-        TORCH: Contender(make=of(torch.nn.Linear), limits=bf16, is_ours=False),
-        OURS_BF16: Contender(make=of(sw.nn.Linear), limits=bf16),
-        "stoneware tensorwise": Contender(make=of(ours, "tensorwise"), limits=e5m2),
-        OURS: Contender(make=of(ours, "rowwise"), limits=e4m3),
-        "stoneware rowwise_with_gw_hp": Contender(make=of(ours, "rowwise_with_gw_hp"), limits=gw_16),
+    ours = {
+        "tensorwise": e5m2, "rowwise": e4m3, "rowwise_with_gw_hp": (E4M3_LIMIT, E4M3_LIMIT, BF16_LIMIT),
         # Whether dw has fp8 operands is the recipe's own affair; both are within this.
-        "stoneware blockwise": Contender(make=of(ours, "blockwise"), limits=e4m3),
-        "torchao's tensorwise, compiled": Contender(
-            make=of(Float8Peer, "tensorwise"), limits=e5m2, is_ours=False, is_compiled=True
-        ),
-        "torchao's rowwise, compiled": Contender(
-            make=of(Float8Peer, "rowwise"), limits=e4m3, is_ours=False, is_compiled=True
-        ),
+        "blockwise": e4m3,
+    }  # fmt: skip
+    return {
+        TORCH: Contender(kind=torch.nn.Linear, limits=bf16, is_ours=False),
+        OURS_BF16: Contender(kind=sw.nn.Linear, limits=bf16),
+        **{
+            f"stoneware {recipe}": Contender(kind=sw.nn.Float8Linear, recipe=recipe, limits=limits)
+            for recipe, limits in ours.items()
+        },
+        **{
+            f"torchao's {recipe}, compiled": Contender(
+                kind=Float8Peer, recipe=recipe, limits=ours[recipe], is_ours=False, is_compiled=True
+            )
+            for recipe in ("tensorwise", "rowwise")
+        },
     }
 
 
@@ -115,7 +109,8 @@ def _right_steps(
     steps: dict[str, Step] = {}
     checks = {}
     for name, contender in contenders.items():
-        layer = contender.make(in_features, out_features)
+        layer = contender.kind(in_features, out_features, bias=False, device="meta", dtype=torch.bfloat16)
+        layer.recipe = contender.recipe
         layer.weight = parameter  # the same of all: each computes its gradient and drops it
         step = _step(layer, contender.is_compiled, x, gradient)
         check = Check()
