@@ -129,8 +129,9 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if torch.compiler.is_dynamo_compiling():
             return followed(x, weight, scale, bias, self.recipe)
-        attached = frozen_product.attached(x) if self.recipe == "rowwise" else ()
-        return chained(self.recipe, bool(attached))(x, *attached, weight, scale, bias)
+        if self.recipe == "rowwise" and (attached := frozen_product.attached(x)):
+            return chained("rowwise", True)(x, *attached, weight, scale, bias)
+        return chained(self.recipe, False)(x, weight, scale, bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8InferenceLinear:
         super()._apply(fn, recurse)

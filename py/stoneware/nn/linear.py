@@ -34,8 +34,9 @@ class Linear(torch.nn.Linear):
     fuse_wgrad_accumulation = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x, weight, bias = autocast(x, self.weight, self.bias)
-        is_added = main_grad.is_wanted(self, self.weight)
+        parameter = self.weight  # once: torch.nn.Module searches for it
+        x, weight, bias = autocast(x, parameter, self.bias)
+        is_added = main_grad.is_wanted(self, parameter)
         if is_distributed(weight) and not is_added:
             from stoneware.nn import sharded
 
@@ -44,7 +45,7 @@ class Linear(torch.nn.Linear):
         if is_added:
             is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
             return main_grad.linear(
-                lambda w: self._product(x, w.to(x.dtype), bias), x, self.weight, is_quantized=is_quantized
+                lambda w: self._product(x, w.to(x.dtype), bias), x, parameter, is_quantized=is_quantized
             )
         return self._product(x, weight, bias)
 
