@@ -210,7 +210,7 @@ def test_table_gives_the_models_and_corrections_back(baked):
     assert block.models == fitted
     assert len(fitted) == 4
     read, made = (
-        corrections((4096, 4096), (16, 512))
+        [corrections((4096, 4096, m)) for m in (16, 512)]
         for corrections in (block.corrections, functools.partial(Block.corrections, block))
     )
     for one, other in zip(read, made, strict=True):

@@ -269,8 +269,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
         block = place.block
         has_these = place is modelled or (fitted_by and block.fitted_by == fitted_by)
         models = None if has_these else modelled.block.models
-        (said,) = block.corrections(sizes[:-1], sizes[-1:], models)
-        near.append((distance, position, sizes, place, said))
+        near.append((distance, position, sizes, place, block.corrections(sizes, models)))
     corrections = [(distance, said) for distance, *_, said in near]
     found = time_model.estimates(m, key.n, key.k, corrections, has_one_order, key.num_groups)
     choices = tuple(

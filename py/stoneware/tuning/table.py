@@ -117,16 +117,9 @@ class Block:
             return entry
         return replace(entry, choices=tuple(replace(choice, is_stale=True) for choice in entry.choices))
 
-    def corrections(
-        self, first: Sizes, last_sizes: Sequence[int], models: Mapping[AnyConfig, TimeModel] | None = None
-    ) -> list[Corrections]:
-        """What entries of an op of ours say at other sizes.
-
-        Args:
-          first: the sizes that they share.
-          last_sizes: that of each entry.
-          models: of another block, which come before `self.models`.
-        """
+    def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
+        """What the entry of an op of ours at `sizes` says at other ones; `models` of another block come
+        before `self.models`."""
         from stoneware.tuning.time_model import corrections_of
 
         made = self._made
@@ -134,15 +127,11 @@ class Block:
             made = self._made = models, {}, {}
         _, candidates, found = made
         all_models = (self.models,) if models is None else (models, self.models)
-        for last in last_sizes:
-            if (first, last) not in found:
-                found[first, last] = corrections_of(self.entry((*first, last)), candidates, *all_models)
-        return [found[first, last] for last in last_sizes]
+        if sizes not in found:
+            found[sizes] = corrections_of(self.entry(sizes), candidates, *all_models)
+        return found[sizes]
 
-    _made: (
-        tuple[Mapping[AnyConfig, TimeModel] | None, dict[AnyConfig, Candidate], dict[tuple[Sizes, int], Corrections]]
-        | None
-    ) = None
+    _made: tuple[Any, dict[AnyConfig, Candidate], dict[Sizes, Corrections]] | None = None
     """The models that `corrections` was given, the candidates, and what it gave at which sizes."""
 
 

@@ -144,7 +144,7 @@ class _Writer:
         ]
         corrections: list[bytes] = []
         if block.has_models:
-            said = [block.corrections(one[:-1], one[-1:])[0] for one in sizes]
+            said = [block.corrections(one) for one in sizes]
             from stoneware.tuning.time_model import TimeModel
 
             no_model = TimeModel(*[0] * len(TimeModel._fields))
@@ -241,7 +241,7 @@ def check(table: Table) -> None:
             for sizes in block.sizes:
                 block.variants(sizes)
                 if block.has_models:
-                    block.corrections(sizes[:-1], sizes[-1:])
+                    block.corrections(sizes)
             _ = block.models  # reading checks it
 
 

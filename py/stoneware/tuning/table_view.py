@@ -285,36 +285,27 @@ class _StoredBlock(Block):
         return config, model
 
     @_checked
-    def corrections(
-        self, first: Sizes, last_sizes: Sequence[int], models: Mapping[AnyConfig, TimeModel] | None = None
-    ) -> list[Corrections]:
+    def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
         if models is not None or not self.has_models:
-            return super().corrections(first, last_sizes, models)
+            return super().corrections(sizes, models)
         from stoneware.tuning.time_model import Corrections
 
-        body, columns, out_dtypes = self.content.body, self._corrections_at, self.content.out_dtypes
-        of_group, start = self.last_sizes(first), self._groups[first][0]
-        num_configs = len(self._configs)
-        found = []
-        for last in last_sizes:
-            position = start + of_group.index(last)
-            begin, end = _ENDS.unpack_from(body, self._correction_ends_at + 4 * position)
-            rows = list(
-                CORRECTION.iter_unpack(body[columns + CORRECTION.size * begin : columns + CORRECTION.size * end])
-            )
-            _check(bool(rows) and len(rows) == end - begin, "an entry must have its corrections")
-            _check(
-                all(
-                    at < num_configs
-                    and 0 <= ratio < _MOST
-                    and 0 <= fullness <= 1
-                    and (ratio > 0 or self._candidates[at][1] is None)
-                    for at, _, ratio, fullness in rows
-                ),
-                "a correction must be of a config, a ratio of times and a part of the blocks",
-            )
-            found.append(Corrections(out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows))
-        return found
+        body, columns, num_configs = self.content.body, self._corrections_at, len(self._configs)
+        position = self._position(sizes)
+        begin, end = _ENDS.unpack_from(body, self._correction_ends_at + 4 * position)
+        rows = list(CORRECTION.iter_unpack(body[columns + CORRECTION.size * begin : columns + CORRECTION.size * end]))
+        _check(bool(rows) and len(rows) == end - begin, "an entry must have its corrections")
+        _check(
+            all(
+                at < num_configs
+                and 0 <= ratio < _MOST
+                and 0 <= fullness <= 1
+                and (ratio > 0 or self._candidates[at][1] is None)
+                for at, _, ratio, fullness in rows
+            ),
+            "a correction must be of a config, a ratio of times and a part of the blocks",
+        )
+        return Corrections(self.content.out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows)
 
 
 def _ascends(values: Sequence[Any]) -> bool:
