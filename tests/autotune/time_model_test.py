@@ -477,7 +477,7 @@ def test_two_other_devices_are_not_mixed(baked, tmp_path):
     assert alone.grade == "other device" and alone.num_modelled_from == nearest.MOST_PROBLEMS
     for tables in ((baked, other), (other, baked)):
         found = find(*tables, m=24, n=5120, k=5120, device=small.H100)
-        assert found.device.fingerprint == small.H200
+        assert found.place.device.fingerprint == small.H200
         assert found.entry == alone.entry
 
 

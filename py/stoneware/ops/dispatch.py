@@ -6,7 +6,7 @@ Runs on a miss of an op's plan cache, and in `explain`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
 from stoneware.tuning import lookup, sources
 from stoneware.tuning import policy as tuning
-from stoneware.tuning.lookup import Decision, Found, Refusal
+from stoneware.tuning.lookup import Decision, Found, Layer, Refusal
 
 _LOG = logging.getLogger("stoneware")
 
@@ -107,17 +107,22 @@ class Operation:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason
 
+        def others() -> Iterator[tuple[Layer, str, Sequence[Config]]]:
+            if config is not None:
+                yield Layer.ARGUMENT, "the caller gave it", [config]
+                return
+            if has_kernels:
+                preferred = self.preferred(key, device.compute_capability, manifest.packaged())
+                yield Layer.HEURISTIC, self.spec.preferred_reason, preferred
+            first = "no measurement and no heuristic applies; the first that can run here"
+            yield Layer.DEFAULT, first, backends.configs()
+
         def decided(refusal: Callable[[Config], str | None]) -> Decision:
             return lookup.decide(
                 key,
                 device,
-                argument=config,
-                found=lambda: _answers(key, device, is_invariant) if has_kernels else (),
-                heuristic=lambda: (
-                    self.preferred(key, device.compute_capability, manifest.packaged()) if has_kernels else ()
-                ),
-                heuristic_reason=self.spec.preferred_reason,
-                defaults=backends.configs,
+                found=_answers(key, device, is_invariant) if has_kernels else (),
+                others=others(),
                 refusal=refusal,
                 refused_backends=lambda: backends.refused(asks_all=lists_refusals),
                 backend=backend,

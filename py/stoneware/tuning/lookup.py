@@ -37,7 +37,6 @@ from stoneware.kernels.key import AnyKey, Key, unchecked
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.sources import OVERLAY, Place, Source
-from stoneware.tuning.table import DeviceTable
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 
 
@@ -81,26 +80,30 @@ class Found:
 
     Attributes:
       entry: the candidates at the entry's shape.
-      source: the name of the Source.
       layer: EXACT, NEAREST_M or NEAREST_SHAPE.
-      is_other_device: whether it was measured on another device than the one that was asked for.
-      device: where it was measured.
-      runs: of the source's table.
+      place: the source and the device where it was measured.
       key: what was asked.
       num_modelled_from: where the entry's times were modelled, how many measured problems are
         behind them; else 0.
-      modelled_from: the nearest of these, of which `source`, `device` and `runs` are then.
+      modelled_from: the nearest of these, whose `place` it is then.
     """
 
     entry: Entry
-    source: str
     layer: Layer
-    is_other_device: bool
-    device: DeviceTable
-    runs: Mapping[str, Mapping[str, Any]]
+    place: Place
     key: AnyKey
     num_modelled_from: int = 0
     modelled_from: Key | None = None
+
+    @property
+    def source(self) -> str:
+        """The name of the Source."""
+        return self.place.source.name
+
+    @property
+    def runs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of the source's table."""
+        return self.place.source.table.runs
 
     @property
     def choice(self) -> Choice:
@@ -114,7 +117,7 @@ class Found:
 
     def grade_of(self, choice: Choice) -> Grade:
         """Of one of the candidates: the worst that applies."""
-        if self.is_other_device:
+        if self.place.is_other_device:
             return Grade.OTHER_DEVICE
         if choice.is_stale:
             return Grade.STALE
@@ -126,7 +129,7 @@ class Found:
     @property
     def is_exact(self) -> bool:
         """Whether it is of this very problem and device, and of the kernel as it is now."""
-        return self.layer is Layer.EXACT and self.grade is Grade.EXACT
+        return self.grade is Grade.EXACT
 
 
 def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = "") -> Found | None:
@@ -166,7 +169,7 @@ def answers(
     for is_other_device in (False, True):
         places = list(_places(family, device, sources, is_other_device))
         if places:
-            yield from _answers(key, places, is_other_device, kernel_sha256, has_one_order)
+            yield from _answers(key, places, kernel_sha256, has_one_order)
 
 
 _MOST_CHOICES = 6
@@ -180,25 +183,15 @@ def _places(
         for distance, device in source.table.near(fingerprint)[is_other_device]:
             block = device.block(family)
             if block is not None:
-                yield Place(source, position, device, block, distance)
+                yield Place(source, position, device, block, distance, is_other_device)
                 break
 
 
-def _answers(
-    key: AnyKey, places: Sequence[Place], is_other_device: bool, kernel_sha256: str, has_one_order: bool
-) -> Iterator[Found]:
+def _answers(key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_order: bool) -> Iterator[Found]:
     sizes = key.sizes
 
     def found(layer: Layer, place: Place, at: tuple[int, ...]) -> Found:
-        return Found(
-            entry=place.block.entry(at, kernel_sha256),
-            source=place.source.name,
-            layer=layer,
-            is_other_device=is_other_device,
-            device=place.device,
-            runs=place.source.table.runs,
-            key=key,
-        )
+        return Found(entry=place.block.entry(at, kernel_sha256), layer=layer, place=place, key=key)
 
     # A measurement of the kernel as it is now, with the output that is asked for, comes before one
     # that is not, except where the caller put the latter on top.
@@ -215,7 +208,7 @@ def _answers(
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):
-        yield from _modelled(key, places, is_other_device, has_one_order)
+        yield from _modelled(key, places, has_one_order)
     has_m = bool(sizes) and (isinstance(key, Key) or key.has_m)
     if has_m:
         others, m = sizes[:-1], sizes[-1]
@@ -238,7 +231,7 @@ _NEAREST = operator.itemgetter(0, 1, 2)
 """The distance of what is near, then its source, then its sizes."""
 
 
-def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_order: bool) -> Iterator[Found]:
+def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the least expected time first;
     nothing where too little was measured for that."""
     from stoneware.kernels.tile_rule import ELEMENT_BYTES
@@ -246,7 +239,7 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
 
     # Two other devices would be two scales of time.
     least = min(place.distance for place in places)
-    places = [place for place in places if not is_other_device or place.distance == least]
+    places = [place for place in places if not place.is_other_device or place.distance == least]
     # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
     modelled = max(
         (place for place in places if place.block.has_models),
@@ -300,11 +293,8 @@ def _modelled(key: Key, places: Sequence[Place], is_other_device: bool, has_one_
     _, _, sizes, place, _ = near[0]
     yield Found(
         entry=entry,
-        source=place.source.name,
         layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,
-        is_other_device=is_other_device,
-        device=place.device,
-        runs=place.source.table.runs,
+        place=place,
         key=key,
         num_modelled_from=len(near),
         modelled_from=key.with_sizes(sizes),
@@ -357,32 +347,27 @@ class Decision:
     @property
     def is_miss(self) -> bool:
         """Whether the problem itself was not measured as it would run now."""
-        return self.layer is not Layer.ARGUMENT and (self.layer is not Layer.EXACT or self.grade is not Grade.EXACT)
+        return self.grade not in (Grade.ARGUMENT, Grade.EXACT)
 
 
 def decide(
     key: Key,
     device: Device,
     *,
-    argument: Config | None,
-    found: Callable[[], Iterable[Found]],
-    heuristic: Callable[[], Sequence[Config]],
-    heuristic_reason: str,
-    defaults: Callable[[], Sequence[Config]],
+    found: Iterable[Found],
+    others: Iterable[tuple[Layer, str, Sequence[Config]]],
     refusal: Callable[[Config], str | None],
     refused_backends: Callable[[], Sequence[Refusal]],
     backend: str | None = None,
 ) -> Decision:
-    """Chooses a config for `key` on `device`. The callables are called when their layer is reached.
+    """Chooses a config for `key` on `device`: the first that is not refused.
 
     Args:
       key: the problem.
       device: where it runs.
-      argument: the caller's own config; if it is refused, nothing else is tried.
       found: the entries that may answer, as `answers` gives them; none where no table applies, as
-        on a CPU.
-      heuristic: configs by the op's heuristic, best first, and `heuristic_reason`, that rule in words.
-      defaults: configs of every backend that supports the problem, the canonical one first.
+        on a CPU, or the caller gives the config.
+      others: (layer, reason in words, configs, best first) of each layer without entries.
       refusal: why a config cannot run here, or None.
       refused_backends: the backends that do not support the problem at all.
       backend: the one that the caller asked for, if any; the others are refused for that.
@@ -404,36 +389,23 @@ def decide(
     def all_refusals() -> tuple[Refusal, ...]:
         return (*refused_backends(), *refusals)
 
-    if argument is not None:
-        if accepts(argument, Layer.ARGUMENT):
-            return Decision(
-                config=argument,
-                layer=Layer.ARGUMENT,
-                grade=Grade.ARGUMENT,
-                reason="the caller gave it",
-                refusals=all_refusals(),
-            )
-        raise UnsupportedError(
-            f"config={argument} cannot run {key.op} {key.shape} on {device}: "
-            f"{refusals[-1].reason}; leave config out to let the table choose"
-        )
-
-    for one in found():
+    for one in found:
         for choice in one.entry.choices:
             if accepts(choice.config, one.layer):
                 return _from_entry(one, choice, all_refusals())
-    first = "no measurement and no heuristic applies; the first that can run here"
-    for layer, grade, configs, reason in (
-        (Layer.HEURISTIC, Grade.HEURISTIC, heuristic, heuristic_reason),
-        (Layer.DEFAULT, Grade.DEFAULT, defaults, first),
-    ):
-        for config in configs():
+    for layer, reason, configs in others:
+        for config in configs:
             if accepts(config, layer):
-                return Decision(config=config, layer=layer, grade=grade, reason=reason, refusals=all_refusals())
+                return Decision(config=config, layer=layer, grade=Grade(layer), reason=reason, refusals=all_refusals())
     raise _nothing_runs(key, device, backend, all_refusals())
 
 
 def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Sequence[Refusal]) -> UnsupportedError:
+    if refusals and (last := refusals[-1]).layer == Layer.ARGUMENT:
+        return UnsupportedError(
+            f"config={last.what} cannot run {key.op} {key.shape} on {device}: "
+            f"{last.reason}; leave config out to let the table choose"
+        )
     if backend is not None:
         reasons = dict.fromkeys(
             item.reason for item in refusals if item.what == backend or item.what.startswith(f"{backend}:")
@@ -449,7 +421,7 @@ def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Seque
 
 
 def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> Decision:
-    entry, name = found.entry, found.device.fingerprint.name
+    entry, name = found.entry, found.place.device.fingerprint.name
     if found.modelled_from:
         low_us, high_us = chosen.interval_us
         notes = [
@@ -465,7 +437,7 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
         notes.append(f"measured with {entry.measured_out_dtype} output, {found.key.out_dtype} asked")
     if chosen.is_stale:
         notes.append("the kernel was rebuilt with other bytes since")
-    if found.is_other_device:
+    if found.place.is_other_device:
         notes.append("the nearest device that was measured")
     return Decision(
         config=chosen.config,

@@ -59,13 +59,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Place:
-    """A family's entries in one source on one device."""
+    """A family's entries in one source on one device, which may be another than the one that is asked for."""
 
     source: Source
     position: int
     device: DeviceTable
     block: Block
     distance: float
+    is_other_device: bool = False
 
 
 def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
