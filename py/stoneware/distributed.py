@@ -98,7 +98,8 @@ def description() -> dict[str, str]:
         of_packages = sources.package_digests()
         if (store := sources.existing_store()) is not None:
             stored = {op: sources.table_of_store(store, op).digest for op in store.ops()}
-        in_memory = {op: one.digest for op, one in sources.memory_tables().items()}
+        ops = {sample.op for _, sample in tuning.memory()}
+        in_memory = {op: one.digest for op in ops if (one := sources.table_of_memory(op)) and one.devices}
     return {
         "stoneware": __version__,
         "kernels": _digest({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}),

@@ -89,11 +89,10 @@ def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
     overlay = policy.current_overlay()
     if overlay is not None and op in overlay.overlay:
         first.append(Source(OVERLAY, overlay.overlay[op]))
-    if (found := _table_of_memory(op)) is not None:
-        first.append(Source(MEMORY, found))
-    store = _store()
-    if store is not None and (found := table_of_store(store, op)).devices:
-        first.append(Source(STORE, found))
+    store = existing_store()
+    of_store = None if store is None else table_of_store(store, op)
+    of_samples = ((MEMORY, table_of_memory(op)), (STORE, of_store))
+    first += [Source(name, found) for name, found in of_samples if found is not None and found.devices]
     near = (*first, *last)
     return with_packages(op, near) if has_packages else near
 
@@ -104,14 +103,8 @@ def with_packages(op: str, near: tuple[Source, ...]) -> tuple[Source, ...]:
 
 
 def existing_store() -> Store | None:
-    """The user's store, if there is one."""
-    store = _store()
-    return store if store is not None and store.stamp() else None
-
-
-def _store() -> Store | None:
-    """The user's store, which may be empty yet. Where its folder is not there either, this is one
-    stat and nothing is imported."""
+    """The user's store, which may be empty yet; None where its folder is not there either. This is one
+    stat then, and nothing is imported."""
     folder = environment.tuning_folder()
     if folder is None or not os.path.isdir(folder):
         return None
@@ -154,7 +147,9 @@ def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
 
 
 @functools.lru_cache(maxsize=16)
-def _samples_at(path: Path, op: str, stamp: tuple[int, ...]) -> list[tuple[Run, Sample]]:
+def _samples_at(path: Path | None, op: str, stamp: tuple[int, ...]) -> list[tuple[Run, Sample]]:
+    if path is None:
+        return policy.memory(op)[: stamp[0]]
     from stoneware.tuning.store import Store
 
     return Store(path).samples(op) if stamp else []
@@ -169,8 +164,14 @@ def table_of_store(store: Store, op: str) -> Table:
     return _table_at(store.path, op, store.stamp(), table_file.packaged(op))
 
 
+def table_of_memory(op: str) -> Table | None:
+    """The same of the samples that `policy.add_to_memory` got; None without any."""
+    num_samples = len(policy.memory(op))  # they are only added
+    return _table_at(None, op, (num_samples,), table_file.packaged(op)) if num_samples else None
+
+
 @functools.lru_cache(maxsize=16)
-def _table_at(path: Path, op: str, stamp: tuple[int, ...], wheel: Table | None) -> Table:
+def _table_at(path: Path | None, op: str, stamp: tuple[int, ...], wheel: Table | None) -> Table:
     # The samples of an op of ours are many, and nobody asks for them again.
     read = _samples_at if is_kernel(op) else _samples_at.__wrapped__
     return table_of_samples(op, read(path, op, stamp), wheel)
@@ -186,23 +187,6 @@ def table_of_samples(
     kernels = None if is_kernel(op) else manifest.packaged()
     of_this_build = [(run, sample) for run, sample in samples if entries.is_known(sample.config, kernels)]
     return entries.make_table(op, of_this_build, kernels, records, known)
-
-
-def _table_of_memory(op: str) -> Table | None:
-    num_samples = len(policy.memory(op))
-    found = _table_of_first(num_samples, op) if num_samples else None  # samples are only added
-    return found if found is not None and found.devices else None
-
-
-@functools.lru_cache(maxsize=16)
-def _table_of_first(num_samples: int, op: str) -> Table:
-    return table_of_samples(op, policy.memory(op)[:num_samples], table_file.packaged(op))
-
-
-def memory_tables() -> dict[str, Table]:
-    """op -> table of the samples that `policy.add_to_memory` got."""
-    found = {op: _table_of_memory(op) for op in sorted({sample.op for _, sample in policy.memory()})}
-    return {op: one for op, one in found.items() if one is not None}
 
 
 def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
@@ -362,5 +346,5 @@ def forget() -> None:
 
 def forget_stores() -> None:
     """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
-    for kept in (_samples_at, _table_at, _table_of_first, _tables_at):
+    for kept in (_samples_at, _table_at, _tables_at):
         kept.cache_clear()
