@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from stoneware.runtime.canonical import check_name
 from stoneware.runtime.fast_dataclass import dataclass, field_names
@@ -67,6 +67,8 @@ class Key:
     accumulation: str = "fast"
     num_groups: int = 0
 
+    has_m: ClassVar[bool] = True
+
     @property
     def family(self) -> Key:
         return self.with_sizes((0,) * len(self.sizes))
@@ -120,6 +122,8 @@ class KernelKey:
     values: tuple[Value, ...]
     dtypes: tuple[tuple[str, str], ...]
 
+    is_batch: ClassVar[bool] = False
+
     def __eq__(self, other: object) -> bool:
         # By type too: True is no size, though it equals 1.
         return isinstance(other, KernelKey) and self._order == other._order
@@ -156,6 +160,7 @@ class KernelKey:
 
     @property
     def has_m(self) -> bool:
+        """Whether the last of the sizes is m."""
         positions = self._size_positions
         return bool(positions) and self.names[positions[-1]].lower() == "m"
 

@@ -40,17 +40,10 @@ from stoneware.tuning.sources import OVERLAY, Place, Source
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 
 
-class _Ranked(enum.StrEnum):
-    """A text with a rank: members stand in their order, best first, and compare as their texts."""
-
-    def __init__(self, text: str) -> None:
-        self.rank = len(type(self).__members__)
+class Layer(enum.StrEnum):
+    """What answers, in the order in which it is asked."""
 
     __repr__ = str.__repr__
-
-
-class Layer(_Ranked):
-    """What answers, in the order in which it is asked."""
 
     ARGUMENT = "argument"
     EXACT = "exact"
@@ -60,8 +53,10 @@ class Layer(_Ranked):
     DEFAULT = "default"
 
 
-class Grade(_Ranked):
+class Grade(enum.StrEnum):
     """How far a decision can be trusted, best first; of several that apply the last is given."""
+
+    __repr__ = str.__repr__
 
     ARGUMENT = "argument"
     EXACT = "exact"
@@ -133,15 +128,7 @@ class Found:
 
 
 def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = "") -> Found | None:
-    """The best entry for a key of either kind, or None.
-
-    Args:
-      key: of an op of ours or of a decorated kernel.
-      device: where it runs.
-      sources: as `sources.sources` gives them.
-      kernel_sha256: digest of a decorated kernel's source as it is now; entries that were measured
-        with another are found too, with the grade "stale kernel".
-    """
+    """The first of `answers`, or None."""
     return next(answers(key, device, sources, kernel_sha256), None)
 
 
@@ -161,7 +148,11 @@ def answers(
     """Every layer's best entry, best layer first: of this device, then of others.
 
     Args:
-      key, device, sources, kernel_sha256: as of `find`.
+      key: of an op of ours or of a decorated kernel.
+      device: where it runs.
+      sources: as `sources.sources` gives them.
+      kernel_sha256: digest of a decorated kernel's source as it is now; entries that were measured
+        with another are found too, with the grade "stale kernel".
       has_one_order: whether configs that split k are of no use, so that modelled times are told of
         the others alone.
     """
@@ -203,14 +194,13 @@ def _answers(key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_o
                 yield one
             else:
                 less.append(one)
-    yield from sorted(less, key=lambda one: one.grade.rank)
+    yield from sorted(less, key=lambda one: list(Grade).index(one.grade))
 
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):
         yield from _modelled(key, places, has_one_order)
-    has_m = bool(sizes) and (isinstance(key, Key) or key.has_m)
-    if has_m:
+    if key.has_m:
         others, m = sizes[:-1], sizes[-1]
         near = [
             (nearest.steps_up(near_m, m), place.distance, place.position, near_m, place)
@@ -220,9 +210,9 @@ def _answers(key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_o
         if near:
             *_, near_m, place = min(near, key=lambda item: item[:3])
             yield found(Layer.NEAREST_M, place, (*others, near_m))
-    if nearest.is_batch(key):
+    if key.is_batch:
         return
-    best = nearest.nearest_shape(sizes, places, has_m)
+    best = nearest.nearest_shape(sizes, places, key.has_m)
     if best is not None:
         yield found(Layer.NEAREST_SHAPE, *best)
 

@@ -8,7 +8,7 @@ import itertools
 import operator
 from collections.abc import Sequence
 
-from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.key import AnyKey
 from stoneware.kernels.tile_rule import LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import size_log
@@ -93,10 +93,6 @@ def m_around(values: Sequence[int], m: int) -> Sequence[int]:
     return values[max(position - 1, 0) : position + 1]
 
 
-def is_batch(key: AnyKey) -> bool:
-    return isinstance(key, Key) and key.is_batch
-
-
 _MOST_APART_M = 2
 """How far the m of a batch may lie from the one that was measured, as a factor."""
 
@@ -104,7 +100,7 @@ _MOST_APART_M = 2
 def near_m_of(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
     """Of ascending values the m that may answer for the key's."""
     m = key.sizes[-1]
-    if is_batch(key):
+    if key.is_batch:
         return [near for near in m_around(values, m) if near != m and max(near, m) <= _MOST_APART_M * min(near, m)]
     near = _next_m(values, m)
     return () if near is None else (near,)

@@ -95,11 +95,6 @@ class Block:
         measured with several sources, the newest first."""
         return self._entries[sizes]
 
-    def all_entries(self) -> Iterator[Entry]:
-        """Every variant at all sizes."""
-        for sizes in self.sizes:
-            yield from self.variants(sizes)
-
     def entry(self, sizes: Sizes, kernel_sha256: str = "") -> Entry:
         """The entry at `sizes`, one of `self.sizes`.
 
@@ -204,14 +199,13 @@ class Table:
         """The devices of its compute capability, nearest first, each with its distance: those that
         are the same hardware, and the others."""
         if device not in self._near:
+            near = [(device.distance(one.fingerprint), one) for one in self.devices]
+            near.sort(key=lambda item: (item[0], item[1].fingerprint.name))
             same, others = [
                 tuple(
-                    (device.distance(one.fingerprint), one)
-                    for one in sorted(
-                        self.devices, key=lambda one: (device.distance(one.fingerprint), one.fingerprint.name)
-                    )
-                    if one.fingerprint.compute_capability == device.compute_capability
-                    and one.fingerprint.same_hardware(device) == is_same
+                    (distance, one)
+                    for distance, one in near
+                    if distance < math.inf and one.fingerprint.same_hardware(device) == is_same
                 )
                 for is_same in (True, False)
             ]

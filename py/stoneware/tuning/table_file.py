@@ -61,17 +61,14 @@ REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
 """What to do about a table that is damaged, where it is not this installation's."""
 
 
-def encode(table: Table) -> bytes:
-    """The bytes of a table."""
-    return _encoded(table)[0]
-
-
 def digest(table: Table) -> str:
     """The digest that the table's file would have."""
-    return _encoded(table)[1]
+    line, _, _ = encode(table).partition(b"\n")
+    return json.loads(line)["digest"]
 
 
-def _encoded(table: Table) -> tuple[bytes, str]:
+def encode(table: Table) -> bytes:
+    """The bytes of a table."""
     writer = _Writer(table)
     header = {
         "schema": SCHEMA,
@@ -92,7 +89,7 @@ def _encoded(table: Table) -> tuple[bytes, str]:
     empty = canonical_json({**header, "digest": ""}) + "\n"
     found = hashlib.sha256(empty.encode("ascii") + writer.body).hexdigest()
     line = canonical_json({**header, "digest": found}) + "\n"
-    return line.encode("ascii") + bytes(writer.body), found
+    return line.encode("ascii") + writer.body
 
 
 def _positions(items: Iterable[Any]) -> dict[Any, int]:
@@ -106,7 +103,7 @@ class _Writer:
 
     def __init__(self, table: Table) -> None:
         blocks = [block for device in table.devices for block in device.blocks.values()]
-        entries = [entry for block in blocks for entry in block.all_entries()]
+        entries = [entry for block in blocks for sizes in block.sizes for entry in block.variants(sizes)]
         choices = [choice for entry in entries for choice in entry.choices]
         self.configs = _positions(choice.config for choice in choices)
         self.runs = _positions(choice.run for choice in choices)
@@ -117,7 +114,8 @@ class _Writer:
 
     def add(self, block: Block) -> dict[str, Any]:
         """Appends a block, of equal ones the first, and returns what the header says of it."""
-        configs = _positions(choice.config for entry in block.all_entries() for choice in entry.choices)
+        entries = itertools.chain.from_iterable(map(block.variants, block.sizes))
+        configs = _positions(choice.config for entry in entries for choice in entry.choices)
         data, numbers = self._block(block, configs)
         if data not in self._offsets:
             self._offsets[data] = len(self.body)
