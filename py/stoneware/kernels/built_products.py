@@ -32,7 +32,7 @@ def check(
       BackwardNotBuiltError: a product is not built.
     """
     found = manifest.installed() if found is None else found
-    if found is None or found.has_every_product:
+    if found is None:
         return
     for product in products:
         if product.role in (DGRAD, WGRAD) and not is_built(product, found):

@@ -83,11 +83,6 @@ class Manifest:
         """Whether a kernel of this id exists, and is not in this build on purpose."""
         return kernel in self.left_out or kernel in self.removed
 
-    @functools.cached_property
-    def has_every_product(self) -> bool:
-        """Whether backward is off nowhere."""
-        return self.has_backward and not self.removed and all(all(one.serves.values()) for one in self.kernels.values())
-
     def kernel(self, id: str, backend: str) -> KernelRecord:
         """The kernel of this id; raises UnsupportedError if the backend has none."""
         found = self.kernels.get(id)

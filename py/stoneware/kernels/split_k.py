@@ -6,10 +6,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from stoneware.kernels import manifest
-from stoneware.kernels.config import SPLITS, Config
+from stoneware.kernels.config import SPLITS
 from stoneware.kernels.manifest import KernelRecord
 
 SCHEDULE = "splitk"
@@ -49,16 +46,6 @@ def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
 
 def _most_splits(kernel: KernelRecord, k: int) -> int:
     return min(kernel.config["max_splits"], -(-k // kernel.config["tile"][2]))
-
-
-def with_splits(configs: Iterable[Config], m: int, n: int, k: int, num_sms: int) -> list[Config]:
-    """Each config of a CUTLASS kernel, once for each of `splits_to_time`."""
-    kernels = manifest.packaged().kernels
-    return [
-        Config.of_kernel(config.backend, config.kernel, splits=splits)
-        for config in configs
-        for splits in splits_to_time(kernels[config.kernel], m, n, k, num_sms)
-    ]
 
 
 def splits_to_time(kernel: KernelRecord, m: int, n: int, k: int, num_sms: int) -> list[int]:

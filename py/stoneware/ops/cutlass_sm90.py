@@ -55,11 +55,15 @@ class CutlassSm90(Backend):
             [kernel for kernel in cutlass_kernels.kernels(self.spec.name) if self.fits(problem, kernel)],
         )
         assert device.fingerprint is not None  # of a GPU, which `supports` asked for
-        records = [manifest.packaged().kernels[config.kernel] for config in found]
-        return split_k.with_splits(found, problem.m, problem.n, problem.k, device.fingerprint.num_sms) + [
-            config
-            for kernel in self.swizzled(records)
-            for config in cutlass_kernels.swizzled(kernel, problem.m, problem.n)
+        m, n, k, num_sms = problem.m, problem.n, problem.k, device.fingerprint.num_sms
+        kernels = [manifest.packaged().kernels[config.kernel] for config in found]
+        return [
+            *(
+                Config.of_kernel(self.name, kernel.id, splits=splits)
+                for kernel in kernels
+                for splits in split_k.splits_to_time(kernel, m, n, k, num_sms)
+            ),
+            *(config for kernel in self.swizzled(kernels) for config in cutlass_kernels.swizzled(kernel, m, n)),
         ]
 
     def runs(self, problem: Any, kernel: KernelRecord) -> bool:
