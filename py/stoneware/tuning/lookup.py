@@ -26,7 +26,6 @@ answers are, and why these rules: docs/design/table.md.
 from __future__ import annotations
 
 import enum
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -200,31 +199,15 @@ def _answers(key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_o
 
     if isinstance(key, Key):
         yield from _modelled(key, places, has_one_order)
-    if key.has_m:
-        others, m = sizes[:-1], sizes[-1]
-        near = [
-            (nearest.steps_up(near_m, m), place.distance, place.position, near_m, place)
-            for place in places
-            for near_m in nearest.near_m_of(key, place.block.last_sizes(others))
-        ]
-        if near:
-            *_, near_m, place = min(near, key=lambda item: item[:3])
-            yield found(Layer.NEAREST_M, place, (*others, near_m))
-    if key.is_batch:
-        return
-    best = nearest.nearest_shape(sizes, places, key.has_m)
-    if best is not None:
-        yield found(Layer.NEAREST_SHAPE, *best)
-
-
-_NEAREST = operator.itemgetter(0, 1, 2)
-"""The distance of what is near, then its source, then its sizes."""
+    for layer, near in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
+        best = near(key, places)
+        if best is not None:
+            yield found(layer, *best)
 
 
 def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the least expected time first;
     nothing where too little was measured for that."""
-    from stoneware.kernels.tile_rule import ELEMENT_BYTES
     from stoneware.tuning import nearest, time_model
 
     # Two other devices would be two scales of time.
@@ -239,22 +222,13 @@ def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterato
     if modelled is None:
         return
     fitted_by = modelled.block.fitted_by
-    *first, m = key.sizes
-    measured = []
-    for apart, weight in nearest.near_weights(first, ELEMENT_BYTES[key.a_dtype], places):
-        for place, around in nearest.around(places, weight, m):
-            for near_m in around:
-                distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
-                measured.append((distance, place.position, (*weight, near_m), place))
-    measured.sort(key=_NEAREST)
-    near = []
-    for distance, position, sizes, place in measured[: nearest.MOST_PROBLEMS]:
-        block = place.block
-        has_these = place is modelled or (fitted_by and block.fitted_by == fitted_by)
+    near = nearest.near_problems(key, places)
+    said = []
+    for distance, sizes, place in near:
+        has_these = place is modelled or (fitted_by and place.block.fitted_by == fitted_by)
         models = None if has_these else modelled.block.models
-        near.append((distance, position, sizes, place, block.corrections(sizes, models)))
-    corrections = [(distance, said) for distance, *_, said in near]
-    found = time_model.estimates(m, key.n, key.k, corrections, has_one_order, key.num_groups)
+        said.append((distance, place.block.corrections(sizes, models)))
+    found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups)
     choices = tuple(
         [
             unchecked(
@@ -278,9 +252,9 @@ def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterato
         key=key,
         choices=choices,
         rule=f"the least expected time of {len(found)} as modelled",
-        measured_out_dtype=near[0][-1].measured_out_dtype,
+        measured_out_dtype=said[0][1].measured_out_dtype,
     )
-    _, _, sizes, place, _ = near[0]
+    _, sizes, place = near[0]
     yield Found(
         entry=entry,
         layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,

@@ -8,10 +8,10 @@ import itertools
 import operator
 from collections.abc import Sequence
 
-from stoneware.kernels.key import AnyKey
-from stoneware.kernels.tile_rule import LINE_BYTES, alignment
+from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.tile_rule import ELEMENT_BYTES, LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
-from stoneware.tuning.table import size_log
+from stoneware.tuning.table import Sizes, size_log
 
 _NEAR_WEIGHTS = 24
 """How many (n, k) are asked for problems that correct a model."""
@@ -21,15 +21,33 @@ MOST_PROBLEMS = 16
 measured at a far m says little."""
 
 
-def around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tuple[Place, Sequence[int]]]:
+def near_problems(key: Key, places: Sequence[Place]) -> list[tuple[float, Sizes, Place]]:
+    """The measured problems that tell of an op's problem, nearest first: how far each is, its sizes and its
+    place."""
+    *first, m = key.sizes
+    found = []
+    for apart, weight in near_weights(first, ELEMENT_BYTES[key.a_dtype], places):
+        for place, around in _around(places, weight, m):
+            for near_m in around:
+                distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
+                found.append((distance, place.position, (*weight, near_m), place))
+    found.sort(key=_NEAREST)
+    return [(distance, sizes, place) for distance, _, sizes, place in found[:MOST_PROBLEMS]]
+
+
+_NEAREST = operator.itemgetter(0, 1, 2)
+"""By distance, then source, then sizes."""
+
+
+def _around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tuple[Place, Sequence[int]]]:
     """The measured m itself, else the ones below and above; where several places have one, of the first."""
     if len(places) == 1:
-        return [(places[0], m_around(places[0].block.last_sizes(weight), m))]
+        return [(places[0], _m_around(places[0].block.last_sizes(weight), m))]
     first: dict[int, Place] = {}
     for place in places:
-        for near_m in m_around(place.block.last_sizes(weight), m):
+        for near_m in _m_around(place.block.last_sizes(weight), m):
             first.setdefault(near_m, place)
-    return [(first[near_m], [near_m]) for near_m in m_around(sorted(first), m)]
+    return [(first[near_m], [near_m]) for near_m in _m_around(sorted(first), m)]
 
 
 _APART_BY_ALIGNMENT = 0.3
@@ -85,7 +103,7 @@ def near_weights(
     return sorted(near)[:_NEAR_WEIGHTS]
 
 
-def m_around(values: Sequence[int], m: int) -> Sequence[int]:
+def _m_around(values: Sequence[int], m: int) -> Sequence[int]:
     """Of ascending values m itself, else the ones next to it."""
     position = bisect.bisect_left(values, m)
     if position < len(values) and values[position] == m:
@@ -97,11 +115,27 @@ _MOST_APART_M = 2
 """How far the m of a batch may lie from the one that was measured, as a factor."""
 
 
-def near_m_of(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
+def nearest_m(key: AnyKey, places: Sequence[Place]) -> tuple[Place, Sizes] | None:
+    """Where the same n and k were measured at the m that answers for the key's."""
+    if not key.has_m:
+        return None
+    first, m = key.sizes[:-1], key.sizes[-1]
+    near = [
+        (_steps_up(near_m, m), place.distance, place.position, near_m, place)
+        for place in places
+        for near_m in _near_m_of(key, place.block.last_sizes(first))
+    ]
+    if not near:
+        return None
+    *_, near_m, place = min(near, key=lambda item: item[:3])
+    return place, (*first, near_m)
+
+
+def _near_m_of(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
     """Of ascending values the m that may answer for the key's."""
     m = key.sizes[-1]
     if key.is_batch:
-        return [near for near in m_around(values, m) if near != m and max(near, m) <= _MOST_APART_M * min(near, m)]
+        return [near for near in _m_around(values, m) if near != m and max(near, m) <= _MOST_APART_M * min(near, m)]
     near = _next_m(values, m)
     return () if near is None else (near,)
 
@@ -115,18 +149,21 @@ def _next_m(values: Sequence[int], m: int) -> int | None:
     return below[-1] if below else None
 
 
-def steps_up(near_m: int, m: int) -> tuple[bool, float]:
+def _steps_up(near_m: int, m: int) -> tuple[bool, float]:
     """By what two m that may answer for another are compared: above before below, then nearness.
     Without logarithms, whose last bit differs from one libm to another."""
     return near_m < m, max(near_m, m) / max(min(near_m, m), 1)
 
 
-def nearest_shape(sizes: tuple[int, ...], places: Sequence[Place], has_m: bool) -> tuple[Place, tuple[int, ...]] | None:
-    """Where the nearest sizes are, but for those that the layers before it went through.
+def nearest_shape(key: AnyKey, places: Sequence[Place]) -> tuple[Place, Sizes] | None:
+    """Where the nearest sizes are, but for those that the layers before it went through; nowhere for a batch.
 
     Distances are rounded, and ties go to the smaller sizes, so that the last bit of a logarithm
     decides nothing.
     """
+    if key.is_batch:
+        return None
+    sizes, has_m = key.sizes, key.has_m
     first, logs = sizes[:-1], [size_log(size) for size in sizes]
     near = []
     for place in places:
@@ -145,7 +182,7 @@ def nearest_shape(sizes: tuple[int, ...], places: Sequence[Place], has_m: bool) 
         last = place.block.last_sizes(others)
         if has_m:
             size = sizes[-1] if sizes[-1] in last else _next_m(last, sizes[-1])
-            rank = apart, steps_up(size, sizes[-1]), others, place.distance, place.position
+            rank = apart, _steps_up(size, sizes[-1]), others, place.distance, place.position
             if best is None or rank < best[0]:
                 best = rank, place, (*others, size)
             continue

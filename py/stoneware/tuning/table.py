@@ -42,11 +42,6 @@ class Block:
       fitted_by: digest of the table that the models were taken from; empty for models of its own.
     """
 
-    family: AnyKey
-    has_models: bool
-    fitted_by: str
-    num_entries: int
-
     def __init__(
         self,
         family: AnyKey,

@@ -193,8 +193,7 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
       TableError: naming `path`, what was expected, what was found, and the remedy.
     """
 
-    def error(expected: str, found: str) -> TableError:
-        return _error(path, expected, found, remedy)
+    error = functools.partial(_error, path, remedy)
 
     def damaged(cause: Exception) -> TableError:
         return error("the contents of a table", f"what breaks its rules: {type(cause).__name__}: {cause}"[:300])
@@ -280,10 +279,10 @@ def read(path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY) -> 
         data = regular_file.read(path, MOST_BYTES)
     except OSError as error:
         what = "a tuning table" if op is None else f"the tuning table of {op}"
-        raise _error(path, what, f"no readable file: {error}", remedy) from error
+        raise _error(path, remedy, what, f"no readable file: {error}") from error
     return decode(data, path, op, remedy)
 
 
-def _error(path: str | os.PathLike[str], expected: str, found: str, remedy: str) -> TableError:
+def _error(path: str | os.PathLike[str], remedy: str, expected: str, found: str) -> TableError:
     found = found.encode("ascii", "backslashreplace").decode("ascii")
     return TableError(f"{path}: expected {expected}, found {found}; {remedy}")
