@@ -235,7 +235,7 @@ def check_damaged_folder(seed, folder):
     changed = mutated(seed, (there / name).read_bytes(), OF_TEXT)
     (there / name).write_bytes(changed)
     source = merge.read_source(there)
-    found = {sample.run for _, _, samples in source.devices for sample in samples}
+    found = {run.id for _, taken in source.devices for run, _ in taken}
     if name == "device.json":
         assert found == {run.id for run in runs}
     elif name == "runs.json":

@@ -53,7 +53,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def texts(folder: Path) -> list[str]:
-    return sorted(canonical_json(sample.to_json()) for _, _, samples in merge.read_folder(folder) for sample in samples)
+    return sorted(canonical_json(sample.to_json()) for _, taken in merge.read_folder(folder) for _, sample in taken)
 
 
 @st.composite
@@ -294,7 +294,7 @@ def test_a_bad_run_costs_its_own_samples_only(tmp_path, damage):
         text = text.replace('"id": "c"', '"id": 7')
     (folder / "runs.json").write_text(text)
     source = merge.read_source(folder)
-    assert {sample.run for _, _, samples in source.devices for sample in samples} == {"a", "b"}
+    assert {run.id for _, taken in source.devices for run, _ in taken} == {"a", "b"}
     assert any(str(folder / "runs.json") in problem for problem in source.problems)
     assert (
         f"{folder}/scaled_mm.jsonl: not complete: {folder}/runs.json lacks the runs of 1 of 3 samples, such as 'c'; "

@@ -64,8 +64,7 @@ def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:
             f"{path}: must hold good samples of one device, and has {len(source.devices)} devices "
             f"and these problems: {'; '.join(source.problems) or 'none'}"
         )
-    record, runs, samples = source.devices[0]
-    return record, [(runs[sample.run], sample) for sample in samples]
+    return source.devices[0]
 
 
 def entries(table: Table) -> dict[Key, Entry]:

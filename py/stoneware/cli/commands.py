@@ -206,12 +206,11 @@ def diff(
     a: Annotated[str, typer.Argument(metavar="A")], b: Annotated[str, typer.Argument(metavar="B")], json: Json = False
 ) -> int:
     from stoneware.explanation import fitted
-    from stoneware.kernels.manifest import packaged
     from stoneware.tuning.differences import diff as compare
 
     output = Output("diff", json)
     first, second = there([a, b])
-    found = compare(first, second, packaged)
+    found = compare(first, second)
     for problem in found.skipped:
         output.note(problem)
     for title, members, most in (

@@ -46,13 +46,7 @@ class DeviceMeasurements:
     def problems(self) -> list[Problem]:
         """What a table of the samples would have, and what the tables have at other problems."""
         kernels = manifest.installed()
-        by_op: dict[str, list[tuple[Run, Sample]]] = {}
-        for run, sample in self.taken:
-            by_op.setdefault(sample.op, []).append((run, sample))
-        made = []
-        for op, taken in by_op.items():
-            preferred = entries.heuristic(op, self.fingerprint.compute_capability, kernels)
-            made += entries.entries(taken, kernels, preferred)
+        made = entries.entries(self.taken, kernels, self.fingerprint.compute_capability)
         return measures.problems([*made, *self.entries])
 
     @property
@@ -125,17 +119,17 @@ def _of_path(path: Path) -> Iterator[DeviceMeasurements]:
 
 
 def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
-    for record, runs, samples in merge.read_folder(path):
+    for record, taken in merge.read_folder(path):
         yield DeviceMeasurements(
             fingerprint=record.fingerprint,
             aliases=tuple(record.aliases),
-            taken=[(runs[sample.run], sample) for sample in samples],
+            taken=taken,
             runs={
                 run.id: {
                     **{name: getattr(run, name) for name in RUN_FIELDS},
                     "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
                 }
-                for run in runs.values()
+                for run in {run.id: run for run, _ in taken}.values()
             },
             origins=[str(path)],
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from stoneware.tuning import table_file
 from stoneware.tuning.merge import file_name
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
+Located = tuple[str, Run, Sample]
+"""A sample with its file and line, and its run."""
+
 _LOG = logging.getLogger("stoneware.tuning")
 
 
@@ -31,7 +34,7 @@ def bake(
     op: str,
     sample_files: Iterable[str | os.PathLike[str]],
     manifest: Manifest | None = None,
-    kernels: Iterable[str] = (),
+    kernels: Collection[str] = (),
 ) -> bytes:
     """Makes the table of one op.
 
@@ -51,57 +54,62 @@ def bake(
         lacks, or of another device; the message has the file, the line and the remedy.
       ValueError: `op` is unknown, or a file is of no known kind.
     """
-    if not is_kernel(op):
-        if op not in OPS:
-            raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
-        if manifest is None:
-            raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
+    if is_kernel(op):
+        manifest = None
+    elif op not in OPS:
+        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
+    elif manifest is None:
+        raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
     records: list[DeviceRecord] = []
     taken: list[tuple[Run, Sample]] = []
     folder_of: dict[str, Path] = {}
     for folder in _folders(op, sample_files):
-        record, runs, located = samples_format.read_folder(folder, file_name(op))
-        for place, sample in located:
+        record, located = samples_format.read_folder(folder, file_name(op))
+        for place, _, sample in located:
             if sample.op != op:
                 raise TableError(
                     f"{place}: op={sample.op!r} in a file of {op}; move the sample to {file_name(sample.op)}"
                 )
-        if not is_kernel(op):
+        if located and is_kernel(op) and op not in kernels:
+            raise TableError(
+                f"{located[0][0]}: kernel {op!r} is none of those that are named to the bake, "
+                f"{', '.join(sorted(kernels)) or 'none'}; delete the samples of a removed kernel, "
+                "or name it"
+            )
+        if manifest is not None:
             located = _of_this_build(op, record, located, manifest)
-        _check(op, located, manifest, frozenset(kernels))
-        used = {id: runs[id] for id in sorted({sample.run for _, sample in located})}
-        for problem in samples_format.foreign_runs(folder, record, used):
+        _check(located, manifest)
+        runs = {run.id: run for _, run, _ in located}
+        for problem in samples_format.foreign_runs(folder, record, runs.values()):
             raise TableError(problem)
-        for id in used:
+        for id in runs:
             if folder_of.setdefault(id, folder) != folder:
                 raise TableError(f"{folder}: run id {id!r} is also of {folder_of[id]}; give each run its own id")
-        of_device = {id: replace(run, device=record.fingerprint) for id, run in used.items()}
+        of_device = {id: replace(run, device=record.fingerprint) for id, run in runs.items()}
         records.append(record)
-        taken += [(of_device[sample.run], sample) for _, sample in located]
+        taken += [(of_device[run.id], sample) for _, run, sample in located]
     if len({*by_hardware([record.fingerprint for record in records]).values()}) < len(records):
         raise TableError(f"two folders hold samples of {op} of one device; merge them into one")
-    return table_file.encode(entry_rules.make_table(op, taken, None if is_kernel(op) else manifest, records))
+    return table_file.encode(entry_rules.make_table(op, taken, manifest, records))
 
 
 def _folders(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The folders that have samples of the op, in the order of the files."""
-    names: dict[Path, set[str]] = {}
-    for path in map(Path, sample_files):
+    given = dict.fromkeys(map(Path, sample_files))
+    for path in given:
         if path.name not in ("runs.json", "device.json") and path.suffix != ".jsonl":
             raise ValueError(
                 f"{path}: a sample file is <op>.jsonl, runs.json or device.json; pass these, or a folder that is there"
             )
-        names.setdefault(path.parent, set()).add(path.name)
-    folders = [folder for folder, given in names.items() if file_name(op) in given]
+    folders = [path.parent for path in given if path.name == file_name(op)]
     for folder in folders:
-        for name in {"runs.json", "device.json"} - names[folder]:
-            raise TableError(f"{folder}: {name} of its folder was not given; give the whole folder")
+        for name in ("runs.json", "device.json"):
+            if folder / name not in given:
+                raise TableError(f"{folder}: {name} of its folder was not given; give the whole folder")
     return folders
 
 
-def _of_this_build(
-    op: str, record: DeviceRecord, located: list[tuple[str, Sample]], manifest: Manifest
-) -> list[tuple[str, Sample]]:
+def _of_this_build(op: str, record: DeviceRecord, located: Sequence[Located], manifest: Manifest) -> list[Located]:
     """The samples without those of kernels that this build leaves out.
 
     The manifest lists what a small kernel set leaves out, and what backward = off removes. A build for fewer archs
@@ -114,31 +122,22 @@ def _of_this_build(
         for kernel in manifest.kernels.values()
         if kernel.op == op and kernel.compute_capability == capability
     }
-    left_out = {sample.config.backend for _, sample in located} - built - set(BACKENDS_WITHOUT_KERNELS)
-    if left_out and not built:
-        _LOG.warning("samples of %s are left out: this build has no kernel of %s for its arch", name, op)
-        return []
+    left_out = {sample.config.backend for _, _, sample in located} - built - set(BACKENDS_WITHOUT_KERNELS)
     for backend in sorted(left_out):
         _LOG.warning(
             "samples of %s on %s are left out: this build has none of its kernels for that arch", backend, name
         )
+    if left_out and not built:
+        return []
     return [
-        (place, sample)
-        for place, sample in located
-        if sample.config.backend not in left_out and not manifest.lacks(sample.config.kernel)
+        one for one in located if one[-1].config.backend not in left_out and not manifest.lacks(one[-1].config.kernel)
     ]
 
 
-def _check(op: str, located: Sequence[tuple[str, Sample]], manifest: Manifest | None, kernels: frozenset[str]) -> None:
+def _check(located: Sequence[Located], manifest: Manifest | None) -> None:
     """Refuses samples of kernels that are not known, and measurements that are there twice."""
     seen: dict[tuple[AnyKey, AnyConfig, str, str], str] = {}
-    for place, sample in located:
-        if is_kernel(op) and op not in kernels:
-            raise TableError(
-                f"{place}: kernel {op!r} is none of those that are named to the bake, "
-                f"{', '.join(sorted(kernels)) or 'none'}; delete the samples of a removed kernel, "
-                "or name it"
-            )
+    for place, _, sample in located:
         if not entry_rules.is_known(sample.config, manifest):
             raise TableError(
                 f"{place}: kernel {sample.config.kernel!r} of {sample.config.backend} is not in "

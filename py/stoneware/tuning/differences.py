@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stoneware.errors import TableError
+from stoneware.kernels import manifest
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
-from stoneware.kernels.manifest import Manifest
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
@@ -83,22 +83,17 @@ class Differences:
         return {"num_common": self.num_common, "fraction": self.fraction, **listed, "skipped": list(self.skipped)}
 
 
-def diff(
-    a: str | os.PathLike[str], b: str | os.PathLike[str], manifest: Callable[[], Manifest] | None = None
-) -> Differences:
+def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
     """Compares what two paths choose; each is a table (.table), a sample folder or a store.
 
-    Samples choose what a table baked from them would.
-
-    Args:
-      manifest: reads the kernels as they are now; asked where there are samples. None if they are
-        not known, and then no heuristic settles a tie.
+    Samples choose what a table baked from them would; without a manifest in this installation no
+    heuristic settles a tie.
 
     Raises:
       TableError: a path is none of these, or a table or the manifest is damaged.
     """
     skipped: list[str] = []
-    chosen_a, chosen_b = (_chosen(Path(path), manifest, skipped) for path in (a, b))
+    chosen_a, chosen_b = (_chosen(Path(path), skipped) for path in (a, b))
     found, nothing = [], (None, None, 0.0)
     for place, (key, *_) in sorted((chosen_a | chosen_b).items(), key=lambda item: item[0]):
         _, *side_a = chosen_a.get(place, nothing)
@@ -137,8 +132,9 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
     for file in source.files:
         if file.suffix == ".jsonl":
             problems += _problems_of_file(file)
-    for record, runs, _ in source.devices:
-        problems += sample_format.foreign_runs(source.path, record, runs)
+    for record, taken in source.devices:
+        runs = {run.id: run for run, _ in taken}
+        problems += sample_format.foreign_runs(source.path, record, runs.values())
     return problems
 
 
@@ -167,47 +163,34 @@ def _is_table(path: Path) -> bool:
     return path.suffix == table_file.SUFFIX and not path.is_dir()
 
 
-def _chosen(path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]) -> _Chosen:
+def _chosen(path: Path, skipped: list[str]) -> _Chosen:
     """What a path chooses; what could not be read there is added to `skipped`."""
-    chosen: _Chosen = {}
-    for fingerprint, entry in _entries(path, manifest, skipped):
-        if entry.measured_out_dtype not in ("", getattr(entry.key, "out_dtype", "")):
-            continue  # says what the entry of the other output dtype says
-        first = entry.choices[0]
-        place = _device_name(fingerprint), _text(entry.key)
-        # Of a decorated kernel each source has an entry, the newest first.
-        chosen.setdefault(place, (entry.key, first.config, first.median_us))
-    return chosen
-
-
-def _entries(
-    path: Path, manifest: Callable[[], Manifest] | None, skipped: list[str]
-) -> Iterator[tuple[DeviceFingerprint, Entry]]:
+    found: list[tuple[DeviceFingerprint, Iterable[Entry]]] = []
     if _is_table(path):
-        for device in table_file.read(path, None).devices:
-            for entry in device.entries():
-                yield device.fingerprint, entry
-        return
-    found: dict[tuple[str, str], list[tuple[Run, Sample]]] = {}
-    source = merge.read_source(path)
-    skipped += source.problems
-    for _, runs, samples in source.devices:
-        for sample in samples:
-            run = runs[sample.run]
-            found.setdefault((_device_name(run.device), sample.op), []).append((run, sample))
-    kernels = None if manifest is None else manifest()
-    for (_, op), of_op in found.items():
-        fingerprint = of_op[0][0].device
-        preferred = entries.heuristic(op, fingerprint.compute_capability, kernels)
-        for entry in entries.entries(of_op, kernels, preferred):
-            yield fingerprint, entry
+        found += [(device.fingerprint, device.entries()) for device in table_file.read(path, None).devices]
+    else:
+        source = merge.read_source(path)
+        skipped += source.problems
+        by_device: dict[tuple[Any, ...], list[tuple[Run, Sample]]] = {}
+        for _, taken in source.devices:
+            for run, sample in taken:
+                by_device.setdefault((run.device.name, run.device.numbers), []).append((run, sample))
+        for taken in by_device.values():
+            device = taken[0][0].device
+            found.append((device, entries.entries(taken, manifest.installed(), device.compute_capability)))
+    chosen: _Chosen = {}
+    for fingerprint, of_device in found:
+        # Without the power limit, which one of two sources may not know.
+        name = str(replace(fingerprint, power_limit_w=0))
+        for entry in of_device:
+            # An entry of the other output dtype says what that of its own says.
+            if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", "")):
+                first = entry.choices[0]
+                # Of a decorated kernel each source has an entry, the newest first.
+                chosen.setdefault((name, _text(entry.key)), (entry.key, first.config, first.median_us))
+    return chosen
 
 
 def _text(item: AnyKey | AnyConfig) -> str:
     """The text that tells two apart: values such as 1 and True compare equal."""
     return canonical_json(item.to_json())
-
-
-def _device_name(device: DeviceFingerprint) -> str:
-    """Without the power limit, which one of two sources may not know."""
-    return str(replace(device, power_limit_w=0))

@@ -12,7 +12,7 @@ store each find their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from stoneware.kernels import registry
@@ -30,17 +30,6 @@ from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Table
 from stoneware.tuning.table_entry import Choice, Entry
 
 OTHER_16_BIT = {"bf16": "fp16", "fp16": "bf16"}
-
-Preferred = Callable[[AnyKey], Sequence[AnyConfig]]
-"""The heuristic: configs for a key, best first."""
-
-
-def heuristic(op: str, compute_capability: tuple[int, int], manifest: Manifest | None) -> Preferred:
-    """The heuristic of an op of ours on a device; none for any other, as a decorated kernel."""
-    if op not in OPS or manifest is None:
-        return lambda key: ()
-    preferred = registry.spec(op).preferred
-    return lambda key: preferred(key, compute_capability, manifest)
 
 
 def is_known(config: AnyConfig, manifest: Manifest | None) -> bool:
@@ -80,7 +69,7 @@ def make_table(
       samples: with the run that took each.
       manifest: the kernels as they are now; None for a decorated kernel.
       records: names of some of the devices.
-      known: a table whose models are taken where it has more of a device (`_device_table`).
+      known: a table whose models are taken where it has more of a device (`_blocks`).
     """
     taken, records = list(samples), list(records)
     runs = {run.id: run for run, _ in taken}
@@ -91,11 +80,9 @@ def make_table(
     devices = []
     for fingerprint in sorted(by_device, key=lambda one: canonical_json(one.to_json())):
         names = {name for record in records if device_of[record.fingerprint] == fingerprint for name in record.names}
-        device = _device_table(
-            op, fingerprint, sorted(names - {fingerprint.name}), by_device[fingerprint], manifest, known
-        )
-        if device.blocks:
-            devices.append(device)
+        blocks = _blocks(fingerprint, by_device[fingerprint], manifest, known)
+        if blocks:
+            devices.append(DeviceTable(fingerprint, sorted(names - {fingerprint.name}), blocks))
     return Table(
         op=op,
         devices=devices,
@@ -104,66 +91,55 @@ def make_table(
     )
 
 
-def _device_table(
-    op: str,
+def _blocks(
     fingerprint: DeviceFingerprint,
-    aliases: Sequence[str],
     samples: Iterable[tuple[Run, Sample]],
     manifest: Manifest | None,
     known: Table | None,
-) -> DeviceTable:
-    """What a table holds of one device: the entries of its samples, and their models.
+) -> dict[AnyKey, Block]:
+    """What a table holds of one device, by family: the entries of its samples, and their models.
 
     The models of `known` are taken for the families of which it has as many (n, k), so that a
     look-up finds the measurements of both told in them.
     """
-    preferred = heuristic(op, fingerprint.compute_capability, manifest)
-    found = entries(samples, manifest, preferred)
+    found = entries(samples, manifest, fingerprint.compute_capability)
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in found:
         families.setdefault(entry.key.family, {}).setdefault(entry.key.sizes, []).append(entry)
     same = () if known is None else known.near(fingerprint)[0]
     lent: dict[AnyKey, Block] = {}
-    for family, by_sizes in families.items():
-        block = same[0][1].block(family) if same else None
-        if (
-            block is not None
-            and block.has_models
-            and (len(block.first_sizes) >= len({sizes[:-1] for sizes in by_sizes}))
-        ):
+    for family, by_sizes in families.items() if same else ():
+        block = same[0][1].block(family)
+        if block and block.has_models and len(block.first_sizes) >= len({sizes[:-1] for sizes in by_sizes}):
             lent[family] = block
-    models = time_fit.models(
-        found, manifest, fingerprint.num_sms, {family: block.models for family, block in lent.items()}
-    )
-    return DeviceTable(
-        fingerprint,
-        aliases,
-        {
-            family: Block(
-                family, families[family], models.get(family), lent[family].fitted_by if family in lent else ""
-            )
-            for family in sorted(families)
-        },
-    )
+    of_known = {family: block.models for family, block in lent.items()}
+    models = time_fit.models(found, manifest, fingerprint.num_sms, of_known)
+    return {
+        family: Block(family, families[family], models.get(family), lent[family].fitted_by if family in lent else "")
+        for family in sorted(families)
+    }
 
 
-def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, preferred: Preferred) -> list[Entry]:
-    """The entries of one op on one device, from samples that all belong there.
+def entries(
+    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, compute_capability: tuple[int, int]
+) -> list[Entry]:
+    """The entries of one device, from samples that all belong there.
 
     Args:
       samples: with the run that took each; in any order.
-      manifest: the kernels as they are now; None for a decorated kernel.
-      preferred: the heuristic.
+      manifest: the kernels as they are now. None for a decorated kernel, and where they are not known;
+        then no heuristic settles a tie.
+      compute_capability: of the device.
 
     Returns:
-      The entries, sorted by key; of several with one key, that of the newest source first.
+      The entries; of several with one key, that of the newest source first.
     """
     newest = samples_format.newest(
         samples,
         lambda run, sample: (sample.key, _source(sample), sample.config),
         lambda sample: is_current(sample, manifest),
     )
-    measured: dict[AnyKey, dict[str, list[Choice]]] = {}
+    measured: dict[tuple[AnyKey, str], list[Choice]] = {}
     for sample in newest.values():
         if sample.status == "ok":
             choice = Choice(
@@ -174,14 +150,28 @@ def entries(samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, pr
                 is_stale=not is_current(sample, manifest),
                 kernel_sha256=_source(sample),
             )
-            measured.setdefault(sample.key, {}).setdefault(choice.kernel_sha256, []).append(choice)
-    found = [
-        _entry(key, choices, preferred, getattr(key, "out_dtype", ""), source)
-        for key, by_source in measured.items()
-        for source, choices in by_source.items()
-    ]
-    found += _other_outputs(measured, manifest, preferred)
-    return sorted(found, key=lambda entry: entry.key)
+            measured.setdefault((sample.key, choice.kernel_sha256), []).append(choice)
+    listed = [(key, getattr(key, "out_dtype", ""), choices) for (key, _), choices in measured.items()]
+    for (key, source), choices in measured.items():
+        if not isinstance(key, Key) or key.a_dtype in OTHER_16_BIT or key.out_dtype not in OTHER_16_BIT:
+            continue
+        other = replace(key, out_dtype=OTHER_16_BIT[key.out_dtype])
+        if (other, source) not in measured:
+            derived = [
+                replace(choice, config=config)
+                for choice in choices
+                if (config := _other_output(choice.config, other.out_dtype, manifest)) is not None
+            ]
+            listed.append((other, key.out_dtype, derived))
+    found = []
+    for key, measured_out_dtype, choices in listed:
+        if choices:
+            ordered, rule = choose(choices, _preferred(key, manifest, compute_capability))
+            source = ordered[0].kernel_sha256
+            found.append(
+                Entry(key=key, choices=ordered, rule=rule, measured_out_dtype=measured_out_dtype, kernel_sha256=source)
+            )
+    return found
 
 
 def _source(sample: Sample) -> str:
@@ -189,31 +179,11 @@ def _source(sample: Sample) -> str:
     return sample.kernel_sha256 if isinstance(sample.key, KernelKey) else ""
 
 
-def _entry(
-    key: AnyKey, choices: Sequence[Choice], preferred: Preferred, measured_out_dtype: str, source: str = ""
-) -> Entry:
-    ordered, rule = choose(choices, preferred(key))
-    return Entry(key=key, choices=ordered, rule=rule, measured_out_dtype=measured_out_dtype, kernel_sha256=source)
-
-
-def _other_outputs(
-    measured: Mapping[AnyKey, Mapping[str, Sequence[Choice]]], manifest: Manifest | None, preferred: Preferred
-) -> list[Entry]:
-    found = []
-    for key, by_source in measured.items():
-        if not isinstance(key, Key) or key.a_dtype in OTHER_16_BIT or key.out_dtype not in OTHER_16_BIT:
-            continue
-        other = replace(key, out_dtype=OTHER_16_BIT[key.out_dtype])
-        if other in measured:
-            continue
-        derived = [
-            replace(choice, config=config)
-            for choice in by_source[""]
-            if (config := _other_output(choice.config, other.out_dtype, manifest)) is not None
-        ]
-        if derived:
-            found.append(_entry(other, derived, preferred, key.out_dtype))
-    return found
+def _preferred(key: AnyKey, manifest: Manifest | None, compute_capability: tuple[int, int]) -> Sequence[AnyConfig]:
+    """The configs of an op of ours by its heuristic, best first."""
+    if manifest is None or key.op not in OPS:
+        return ()
+    return registry.spec(key.op).preferred(key, compute_capability, manifest)
 
 
 def _other_output(config: AnyConfig, out_dtype: str, manifest: Manifest | None) -> AnyConfig | None:

@@ -46,13 +46,13 @@ class Source:
 
     Attributes:
       path: a folder of a device, a folder of such folders, or a store.
-      devices: (the record of the device, its runs by id, its samples), of each device.
+      devices: the record of each device, and its samples with their runs.
       problems: what was skipped, each with its place.
       files: the files that were read, of a folder.
     """
 
     path: Path
-    devices: list[tuple[DeviceRecord, dict[str, Run], list[Sample]]] = field(default_factory=list)
+    devices: list[tuple[DeviceRecord, list[tuple[Run, Sample]]]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -79,16 +79,13 @@ def read_source(path: str | os.PathLike[str]) -> Source:
       TableError: `path` is none of these.
     """
     source = Source(Path(path))
-    inside = source.path / store.FILE_NAME
-    if _is_store(source.path):
-        _read_store(source, source.path)
-    elif _is_device_folder(source.path):
+    stores = [one for one in (source.path, source.path / store.FILE_NAME) if _is_store(one)]
+    if _files(source.path):
         _read_device_folder(source, source.path)
-    elif source.path.is_dir() and _is_store(inside):
-        _read_store(source, inside)
+    elif stores:
+        _read_store(source, stores[0])
     else:
-        folders = sorted(source.path.iterdir()) if source.path.is_dir() else []
-        for folder in filter(_is_device_folder, folders):
+        for folder in sorted(source.path.iterdir()) if source.path.is_dir() else ():
             _read_device_folder(source, folder)
         if not source.files:
             what = "no samples" if source.path.exists() else "no such file or folder"
@@ -152,8 +149,8 @@ def file_name(op: str) -> str:
     return name + ".jsonl"
 
 
-def read_folder(path: str | os.PathLike[str]) -> list[tuple[DeviceRecord, dict[str, Run], list[Sample]]]:
-    """(record, runs by id, samples) of each device of a source; what is skipped is logged.
+def read_folder(path: str | os.PathLike[str]) -> list[tuple[DeviceRecord, list[tuple[Run, Sample]]]]:
+    """The devices of a source; what is skipped is logged.
 
     Raises:
       TableError: as `read_source`.
@@ -173,30 +170,26 @@ def _is_store(path: Path) -> bool:
         return file.read(16) == b"SQLite format 3\0"
 
 
-def _is_device_folder(path: Path) -> bool:
-    return path.is_dir() and bool(_files(path))
-
-
 def _files(folder: Path) -> list[Path]:
     """Those files of samples, runs.json and device.json that a folder has."""
     return sorted(file for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern))
 
 
 def _read_store(source: Source, path: Path) -> None:
-    taken, problems = store.Store(path).read()
-    source.problems += problems
-    for device in dict.fromkeys(run.device for run, _ in taken):
-        runs = {run.id: run for run, _ in taken if run.device == device}
-        samples = [sample for _, sample in taken if sample.run in runs]
-        source.devices.append((DeviceRecord(fingerprint=device), runs, samples))
+    taken, source.problems = store.Store(path).read()
+    by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
+    for run, sample in taken:
+        by_device.setdefault(run.device, []).append((run, sample))
+    source.devices = [(DeviceRecord(fingerprint=device), of_device) for device, of_device in by_device.items()]
 
 
 def _read_device_folder(source: Source, path: Path) -> None:
-    source.files += _files(path)
-    read = sample_format.read_folder(path, problems=source.problems)
-    if read is not None:
-        record, runs, located = read
-        source.devices.append((record, runs, [sample for _, sample in located]))
+    """Adds what a folder has; nothing if it is not that of a device."""
+    files = _files(path)
+    source.files += files
+    if files and (found := sample_format.read_folder(path, problems=source.problems)) is not None:
+        record, located = found
+        source.devices.append((record, [(run, sample) for _, run, sample in located]))
 
 
 def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
@@ -226,10 +219,9 @@ def _united_runs(sources: Iterable[Source]) -> dict[str, Run]:
     united: dict[str, Run] = {}
     path_of: dict[str, Path] = {}
     for source in sources:
-        for _, runs, samples in source.devices:
-            for id in {sample.run for sample in samples}:
-                other, path = runs[id], path_of.setdefault(id, source.path)
-                run = united.get(id, other)
+        for _, taken in source.devices:
+            for id, other in {run.id: run for run, _ in taken}.items():
+                path, run = path_of.setdefault(id, source.path), united.get(id, other)
                 known: dict[str, Any] = {
                     name: max(vars(run)[name], vars(other)[name])
                     for name in vars(run)
@@ -255,9 +247,9 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
     names: dict[tuple[Any, ...], set[str]] = {}
     aliases: dict[tuple[Any, ...], set[str]] = {}
     for source in sources:
-        for record, _, samples in source.devices:
-            by_text.update({sample.text: sample for sample in samples})
-            for device in {runs[sample.run].device for sample in samples}:
+        for record, taken in source.devices:
+            by_text.update({sample.text: sample for _, sample in taken})
+            for device in {runs[run.id].device for run, _ in taken}:
                 names.setdefault(device.numbers, set()).add(device.name)
                 if device.numbers == record.fingerprint.numbers:
                     names[device.numbers].add(record.fingerprint.name)

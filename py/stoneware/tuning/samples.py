@@ -382,7 +382,7 @@ def read_device(path: Path) -> DeviceRecord:
 
 def read_folder(
     folder: Path, pattern: str = "*.jsonl", problems: list[str] | None = None
-) -> tuple[DeviceRecord, dict[str, Run], list[tuple[str, Sample]]] | None:
+) -> tuple[DeviceRecord, list[tuple[str, Run, Sample]]] | None:
     """Reads a device's folder.
 
     Args:
@@ -391,36 +391,31 @@ def read_folder(
       problems: as of `read_samples`.
 
     Returns:
-      The device, its runs by id, and the samples that have a run, each with its file and line; None
-      if nothing tells the device.
+      The device, and the samples that have a run, each with its file and line and the run; None if
+      nothing tells the device.
     """
     runs_path = folder / "runs.json"
     runs = read_runs(runs_path, problems)
-    located: list[tuple[str, Sample]] = []
+    located: list[tuple[str, Run, Sample]] = []
     for path in sorted(folder.glob(pattern)):
         found = read_samples(path, problems)
-        located += [(f"{path}:{line_number}", sample) for line_number, sample in found if sample.run in runs]
+        located += [(f"{path}:{number}", runs[sample.run], sample) for number, sample in found if sample.run in runs]
         with _skipping(problems, path, "complete"):
             if lacking := sorted(sample.run for _, sample in found if sample.run not in runs):
                 raise ValueError(
                     f"{runs_path} lacks the runs of {len(lacking)} of {len(found)} samples, such as {lacking[0]!r}"
                 )
-    try:
-        record = read_device(folder / "device.json")
-    except TableError as error:
-        if problems is None:
-            raise
-        problems.append(str(error))
-        if not runs:
-            return None
-        # Its names are lost, but each run knows its device.
-        record = DeviceRecord(fingerprint=min(runs.items())[1].device)
-    return record, runs, located
+    # If its names are lost, each run knows its device.
+    record = DeviceRecord(fingerprint=min(runs.items())[1].device) if runs else None
+    with _skipping(problems, folder / "device.json", "a device"):
+        text = regular_file.read(folder / "device.json").decode("utf-8", "replace")
+        record = DeviceRecord.from_json(_parse_document(text))
+    return None if record is None else (record, located)
 
 
-def foreign_runs(place: Path, record: DeviceRecord, runs: Mapping[str, Run]) -> Iterator[str]:
+def foreign_runs(place: Path, record: DeviceRecord, runs: Iterable[Run]) -> Iterator[str]:
     """What is wrong with runs that stand in the folder of another device."""
-    for run in runs.values():
+    for run in runs:
         if not run.device.same_hardware(record.fingerprint):
             yield (
                 f"{place}: run {run.id!r} is of {run.device}, and device.json of "

@@ -261,14 +261,14 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
     records = []
     by_op: dict[str, Any] = {}
     for folder in folders:
-        record, runs, located = sample_files.read_folder(folder)
+        record, located = sample_files.read_folder(folder)
         records.append(record)
         # A run that knows no power limit was taken on the folder's device.
         runs = {
-            id: replace(run, device=record.fingerprint) if run.device.same_hardware(record.fingerprint) else run
-            for id, run in runs.items()
+            run.id: replace(run, device=record.fingerprint) if run.device.same_hardware(record.fingerprint) else run
+            for run in {run.id: run for _, run, _ in located}.values()
         }
-        for _, sample in located:
+        for _, _, sample in located:
             by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
     return {op: table_of_samples(op, samples, records=records) for op, samples in by_op.items()}
 
