@@ -345,19 +345,16 @@ def _ids(texts: set[str]) -> dict[str, str]:
 
 def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:
     """Reads runs.json: runs by id; `problems` and errors as of `read_samples`."""
-    runs: dict[str, Run] = {}
-    text, found = "", None
+    found: list[Any] = []
     with _skipping(problems, path, "runs"):
-        text = regular_file.read(path).decode("utf-8", "replace")
-        found = _parse_document(text)["runs"]
-        if not isinstance(found, list):
-            raise TypeError(f"a list of runs is expected, found {type(found).__name__}")
-    if not isinstance(found, list):
-        # It was cut or edited by hand; each run begins and ends on a line of its own.
-        found = ["{" + block.partition("\n  }")[0] + "}" for block in text.split("\n  {\n")[1:]]
+        listed = _read_document(path)["runs"]
+        if not isinstance(listed, list):
+            raise TypeError(f"a list of runs is expected, found {type(listed).__name__}")
+        found = listed
+    runs: dict[str, Run] = {}
     for data in found:
         with _skipping(problems, path, "a run"):
-            run = Run.from_json(parse_json(data) if isinstance(data, str) else data)
+            run = Run.from_json(data)
             if run.id in runs:
                 raise ValueError(f"two runs have the id {run.id!r}")
             runs[run.id] = run
@@ -376,7 +373,7 @@ def read_device(path: Path) -> DeviceRecord:
       TableError: naming the file, if it is damaged.
     """
     with _skipping(None, path, "a device"):
-        record = DeviceRecord.from_json(_parse_document(regular_file.read(path).decode("utf-8", "replace")))
+        record = DeviceRecord.from_json(_read_document(path))
     return record
 
 
@@ -408,8 +405,7 @@ def read_folder(
     # If its names are lost, each run knows its device.
     record = DeviceRecord(fingerprint=min(runs.items())[1].device) if runs else None
     with _skipping(problems, folder / "device.json", "a device"):
-        text = regular_file.read(folder / "device.json").decode("utf-8", "replace")
-        record = DeviceRecord.from_json(_parse_document(text))
+        record = DeviceRecord.from_json(_read_document(folder / "device.json"))
     return None if record is None else (record, located)
 
 
@@ -449,8 +445,8 @@ def _checked_line(line: Any) -> tuple[AnyKey, str, list[list[Any]]]:
     return key_from_json(line["key"]), line["run"], line["samples"]
 
 
-def _parse_document(text: str) -> Mapping[str, Any]:
-    data: dict[str, Any] = parse_json(text)
+def _read_document(path: Path) -> Mapping[str, Any]:
+    data: dict[str, Any] = parse_json(regular_file.read(path).decode("utf-8", "replace"))
     schema = data.get("schema") if isinstance(data, dict) else None
     if type(schema) is not int or schema != SCHEMA:
         raise ValueError(f"schema={schema!r:.60} must be {SCHEMA}; {_REMEDY_OF_SCHEMA}")
