@@ -2,8 +2,7 @@
 
 The standard one writes and compiles six methods for each class, which takes 0.5 to 1 ms. A first
 call of an op imports two dozen such classes, and more than half of that import was spent on them.
-Here the methods are closures, and the standard fields are made when somebody asks for them:
-`dataclasses.fields`, `replace` and `asdict` take the classes.
+Here the methods are closures; `dataclasses.fields`, `replace` and `asdict` take the classes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # type checkers know the standard one
@@ -29,35 +28,33 @@ else:
 
 
 def field_names(cls: Any) -> tuple[str, ...]:
-    """The names of the fields of a class of `dataclass`, as dataclasses.fields has them, at once."""
-    return tuple(cls._field_values[2])
+    """The names of the fields of a class of `dataclass`."""
+    return tuple(cls.__dataclass_fields__)
 
 
 def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> Any:
-    defaults, factories, names = _inherited(cls)
-    own = [name for name, type in inspect.get_annotations(cls).items() if "ClassVar" not in type]
-    as_written = {name: cls.__dict__[name] for name in own if name in cls.__dict__}
-    names += [name for name in own if name not in names]
-    for name, value in as_written.items():
-        if isinstance(value, dataclasses.Field):
+    fields: dict[str, Any] = dict(getattr(cls, "__dataclass_fields__", {}))
+    for name, type in inspect.get_annotations(cls).items():
+        if "ClassVar" in type:
+            continue
+        value = cls.__dict__.get(name, dataclasses.MISSING)
+        field: Any = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
+        # What the standard decorator sets, too.
+        field.name, field.type, field.kw_only, field._field_type = name, type, kw_only, _FIELD
+        fields[name] = field
+        if field.default is not dataclasses.MISSING:
+            setattr(cls, name, field.default)
+        elif value is field:
             delattr(cls, name)
-            if value.default_factory is not dataclasses.MISSING:
-                factories[name] = value.default_factory
-            value = value.default
-        if value is not dataclasses.MISSING:
-            defaults[name] = value
-            setattr(cls, name, value)
-    cls._field_values = defaults, factories, names
-    cls.__dataclass_fields__ = _Fields(own, as_written, kw_only)
-    cls.__dataclass_params__ = _Parameters
-    cls.__init__ = _init(cls, defaults, factories, names, () if kw_only else names)
+    cls.__dataclass_fields__, cls.__dataclass_params__ = fields, _Parameters
+    cls.__init__ = _init(cls, fields, () if kw_only else tuple(fields))
     cls.__setattr__ = _refuse("assign to")
     cls.__delattr__ = _refuse("delete")
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = lambda self: "{}({})".format(
-            cls.__qualname__, ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+            cls.__qualname__, ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
         )
-    values = operator.attrgetter(*names)
+    values = operator.attrgetter(*fields)
     if eq:
         cls.__eq__ = _compare(operator.eq, values)
         cls.__hash__ = lambda self: hash(values(self))
@@ -67,10 +64,8 @@ def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> Any:
     return cls
 
 
-def _inherited(cls: Any) -> tuple[dict[str, Any], dict[str, Callable[[], Any]], list[str]]:
-    """Defaults, default factories and names of the fields of the bases."""
-    defaults, factories, names = getattr(cls, "_field_values", ({}, {}, []))
-    return dict(defaults), dict(factories), list(names)
+_FIELD: Any = vars(dataclasses)["_FIELD"]
+"""What marks an entry of `__dataclass_fields__` as a field, and not a ClassVar or an InitVar."""
 
 
 class _Parameters:
@@ -79,30 +74,11 @@ class _Parameters:
     frozen = True
 
 
-class _Fields:
-    """`__dataclass_fields__`, which `dataclasses.fields` and its like read: made when it is read, by
-    the standard decorator, which takes as long as the rest of an import."""
-
-    def __init__(self, names: list[str], as_written: dict[str, Any], kw_only: bool) -> None:
-        self._names, self._as_written, self._kw_only = names, as_written, kw_only
-
-    def __get__(self, instance: object, owner: Any) -> Any:
-        place = next(cls for cls in owner.__mro__ if cls.__dict__.get("__dataclass_fields__") is self)
-        annotations = {name: place.__annotations__[name] for name in self._names}
-        shadow: Any = type(place.__name__, place.__bases__, {"__annotations__": annotations, **self._as_written})
-        shadow = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=self._kw_only, frozen=True)(shadow)
-        place.__dataclass_fields__ = shadow.__dataclass_fields__
-        return place.__dataclass_fields__
-
-
-def _init(
-    cls: type,
-    defaults: dict[str, Any],
-    factories: dict[str, Callable[[], Any]],
-    names: list[str],
-    positional: Sequence[str],
-) -> Callable[..., Any]:
-    known = set(names)
+def _init(cls: type, fields: Mapping[str, Any], positional: Sequence[str]) -> Callable[..., Any]:
+    missing = dataclasses.MISSING
+    defaults = {name: field.default for name, field in fields.items() if field.default is not missing}
+    factories = {name: field.default_factory for name, field in fields.items() if field.default_factory is not missing}
+    known = set(fields)
     required = known - defaults.keys() - factories.keys()
     finish = getattr(cls, "__post_init__", None)
 
@@ -110,7 +86,7 @@ def _init(
         given = dict(zip(positional, arguments))
         if len(given) != len(arguments) or given.keys() & values.keys() or not required <= {*given, *values} <= known:
             raise TypeError(
-                f"{cls.__qualname__} takes {', '.join(names)}, each once, of which "
+                f"{cls.__qualname__} takes {', '.join(fields)}, each once, of which "
                 f"{', '.join(sorted(required)) or 'none'} must be given, and the first {len(positional)} may "
                 f"be positional; found {len(arguments)} positional ones and {', '.join(values)}"
             )
