@@ -20,7 +20,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -137,21 +137,20 @@ class Sample:
         return canonical_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data = {**vars(self), "key": self.key.to_json(), "config": self.config.to_json()}
         if not self.detail:
             del data["detail"]
-        return {**data, "key": self.key.to_json(), "config": self.config.to_json()}
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        check_fields("sample", data, _SAMPLE.keys(), {name for name, has_default in _SAMPLE.items() if has_default})
+        """Makes the sample that `to_json` wrote.
+
+        Raises:
+          TypeError, ValueError, KeyError: a field is missing, unknown, or breaks its rule.
+        """
         key = key_from_json(data["key"])
-        config = config_from_json(key.op, data["config"])
-        return cls(**{**data, "key": key, "config": config})
-
-
-_SAMPLE = {field.name: field.default is not MISSING for field in fields(Sample)}
-"""Name of each field -> whether it has a default."""
+        return cls(**{**data, "key": key, "config": config_from_json(key.op, data["config"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +195,7 @@ class Run:
                 raise TypeError(f"{field.name}={value!r:.60} must be a str")
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "device": self.device.to_json()}
+        return {**vars(self), "device": self.device.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Run:
