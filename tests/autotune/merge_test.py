@@ -53,7 +53,9 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def texts(folder: Path) -> list[str]:
-    return sorted(canonical_json(sample.to_json()) for _, taken in merge.read_folder(folder) for _, sample in taken)
+    return sorted(
+        canonical_json(sample.to_json()) for _, taken in merge.read_source(folder).devices for _, sample in taken
+    )
 
 
 @st.composite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from stoneware.tuning import entries, merge, sources, table_file
 from stoneware.tuning.samples import STATUSES, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Table
 from stoneware.tuning.table_entry import Entry
+
+_LOG = logging.getLogger("stoneware.tuning")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -119,7 +122,10 @@ def _of_path(path: Path) -> Iterator[DeviceMeasurements]:
 
 
 def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
-    for record, taken in merge.read_folder(path):
+    source = merge.read_source(path)
+    for problem in source.problems:
+        _LOG.warning("%s", problem)
+    for record, taken in source.devices:
         yield DeviceMeasurements(
             fingerprint=record.fingerprint,
             aliases=tuple(record.aliases),

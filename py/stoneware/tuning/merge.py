@@ -13,7 +13,6 @@ file name. The bake expects these names.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 from collections import Counter
@@ -36,8 +35,6 @@ KEEP = ("all", "newest", "current")
 these only those of kernels that this installation has, with the bytes that they have now."""
 
 _LONGEST_NAME = 150
-
-_LOG = logging.getLogger("stoneware.tuning")
 
 
 @dataclass
@@ -147,18 +144,6 @@ def file_name(op: str) -> str:
     if len(name) > _LONGEST_NAME:
         name = f"{name[:_LONGEST_NAME]}-{_sha256(op)[:32]}"
     return name + ".jsonl"
-
-
-def read_folder(path: str | os.PathLike[str]) -> list[tuple[DeviceRecord, list[tuple[Run, Sample]]]]:
-    """The devices of a source; what is skipped is logged.
-
-    Raises:
-      TableError: as `read_source`.
-    """
-    source = read_source(path)
-    for problem in source.problems:
-        _LOG.warning("%s", problem)
-    return source.devices
 
 
 def _is_store(path: Path) -> bool:
