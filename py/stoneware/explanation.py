@@ -305,7 +305,7 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         known = [device for other in OPS for source in sources.sources(other) for device in source.table.devices]
         where = "the tuning tables"
     found = device_named(name, known, where, ", 'cuda', 'cpu' or None")
-    return Device(kind="cuda", fingerprint=found.fingerprint)
+    return Device(fingerprint=found.fingerprint)
 
 
 def device_named(name: str, known: Sequence[DeviceTable], where: str, others: str) -> DeviceTable:

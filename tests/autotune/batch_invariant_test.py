@@ -16,7 +16,7 @@ from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
 from stoneware.tuning import policy
 
-H200 = Device(kind="cuda", fingerprint=small.H200)
+H200 = Device(fingerprint=small.H200)
 
 
 def decide(**changes):

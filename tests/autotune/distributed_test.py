@@ -33,7 +33,7 @@ said = []
 handler = logging.Handler()
 handler.emit = lambda record: said.append(record.getMessage())
 logging.getLogger("stoneware").addHandler(handler)
-device = Device(kind="cuda", fingerprint=small.H200)
+device = Device(fingerprint=small.H200)
 def decide():
     decision = OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), device)
     return [decision.source, str(decision.config)]

@@ -20,8 +20,8 @@ from stoneware.ops.scaled_mm import api, cutlass_sm90
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
 
-H200 = Device(kind="cuda", ordinal=0, fingerprint=small.H200)
-H200_DESCRIBED = Device(kind="cuda", fingerprint=small.H200)
+H200 = Device(ordinal=0, fingerprint=small.H200)
+H200_DESCRIBED = Device(fingerprint=small.H200)
 STREAM = 4242
 TRITON = api.OPERATION.backends["triton_aot"]
 

@@ -20,7 +20,7 @@ from stoneware.tuning.sources import Place
 from stoneware.tuning.table import Block
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
-H200 = Device(kind="cuda", fingerprint=small.H200)
+H200 = Device(fingerprint=small.H200)
 
 
 def decide(device=H200, *, m=16, n=4096, k=4096, **changes):
@@ -120,13 +120,13 @@ def test_other_16_bit_output_is_answered_with_its_own_kernel_and_grade(package):
 
 
 def test_h100_takes_entries_of_the_h200_with_a_lower_grade_only(package):
-    decision = decide(Device(kind="cuda", fingerprint=small.H100))
+    decision = decide(Device(fingerprint=small.H100))
     assert (decision.config, decision.layer, decision.grade) == (TINY, "exact", "other device")
     assert "the nearest device that was measured" in decision.reason
 
 
 def test_device_of_another_capability_gets_the_heuristic(package):
-    decision = decide(Device(kind="cuda", fingerprint=small.L40))
+    decision = decide(Device(fingerprint=small.L40))
     assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
 
 
@@ -180,7 +180,7 @@ def test_error_lists_every_refusal(package):
     ancient = small.DeviceFingerprint(
         name="Old GPU", compute_capability=(7, 0), num_sms=80, l2_bytes=1, memory_clock_khz=1
     )
-    device = Device(kind="cuda", fingerprint=ancient)
+    device = Device(fingerprint=ancient)
     with pytest.raises(UnsupportedError) as caught:
         OPERATION.decide(problem, device, backend="vendor")
     assert "needs compute capability 8.9" in str(caught.value)

@@ -27,7 +27,7 @@ from stoneware.tuning.store import Store, user_store
 from stoneware.tuning.table import Table
 
 BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
-H200 = Device(kind="cuda", fingerprint=small.H200)
+H200 = Device(fingerprint=small.H200)
 
 
 def decide(*, m=16, n=4096, k=4096, device=H200, **changes):
@@ -150,7 +150,7 @@ def test_store_of_another_device_answers_after_this_ones_nearest_shape(package):
     run = small.run("run-9", device=small.H100)
     store_samples(small.sample(BIG, 1.0, m=20, run="run-9"), run=run)
     assert (decide(m=20).source, decide(m=20).grade) == ("wheel", "nearest m")
-    on_h100 = decide(m=20, device=Device(kind="cuda", fingerprint=small.H100))
+    on_h100 = decide(m=20, device=Device(fingerprint=small.H100))
     assert (on_h100.config, on_h100.source, on_h100.grade) == (BIG, "user's store", "exact")
 
 
@@ -187,7 +187,7 @@ def test_without_a_store_nothing_is_opened_and_packages_are_not_asked(package):
         "from stoneware.runtime.device import Device\n"
         "def entry_points(*_, **__): raise AssertionError('packages were asked')\n"
         "metadata.entry_points = package_files.may_have_entry_points = entry_points\n"
-        "device = Device(kind='cuda', fingerprint=small.H200)\n"
+        "device = Device(fingerprint=small.H200)\n"
         "decision = OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), device)\n"
         "print(decision.source, 'sqlite3' in sys.modules)\n"
     )
@@ -326,7 +326,7 @@ def test_negative_and_zero_sizes_of_a_decorated_kernel_are_compared_too(tmp_path
 
 
 def test_device_that_nobody_measured_gets_the_heuristic(package):
-    device = Device(kind="cuda", fingerprint=small.L40)
+    device = Device(fingerprint=small.L40)
     decision = decide(device=device)
     assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
     # One scale of each kind: the vendor library refuses.

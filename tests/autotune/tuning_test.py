@@ -34,7 +34,7 @@ def ran(package, monkeypatch):
 
     for module in (cutlass_sm90, vendor):
         monkeypatch.setattr(module.BACKEND, "plan", plan)
-    monkeypatch.setattr(tensor_checks, "CPU", Device(kind="cuda", fingerprint=small.H200))
+    monkeypatch.setattr(tensor_checks, "CPU", Device(fingerprint=small.H200))
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
     monkeypatch.setattr(dispatch, "_said", set())
     return configs
@@ -141,7 +141,7 @@ def test_stale_and_derived_entries_are_misses(ran, package, tmp_path, changes):
 
 
 def test_entries_of_another_device_are_misses(ran, monkeypatch):
-    monkeypatch.setattr(tensor_checks, "CPU", Device(kind="cuda", fingerprint=small.H100))
+    monkeypatch.setattr(tensor_checks, "CPU", Device(fingerprint=small.H100))
     with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="other device"):
         call(m=16)
 

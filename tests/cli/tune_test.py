@@ -49,9 +49,7 @@ def measuring(monkeypatch):
     monkeypatch.setattr(session, "tune", tune)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(
-        tune_command, "cuda_device", lambda ordinal: Device(kind="cuda", ordinal=ordinal, fingerprint=H200)
-    )
+    monkeypatch.setattr(tune_command, "cuda_device", lambda ordinal: Device(ordinal=ordinal, fingerprint=H200))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     return state

@@ -19,7 +19,7 @@ from stoneware.runtime.device import Device, DeviceFingerprint
 fingerprint = DeviceFingerprint(
     name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560,
     memory_clock_khz=3201000, power_limit_w=700)
-tensor_checks.CPU = Device(kind="cuda", fingerprint=fingerprint, ordinal=0)
+tensor_checks.CPU = Device(fingerprint=fingerprint, ordinal=0)
 torch._C._cuda_getCurrentRawStream = lambda ordinal: 0
 [kernel] = [entry for entry in module.kernels()
             if "128x128x128_2x1x1_pingpong" in entry["id"] and "e4m3_e4m3_bf16" in entry["id"]]

@@ -28,7 +28,6 @@ from tools.gpu_check import document, held_out, held_out_figures, held_out_probl
 from tools.gpu_check.held_out_problems import SETS
 
 GPU = Device(
-    kind="cuda",
     ordinal=0,
     fingerprint=DeviceFingerprint(
         name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=1 << 26, memory_clock_khz=3201000

@@ -17,7 +17,6 @@ from tools.gpu_check import launch_every_kernel
 
 KERNELS = list(manifest.packaged().kernels.values())
 H200 = Device(
-    kind="cuda",
     ordinal=0,
     fingerprint=DeviceFingerprint(
         name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560, memory_clock_khz=3201000

@@ -107,7 +107,7 @@ class Bench:
             run=record,
             settings=settings,
             reporter=reporter or Reporter(),
-            device=Device(kind="cuda", ordinal=0, fingerprint=self.device),
+            device=Device(ordinal=0, fingerprint=self.device),
             command=[sys.executable, str(Path(__file__).with_name("fake_child.py")), str(self.log)],
             candidates_of=lambda problem: (always, list(map(config, kernels))),
             end_run=lambda: dataclasses.replace(record, sm_clock_mhz_after=1965),

@@ -45,7 +45,7 @@ def fake_nvml(**answers) -> types.ModuleType:
 def _gpu(monkeypatch):
     properties = types.SimpleNamespace(uuid="1234-ab")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda ordinal: properties)
-    device = Device(kind="cuda", ordinal=0, fingerprint=FINGERPRINT)
+    device = Device(ordinal=0, fingerprint=FINGERPRINT)
     monkeypatch.setattr(machine, "cuda_device", lambda ordinal: device)
     for cached in (nvml_module.library_and_handle, nvml_module._say_unknown):
         cached.cache_clear()

@@ -11,7 +11,6 @@ from stoneware.quantizing import kernels, layout
 from stoneware.runtime.device import Device, DeviceFingerprint
 
 _H200 = Device(
-    kind="cuda",
     fingerprint=DeviceFingerprint(
         name="NVIDIA H200",
         compute_capability=(9, 0),
@@ -19,7 +18,7 @@ _H200 = Device(
         l2_bytes=62914560,
         memory_clock_khz=3201000,
         power_limit_w=700,
-    ),
+    )
 )
 
 _HAVE = {

@@ -20,10 +20,9 @@ from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.sources import Source
 
 H200 = Device(
-    kind="cuda",
     fingerprint=DeviceFingerprint(
         name="NVIDIA H200", compute_capability=(9, 0), num_sms=132, l2_bytes=62914560, memory_clock_khz=3201000
-    ),
+    )
 )
 
 

@@ -72,7 +72,7 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
         explanation.Explanation(
             op="scaled_mm",
             problem=Problem.dense(m=16, n=4096, k=14336, scales="block", has_bias=True),
-            device=Device(kind="cuda", fingerprint=H200),
+            device=Device(fingerprint=H200),
             decision=Decision(
                 config=chosen.config,
                 layer=Layer.EXACT,

@@ -10,7 +10,6 @@ import torch
 from stoneware.runtime.device import Device, DeviceFingerprint
 
 H200 = Device(
-    kind="cuda",
     fingerprint=DeviceFingerprint(
         name="NVIDIA H200",
         compute_capability=(9, 0),
@@ -18,7 +17,7 @@ H200 = Device(
         l2_bytes=62914560,
         memory_clock_khz=3201000,
         power_limit_w=700,
-    ),
+    )
 )
 
 OUT_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -190,12 +190,9 @@ def gpu(op: str) -> Device:
     lacks the native modules, as `explain` describes it."""
     fingerprint = measured_device(op).fingerprint
     if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_kernels.MODULE)):
-        return Device(kind="cuda", fingerprint=fingerprint)
+        return Device(fingerprint=fingerprint)
     return Device(
-        kind="cuda",
-        ordinal=0,
-        fingerprint=replace(fingerprint, power_limit_w=0),
-        driver_version=(cutlass_kernels.CUDA_MAJOR, 0),
+        ordinal=0, fingerprint=replace(fingerprint, power_limit_w=0), driver_version=(cutlass_kernels.CUDA_MAJOR, 0)
     )
 
 

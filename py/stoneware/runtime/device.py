@@ -122,25 +122,20 @@ class Device:
     """Where a problem runs, or would run.
 
     Attributes:
-      kind: "cuda" or "cpu".
       ordinal: torch's and the driver's number of the GPU; None for a CPU and for a GPU that is only
         described (`explain(..., device="NVIDIA H200")`).
       fingerprint: None for a CPU.
       driver_version: (major, minor) of the CUDA version that the driver serves; None without one.
     """
 
-    kind: str
     ordinal: int | None = None
     fingerprint: DeviceFingerprint | None = None
     driver_version: tuple[int, int] | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("cuda", "cpu"):
-            raise ValueError(f"kind={self.kind!r} of a device must be 'cuda' or 'cpu'")
-        if (self.fingerprint is None) != (self.kind == "cpu"):
-            raise ValueError(
-                f"fingerprint={self.fingerprint} of a {self.kind} device: a GPU has a fingerprint and a CPU has none"
-            )
+    @property
+    def kind(self) -> str:
+        """ "cuda" or "cpu"."""
+        return "cpu" if self.fingerprint is None else "cuda"
 
     def __str__(self) -> str:
         return "CPU" if self.fingerprint is None else str(self.fingerprint)
@@ -156,7 +151,7 @@ class Device:
         return (0, 0) if self.fingerprint is None else self.fingerprint.compute_capability
 
 
-CPU = Device(kind="cpu")
+CPU = Device()
 
 
 @functools.cache
@@ -171,7 +166,6 @@ def cuda_device(ordinal: int) -> Device:
 
     driver = native.load(DRIVER_MODULE)
     return Device(
-        kind="cuda",
         ordinal=ordinal,
         fingerprint=DeviceFingerprint.from_json(driver.device_attributes(ordinal)),
         driver_version=tuple(driver.driver_version()),
