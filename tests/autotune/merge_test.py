@@ -422,7 +422,7 @@ def test_verify_says_nothing_of_what_is_good(tmp_path):
     [
         (lambda lines: lines[::-1], "not sorted"),
         (lambda lines: [line.replace(",", ", ") for line in lines], "not canonical"),
-        (lambda lines: [*lines, lines[-1]], "there 2 times"),
+        (lambda lines: [*lines, lines[-1]], "a sample is there twice"),
         (lambda lines: [lines[0], "{", lines[1]], "scaled_mm.jsonl:2: not a sample"),
         (lambda lines: [line.replace('"scaled_mm"', '"other"') for line in lines], "other.jsonl"),
         (lambda lines: [line.replace(RUN.id, "another") for line in lines], "'another'"),
