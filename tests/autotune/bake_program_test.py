@@ -63,28 +63,14 @@ def test_program_refuses_a_damaged_manifest(tmp_path, manifest):
     assert "not a kernel manifest" in done.stderr
 
 
-def test_program_bakes_a_decorated_kernel_that_is_named(tmp_path):
+def test_program_bakes_a_decorated_kernel(tmp_path):
     files = write_kernel(tmp_path / "h200", [kernel_sample(64, 1.0)])
     out = tmp_path / "out.table"
-
-    def bake_kernels(*kernels: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [
-                sys.executable,
-                str(PROGRAM),
-                f"--op={OP}",
-                f"--kernels={','.join(kernels)}",
-                f"--out={out}",
-                *map(str, files),
-            ],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-        )
-
-    done = bake_kernels("acme.kernels:other", OP)
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), f"--op={OP}", f"--out={out}", *map(str, files)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    assert out.read_bytes() == bake(OP, files, kernels=[OP])
-    done = bake_kernels("acme.kernels:other")
-    assert done.returncode == 1
-    assert f"{files[0]}:2: kernel {OP!r} is none of those" in done.stderr
+    assert out.read_bytes() == bake(OP, files)

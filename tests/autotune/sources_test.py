@@ -276,7 +276,7 @@ def kernel_sources(tmp_path):
             kernel_sample(128, 5.0, m=512),
         ],
     )
-    return [table_sources.Source("wheel", table_file.decode(bake(OP, files, kernels=[OP]), "x", OP))]
+    return [table_sources.Source("wheel", table_file.decode(bake(OP, files), "x", OP))]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_decorated_kernel_with_another_source_is_stale(kernel_sources):
 def test_decorated_kernel_without_sizes_is_found_exactly_or_not(tmp_path):
     key = KernelKey(op=OP, names=("causal",), values=(True,), dtypes=())
     files = write_kernel(tmp_path, [kernel_sample(64, 1.0, key=key)])
-    baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
+    baked = table_file.decode(bake(OP, files), "x", OP)
     sources = [table_sources.Source("wheel", baked)]
     assert find(key, sources).layer == "exact"
     assert find(dataclasses.replace(key, values=(False,)), sources) is None
@@ -320,7 +320,7 @@ def test_negative_and_zero_sizes_of_a_decorated_kernel_are_compared_too(tmp_path
         return kernel_sample(block, 1.0, key=key)
 
     files = write_kernel(tmp_path, [sample(64, -100), sample(128, 0), sample(256, 100)])
-    sources = [table_sources.Source("wheel", table_file.decode(bake(OP, files, kernels=[OP]), "x", OP))]
+    sources = [table_sources.Source("wheel", table_file.decode(bake(OP, files), "x", OP))]
     for offset, block in ((-50, 64), (-1, 128), (1, 128), (90, 256)):
         assert find(sample(64, offset).key, sources).choice.config == kernel_config(block)
 

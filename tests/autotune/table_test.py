@@ -64,7 +64,7 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
     )
     assert files[0].name == "acme.kernels.softmax.jsonl"
     assert table_file.file_name(OP) == "acme.kernels.softmax.table"
-    baked = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP)
+    baked = table_file.decode(bake(OP, files), "x", OP)
     entry = small.entry_of(baked.devices[0], kernel_sample(64, 1.0).key)
     assert [choice.config for choice in entry.choices] == [kernel_config(128), kernel_config(64)]
     assert entry.choices[0].kernel_sha256 == NEW
@@ -77,7 +77,7 @@ def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
         [kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(64, 1.0, sha256=OLD, run="run-2")],
         runs=runs,
     )
-    device = table_file.decode(bake(OP, files, kernels=[OP]), "x", OP).devices[0]
+    device = table_file.decode(bake(OP, files), "x", OP).devices[0]
     key = kernel_sample(64, 1.0).key
 
     def chosen(sha256):
@@ -88,14 +88,6 @@ def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):
     assert chosen(OLD) == (kernel_config(64), False)
     assert chosen("c" * 64) == (kernel_config(128), True), "the newest, and stale"
     assert device.num_entries == 1
-
-
-def test_kernel_that_is_not_named_is_refused_with_file_line_and_remedy(tmp_path):
-    files = write_kernel(tmp_path, [kernel_sample(64, 1.0)])
-    with pytest.raises(TableError) as caught:
-        bake(OP, files, kernels=["acme:other"])
-    for part in (f"{files[0]}:2: kernel {OP!r} is none", "acme:other", "or name it"):
-        assert part in str(caught.value)
 
 
 def test_kernel_in_a_file_of_another_op_is_refused(tmp_path):
@@ -228,7 +220,7 @@ def good(tmp_path_factory):
         tmp_path_factory.mktemp("kernel"),
         [kernel_sample(64, 9.0), kernel_sample(128, 7.0), kernel_sample(64, 5.0, m=512)],
     )
-    return {"scaled_mm": bake("scaled_mm", files, small.manifest()), OP: bake(OP, of_kernel, kernels=[OP])}
+    return {"scaled_mm": bake("scaled_mm", files, small.manifest()), OP: bake(OP, of_kernel)}
 
 
 def ask(table: Table) -> None:

@@ -182,7 +182,7 @@ def test_a_table_differs_nowhere_from_the_samples_it_was_baked_of(package, tmp_p
 def test_bake_of_a_misspelt_kernel_lists_those_that_were_measured(tmp_path, capsys):
     folder = small.write_folder(tmp_path / "h200", [kernel_sample(16, 1.0)])
     out, wrong = tmp_path / "table.table", KERNEL_OP.replace("softmax", "sofmax")
-    code, _, err = stoneware(capsys, "bake", "--op", wrong, "--kernels", wrong, "--out", out, folder)
+    code, _, err = stoneware(capsys, "bake", "--op", wrong, "--out", out, folder)
     assert code == exit_codes.USAGE and KERNEL_OP in err and not out.exists()
 
 

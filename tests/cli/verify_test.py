@@ -132,7 +132,7 @@ def test_a_size_beyond_all_bounds_is_a_bad_sample_with_its_place(package, tmp_pa
     text = file.read_text()
     assert field in text
     file.write_text(text.replace(field, field.replace("16", "1" + "0" * 400)))
-    code, _, err = stoneware(capsys, "bake", "--op", op, "--kernels", op, "--out", tmp_path / "t.table", folder)
+    code, _, err = stoneware(capsys, "bake", "--op", op, "--out", tmp_path / "t.table", folder)
     assert code == exit_codes.USAGE and f"{file}:2: not a sample" in err
     assert stoneware(capsys, "report", "--json", folder)[0] == exit_codes.USAGE
     [item, *_] = as_json(capsys, "verify", folder)[1]["problems"]

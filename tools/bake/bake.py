@@ -1,7 +1,7 @@
 """Bakes the tuning table of one op, or of one decorated kernel, from committed samples.
 
     bake --op scaled_mm --manifest kernel_manifest.json --out scaled_mm.table FILES...
-    bake --op acme.kernels:softmax --kernels acme.kernels:softmax --out FILE FILES...
+    bake --op acme.kernels:softmax --out FILE FILES...
 
 FILES are `<op>.jsonl`, `runs.json` and `device.json` of any number of devices, each in its own
 folder; without any, the table is valid and empty. Needs no GPU and no torch.
@@ -21,14 +21,13 @@ from stoneware.tuning.bake import bake
 
 _OP = flags.DEFINE_string("op", None, "The op whose table is baked.", required=True)
 _MANIFEST = flags.DEFINE_string("manifest", None, "Path of kernel_manifest.json; for our ops.")
-_KERNELS = flags.DEFINE_list("kernels", [], "The decorated kernels there are, module:function.")
 _OUT = flags.DEFINE_string("out", None, "Path of the table to write.", required=True)
 
 
 def main(argv: Sequence[str]) -> int:
     try:
         manifest = _MANIFEST.value and read_manifest(_MANIFEST.value, remedy="build it with the kernel_manifest rule")
-        table = bake(_OP.value, argv[1:], manifest or None, _KERNELS.value)
+        table = bake(_OP.value, argv[1:], manifest or None)
     except (TableError, ValueError) as error:
         print(f"bake: {error}", file=sys.stderr)
         return 1

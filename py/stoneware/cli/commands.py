@@ -115,8 +115,7 @@ BAKE_HELP = help.text(
     "such folders. A sample of a kernel that this installation lacks is refused.",
     examples=[
         "stoneware bake --op scaled_mm --out scaled_mm.table samples/nvidia_h200",
-        "stoneware bake --op acme.kernels:softmax --kernels acme.kernels:softmax \\\n"
-        "      --out acme.kernels.softmax.table samples/*/*",
+        "stoneware bake --op acme.kernels:softmax --out acme.kernels.softmax.table samples/*/*",
     ],
     json_keys="op, out, digest, num_bytes, num_files, devices [{name, num_entries}]",
 )
@@ -128,7 +127,6 @@ def bake(
     ],
     out: Annotated[str, typer.Option(help="The table to write.")],
     files: Annotated[list[str] | None, typer.Argument(metavar="[FILES]...")] = None,
-    kernels: Annotated[str | None, typer.Option(help="All decorated kernels that exist, separated by commas.")] = None,
     json: Json = False,
 ) -> int:
     from stoneware.kernels import manifest
@@ -147,7 +145,7 @@ def bake(
             f"give the folder with its {file_name(op)}"
         )
     built = None if is_kernel(op) else manifest.packaged()
-    data = baking.bake(op, paths, built, listed("kernels", kernels) if kernels is not None else ())
+    data = baking.bake(op, paths, built)
     baked = table_file.decode(data, out, op)
     regular_file.write(out, data)
     output.text(f"{out}: {len(data)} bytes from {len(paths)} files, digest {baked.digest}")

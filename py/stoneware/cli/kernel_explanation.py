@@ -53,7 +53,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
     answers = []
     for fingerprint, key in itertools.product(_devices(sources, device), keys):
         if (found := lookup.find(key, fingerprint, sources)) is not None:
-            where, decision = Device(kind="cuda", fingerprint=fingerprint), lookup.decision(found)
+            where, decision = Device(fingerprint=fingerprint), lookup.decision(found)
             run = dict(decision.run) or None
             answers.append(Explanation(op=op, problem=key, device=where, decision=decision, run=run))
     if not answers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,12 +30,7 @@ Located = tuple[str, Run, Sample]
 _LOG = logging.getLogger("stoneware.tuning")
 
 
-def bake(
-    op: str,
-    sample_files: Iterable[str | os.PathLike[str]],
-    manifest: Manifest | None = None,
-    kernels: Collection[str] = (),
-) -> bytes:
+def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Manifest | None = None) -> bytes:
     """Makes the table of one op.
 
     Args:
@@ -43,15 +38,14 @@ def bake(
       sample_files: of any number of devices, each in its own folder: the samples of the
         op (`merge.file_name`), runs.json and device.json. Files of other ops are left alone.
       manifest: the kernels of this build; needed for an op of ours.
-      kernels: the decorated kernels that there are, as "module:function".
 
     Returns:
       The bytes of the table; a valid table without devices if there is no sample.
 
     Raises:
-      TableError: a file is damaged; a sample is of a kernel that is neither in the manifest (unless as
-        left out or removed: such a sample is skipped) nor among `kernels`, of a run that runs.json
-        lacks, or of another device; the message has the file, the line and the remedy.
+      TableError: a file is damaged; a sample is of a kernel that is not in the manifest (unless as
+        left out or removed: such a sample is skipped), of a run that runs.json lacks, or of another
+        device; the message has the file, the line and the remedy.
       ValueError: `op` is unknown, or a file is of no known kind.
     """
     if is_kernel(op):
@@ -70,12 +64,6 @@ def bake(
                 raise TableError(
                     f"{place}: op={sample.op!r} in a file of {op}; move the sample to {file_name(sample.op)}"
                 )
-        if located and is_kernel(op) and op not in kernels:
-            raise TableError(
-                f"{located[0][0]}: kernel {op!r} is none of those that are named to the bake, "
-                f"{', '.join(sorted(kernels)) or 'none'}; delete the samples of a removed kernel, "
-                "or name it"
-            )
         if manifest is not None:
             located = _of_this_build(op, record, located, manifest)
         _check(located, manifest)

@@ -6,7 +6,6 @@ def _tuning_table_impl(ctx):
     args.add("--op", ctx.attr.op)
     if ctx.file.manifest:
         args.add("--manifest", ctx.file.manifest)
-    args.add_joined("--kernels", ctx.attr.kernels, join_with = ",", omit_if_empty = True)
     args.add("--out", out)
     args.add_all(ctx.files.samples)
     ctx.actions.run(
@@ -23,8 +22,7 @@ tuning_table = rule(
     implementation = _tuning_table_impl,
     doc = """Bakes a tuning table out of measurements; pure, and without a GPU.
 
-Fails when a sample names a kernel that the manifest lacks, or a decorated kernel that is not among
-`kernels`.
+Fails when a sample names a kernel that the manifest lacks.
 
 Examples:
     tuning_table(
@@ -35,13 +33,11 @@ Examples:
     )
     tuning_table(
         name = "tables/acme.kernels.softmax",
-        kernels = ["acme.kernels:softmax"],
         op = "acme.kernels:softmax",
         samples = glob(["tuning_data/**"]),
     )
 """,
     attrs = {
-        "kernels": attr.string_list(doc = "Decorated kernels, as module:function."),
         "manifest": attr.label(
             allow_single_file = [".json"],
             doc = "The kernels of the build; for an op of Stoneware.",
