@@ -116,7 +116,7 @@ class Store:
 
     def _write(self, database: str, rows: list[Row]) -> None:
         try:
-            if not self._sound_inode or _inode(database) != self._sound_inode:
+            if _inode(database) != self._sound_inode:
                 # Once per file: to write to a damaged database could overwrite what SQL still reads.
                 self._renew_if_damaged(database)
             _insert(database, rows)
@@ -138,7 +138,9 @@ class Store:
         try:
             draft = os.path.join(folder, FILE_NAME)
             _insert(draft, [row for row, _ in reading.rows.values()])
-            aside = _second_name(database)
+            names = (f"{database}.damaged-{number}" for number in itertools.count(1))
+            aside = next(name for name in names if not os.path.lexists(name))
+            os.link(database, aside)
             for end in store_file.BESIDE:  # otherwise SQLite would take them for those of the new one
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(database + end, aside + end)
@@ -183,14 +185,6 @@ def _insert(database: str, rows: Iterable[Row]) -> None:
             [(row.id, row.payload) for row in rows],
         )
         connection.execute("COMMIT")
-
-
-def _second_name(database: str) -> str:  # type: ignore[return]
-    for number in itertools.count(1):
-        aside = f"{database}.damaged-{number}"
-        with contextlib.suppress(FileExistsError):
-            os.link(database, aside)
-            return aside
 
 
 def _inode(file: str) -> int:
