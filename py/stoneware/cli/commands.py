@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, listed, there
+from stoneware.cli.flags import Json, there
 from stoneware.cli.output import Output
 
 if TYPE_CHECKING:
