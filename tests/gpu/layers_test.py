@@ -96,8 +96,8 @@ def test_experts_are_near_their_mlps_and_pass_gradients_on():
     reference = torch.zeros(x.shape, dtype=torch.float64, device="cuda")
     x64 = x.detach().double().requires_grad_()
     for expert in range(8):
-        gate, up = (x64 @ layer.gate_up[expert].double().t()).chunk(2, -1)
-        out = (torch.nn.functional.silu(gate) * up) @ layer.down[expert].double().t()
+        gate, up = (x64 @ layer.gate_up_proj[expert].double().t()).chunk(2, -1)
+        out = (torch.nn.functional.silu(gate) * up) @ layer.down_proj[expert].double().t()
         reference = reference + out * ((chosen == expert) * weights).sum(-1, keepdim=True).double()
     assert error(y, reference) < 2 * BF16_ERROR
     dy = torch.randn_like(y)

@@ -26,6 +26,9 @@ PARTIALS = {"matrix": 1024, "column": 32}
 """The most partial results of reduce_amax: of the matrix, which each program of quantize_tiles reads, or of
 a column, which column_scales reads."""
 
+_MATRIX_BLOCKS = 512
+"""Programs of reduce_amax for the matrix where its columns allow it: enough to fill a GPU, and fewer to read."""
+
 _ROWS_COLUMNS = {4096: (4, 256), 16384: (1, 128)}
 """Elements of a row that a program of quantize_rows_columns keeps in registers -> the rows that it takes at a time,
 as in BUILD.bazel, and the most programs, each with a partial result of every column."""
@@ -222,7 +225,7 @@ def amax_blocks(m: int, k: int, unit: str) -> tuple[tuple[int, int], int]:
     """The grid of reduce_amax (blocks of rows, of columns), and the rows of a block."""
     rows, columns = _AMAX_TILE
     num_columns = -(-k // columns)
-    most = PARTIALS["matrix"] // num_columns if unit == "matrix" else PARTIALS["column"]
+    most = max(1, _MATRIX_BLOCKS // num_columns) if unit == "matrix" else PARTIALS["column"]
     rows_per_block = -(-m // (most * rows)) * rows
     return (-(-m // rows_per_block), num_columns), rows_per_block
 
