@@ -108,8 +108,15 @@ def test_experts_are_near_their_mlps_and_pass_gradients_on():
         assert error(nn.Float8InferenceExperts.from_experts(layer)(x, chosen, weights), reference) < 2 * FP8_ERROR
 
 
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-q"]))
+def test_experts_give_the_same_bits_each_time():
+    layer = nn.Experts(16, 512, 768, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2000, 512, device="cuda").bfloat16().requires_grad_()
+    weights, chosen = torch.rand(2000, 16, device="cuda").topk(6)
+    runs = []
+    for _ in range(5):
+        y = layer(x, chosen, weights)
+        runs.append((y, *torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()))))
+    assert all(torch.equal(one, first) for run in runs for one, first in zip(run, runs[0]))
 
 
 @pytest.mark.parametrize("recipe", ["bf16", *RECIPES])
@@ -127,3 +134,7 @@ def test_the_gradient_of_a_weight_is_added_to_its_buffer(recipe, dtype):
         fused = gradients(layer, x, dy)
     assert torch.equal(fused["x"], plain["x"]) and fused["weight"] is None
     assert error(layer.weight.main_grad, expected) < 2 * BF16_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q"]))

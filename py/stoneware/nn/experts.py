@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from stoneware.nn import main_grad
@@ -12,6 +14,27 @@ from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
 
 WEIGHTS = ("gate_up_proj", "down_proj")
+
+
+class _Reordered(torch.autograd.Function):
+    """Rows, each `copies` times, in another order: result[i] = rows[order[i] // copies].
+
+    Its gradient is a sum of each row's copies in their order, so with the same bits each time. That of an index
+    adds rows to memory as they come.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, order: torch.Tensor, place: torch.Tensor, copies: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(place)
+        ctx.copies = copies
+        return rows[order // copies]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        return gradient[place].view(-1, ctx.copies, gradient.shape[-1]).sum(1), None, None, None
 
 
 class Experts(torch.nn.Module):
@@ -73,13 +96,13 @@ class Experts(torch.nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         top_k = experts.shape[-1]
         by_expert, order = experts.reshape(-1).sort(stable=True)
-        token = order // top_k
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         numbers = torch.arange(self.down_proj.shape[0], device=x.device)
         offs = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
-        gate, up = self.product(rows[token], "gate_up_proj", offs).chunk(2, dim=-1)
+        gate, up = self.product(_Reordered.apply(rows, order, place, top_k), "gate_up_proj", offs).chunk(2, dim=-1)
         y = self.product(torch.nn.functional.silu(gate) * up, "down_proj", offs)
-        y = y * weights.reshape(-1, 1)[order].to(y.dtype)
-        return torch.zeros_like(rows).index_add_(0, token, y).reshape(x.shape)
+        of_token = _Reordered.apply(y, place, order, 1).view(*experts.shape, x.shape[-1])
+        return (of_token * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
 
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
         num_experts, hidden_size, _ = self.down_proj.shape
