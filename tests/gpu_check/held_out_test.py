@@ -21,6 +21,7 @@ from stoneware.measuring.stopwatch import CudaStopwatch
 from stoneware.ops.scaled_mm import spec
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint
+from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision, Grade, Layer
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Choice
@@ -247,21 +248,40 @@ def test_later_parts_are_of_what_the_first_measured(tmp_path, worker):
     assert "regret 1.100, again 1.100" in held_out_figures.table({**report})
 
 
-def test_each_call_reads_another_copy_of_the_weight():
+def test_each_captured_call_reads_another_copy_of_the_weight(monkeypatch):
     problem = Problem.dense(m=4, n=32, k=64)
     walk = weight_walk.WeightWalk()
     plan = walk.make_plan(problem, Config(backend="reference", kernel="torch.matmul_float32"), CPU)
     a, b = (torch.randn(rows, 64).to(torch.float8_e4m3fn) for rows in (4, 32))
     weight, scales, out = b.t(), torch.ones(36), torch.empty(4, 32, dtype=torch.bfloat16)
     results = []
-    for _ in range(3):
+    for is_capturing in (False, True, True, False):
+        monkeypatch.setattr(policy, "is_capturing", lambda: is_capturing)
         plan(a, weight, out, scales[:4, None], scales[None, 4:], None)
-        results.append(out.clone())
-        walk.copies[len(results) % 3].copy_(torch.zeros(64, 32).to(b.dtype))
-    assert len(walk.copies) == weight_walk.MOST_COPIES
-    assert {one.stride() for one in walk.copies} == {weight.stride()}
-    assert len({one.data_ptr() for one in walk.copies}) == len(walk.copies)
-    assert results[0].any() and not results[1].any() and not results[2].any()
+        results.append(bool(out.any()))
+        walk.of_weight[1].zero_()
+    assert len(walk.of_weight) == weight_walk.MOST_COPIES
+    assert {one.stride() for one in walk.of_weight} == {weight.stride()}
+    assert len({one.data_ptr() for one in walk.of_weight}) == len(walk.of_weight)
+    assert results == [True, True, False, True], "outside of a capture the weight itself is read"
+
+
+def test_a_captured_gradient_of_a_weight_is_written_to_another_copy(monkeypatch):
+    problem = registry.spec("matmul").make_problem(m=8, n=16, k=32, layout="tn")
+    walk = weight_walk.WeightWalk()
+    plan = walk.make_plan(problem, Config(backend="reference", kernel="torch.matmul_float32"), CPU)
+    a, b, out = torch.ones(32, 8).bfloat16().t(), torch.ones(32, 16).bfloat16(), torch.zeros(8, 16).bfloat16()
+    tensors = {"a": a, "b": b, "out": out, "bias": None}
+    arguments = [tensors[name] for name in registry.spec("matmul").plan_order]
+    monkeypatch.setattr(policy, "is_capturing", lambda: True)
+    plan(*arguments)
+    assert out.all()
+    out.zero_()
+    plan(*arguments)
+    assert not out.any()
+    monkeypatch.setattr(policy, "is_capturing", lambda: False)
+    plan(*arguments)
+    assert out.all()
 
 
 def test_copies_are_of_300_megabytes_within_bounds():
@@ -272,7 +292,7 @@ def test_copies_are_of_300_megabytes_within_bounds():
 
 def test_a_walk_is_timed_as_the_mean_of_its_calls(monkeypatch):
     walk = weight_walk.WeightWalk()
-    walk.copies = [torch.zeros(1)] * 5
+    monkeypatch.setattr(weight_walk.WeightWalk, "of_weight", [torch.zeros(1)] * 5)
     watch = weight_walk.WalkStopwatch.__new__(weight_walk.WalkStopwatch)
     watch._walk, watch._copies, watch._graphs = walk, [], {"of another problem": None}
     monkeypatch.setattr(CudaStopwatch, "warm_up", lambda self, name, call: None)

@@ -3,7 +3,7 @@
 As stoneware.measuring.child, with its values checked against float64 first, its rounds and its
 protocol. But a call is timed in one CUDA graph that calls it once with each of several copies of the
 weight. No flush stands between two calls, each reads its weight from memory, and the activation may
-still be in L2 from the call before.
+still be in L2 from the call before. The gradient of a weight is written to memory of its own likewise.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.stopwatch import Call, CudaStopwatch
 from stoneware.ops.backend import Plan
 from stoneware.runtime.device import Device
+from stoneware.tuning import policy
 
 COMMAND = (sys.executable, "-P", "-m", "tools.gpu_check.weight_walk")
 
@@ -37,32 +38,49 @@ def num_copies(weight_bytes: int) -> int:
 
 
 class WeightWalk:
-    """The copies of the weight that is measured now."""
+    """The copies of what each layer of a model has for itself, of the problem that is measured now.
+
+    That is the weight, b. In the gradient of a weight, layout tn, it is the activation b, saved since forward,
+    and the gradient, out.
+    """
 
     def __init__(self) -> None:
-        self._weight: torch.Tensor | None = None
-        self.copies: list[torch.Tensor] = []
+        self._copies: dict[str, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+    @property
+    def of_weight(self) -> list[torch.Tensor]:
+        """As many as a walk has calls."""
+        return self._copies["b"][1]
 
     def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        """The op's plan, each call of which takes the next copy of the weight that it is given."""
+        """The op's plan, each captured call of which takes the next copies of the tensors that it is given."""
         spec = registry.spec(problem.key.op)
         plan = spec.operation.make_plan(problem, config, device)
-        position = spec.plan_order.index("b")
+        names = ("b", "out") if problem.key.layout == "tn" else ("b",)
+        positions = {name: spec.plan_order.index(name) for name in names}
         calls = itertools.count()
 
         def run(*arguments: Any) -> None:
-            copies = self._copies_of(arguments[position])
-            b = copies[next(calls) % len(copies)]
-            plan(*arguments[:position], b, *arguments[position + 1 :])
+            copies = {position: self._copies_of(name, arguments[position]) for name, position in positions.items()}
+            if not policy.is_capturing():  # values are compared in the caller's own out
+                plan(*arguments)
+                return
+            call = next(calls)
+            plan(*(
+                copies[position][call % len(copies[position])] if position in copies else argument
+                for position, argument in enumerate(arguments)
+            ))  # fmt: skip
 
         return run
 
-    def _copies_of(self, weight: torch.Tensor) -> list[torch.Tensor]:
-        if self._weight is not weight:
-            self.copies.clear()  # before there are others
-            count = num_copies(weight.numel() * weight.element_size())
-            self._weight, self.copies = weight, [weight, *(weight.clone() for _ in range(count - 1))]
-        return self.copies
+    def _copies_of(self, name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        of, copies = self._copies.get(name, (None, []))
+        if of is not tensor:
+            copies.clear()  # before there are others
+            count = num_copies(tensor.numel() * tensor.element_size())
+            copies = [tensor, *(tensor.clone() for _ in range(count - 1))]
+            self._copies[name] = tensor, copies
+        return copies
 
 
 class WalkStopwatch(CudaStopwatch):
@@ -76,9 +94,9 @@ class WalkStopwatch(CudaStopwatch):
 
     def warm_up(self, name: Any, call: Call) -> None:
         super().warm_up(name, call)
-        if self._copies is not self._walk.copies:
+        if self._copies is not self._walk.of_weight:
             self._graphs.clear()  # of another problem; a graph holds memory
-            self._copies = self._walk.copies
+            self._copies = self._walk.of_weight
         graph = super().capture(call, len(self._copies))
         if graph is None:
             raise RuntimeError("the call cannot be captured in a CUDA graph")
