@@ -13,7 +13,7 @@ from stoneware.kernels.tile_rule import ELEMENT_BYTES, LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import Sizes, size_log
 
-_NEAR_WEIGHTS = 24
+_NEAR_WEIGHTS = 40
 """How many (n, k) are asked for problems that correct a model."""
 
 MOST_PROBLEMS = 16

@@ -39,7 +39,7 @@ that matter. It is more than a race drops early at (measuring/device_timer.py): 
 a near problem is worth knowing, though that time is rougher."""
 
 _FULLNESS = 30.0
-_NEAR = 0.2
+_NEAR = 0.4
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
 is no better."""
 
