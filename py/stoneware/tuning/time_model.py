@@ -43,11 +43,11 @@ _NEAR = 0.4
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
 is no better."""
 
-_LEAST_VARIANCE = 0.0004
+_LEAST_VARIANCE = 0.005
 _VARIANCES = {False: (0.0085, 0.85), True: (0.018, 0.9)}
-"""Of the measured time over the estimate: that of measuring twice; and for our kernels and the vendor
-library, whose choice among its own is not known, what each unit of distance adds, and each unit of the
-variance among the ratios of near problems."""
+"""Of the measured time over the estimate: that of a call between a model's others over one of a tune; and for our
+kernels and the vendor library, whose choice among its own is not known, what each unit of distance adds, and each unit
+of the variance among the ratios of near problems."""
 
 _QUANTILE = 1.645
 """Of a normal distribution 90 % lie within so many standard deviations."""
