@@ -199,7 +199,7 @@ def test_nothing_is_carried_where_changes_are_not_counted_or_gradients_are_neede
         assert y.requires_grad == torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("shape", [(1, HIDDEN), (2, 3, HIDDEN), (0, HIDDEN)])
+@pytest.mark.parametrize("shape", [(1, HIDDEN), (2, 3, HIDDEN), (0, HIDDEN), (HIDDEN,)])
 def test_layers_take_what_the_norm_carries(model, shape):
     nn.convert(model)
     block, x = model[0], rows(*shape)

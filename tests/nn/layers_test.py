@@ -74,6 +74,18 @@ def test_no_rows_give_gradients_of_zeros(kind):
     assert not found["weight"].any() and not found["bias"].any()
 
 
+@pytest.mark.parametrize("kind", [*RECIPES, "bf16"])
+def test_a_vector_is_one_row(kind):
+    layer = nn.Linear(K, N) if kind == "bf16" else nn.Float8Linear(K, N, recipe=kind)
+    frozen = [] if kind == "bf16" else [nn.Float8InferenceLinear.from_linear(layer, kind)]
+    x, dy = torch.randn(K).bfloat16(), torch.randn(N)
+    for one in (layer, *frozen, *(nn.Lora(one, 4) for one in frozen)):
+        one = one.bfloat16()
+        found, expected = gradients(one, x, dy), gradients(copy.deepcopy(one), x[None], dy[None])
+        assert torch.equal(found["y"], expected["y"][0])
+        assert torch.equal(found["x"], expected["x"][0])
+
+
 @pytest.mark.parametrize(
     ("x", "text"),
     [

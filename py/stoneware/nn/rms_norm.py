@@ -63,7 +63,8 @@ def _chained(epsilon: float) -> Call:
         rows = rows_of(x)
         plan = fused.rms_norm_plan(rows, weight, epsilon, cast.power_of_two)
         step = plan, ("x.rows", "weight", "y.rows", "y8.rows", "scale.rows")
-        outputs = [dense(x.shape, x.dtype), dense(x.shape, cast.dtype), dense((*x.shape[:-1], 1), torch.float32)]
+        of_scale = (*(x.shape[:-1] or (1,)), 1)
+        outputs = [dense(x.shape, x.dtype), dense(x.shape, cast.dtype), dense(of_scale, torch.float32)]
         return [step], x.device, outputs, rows.data_ptr() == x.data_ptr()
 
     def slow(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, None, None]:
