@@ -387,6 +387,19 @@ def test_experts_without_tokens_have_gradients_of_zeros(counts):
     assert [bool(one.any()) for one in layer.down_proj.grad] == [count > 0 for count in counts]
 
 
+def test_experts_are_transformed_by_torch_func():
+    layer = nn.Experts(4, 64, 96, dtype=torch.bfloat16)
+    x, chosen, weights = torch.randn(9, 64).bfloat16(), torch.randint(4, (9, 2)), torch.rand(9, 2)
+
+    def loss(parameters):
+        return torch.func.functional_call(layer, parameters, (x, chosen, weights)).float().square().sum()
+
+    found = torch.func.grad(loss)({name: one.detach() for name, one in layer.named_parameters()})
+    loss(dict(layer.named_parameters())).backward()
+    for name, one in layer.named_parameters():
+        assert error(found[name], one.grad) < BF16_ERROR, name
+
+
 @pytest.mark.parametrize(
     ("chosen", "weights", "text"),
     [
