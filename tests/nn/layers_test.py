@@ -415,6 +415,20 @@ def test_experts_that_do_not_fit_are_refused(chosen, weights, text):
         layer(torch.zeros(9, 64, dtype=torch.bfloat16), chosen, weights)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "chosen_dtype", "text"),
+    [
+        (torch.bfloat16, torch.float32, "experts.dtype=torch.float32 must be torch.int64"),
+        (torch.bfloat16, torch.bool, "experts.dtype=torch.bool must be torch.int64"),
+        (torch.float32, torch.int64, "gate_up_proj.dtype=torch.float32 must be torch.bfloat16; cast the layer"),
+    ],
+)
+def test_experts_of_a_dtype_that_cannot_be_are_refused(dtype, chosen_dtype, text):
+    layer = nn.Experts(4, 64, 96, dtype=dtype)
+    with pytest.raises(TypeError, match=re.escape(text)):
+        layer(torch.zeros(9, 64).bfloat16(), torch.zeros(9, 2).to(chosen_dtype), torch.ones(9, 2))
+
+
 @pytest.mark.parametrize("kind", [nn.Float8Linear, nn.Float8InferenceLinear])
 def test_a_size_or_a_recipe_that_cannot_be_is_refused(kind):
     with pytest.raises(ValueError, match="in_features=100 must be a positive multiple of 16.*pad the layer"):

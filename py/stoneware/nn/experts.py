@@ -113,6 +113,11 @@ class Experts(torch.nn.Module):
     def _check(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> None:
         num_experts, hidden_size, _ = self.down_proj.shape
         check_x(x, hidden_size, (torch.bfloat16,))
+        if experts.dtype.is_floating_point or experts.dtype == torch.bool:
+            raise TypeError(
+                f"experts.dtype={experts.dtype} must be torch.int64 or another of integers; pass the numbers of the "
+                "experts, then their weights"
+            )
         if experts.shape != weights.shape or experts.shape[:-1] != x.shape[:-1]:
             raise ValueError(
                 f"experts.shape={list(experts.shape)} and weights.shape={list(weights.shape)} must be equal, and begin "
@@ -133,6 +138,11 @@ class Experts(torch.nn.Module):
             weight = main_grad.added(weight)
         if (dtype := autocast_dtype(rows)) is not None:
             weight = weight.to(dtype)
+        if weight.dtype != rows.dtype:
+            raise TypeError(
+                f"{name}.dtype={weight.dtype} must be {rows.dtype}; cast the layer with .to({rows.dtype}), or call it "
+                "under torch.autocast"
+            )
         return grouped_mm(rows, weight.mT, offs)
 
 
