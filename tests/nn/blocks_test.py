@@ -148,6 +148,14 @@ def test_another_activation_or_a_bias_leaves_the_feed_forward_as_it_is(mlp):
     assert done.swapped["0.mlp.gate_proj"] == "Float8InferenceLinear, rowwise"
 
 
+def test_a_feed_forward_that_gives_zeros_is_left():
+    mlp = LlamaMLP(torch.nn.functional.gelu)
+    torch.nn.init.zeros_(mlp.down_proj.weight)  # as some models begin; their checkpoint comes later
+    model = torch.nn.Sequential(mlp).bfloat16().eval()
+    assert not nn.convert(model).blocks
+    assert model[0] is mlp
+
+
 def test_a_norm_that_computes_something_else_is_left(model):
     model[0].input_layernorm = LlamaRMSNorm(HIDDEN, offset=1.0).bfloat16()
     done = nn.convert(model)

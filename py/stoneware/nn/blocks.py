@@ -87,7 +87,7 @@ def _random(weight: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def _gives(module: torch.nn.Module, wanted: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
-    """Whether module(*arguments) is wanted(*arguments)."""
+    """Whether module(*arguments) is wanted(*arguments); zeros, as weights of zeros give, show nothing."""
     if arguments[0].is_meta or module._forward_hooks or module._forward_pre_hooks:
         return False
     with torch.no_grad():
@@ -98,4 +98,5 @@ def _gives(module: torch.nn.Module, wanted: Callable[..., torch.Tensor], *argume
         expected = wanted(*arguments)
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    return bool((found - expected).float().norm() <= _TOLERANCE * expected.float().norm())
+    norm = expected.float().norm()
+    return bool(norm > 0 and (found - expected).float().norm() <= _TOLERANCE * norm)
