@@ -156,6 +156,15 @@ def test_a_feed_forward_that_gives_zeros_is_left():
     assert model[0] is mlp
 
 
+@pytest.mark.parametrize("error", [AssertionError, AttributeError, IndexError, KeyError])
+def test_a_block_that_refuses_the_call_is_left(error):
+    def refuse(x):
+        raise error
+
+    done = nn.convert(torch.nn.Sequential(LlamaMLP(refuse)).bfloat16().eval())
+    assert not done.blocks and len(done.swapped) == 3
+
+
 def test_a_norm_that_computes_something_else_is_left(model):
     model[0].input_layernorm = LlamaRMSNorm(HIDDEN, offset=1.0).bfloat16()
     done = nn.convert(model)
