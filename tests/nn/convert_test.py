@@ -71,6 +71,7 @@ def test_an_evaluated_model_gets_frozen_weights(model, recipe):
     done.undo()
     assert type(model.up) is torch.nn.Linear
     assert (model.up.weight - bits).norm() < 2**-4 * bits.norm()
+    assert all(one.requires_grad for one in model.parameters())
 
 
 def test_the_recipe_without_fp8_stays_in_16_bits_when_evaluated(model):
@@ -184,6 +185,7 @@ def test_experts_are_swapped_and_put_back(recipe, is_training, kind, limit):
     done.undo()
     assert model.experts is was
     assert (model(x) - expected).norm() < limit * expected.norm()
+    assert all(one.requires_grad for one in model.parameters())
     if kind is nn.Experts:
         assert all(weights[name] is now for name, now in model.named_parameters())
 

@@ -11,7 +11,7 @@ import torch
 
 from stoneware.nn import blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
-from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
+from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.recipes import BF16, RECIPES, why_not
 from stoneware.nn.rms_norm import RMSNorm
@@ -168,7 +168,7 @@ class _Swaps:
             new = _like(Linear if self.recipe == BF16 else Float8Linear, layer, layer.weight)
             new.recipe, new.fuse_wgrad_accumulation = self.recipe, self.fuse_wgrad_accumulation
         self.done.swapped[name] = type(new).__name__ + ("" if self.recipe == BF16 else f", {self.recipe}")
-        self.done._back[name] = _plain
+        self.done._back[name] = functools.partial(_plain, layer.weight.requires_grad)
         _put(self.model, name, new)
 
     def why_kept(self, name: str, layer: torch.nn.Linear) -> str | None:
@@ -234,7 +234,7 @@ def _release(module: torch.nn.Module) -> None:
     """Leaves parameters their shapes alone."""
     for owner in module.modules():
         for name, parameter in [*owner.named_parameters(recurse=False)]:
-            setattr(owner, name, frozen_parameter(parameter.to("meta")))
+            setattr(owner, name, torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad))
 
 
 def _give_back(was: torch.nn.Module, new: torch.nn.Module) -> torch.nn.Module:
@@ -246,9 +246,11 @@ def _give_back(was: torch.nn.Module, new: torch.nn.Module) -> torch.nn.Module:
     return was
 
 
-def _plain(layer: torch.nn.Linear) -> torch.nn.Linear:
-    """The layer as a torch.nn.Linear."""
-    weight = frozen_parameter(layer.dequantized()) if isinstance(layer, Float8InferenceLinear) else layer.weight
+def _plain(requires_grad: bool, layer: torch.nn.Linear) -> torch.nn.Linear:
+    """The layer as a torch.nn.Linear; a weight that was frozen gets its old requires_grad."""
+    weight = layer.weight
+    if isinstance(layer, Float8InferenceLinear):
+        weight = torch.nn.Parameter(layer.dequantized(), requires_grad)
     return _like(torch.nn.Linear, layer, weight)
 
 
