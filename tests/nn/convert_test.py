@@ -87,6 +87,25 @@ def test_a_layer_with_hooks_is_kept_with_them(model, add):
     assert "it has forward hooks" in done.kept["up"]
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda layer: layer.double(), "its weight is torch.float64 on cpu"),
+        (lambda layer: layer.to("meta"), "its weight is torch.bfloat16 on meta"),
+    ],
+)
+def test_a_weight_that_cannot_be_quantized_is_kept(model, change, text):
+    change(model.down)
+    done = nn.convert(model.eval())
+    assert list(done.swapped) == ["up"]
+    assert text in done.kept["down"]
+
+
+def test_experts_without_memory_are_kept():
+    model = Sparse(lambda: nn.Experts(4, 64, 96, device="meta", dtype=torch.bfloat16)).eval()
+    assert "experts" in nn.convert(model).kept
+
+
 def test_a_filter_decides_alone(model):
     done = nn.convert(model, filter=lambda name, layer: name == "lm_head")
     assert list(done.swapped) == ["lm_head"]

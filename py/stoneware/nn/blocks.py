@@ -75,7 +75,7 @@ def experts_like(module: torch.nn.Module) -> Experts | None:
     new.gate_up_proj, new.down_proj = gate_up, down
     new.train(module.training)
     if isinstance(module, Experts):
-        return new
+        return None if down.is_meta else new
     chosen = torch.tensor([[0, num_experts - 1], [num_experts // 2, 0]], device=down.device)
     weights = torch.tensor([[0.75, 0.25], [0.5, 0.5]], device=down.device, dtype=down.dtype)
     return new if _gives(module, new, _random(down, 2, hidden_size), chosen, weights) else None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import blocks
+from stoneware.nn.arguments import FLOATS
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
@@ -29,8 +30,8 @@ _OF_EXPERTS = Experts.__name__
 _FILTERED = "the filter says no"
 
 _OTHER_EXPERTS = (
-    "sw.nn.Experts computes down(silu(gate(x)) * up(x)) in bfloat16 alone, of sizes that are multiples of 16, "
-    "without biases and hooks"
+    "sw.nn.Experts computes down(silu(gate(x)) * up(x)) in bfloat16 alone, of weights in memory whose sizes are "
+    "multiples of 16, without biases and hooks"
 )
 
 
@@ -128,7 +129,8 @@ class _Swaps:
         self, model: torch.nn.Module, recipe: str, filter: Filter | None, *, frozen: bool, fuse_wgrad_accumulation: bool
     ) -> None:
         self.model, self.recipe, self.filter = model, recipe, filter
-        self.frozen, self.fuse_wgrad_accumulation = frozen, fuse_wgrad_accumulation
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.is_quantized = frozen and recipe != BF16
         self.is_one_call = frozen and recipe == ONE_CALL
         self.owners = _owners(model)
         self.done = Conversion(model=model)
@@ -162,7 +164,7 @@ class _Swaps:
         if reason is not None:
             self.done.kept[name] = reason
             return
-        if self.frozen and self.recipe != BF16:
+        if self.is_quantized:
             new: Any = Float8InferenceLinear.from_linear(layer, self.recipe)
         else:
             new = _like(Linear if self.recipe == BF16 else Float8Linear, layer, layer.weight)
@@ -185,6 +187,9 @@ class _Swaps:
         shared = [owner for owner in self.owners[id(layer.weight)] if owner != name]
         if shared:
             return f"its weight is shared with {shared[0]}"
+        weight = layer.weight
+        if self.is_quantized and (weight.is_meta or weight.dtype not in FLOATS):
+            return f"its weight is {weight.dtype} on {weight.device}, and only 16 or 32 bits in memory can be quantized"
         return why_not(self.recipe, layer.in_features, layer.out_features)
 
     def swap_experts(self, name: str, was: torch.nn.Module) -> None:
