@@ -79,12 +79,25 @@ def test_the_recipe_without_fp8_stays_in_16_bits_when_evaluated(model):
     assert type(model.up) is nn.Linear
 
 
-@pytest.mark.parametrize("add", ["register_forward_hook", "register_forward_pre_hook"])
+HOOKS = (
+    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("add", HOOKS)
 def test_a_layer_with_hooks_is_kept_with_them(model, add):
     getattr(model.up, add)(lambda *_: None)
     done = nn.convert(model)
     assert type(model.up) is torch.nn.Linear
-    assert "it has forward hooks" in done.kept["up"]
+    assert "it has hooks" in done.kept["up"]
+
+
+def test_a_layer_with_a_forward_of_its_own_is_kept_with_it(model):
+    model.up.forward = lambda x: torch.nn.functional.linear(2 * x, model.up.weight, model.up.bias)
+    done = nn.convert(model)
+    assert type(model.up) is torch.nn.Linear
+    assert "a forward of its own" in done.kept["up"]
 
 
 @pytest.mark.parametrize(
@@ -99,11 +112,6 @@ def test_a_weight_that_cannot_be_quantized_is_kept(model, change, text):
     done = nn.convert(model.eval())
     assert list(done.swapped) == ["up"]
     assert text in done.kept["down"]
-
-
-def test_experts_without_memory_are_kept():
-    model = Sparse(lambda: nn.Experts(4, 64, 96, device="meta", dtype=torch.bfloat16)).eval()
-    assert "experts" in nn.convert(model).kept
 
 
 def test_a_filter_decides_alone(model):
@@ -215,6 +223,19 @@ def test_experts_that_compute_something_else_are_kept(kind):
     done = nn.convert(model, "bf16")
     assert type(model.experts) is kind
     assert "silu" in done.kept["experts"]
+
+
+@pytest.mark.parametrize("add", HOOKS)
+@pytest.mark.parametrize("kind", [Mixture, lambda: nn.Experts(4, 64, 96)])
+def test_experts_with_hooks_are_kept_with_them(add, kind):
+    model = Sparse(kind).bfloat16().eval()
+    getattr(model.experts, add)(lambda *_: None)
+    assert "hooks" in nn.convert(model).kept["experts"]
+
+
+def test_experts_without_memory_are_kept():
+    model = Sparse(lambda: nn.Experts(4, 64, 96, device="meta", dtype=torch.bfloat16)).eval()
+    assert "experts" in nn.convert(model).kept
 
 
 def test_a_filter_decides_about_experts():

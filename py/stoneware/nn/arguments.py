@@ -51,6 +51,17 @@ def autocast(
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of the module is more than its class's forward."""
+    own = vars(module)
+    # That of accelerate moves x to the module's device, as that of the block around it has done.
+    is_patched = "forward" in own and "_hf_hook" not in own
+    return is_patched or any(own[name] for name in _HOOKS)
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
 def is_distributed(weight: torch.Tensor) -> bool:
     """Whether it is a DTensor, whose module takes long to import."""
     return hasattr(weight, "device_mesh")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from stoneware.nn.arguments import has_hooks
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.recipes import UNIT
 from stoneware.nn.swiglu import HALVES
@@ -75,7 +76,7 @@ def experts_like(module: torch.nn.Module) -> Experts | None:
     new.gate_up_proj, new.down_proj = gate_up, down
     new.train(module.training)
     if isinstance(module, Experts):
-        return None if down.is_meta else new
+        return None if down.is_meta or has_hooks(module) else new
     chosen = torch.tensor([[0, num_experts - 1], [num_experts // 2, 0]], device=down.device)
     weights = torch.tensor([[0.75, 0.25], [0.5, 0.5]], device=down.device, dtype=down.dtype)
     return new if _gives(module, new, _random(down, 2, hidden_size), chosen, weights) else None
@@ -88,7 +89,7 @@ def _random(weight: torch.Tensor, *shape: int) -> torch.Tensor:
 
 def _gives(module: torch.nn.Module, wanted: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
     """Whether module(*arguments) is wanted(*arguments); zeros, as weights of zeros give, show nothing."""
-    if arguments[0].is_meta or module._forward_hooks or module._forward_pre_hooks:
+    if arguments[0].is_meta or has_hooks(module):
         return False
     with torch.no_grad():
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import blocks
-from stoneware.nn.arguments import FLOATS
+from stoneware.nn.arguments import FLOATS, has_hooks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
@@ -178,8 +178,8 @@ class _Swaps:
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
         if type(layer) is not torch.nn.Linear:
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return "it has forward hooks, as tensor parallel plans add them; convert the model first"
+        if has_hooks(layer):
+            return "it has hooks or a forward of its own, as tensor parallel plans add them; convert the model first"
         if self.filter is None and name.rpartition(".")[2] in HEADS:
             return "heads and routers stay in 16 bits; pass a filter to swap them"
         if self.filter is not None and not self.filter(name, layer):
