@@ -335,12 +335,19 @@ def test_an_adapter_in_one_step_is_its_layers(recipe, needs, monkeypatch):
         assert one.dtype == other.dtype and one.shape == other.shape
 
 
-def test_a_hook_of_an_adapted_layer_is_called():
-    layer = nn.Lora(nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16), rank=8)
+@pytest.mark.parametrize("part", ["base", "a", "b"])
+@pytest.mark.parametrize("add", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_hook_of_an_adapted_layer_is_called(part, add):
+    layer = nn.Lora(nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16), rank=8, alpha=16)
+    torch.nn.init.normal_(layer.b.weight)
+    x, dy = torch.randn(2, K).bfloat16(), torch.randn(2, N).bfloat16()
+    expected = gradients(copy.deepcopy(layer), x, dy)
     called = []
-    layer.base.register_forward_hook(lambda *arguments: called.append(1))
-    layer(torch.ones(2, K).bfloat16())
+    getattr(getattr(layer, part), add)(lambda *arguments: called.append(1))
+    found = gradients(layer, x, dy)
     assert called
+    for name in ("y", "x", "a.weight", "b.weight"):
+        assert error(found[name], expected[name]) < 2 * BF16_ERROR, name
 
 
 def test_experts_are_the_sum_of_their_mlps():

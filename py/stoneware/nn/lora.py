@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoneware.nn import float8, inference
-from stoneware.nn.arguments import autocast_dtype, is_distributed
+from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.native_chain import rows_of
 from stoneware.nn.recipes import RECIPES, check_is_built
@@ -59,6 +59,8 @@ class Lora(torch.nn.Module):
                 base.recipe,
             )
         y, narrow = base(x), self.a(x)
+        if has_hooks(self.b):
+            return y + self.scaling * self.b(narrow)
         # b's product is added where it is computed: a sum of its own would read and write y once more.
         sums = torch.addmm(rows_of(y), rows_of(narrow), self.b.weight.t(), alpha=self.scaling)
         # Not a view for autograd, of which FSDP's hooks warn; torch's linear shapes its own result so.
@@ -71,7 +73,7 @@ class Lora(torch.nn.Module):
             and not torch.compiler.is_dynamo_compiling()
             and autocast_dtype(x) is None
             and not is_distributed(self.a.weight)
-            and not any(one._forward_hooks or one._forward_pre_hooks for one in (self.base, self.a, self.b))
+            and not any(has_hooks(one) for one in (self.base, self.a, self.b))
         )
 
 
