@@ -350,6 +350,14 @@ def test_a_hook_of_an_adapted_layer_is_called(part, add):
         assert error(found[name], expected[name]) < 2 * BF16_ERROR, name
 
 
+def test_a_bias_under_an_adapter_is_trained_if_it_requires_a_gradient():
+    layer = nn.Lora(nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16), rank=8)
+    layer.base.bias.requires_grad_(True)
+    dy = torch.randn(16, N).bfloat16()
+    found = gradients(layer, torch.randn(16, K).bfloat16(), dy)
+    assert error(found["base.bias"], dy.double().sum(0)) < BF16_ERROR
+
+
 def test_experts_are_the_sum_of_their_mlps():
     experts, top_k, hidden, inner = 4, 2, 64, 96
     layer = nn.Experts(experts, hidden, inner, dtype=torch.bfloat16)

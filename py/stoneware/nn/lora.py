@@ -73,6 +73,7 @@ class Lora(torch.nn.Module):
             and not torch.compiler.is_dynamo_compiling()
             and autocast_dtype(x) is None
             and not is_distributed(self.a.weight)
+            and not (self.base.bias is not None and self.base.bias.requires_grad)
             and not any(has_hooks(one) for one in (self.base, self.a, self.b))
         )
 
