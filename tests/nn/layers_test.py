@@ -358,6 +358,13 @@ def test_a_bias_under_an_adapter_is_trained_if_it_requires_a_gradient():
     assert error(found["base.bias"], dy.double().sum(0)) < BF16_ERROR
 
 
+def test_an_adapted_layer_refuses_other_dtypes():
+    layer = nn.Lora(nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16), rank=8)
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        with pytest.raises(TypeError, match=f"x.dtype={dtype} must be torch.bfloat16 for this layer"):
+            layer(torch.ones(2, K, dtype=dtype))
+
+
 def test_experts_are_the_sum_of_their_mlps():
     experts, top_k, hidden, inner = 4, 2, 64, 96
     layer = nn.Experts(experts, hidden, inner, dtype=torch.bfloat16)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoneware.nn import float8, inference
+from stoneware.nn import float8, frozen_product, inference
 from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.native_chain import rows_of
@@ -47,6 +47,7 @@ class Lora(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         base = self.base
         if type(base) is Float8InferenceLinear and self._is_plain(x):
+            frozen_product.check(x, base.weight, base.bias)
             check_is_built(base.recipe, x.dtype, x.requires_grad, False, False)
             return _Adapted.apply(
                 x,
