@@ -263,6 +263,16 @@ def test_frozen_swiglu_gives_a_gradient_to_x(model):
     assert x.grad is not None and x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("part", ["gate_up_proj", "down_proj"])
+@pytest.mark.parametrize("add", ["register_forward_hook", "register_full_backward_hook"])
+def test_hooks_of_frozen_layers_are_called(part, add):
+    layer = nn.SwiGLU(HIDDEN, WIDTH, frozen=True, dtype=torch.bfloat16)
+    called = []
+    getattr(getattr(layer, part), add)(lambda *_: called.append(1))
+    layer(rows(4, HIDDEN).requires_grad_()).sum().backward()
+    assert called
+
+
 def test_compiled_blocks_give_what_eager_ones_do(model):
     nn.convert(model)
     x = rows(1, 16, HIDDEN)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_product, inference
-from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.arguments import autocast_dtype, has_hooks
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.native_chain import Call, chain, dense, like, of_product, scaled_mm_step
@@ -82,6 +82,8 @@ class SwiGLU(torch.nn.Module):
             or not gate_up.recipe == down.recipe == ONE_CALL
             or torch.compiler.is_dynamo_compiling()
             or autocast_dtype(x) is not None
+            or has_hooks(gate_up)
+            or has_hooks(down)
         ):
             return down(silu_mul(gate_up(x)))
         weights = [layer._parameters[name] for layer in (gate_up, down) for name in _PARAMETERS]
