@@ -207,6 +207,12 @@ def test_a_result_that_was_changed_in_place_is_quantized_anew(model):
         assert torch.equal(layer(y), layer(y.clone()))
 
 
+@pytest.mark.parametrize("shape", [(4, HIDDEN // 2), (4, 2 * HIDDEN)])
+def test_a_norm_refuses_an_x_of_another_width(shape):
+    with torch.no_grad(), pytest.raises(ValueError, match=f"must end with in_features={HIDDEN}; reshape or pad x"):
+        nn.RMSNorm(HIDDEN, dtype=torch.bfloat16)(rows(*shape))
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])
 def test_nothing_is_carried_where_changes_are_not_counted_or_gradients_are_needed(mode):
     norm = nn.RMSNorm(HIDDEN, 1e-5, dtype=torch.bfloat16)

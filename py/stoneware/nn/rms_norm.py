@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_product
-from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.arguments import autocast_dtype, check_x
 from stoneware.nn.native_chain import Call, chain, dense, rows_of
 from stoneware.nn.recipes import RECIPES
 from stoneware.quantizing import fused
@@ -60,6 +60,7 @@ def _chained(epsilon: float) -> Call:
     cast = RECIPES["rowwise"].forward[0]
 
     def make(x: torch.Tensor, weight: torch.Tensor) -> Any:
+        check_x(x, weight.shape[0], (x.dtype,))
         rows = rows_of(x)
         plan = fused.rms_norm_plan(rows, weight, epsilon, cast.power_of_two)
         step = plan, ("x.rows", "weight", "y.rows", "y8.rows", "scale.rows")
