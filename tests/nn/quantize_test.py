@@ -142,6 +142,7 @@ def test_compiled_it_is_one_graph_with_the_same_results(scales, transpose):
         ({"transpose": 1}, ValueError, "transpose=1 must be one of False, True, 'both'"),
         ({"power_of_two": "no"}, ValueError, "power_of_two='no' must be one of False, True"),
         ({"x": torch.zeros(2, 2, 2), "scales": "block"}, ValueError, r"x.shape=\[2, 2, 2\] must have 2 dimensions"),
+        ({"x": torch.eye(2).to_sparse()}, TypeError, "x.layout=torch.sparse_coo must be torch.strided; copy it"),
         ({"x": torch.zeros(2, 2, requires_grad=True)}, ForwardOnlyError, "quantize has no backward.*Float8Linear"),
     ],
 )
@@ -149,6 +150,14 @@ def test_what_cannot_be_is_refused_by_name(arguments, error, said):
     arguments = {"x": torch.zeros(2, 2), **arguments}
     with pytest.raises(error, match=said):
         sw.quantize(arguments.pop("x"), **arguments)
+
+
+def test_a_tangent_is_refused():
+    x = torch.randn(4, 16)
+    with pytest.raises(ForwardOnlyError, match="quantize has no forward-mode derivative, and x has a tangent"):
+        torch.func.jvp(lambda x: sw.quantize(x)[1], (x,), (x,))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ForwardOnlyError, match="x has a tangent"):
+        sw.quantize(torch.autograd.forward_ad.make_dual(x, x))
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def check_tensors(spec: OpSpec, *tensors: object) -> list[tuple[str, torch.Tenso
                 f"{name} of {spec.name} must be a torch.Tensor, not {type(tensor).__name__}; "
                 f"wrap it with torch.as_tensor(...)"
             )
-        _check_memory(name, tensor)
+        check_memory(name, tensor)
         named.append((name, tensor))
     return named
 
 
-def _check_memory(name: str, tensor: torch.Tensor) -> None:
+def check_memory(name: str, tensor: torch.Tensor) -> None:
     """Raises TypeError for a tensor without strides."""
     if tensor.is_nested:
         raise TypeError(

@@ -54,9 +54,9 @@ def quantize(
       float32, [1], [..., m, 1], [m, ceil(k / 128)] column-major, or [ceil(m / 128), ceil(k / 128)].
 
     Raises:
-      TypeError: x is no tensor, or has the wrong dtype.
+      TypeError: x is no dense tensor, or has the wrong dtype.
       ValueError: an argument or a shape breaks a rule.
-      ForwardOnlyError: a gradient of x would be needed; `sw.nn.Float8Linear` has one.
+      ForwardOnlyError: a gradient of x, which `sw.nn.Float8Linear` has, or a tangent would be needed.
       BackwardNotBuiltError: the transpose, or e5m2, is for gradients, and this installation was built
         without their kernels.
       TableError: a kernel of this installation is damaged.
@@ -191,6 +191,7 @@ def _slow(
 
 
 def _refuse_gradient(x: torch.Tensor) -> None:
+    tensor_checks.refuse_tangents("quantize", [("x", x)])
     if torch.is_grad_enabled() and x.requires_grad:
         raise ForwardOnlyError(
             "quantize has no backward, and x requires a gradient; use a layer that has one, such as "
@@ -220,6 +221,7 @@ def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype, 
     ):
         if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
             raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}; pass one of these")
+    tensor_checks.check_memory("x", x)
     if x.dtype not in IN_DTYPES:
         raise TypeError(
             f"x.dtype={x.dtype} must be {' or '.join(map(str, IN_DTYPES))}; cast it with x.to(torch.bfloat16)"
