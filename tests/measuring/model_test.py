@@ -131,6 +131,11 @@ def test_a_config_is_read_from_a_file_or_a_folder(tmp_path):
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ValueError, match="must hold a JSON object, not a list"):
         model.read_config(str(tmp_path / "list.json"))
+    (tmp_path / "text.json").write_text(json.dumps({**LLAMA, "text_config": None}))
+    assert model.read_config(str(tmp_path / "text.json"))["vocab_size"] == 128256
+    (tmp_path / "text.json").write_text('{"text_config": 5}')
+    with pytest.raises(ValueError, match="text_config=5 of the model's config must be a JSON object"):
+        model.read_config(str(tmp_path / "text.json"))
 
 
 class Fp8(torch.nn.Module):

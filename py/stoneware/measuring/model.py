@@ -58,7 +58,10 @@ def read_config(path: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"model={path!r} must hold a JSON object, not a {type(config).__name__}; pass a config.json")
     # A model of several kinds of input has its language model's config inside.
-    return {**config, **config.get("text_config", {})}
+    inside = config.get("text_config") or {}
+    if not isinstance(inside, dict):
+        raise ValueError(f"text_config={inside!r} of the model's config must be a JSON object; correct the config")
+    return {**config, **inside}
 
 
 class _Fields:
