@@ -173,6 +173,7 @@ def test_tune_measures_a_module_and_plans_anew(monkeypatch, tmp_path):
     [
         (torch.nn.Linear(64, 128), [1], ValueError, "module must have an nn.Linear in bf16 or fp16"),
         (torch.nn.Linear(64, 128).bfloat16(), [], ValueError, r"tokens=\[\] must be integers >= 1"),
+        (torch.nn.Linear(64, 128).bfloat16(), 16, ValueError, "tokens=16 must be integers >= 1; pass for example"),
         (torch.nn.Linear(64, 128).bfloat16(), [1.5], ValueError, r"tokens=\[1.5\] must be integers >= 1"),
         (
             torch.nn.Linear(64, 128).bfloat16(),

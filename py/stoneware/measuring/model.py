@@ -321,7 +321,7 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
         raise ValueError(
             "module must have an nn.Linear in bf16 or fp16, or a weight in float8_e4m3fn; pass such a model"
         )
-    if not tokens or any(type(one) is not int or one < 1 for one in tokens):
+    if not isinstance(tokens, Sequence) or not tokens or any(type(one) is not int or one < 1 for one in tokens):
         raise ValueError(f"tokens={tokens!r} must be integers >= 1; pass for example [1, 16, 512]")
     ordinal = _ordinal(module)
     reporter, wanted = Reporter(), []
