@@ -238,6 +238,13 @@ def test_experts_without_memory_are_kept():
     assert "experts" in nn.convert(model).kept
 
 
+@pytest.mark.parametrize("kind", [lambda: torch.nn.Linear(128, 128), Mixture])
+def test_a_model_that_is_itself_a_layer_is_kept_with_a_reason(kind):
+    done = nn.convert(kind().bfloat16().eval())
+    assert "swapped 0 of 1" in str(done)
+    assert "wrap it in torch.nn.Sequential" in str(done)
+
+
 def test_a_filter_decides_about_experts():
     model = Sparse().bfloat16().eval()
     done = nn.convert(model, "bf16", lambda name, layer: name != "experts")

@@ -136,6 +136,8 @@ class _Swaps:
         self.done = Conversion(model=model)
 
     def all(self) -> Conversion:
+        if isinstance(self.model, torch.nn.Linear) or blocks.has_experts(self.model):
+            self.done.kept[""] = "the model itself has no place to put another in; wrap it in torch.nn.Sequential"
         feed_forwards = self.names_of(blocks.is_swiglu) if self.is_one_call else []
         for name in self.names_of(lambda module: isinstance(module, torch.nn.Linear), remove_duplicate=False):
             self.swap_linear(name, self.model.get_submodule(name))
