@@ -54,12 +54,10 @@ def autocast(
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of the module is more than its class's forward."""
     own = vars(module)
+    if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
+        return True
     # That of accelerate moves x to the module's device, as that of the block around it has done.
-    is_patched = "forward" in own and "_hf_hook" not in own
-    return is_patched or any(own[name] for name in _HOOKS)
-
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return "forward" in own and "_hf_hook" not in own
 
 
 def is_distributed(weight: torch.Tensor) -> bool:

@@ -227,7 +227,7 @@ def _with_views(plan: Any, views: Sequence[Sequence[str]]) -> Any:
 
 
 def _view(tensor: torch.Tensor | None, views: Sequence[str]) -> torch.Tensor | None:
-    if tensor is None or tensor.numel() == 1:  # a scale of a whole tensor stays as it is
+    if tensor is None or tensor.shape == (1,):  # a scale of a whole tensor stays as it is
         return tensor
     for view in views:
         tensor = tensor.t() if view == "t" else rows_of(tensor)
