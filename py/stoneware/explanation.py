@@ -153,17 +153,16 @@ def _candidate(choice: Choice, chosen: Choice) -> dict[str, Any]:
 
 
 def kernel_in_words(config: AnyConfig) -> str:
-    """A config in words, such as "cutlass_sm90: tile 64x16x256, one-block cluster, 9
-    stages, operands swapped"; a kernel that is not of this build has its name only."""
+    """A config in words, such as "cutlass_sm90: tile 64x16x256, 9 stages, operands swapped"; a kernel that is not of
+    this build has its name only."""
     if isinstance(config, KernelConfig):
         return str(config)
     kernels = manifest.installed()
     record = kernels.kernels.get(config.kernel) if kernels else None
     built = record.config if record else {}
     words = [f"tile {'x'.join(map(str, built['tile']))}"] if "tile" in built else [config.kernel]
-    if cluster := built.get("cluster"):
-        size = "x".join(map(str, cluster[:2]))
-        words.append("one-block cluster" if size == "1x1" else f"cluster {size}")
+    if (cluster := built.get("cluster", [1, 1])[:2]) != [1, 1]:
+        words.append(f"cluster {'x'.join(map(str, cluster))}")
     # "splitk" kernels share k where splits say so.
     if (schedule := built.get("schedule", "splitk")) != "splitk":
         words.append("warp-specialized" if schedule == "warpspecialized" else schedule)

@@ -41,8 +41,8 @@ def kernels(monkeypatch):
 @pytest.mark.parametrize(
     ("kernel", "knobs", "words"),
     [
-        (LONG_ID, {}, "tile 64x16x256, one-block cluster, 5 stages, operands swapped"),
-        (LONG_ID, {"splits": 4}, "tile 64x16x256, one-block cluster, 5 stages, operands swapped, k split 4 ways"),
+        (LONG_ID, {}, "tile 64x16x256, 5 stages, operands swapped"),
+        (LONG_ID, {"splits": 4}, "tile 64x16x256, 5 stages, operands swapped, k split 4 ways"),
         (
             "slow",
             {"max_swizzle": 8, "raster": "along_m"},

@@ -280,7 +280,8 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], finds: Iterable[
     lines = ["<thead><tr>", *(f"<th>{escape(head)}</th>" for head in heads), "</tr></thead><tbody>"]
     for row, find in itertools.zip_longest(rows, finds):
         mark = f' data-find="{escape(find)}"' if find else ""
-        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+        # Cells and rows need no end, and a page has tens of thousands.
+        lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}" for cell in row))
     return "\n".join(['<div class="scroll"><table class="plain">', *lines, "</tbody></table></div>"])
 
 
