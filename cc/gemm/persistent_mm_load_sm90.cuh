@@ -67,41 +67,58 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
   }
 }
 
-// Copies the block scales of each stage. Runs on a warp.
+// Copies the block scales of each stage. Runs on a warp. Its loop must be short, or the warps that
+// multiply wait for scales: addresses are advanced, and no lane goes its own way.
 template <class Shape, bool kSplitsK>
 __device__ void LoadBlockScales(const typename Shape::Params& params,
                                 const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {
+  // The scales of a for a stage, chunk after chunk: each lane copies every 32nd.
+  constexpr int kScales = Shape::kChunks * Shape::kColumns;
+  constexpr int kCopies = kScales / 32;
+  static_assert(kCopies * 32 == kScales, "gemm_configs.bzl refuses such a config");
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int num_blocks = (params.k - 1) / Shape::kScaleBlock + 1;
+  const int first_block = slice.first_step * Shape::kChunks;
   SyncAtNamedBarrier(64, kBarriersReadyForScales);
   RingPosition<Shape::kStages> ring;
   for (int tile = slice.first_tile; tile < params.num_tiles; tile += slice.stride) {
     const TileOffset<Shape> offset(params, tile);
-    const float* const scales_b =
-        params.scale_b + offset.n / Shape::kScaleBlock * params.scale_b_stride;
+    const float* scales_a[kCopies];
+#pragma unroll
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const int at = copy * 32 + lane;
+      // A row beyond the last one is not stored: any scale will do.
+      const int m = min(offset.m + at % Shape::kColumns, params.m - 1);
+      const int block = first_block + at / Shape::kColumns;
+      scales_a[copy] = params.scale_a + m * params.scale_a_stride + block * params.ld_scale_a;
+    }
+    // The scale of b: a lane for each chunk.
+    const float* scale_b = params.scale_b + offset.n / Shape::kScaleBlock * params.scale_b_stride +
+                           (first_block + lane) * params.ld_scale_b;
+    int blocks_left = num_blocks - first_block;
     // Without the pragma the compiler unrolls depending on the size of the surrounding code.
-    constexpr int kUnrolled = Shape::kColumns <= 32 ? 2 : 1;
-#pragma unroll kUnrolled
+#pragma unroll 1
     for (int i = 0; i < slice.num_steps; ++i, ring.Advance()) {
       const int stage = ring.stage;
+      float* const scales = shared.BlockScales(stage * Shape::kChunks);
       shared.empty[stage].Wait(ring.parity ^ 1);
-      for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
-        const int block = (slice.first_step + i) * Shape::kChunks + chunk;
-        const bool is_inside = block * Shape::kScaleBlock < params.k;
-        float* const scales = shared.BlockScales(stage * Shape::kChunks + chunk);
-        for (int column = lane; column < Shape::kColumns; column += 32) {
-          const int m = offset.m + column;
-          const bool has_scale = is_inside && m < params.m;
-          CopyAsync(scales + column,
-                    has_scale
-                        ? params.scale_a + m * params.scale_a_stride + block * params.ld_scale_a
-                        : params.scale_a,
-                    has_scale);
-        }
-        if (lane == 0) {
-          CopyAsync(scales + Shape::kColumns,
-                    is_inside ? scales_b + block * params.ld_scale_b : scales_b, is_inside);
-        }
+      // Chunks beyond the last block of k have zeros for scales, as for elements.
+#pragma unroll
+      for (int copy = 0; copy < kCopies; ++copy) {
+        const int at = copy * 32 + lane;
+        const int chunk = at / Shape::kColumns;
+        const bool is_inside = chunk < blocks_left;
+        CopyAsync(scales + chunk * Shape::kChunkScales + at % Shape::kColumns,
+                  is_inside ? scales_a[copy] : params.scale_a, is_inside);
+        scales_a[copy] += Shape::kChunks * params.ld_scale_a;
       }
+      if (lane < Shape::kChunks) {
+        const bool is_inside = lane < blocks_left;
+        CopyAsync(scales + lane * Shape::kChunkScales + Shape::kColumns,
+                  is_inside ? scale_b : params.scale_b, is_inside);
+      }
+      scale_b += Shape::kChunks * params.ld_scale_b;
+      blocks_left -= Shape::kChunks;
       shared.full[stage].ArriveWhenCopied();
     }
   }

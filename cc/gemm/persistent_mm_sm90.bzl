@@ -38,7 +38,7 @@ _MAX_ACCUMULATORS = {1: 192, 2: 192, 3: 112}
 # warps or, with two warp groups, of a warp group.
 _MAX_SPLITS = {1: 4, 2: 2, 3: 1}
 
-# The sum over k, and one of each block of a tile's k.
+# The sum over k, and the products of each block of a tile's k.
 _MAX_BLOCK_ACCUMULATORS = 192
 
 # The width of an operand's chunks of k, one swizzle atom, and of a stored tile's boxes, as many bytes
@@ -128,9 +128,15 @@ def _block_scale_rules(config):
                 .format(SCALE_BLOCK, repr(dtype), tile[0]),
         ),
         (
-            blocks in [1, 2] and tile[2] % SCALE_BLOCK == 0,
-            "tile k must be one or two blocks of {} with block scales, but is {}; change it"
+            blocks in [1, 2, 4] and tile[2] % SCALE_BLOCK == 0,
+            "tile k must be one, two or four blocks of {} with block scales, but is {}; change it"
                 .format(SCALE_BLOCK, tile[2]),
+        ),
+        (
+            tile[1] * blocks % 32 == 0,
+            ("tile n must be a multiple of 32 with block scales and one block of {} in tile k, so that each " +
+             "lane of a warp copies as many, but is {}; widen the tile, or double its k")
+                .format(SCALE_BLOCK, tile[1]),
         ),
         (
             accumulators <= _MAX_BLOCK_ACCUMULATORS,

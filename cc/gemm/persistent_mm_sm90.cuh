@@ -125,43 +125,46 @@ __device__ void AddScaled(const SharedMemory<Shape>& shared, int chunk, const Su
   }
 }
 
+// The products of each chunk of a stage.
+template <class Shape>
+using Products = Sums<Shape>[Shape::kChunks];
+
+// Adds chunk after chunk, each as soon as it is there, from kChunk on.
+template <class Shape, int kChunk = 0>
+__device__ void AddProducts(const SharedMemory<Shape>& shared, int stage,
+                            Products<Shape>& products, Sums<Shape>& sums) {
+  WaitForWgmma<Shape::kChunks - 1 - kChunk>();
+  FenceSums(products[kChunk]);
+  AddScaled<Shape>(shared, stage * Shape::kChunks + kChunk, products[kChunk], sums);
+  if constexpr (kChunk + 1 < Shape::kChunks) {
+    AddProducts<Shape, kChunk + 1>(shared, stage, products, sums);
+  }
+}
+
 // Sums a tile over k with block scales, all of it.
 template <class Shape>
 __device__ void SumScaledTile(const SharedMemory<Shape>& shared, const Operands<Shape>& operands,
                               RingPosition<Shape::kStages>& ring, int num_steps,
                               Sums<Shape>& sums) {
-  static_assert(Shape::kChunks <= 2);
 #pragma unroll
   for (int step = 0; step < Shape::kRowSteps; ++step) {
 #pragma unroll
     for (int i = 0; i < Shape::kSums; ++i) sums[step][i] = 0.0f;
   }
-  Sums<Shape> first = {};
-  Sums<Shape> second = {};
+  Products<Shape> products = {};
   for (int i = 0; i < num_steps; ++i, ring.Advance()) {
     const int stage = ring.stage;
     shared.full[stage].Wait(ring.parity);
-    FenceSums(first);
-    FenceSums(second);
+#pragma unroll
+    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) FenceSums(products[chunk]);
     FenceWgmma();
-    int is_added = 0;
-    MultiplyChunk<Shape>(operands, stage * Shape::kChunks, is_added, first);
-    CommitWgmma();
-    if constexpr (Shape::kChunks == 2) {
-      is_added = 0;
-      MultiplyChunk<Shape>(operands, stage * Shape::kChunks + 1, is_added, second);
+#pragma unroll
+    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
+      int is_added = 0;
+      MultiplyChunk<Shape>(operands, stage * Shape::kChunks + chunk, is_added, products[chunk]);
       CommitWgmma();
-      WaitForWgmma<1>();
-      FenceSums(first);
-      AddScaled<Shape>(shared, stage * Shape::kChunks, first, sums);
-      WaitForWgmma<0>();
-      FenceSums(second);
-      AddScaled<Shape>(shared, stage * Shape::kChunks + 1, second, sums);
-    } else {
-      WaitForWgmma<0>();
-      FenceSums(first);
-      AddScaled<Shape>(shared, stage * Shape::kChunks, first, sums);
     }
+    AddProducts<Shape>(shared, stage, products, sums);
     Release(shared, stage);
   }
 }
@@ -239,8 +242,8 @@ struct PersistentMmKernel {
       if constexpr (Shape::kMovesRegisters) GiveRegisters<Shape::kLoaderRegisters>();
       if (thread < Shape::kConsumerThreads + 32) {
         LoadTiles<Shape>(params, shared, slice);
-      } else if (Shape::kBlockScales && thread < Shape::kConsumerThreads + 64) {
-        LoadBlockScales<Shape>(params, shared, slice);
+      } else if (thread < Shape::kConsumerThreads + 64) {
+        if constexpr (Shape::kBlockScales) LoadBlockScales<Shape>(params, shared, slice);
       }
       // A thread that has arrived at the cluster's barrier must not exit before the barrier is
       // complete: it would be counted as arriving once more.
