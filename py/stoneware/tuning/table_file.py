@@ -16,11 +16,11 @@ family of each device a block of little-endian columns:
              ends of these   u32, 0 and then how many there are up to the end of each entry's
              out dtypes      u8, what was measured at each entry, a position in the header
              models          of each config the fields of its TimeModel; slots is 0 where there is none
-             corrections     config, whether it is stale, ratio, fullness; both as f32
+             corrections     config, whether it is stale, ratio, fullness; both as f16
     always
-             texts           JSON, of each entry its variants, each [rule, choices, measured out
-                             dtype, kernel digest] with choices [config, median_us, spread_us, run,
-                             is_stale]
+             texts           JSON, of each entry its variants, each [rule, run, choices, measured out
+                             dtype, kernel digest] with choices [config, median_us, spread_us], and
+                             then [.., run, is_stale] if it is stale or of another run
 
 Runs and rules are positions in the header, configs among those of the family, so that the block of
 the other 16-bit output, which says the same of other kernels, is the same one.
@@ -51,7 +51,7 @@ from stoneware.tuning.table import Block, Table
 from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
 
-SCHEMA = 7
+SCHEMA = 8
 SUFFIX = ".table"
 
 MOST_BYTES = 2**28
@@ -160,15 +160,13 @@ class _Writer:
         return b"".join([*columns, *corrections, "".join(texts).encode("ascii")]), numbers
 
     def _variant(self, entry: Entry, configs: Mapping[AnyConfig, int]) -> list[Any]:
-        return [
-            self.rules[entry.rule],
-            [
-                [configs[one.config], one.median_us, one.spread_us, self.runs[one.run], int(one.is_stale)]
-                for one in entry.choices
-            ],
-            entry.measured_out_dtype,
-            entry.kernel_sha256,
-        ]
+        run = entry.choices[0].run
+        choices = []
+        for one in entry.choices:
+            is_usual = one.run == run and not one.is_stale
+            rest = [] if is_usual else [self.runs[one.run], int(one.is_stale)]
+            choices.append([configs[one.config], one.median_us, one.spread_us, *rest])
+        return [self.rules[entry.rule], self.runs[run], choices, entry.measured_out_dtype, entry.kernel_sha256]
 
 
 def _column(kind: str, numbers: Sequence[int]) -> bytes:

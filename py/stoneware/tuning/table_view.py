@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
 
 MODEL = struct.Struct("<11I7d")
-CORRECTION = struct.Struct("<HBff")
+CORRECTION = struct.Struct("<HBee")
 _ENDS = struct.Struct("<2I")
 """Two neighbours of a column of ends: where what is asked for begins and ends."""
 
@@ -225,19 +225,26 @@ class _StoredBlock(Block):
         key = self.family.with_sizes(sizes)
         return [self._entry(key, *variant) for variant in variants]
 
-    def _entry(self, key: AnyKey, rule: int, rows: Any, out_dtype: str, sha256: str) -> Entry:
+    def _entry(self, key: AnyKey, rule: int, run: int, rows: Any, out_dtype: str, sha256: str) -> Entry:
         _check(isinstance(rows, list) and bool(rows), "an entry must have choices")
         _texts([out_dtype, sha256], "output dtype and digest")
         return Entry(
             key=key,
-            choices=tuple([self._choice(sha256, *row) for row in rows]),
+            choices=tuple([self._choice(sha256, run, *row) for row in rows]),
             rule=_at(self.content.rules, rule),
             measured_out_dtype=out_dtype,
             kernel_sha256=sha256,
         )
 
     def _choice(
-        self, sha256: str, position: int, median_us: float, spread_us: float, run: int, is_stale: int
+        self,
+        sha256: str,
+        usual_run: int,
+        position: int,
+        median_us: float,
+        spread_us: float,
+        run: int | None = None,
+        is_stale: int = 0,
     ) -> Choice:
         is_right = (
             type(median_us) is float
@@ -253,7 +260,7 @@ class _StoredBlock(Block):
                 "config": self.content.config(_at(self._configs, position)),
                 "median_us": median_us,
                 "spread_us": spread_us,
-                "run": _at(self.content.run_ids, run),
+                "run": _at(self.content.run_ids, usual_run if run is None else run),
                 "is_stale": bool(is_stale),
                 "kernel_sha256": sha256,
                 "interval_us": None,

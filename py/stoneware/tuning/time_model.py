@@ -131,8 +131,9 @@ class TimeModel(NamedTuple):
 
 NUM_TIMES = 7
 
-_SINGLE = struct.Struct("<2f")
-
+_HALF = struct.Struct("<2e")
+_RATIOS = 1e-4, 6e4
+"""The least and the largest that half precision tells apart well: no measurement is that far from its model."""
 
 Candidate = tuple[AnyConfig, TimeModel | None]
 """A config that was measured, and its model, if it has one."""
@@ -176,8 +177,9 @@ def corrections_of(
         model = candidates[config][1]
         if model is not None:
             modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
+            ratio = min(max(choice.median_us / modelled_us, _RATIOS[0]), _RATIOS[1])
             # As a table's file has them: no measurement has more digits.
-            ratio, fullness = _SINGLE.unpack(_SINGLE.pack(choice.median_us / modelled_us, fullness))
+            ratio, fullness = _HALF.unpack(_HALF.pack(ratio, fullness))
         corrections.append((config, int(choice.is_stale), ratio, fullness))
     return Corrections(entry.measured_out_dtype, candidates, corrections)
 
