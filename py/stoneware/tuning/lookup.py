@@ -228,7 +228,8 @@ def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterato
         has_these = place is modelled or (fitted_by and place.block.fitted_by == fitted_by)
         models = None if has_these else modelled.block.models
         said.append((distance, place.block.corrections(sizes, models)))
-    found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups)
+    is_other_device = modelled.is_other_device
+    found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups, is_other_device)
     choices = tuple(
         [
             unchecked(

@@ -49,6 +49,10 @@ _VARIANCES = {False: (0.0085, 0.85), True: (0.018, 0.9)}
 kernels and the vendor library, whose choice among its own is not known, what each unit of distance adds, and each unit
 of the variance among the ratios of near problems."""
 
+_OTHER_DEVICE_VARIANCE = 0.06
+"""Added where the measurements are of another device: which config is the fastest carries over better than its
+time."""
+
 _QUANTILE = 1.645
 """Of a normal distribution 90 % lie within so many standard deviations."""
 
@@ -211,7 +215,13 @@ class Estimate(NamedTuple):
 
 
 def _estimate(
-    config: AnyConfig, modelled_us: float, weights: float, ratios: float, squares: float, is_stale: bool
+    least_variance: float,
+    config: AnyConfig,
+    modelled_us: float,
+    weights: float,
+    ratios: float,
+    squares: float,
+    is_stale: bool,
 ) -> Estimate:
     """The estimate of a config from the sums over near problems of the weights, and of these times
     the ratios and times their squares."""
@@ -220,13 +230,19 @@ def _estimate(
     of_distance, of_scatter = _VARIANCES[is_vendor(config)]
     scatter = max(squares / (weights * mean * mean) - 1, 0.0)
     # The distance of the one problem that would have all the weight.
-    variance = _LEAST_VARIANCE + of_distance / math.sqrt(weights) + of_scatter * scatter
+    variance = least_variance + of_distance / math.sqrt(weights) + of_scatter * scatter
     factor = 1 + _QUANTILE * math.sqrt(variance)
     return Estimate(us * (1 + variance / 2), config, us, (us / factor, us * factor), is_stale)
 
 
 def estimates(
-    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], has_one_order: bool = False, num_groups: int = 0
+    m: int,
+    n: int,
+    k: int,
+    near: Sequence[tuple[float, Corrections]],
+    has_one_order: bool = False,
+    num_groups: int = 0,
+    is_other_device: bool = False,
 ) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem, the one with the least
     expected time first.
@@ -236,6 +252,7 @@ def estimates(
       near: of each measured problem how far its sizes are, squared, and what it says, its choice
         first; the nearest problem first.
       has_one_order: whether configs that split k are left out.
+      is_other_device: whether the near problems were measured on another device.
 
     Returns:
       Nothing at all if what is chosen at the nearest problem has no model: better that answer,
@@ -280,4 +297,5 @@ def estimates(
                 same[4] += sums[4]
                 same[5] += sums[5]
                 same[6] |= sums[6]
-    return sorted(_estimate(config, us, *sums) for config, us, _, *sums in of_config.values())
+    least_variance = _LEAST_VARIANCE + is_other_device * _OTHER_DEVICE_VARIANCE
+    return sorted(_estimate(least_variance, config, us, *sums) for config, us, _, *sums in of_config.values())
