@@ -73,11 +73,17 @@ def test_spilled_registers_fail_with_rule_value_and_remedy(compile_with, spill):
     assert "choose a smaller tile" in result.stderr
 
 
-def test_serialised_wgmma_fails_with_rule_value_and_remedy(compile_with):
-    warning = (
-        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
-        "serialized due to non wgmma instructions defining accumulator registers in 'add'"
-    )
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
+        "instructions defining accumulator registers of a wgmma in the function 'add'",
+        "(C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
+        "instructions reading accumulator registers of  a wgmma in the function 'add'",
+    ],
+)
+def test_serialised_wgmma_fails_with_rule_value_and_remedy(compile_with, reason):
+    warning = f"ptxas info    : {reason}"
     result = compile_with(_QUIET_REPORT + warning + "\n")
     assert result.returncode == 1
     assert "must not serialise wgmma" in result.stderr

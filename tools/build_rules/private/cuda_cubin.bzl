@@ -42,8 +42,8 @@ cuda_cubin = rule(
     implementation = _cuda_cubin_impl,
     doc = """Compiles one CUDA source for one architecture into a cubin.
 
-Fails on spilled registers and on wgmma that ptxas serialises (warning C7510). A kernel that serves
-gradients alone is not compiled where backward is off (backward.bzl).
+Fails on spilled registers and on wgmma that ptxas serialises. A kernel that serves gradients alone
+is not compiled where backward is off (backward.bzl).
 
 Example:
     cuda_cubin(

@@ -1,6 +1,6 @@
 """nvcc_wrapper NVCC ARGUMENTS...: runs nvcc in a scratch folder of its own, and reads what ptxas says.
 
-Two silent losses of speed become errors: spilled registers, and wgmma that ptxas serialises (C7510).
+Two silent losses of speed become errors: spilled registers, and wgmma that ptxas serialises.
 nvcc runs in the environment of the wrapper, but for TMPDIR.
 """
 
@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 _SPILL = re.compile(r"(^|[^0-9])[1-9][0-9]* bytes spill (stores|loads)")
-_SERIALISED = "C7510"
+_SERIALISED = "wgmma.mma_async instructions are serialized"  # each reason has a code of its own
 _REPORT = re.compile(r"ptxas info|.*bytes stack frame|$")
 
 
@@ -27,9 +27,10 @@ def _complaint(lines: list[str]) -> str | None:
     serialised = [line for line in lines if _SERIALISED in line]
     if serialised:
         return (
-            "ptxas must not serialise wgmma (warning C7510); it reports: "
+            "ptxas must not serialise wgmma; it reports: "
             f"{' '.join(serialised)}\n"
-            "build with -DNDEBUG and keep accumulators out of functions that are not inlined"
+            "build with -DNDEBUG, keep accumulators out of functions that are not inlined, and read those of a "
+            "product only after the wait for it"
         )
     return None
 
