@@ -131,8 +131,8 @@ using Products = Sums<Shape>[Shape::kChunks];
 
 // Adds chunk after chunk, each as soon as it is there, from kChunk on.
 template <class Shape, int kChunk = 0>
-__device__ void AddProducts(const SharedMemory<Shape>& shared, int stage,
-                            Products<Shape>& products, Sums<Shape>& sums) {
+__device__ void AddProducts(const SharedMemory<Shape>& shared, int stage, Products<Shape>& products,
+                            Sums<Shape>& sums) {
   WaitForWgmma<Shape::kChunks - 1 - kChunk>();
   FenceSums(products[kChunk]);
   AddScaled<Shape>(shared, stage * Shape::kChunks + kChunk, products[kChunk], sums);
