@@ -50,6 +50,14 @@ CONFIG_FAILURES = {
             {"block_scales": True, "stages": 3, "tile": [64, 192, 256]},
             ["a thread must hold at most 192 accumulators", "has 288", "shrink the tile"],
         ),
+        "block_tile_k": (
+            {"block_scales": True, "stages": 3, "tile": [64, 64, 384]},
+            ["tile k must be one, two or four blocks of 128", "is 384", "change it"],
+        ),
+        "block_tile_n": (
+            {"block_scales": True, "stages": 3, "tile": [64, 16, 128]},
+            ["tile n must be a multiple of 32 with block scales", "is 16", "double its k"],
+        ),
         "swap_ab": (
             {"block_scales": True, "swap_ab": False},
             ["operands with block scales must be swapped", "swap_ab is False", "omit block_scales"],
