@@ -470,6 +470,34 @@ def test_measured_problem_is_not_estimated(tmp_path):
     assert found.choice.median_us <= 1.03 * min(measured.values())
 
 
+def test_what_was_measured_here_counts_beside_more_that_was_measured_on_another_device(baked, tmp_path):
+    """Else the nearest of few measurements would answer for every shape."""
+    far = [
+        small.sample(config, 1.2 * true_us(config, m, 512, 512), m=m, n=512, k=512)
+        for m in M_VALUES
+        for config in near_enough(m)
+    ]
+    own = small.bake_samples(tmp_path, far, device=small.H100)
+    for m, n, k in BETWEEN:
+        there = find(baked, m=m, n=n, k=k, device=small.H100)
+        both = find(own, baked, m=m, n=n, k=k, device=small.H100)
+        assert both.choice.config == there.choice.config
+        assert (both.source, both.grade) == ("source 0", "nearest shape")
+        assert both.choice.median_us == pytest.approx(1.2 * there.choice.median_us, rel=0.02), "in this device's scale"
+    # Where this device was measured itself, that decides.
+    m, n, k = 40, 5120, 5120
+    other = next(config for config in (TINY, SMALL) if config != find(baked, m=m, n=n, k=k).choice.config)
+    near = [
+        small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0), m=at, n=n, k=k)
+        for at in (32, 48)
+        for config in TRUTH
+    ]
+    own = small.bake_samples(tmp_path / "near", far + near, device=small.H100)
+    assert find(own, baked, m=m, n=n, k=k, device=small.H100).choice.config == other
+    # A device with more measurements of its own asks no other.
+    assert find(baked, own, m=m, n=n, k=k).entry == find(baked, m=m, n=n, k=k).entry
+
+
 def test_two_other_devices_are_not_mixed(baked, tmp_path):
     h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
     other = small.bake_samples(tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import UnsupportedError
 from stoneware.kernels.config import AnyConfig, Config
@@ -36,7 +36,11 @@ from stoneware.kernels.key import AnyKey, Key, unchecked
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.sources import OVERLAY, Place, Source
+from stoneware.tuning.table import Sizes
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
+
+if TYPE_CHECKING:
+    from stoneware.tuning.time_model import Corrections
 
 
 class Layer(enum.StrEnum):
@@ -159,7 +163,8 @@ def answers(
     for is_other_device in (False, True):
         places = list(_places(family, device, sources, is_other_device))
         if places:
-            yield from _answers(key, places, kernel_sha256, has_one_order)
+            others = () if is_other_device else _places(family, device, sources, True)
+            yield from _answers(key, places, kernel_sha256, has_one_order, others)
 
 
 _MOST_CHOICES = 6
@@ -177,7 +182,9 @@ def _places(
                 break
 
 
-def _answers(key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_order: bool) -> Iterator[Found]:
+def _answers(
+    key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_order: bool, others: Iterable[Place]
+) -> Iterator[Found]:
     sizes = key.sizes
 
     def found(layer: Layer, place: Place, at: tuple[int, ...]) -> Found:
@@ -198,37 +205,52 @@ def _answers(key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_o
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):
-        yield from _modelled(key, places, has_one_order)
+        yield from _modelled(key, _of_one_device(places), _of_one_device(list(others)), has_one_order)
     for layer, near in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
         best = near(key, places)
         if best is not None:
             yield found(layer, *best)
 
 
-def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterator[Found]:
+def _of_one_device(places: Sequence[Place]) -> Sequence[Place]:
+    """Of places on other devices those on the nearest: two devices would be two scales of time."""
+    least = min((place.distance for place in places), default=0)
+    return [place for place in places if not place.is_other_device or place.distance == least]
+
+
+def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_one_order: bool) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the least expected time first;
-    nothing where too little was measured for that."""
+    nothing where too little was measured for that. If more was measured on another device, it counts
+    too."""
     from stoneware.tuning import nearest, time_model
 
-    # Two other devices would be two scales of time.
-    least = min(place.distance for place in places)
-    places = [place for place in places if not place.is_other_device or place.distance == least]
+    if sum(place.block.num_entries for place in others) <= sum(place.block.num_entries for place in places):
+        others = ()
     # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
     modelled = max(
-        (place for place in places if place.block.has_models),
+        (place for place in (*places, *others) if place.block.has_models),
         key=lambda place: len(place.block.first_sizes),
         default=None,
     )
     if modelled is None:
         return
     fitted_by = modelled.block.fitted_by
+
+    def saying(near: Sequence[tuple[float, Sizes, Place]]) -> list[tuple[float, Corrections]]:
+        said = []
+        for distance, sizes, place in near:
+            has_these = place is modelled or (fitted_by and place.block.fitted_by == fitted_by)
+            models = None if has_these else modelled.block.models
+            said.append((distance, place.block.corrections(sizes, models)))
+        return said
+
     near = nearest.near_problems(key, places)
-    said = []
-    for distance, sizes, place in near:
-        has_these = place is modelled or (fitted_by and place.block.fitted_by == fitted_by)
-        models = None if has_these else modelled.block.models
-        said.append((distance, place.block.corrections(sizes, models)))
-    is_other_device = modelled.is_other_device
+    if others:
+        near, there = nearest.nearest_of_both(near, nearest.near_problems(key, others))
+        said = time_model.with_other_device(saying(near), saying(there))
+    else:
+        said = saying(near)
+    is_other_device = places[0].is_other_device
     found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups, is_other_device)
     choices = tuple(
         [
@@ -261,7 +283,7 @@ def _modelled(key: Key, places: Sequence[Place], has_one_order: bool) -> Iterato
         layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,
         place=place,
         key=key,
-        num_modelled_from=len(near),
+        num_modelled_from=len(said),
         modelled_from=key.with_sizes(sizes),
     )
 

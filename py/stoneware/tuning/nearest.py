@@ -21,9 +21,12 @@ MOST_PROBLEMS = 16
 measured at a far m says little."""
 
 
-def near_problems(key: Key, places: Sequence[Place]) -> list[tuple[float, Sizes, Place]]:
-    """The measured problems that tell of an op's problem, nearest first: how far each is, its sizes and its
-    place."""
+Near = list[tuple[float, Sizes, Place]]
+"""Measured problems, nearest first: how far each is, its sizes and its place."""
+
+
+def near_problems(key: Key, places: Sequence[Place]) -> Near:
+    """The measured problems that tell of an op's problem."""
     *first, m = key.sizes
     found = []
     for apart, weight in near_weights(first, ELEMENT_BYTES[key.a_dtype], places):
@@ -33,6 +36,22 @@ def near_problems(key: Key, places: Sequence[Place]) -> list[tuple[float, Sizes,
                 found.append((distance, place.position, (*weight, near_m), place))
     found.sort(key=_NEAREST)
     return [(distance, sizes, place) for distance, _, sizes, place in found[:MOST_PROBLEMS]]
+
+
+_APART_BY_DEVICE = 1.0
+"""How much farther a problem is that was measured on another device."""
+
+_LEAST_OWN = 8
+"""Problems of this device that count in any case: they tell the scale of its times."""
+
+
+def nearest_of_both(own: Near, other: Near) -> tuple[Near, Near]:
+    """Of the near problems of this device and of another one those that are the nearest, with the
+    distances of the other's as they count here."""
+    other = [(distance + _APART_BY_DEVICE, sizes, place) for distance, sizes, place in other]
+    farthest = sorted(distance for distance, *_ in (*own, *other))[:MOST_PROBLEMS][-1]
+    kept = [one for position, one in enumerate(own) if position < _LEAST_OWN or one[0] <= farthest]
+    return kept, [one for one in other if one[0] <= farthest]
 
 
 _NEAREST = operator.itemgetter(0, 1, 2)

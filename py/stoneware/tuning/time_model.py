@@ -22,6 +22,7 @@ The same on any machine: integers and IEEE +, -, *, / and square root alone.
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -186,6 +187,32 @@ def corrections_of(
             ratio, fullness = _HALF.unpack(_HALF.pack(ratio, fullness))
         corrections.append((config, int(choice.is_stale), ratio, fullness))
     return Corrections(entry.measured_out_dtype, candidates, corrections)
+
+
+def with_other_device(
+    own: Sequence[tuple[float, Corrections]], other: Sequence[tuple[float, Corrections]]
+) -> list[tuple[float, Corrections]]:
+    """What near problems say that were measured on this device or on another one, nearest first. The
+    times of the other device tell which config is faster, in the scale of this device's problems."""
+    here = _mean_ratio(own)
+    scaled = []
+    for apart, said in other:
+        scale = here / _mean_ratio([(apart, said)])
+        ratios = [(at, is_stale, ratio * scale, full) for at, is_stale, ratio, full in said.corrections]
+        scaled.append((apart, said._replace(corrections=ratios)))
+    return sorted([*own, *scaled], key=operator.itemgetter(0))
+
+
+def _mean_ratio(near: Sequence[tuple[float, Corrections]]) -> float:
+    """The measured time of what was fast near a problem over the modelled one; 1 if nothing there has a model."""
+    weights = ratios = 0.0
+    for apart, said in near:
+        weight = 1 / (apart + _NEAR) ** 2
+        for _, _, ratio, _ in said.corrections[:_FASTEST]:
+            if ratio:
+                weights += weight
+                ratios += weight * ratio
+    return ratios / weights if weights else 1.0
 
 
 def _without_splits(said: Corrections) -> Corrections:
