@@ -77,6 +77,8 @@ PERSISTENT_MM_SM90 = [
         ((64, 128, 128), 8),
     ]
 ] + [
+    # Block scales: up to four blocks of k a stage, as the accumulators allow. Of the first two blocks fit an
+    # SM, for split tiles.
     persistent_mm_config(
         op = "scaled_mm",
         dtype = "e4m3",

@@ -117,7 +117,7 @@ BLOCK_CASES = [
 ]
 
 
-K_OF_SPLITS = 2432  # 19 or 10 tiles: shares that differ
+K_OF_SPLITS = 2432  # 19, 10 or 5 tiles: shares that differ
 
 
 @pytest.mark.parametrize("m", [1, 40, 203])
