@@ -70,7 +70,7 @@ def test_interval_is_wider_farther_from_what_was_measured(config):
 
 def test_interval_is_wider_where_another_device_was_measured():
     near = [(0.1, said_of([1.0], {0: (BIG, MODEL)}))]
-    [here], [there] = estimates(128, 4096, 4096, near), estimates(128, 4096, 4096, near, is_other_device=True)
+    [here], [there] = estimates(128, 4096, 4096, near), estimates(128, 4096, 4096, near, strangeness=1.0)
     assert there.us == here.us
     assert there.interval_us[0] < here.interval_us[0] < here.interval_us[1] < there.interval_us[1]
 

@@ -16,7 +16,7 @@ For a batch of products nothing is modelled. There 3 answers from an m at most t
 never, since the vendor library has kernels for small products of which we have none.
 
 2 to 4 are gone through for measurements on this device, then for those on the nearest other device
-of its compute capability.
+of its compute capability. If that one has more of them, they count in modelled entries too.
 
 An answer that the installation or the device refuses is kept as a Refusal and the next choice is
 asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a device. How good the
@@ -83,7 +83,9 @@ class Found:
       key: what was asked.
       num_modelled_from: where the entry's times were modelled, how many measured problems are
         behind them; else 0.
-      modelled_from: the nearest of these, whose `place` it is then.
+      modelled_from: the nearest of these on the device in `place`, whose `place` it is then.
+      num_of_other_device: how many of these are of a device that is not the one in `place`.
+      is_mostly_other_device: whether those decide more than the rest.
     """
 
     entry: Entry
@@ -92,6 +94,8 @@ class Found:
     key: AnyKey
     num_modelled_from: int = 0
     modelled_from: Key | None = None
+    num_of_other_device: int = 0
+    is_mostly_other_device: bool = False
 
     @property
     def source(self) -> str:
@@ -115,7 +119,7 @@ class Found:
 
     def grade_of(self, choice: Choice) -> Grade:
         """Of one of the candidates: the worst that applies."""
-        if self.place.is_other_device:
+        if self.place.is_other_device or self.is_mostly_other_device:
             return Grade.OTHER_DEVICE
         if choice.is_stale:
             return Grade.STALE
@@ -224,7 +228,8 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
     too."""
     from stoneware.tuning import nearest, time_model
 
-    if sum(place.block.num_entries for place in others) <= sum(place.block.num_entries for place in places):
+    most, most_of_others = (max((one.block.num_entries for one in some), default=0) for some in (places, others))
+    if most_of_others <= most:
         others = ()
     # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
     modelled = max(
@@ -239,19 +244,22 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
     def saying(near: Sequence[tuple[float, Sizes, Place]]) -> list[tuple[float, Corrections]]:
         said = []
         for distance, sizes, place in near:
-            has_these = place is modelled or (fitted_by and place.block.fitted_by == fitted_by)
+            # A table's digest names the models of each device that it has.
+            is_same_device = place.is_other_device == modelled.is_other_device
+            has_these = place is modelled or (fitted_by and is_same_device and place.block.fitted_by == fitted_by)
             models = None if has_these else modelled.block.models
             said.append((distance, place.block.corrections(sizes, models)))
         return said
 
     near = nearest.near_problems(key, places)
+    there: nearest.Near = []
     if others:
         near, there = nearest.nearest_of_both(near, nearest.near_problems(key, others))
-        said = time_model.with_other_device(saying(near), saying(there))
-    else:
-        said = saying(near)
-    is_other_device = places[0].is_other_device
-    found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups, is_other_device)
+    own = saying(near)
+    said, share = time_model.with_other_device(own, saying(there)) if there else (own, 0.0)
+    # Beside another device's this one's problems tell the scale of times.
+    strangeness = 1.0 if places[0].is_other_device else share / 2
+    found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups, strangeness)
     choices = tuple(
         [
             unchecked(
@@ -275,7 +283,7 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
         key=key,
         choices=choices,
         rule=f"the least expected time of {len(found)} as modelled",
-        measured_out_dtype=said[0][1].measured_out_dtype,
+        measured_out_dtype=own[0][1].measured_out_dtype,
     )
     _, sizes, place = near[0]
     yield Found(
@@ -285,6 +293,8 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
         key=key,
         num_modelled_from=len(said),
         modelled_from=key.with_sizes(sizes),
+        num_of_other_device=len(said) - len(own),
+        is_mostly_other_device=share > 0.5,
     )
 
 
@@ -411,9 +421,11 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
     entry, name = found.entry, found.place.device.fingerprint.name
     if found.modelled_from:
         low_us, high_us = chosen.interval_us
+        others = f", {found.num_of_other_device} of them of another device" if found.num_of_other_device else ""
+        which = "its own nearest" if others else "the nearest"
         notes = [
             f"{chosen.median_us:.2f} us modelled for {name}, between {low_us:.2f} and {high_us:.2f} with 90 %",
-            f"from {found.num_modelled_from} measured problems, the nearest {found.modelled_from.shape}",
+            f"from {found.num_modelled_from} measured problems{others}, {which} {found.modelled_from.shape}",
         ]
     else:
         notes = [f"{chosen.median_us:.2f} us on {name}, run {chosen.run}"]

@@ -17,9 +17,8 @@ _NEAR_WEIGHTS = 40
 """How many (n, k) are asked for problems that correct a model."""
 
 MOST_PROBLEMS = 16
-"""How many problems correct one: those of these (n, k) that are nearest with their m. A near (n, k) that was
-measured at a far m says little."""
-
+"""How many problems correct one, with another device's up to `_LEAST_OWN` more: those of these (n, k) that are
+nearest with their m. A near (n, k) that was measured at a far m says little."""
 
 Near = list[tuple[float, Sizes, Place]]
 """Measured problems, nearest first: how far each is, its sizes and its place."""
@@ -39,7 +38,7 @@ def near_problems(key: Key, places: Sequence[Place]) -> Near:
 
 
 _APART_BY_DEVICE = 1.0
-"""How much farther a problem is that was measured on another device."""
+"""Added to the distance of a problem that was measured on another device."""
 
 _LEAST_OWN = 8
 """Problems of this device that count in any case: they tell the scale of its times."""

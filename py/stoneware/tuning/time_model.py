@@ -51,8 +51,8 @@ kernels and the vendor library, whose choice among its own is not known, what ea
 of the variance among the ratios of near problems."""
 
 _OTHER_DEVICE_VARIANCE = 0.06
-"""Added where the measurements are of another device: which config is the fastest carries over better than its
-time."""
+"""Added as far as the measurements are of another device: which config is the fastest carries over better than
+its time."""
 
 _QUANTILE = 1.645
 """Of a normal distribution 90 % lie within so many standard deviations."""
@@ -183,7 +183,7 @@ def corrections_of(
         if model is not None:
             modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
             ratio = min(max(choice.median_us / modelled_us, _RATIOS[0]), _RATIOS[1])
-            # As a table's file has them: no measurement has more digits.
+            # Rounded as a table's file has them, so that both answer alike.
             ratio, fullness = _HALF.unpack(_HALF.pack(ratio, fullness))
         corrections.append((config, int(choice.is_stale), ratio, fullness))
     return Corrections(entry.measured_out_dtype, candidates, corrections)
@@ -191,16 +191,20 @@ def corrections_of(
 
 def with_other_device(
     own: Sequence[tuple[float, Corrections]], other: Sequence[tuple[float, Corrections]]
-) -> list[tuple[float, Corrections]]:
-    """What near problems say that were measured on this device or on another one, nearest first. The
-    times of the other device tell which config is faster, in the scale of this device's problems."""
+) -> tuple[list[tuple[float, Corrections]], float]:
+    """What near problems say that were measured on this device or on another one, nearest first, and the
+    other one's share of the weight. Its times tell which config is faster, in the scale of this
+    device's problems; those of a choice without a model tell nothing."""
     here = _mean_ratio(own)
     scaled = []
     for apart, said in other:
+        if said.candidates[said.corrections[0][0]][1] is None:
+            continue
         scale = here / _mean_ratio([(apart, said)])
         ratios = [(at, is_stale, ratio * scale, full) for at, is_stale, ratio, full in said.corrections]
         scaled.append((apart, said._replace(corrections=ratios)))
-    return sorted([*own, *scaled], key=operator.itemgetter(0))
+    weights = [sum(1 / (apart + _NEAR) ** 2 for apart, _ in near) for near in (own, scaled)]
+    return sorted([*own, *scaled], key=operator.itemgetter(0)), weights[1] / sum(weights)
 
 
 def _mean_ratio(near: Sequence[tuple[float, Corrections]]) -> float:
@@ -269,7 +273,7 @@ def estimates(
     near: Sequence[tuple[float, Corrections]],
     has_one_order: bool = False,
     num_groups: int = 0,
-    is_other_device: bool = False,
+    strangeness: float = 0.0,
 ) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem, the one with the least
     expected time first.
@@ -279,7 +283,7 @@ def estimates(
       near: of each measured problem how far its sizes are, squared, and what it says, its choice
         first; the nearest problem first.
       has_one_order: whether configs that split k are left out.
-      is_other_device: whether the near problems were measured on another device.
+      strangeness: how far their times are those of another device, from 0 to 1.
 
     Returns:
       Nothing at all if what is chosen at the nearest problem has no model: better that answer,
@@ -324,5 +328,5 @@ def estimates(
                 same[4] += sums[4]
                 same[5] += sums[5]
                 same[6] |= sums[6]
-    least_variance = _LEAST_VARIANCE + is_other_device * _OTHER_DEVICE_VARIANCE
+    least_variance = _LEAST_VARIANCE + strangeness * _OTHER_DEVICE_VARIANCE
     return sorted(_estimate(least_variance, config, us, *sums) for config, us, _, *sums in of_config.values())
