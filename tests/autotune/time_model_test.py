@@ -13,124 +13,20 @@ from dataclasses import replace
 
 import pytest
 import small_package as small
+from known_times import BETWEEN, BIG, M_VALUES, SMALL, TINY, TRUTH, WEIGHTS, find, near_enough, samples, true_us
 
-from stoneware.kernels.tile_rule import is_near
 from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Block
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
-from stoneware.tuning.time_model import Corrections, TimeModel, corrections_of, estimates
-
-BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
-
-_FP8 = {"a_bytes": 1, "b_bytes": 1, "out_bytes": 2, "splits": 1, "max_swizzle": 1}
-TRUTH = {
-    BIG: TimeModel(
-        tile_m=128,
-        tile_n=128,
-        tile_k=128,
-        cluster_m=2,
-        cluster_n=1,
-        slots=120,
-        **_FP8,
-        launch_us=4.0,
-        wave_us=1.0,
-        step_us=0.3,
-        work_us=0.0004,
-        unfilled_us=0.0002,
-        byte_us=2e-7,
-    ),
-    TINY: TimeModel(
-        tile_m=16,
-        tile_n=64,
-        tile_k=256,
-        cluster_m=1,
-        cluster_n=1,
-        slots=264,
-        **_FP8,
-        launch_us=3.0,
-        wave_us=2.0,
-        step_us=0.4,
-        work_us=0.0009,
-        unfilled_us=0.0,
-        byte_us=1e-7,
-    ),
-    SMALL: TimeModel(
-        tile_m=64,
-        tile_n=64,
-        tile_k=256,
-        cluster_m=1,
-        cluster_n=1,
-        slots=132,
-        **_FP8,
-        launch_us=3.5,
-        wave_us=3.0,
-        step_us=0.35,
-        work_us=0.001,
-        unfilled_us=0.0003,
-        byte_us=1e-7,
-    ),
-    small.VENDOR: TimeModel(
-        tile_m=128,
-        tile_n=128,
-        tile_k=128,
-        cluster_m=1,
-        cluster_n=1,
-        slots=132,
-        **_FP8,
-        launch_us=8.0,
-        wave_us=2.0,
-        step_us=0.4,
-        work_us=0.0005,
-        unfilled_us=0.0,
-        byte_us=2e-7,
-    ),
-}
-"""Kernels of which everything is known."""
-
-WEIGHTS = (
-    (2048, 2048),
-    (2048, 8192),
-    (4096, 4096),
-    (4096, 14336),
-    (6144, 4096),
-    (8192, 8192),
-    (28672, 4096),
-    (24576, 1536),
-)
-M_VALUES = (1, 16, 32, 64, 96, 128, 256, 512, 2048)
-BETWEEN = tuple(itertools.product((8, 24, 48, 80, 112, 200, 400, 1000), (2560, 5120, 7168, 14336), (3072, 7168, 10240)))
-"""m, n and k that were not measured."""
-
-
-def near_enough(m):
-    """The configs that are raced at m."""
-    return [config for config, model in TRUTH.items() if config == small.VENDOR or is_near(model.tile_m, m)]
-
-
-def true_us(config, m, n, k):
-    return TRUTH[config].at(m, n, k)[0]
-
-
-def samples(weights=WEIGHTS, m_values=M_VALUES, configs=tuple(TRUTH), **changes):
-    return [
-        small.sample(config, true_us(config, m, n, k), m=m, n=n, k=k, **changes)
-        for n, k in weights
-        for m in m_values
-        for config in configs
-    ]
+from stoneware.tuning.time_model import Corrections, corrections_of, estimates
 
 
 @pytest.fixture(scope="module")
 def baked(tmp_path_factory):
     return small.bake_samples(tmp_path_factory.mktemp("samples"), samples())
-
-
-def find(*tables, m, n, k, device=small.H200, **family):
-    sources = [Source(f"source {position}", one) for position, one in enumerate(tables)]
-    return lookup.find(small.key(m=m, n=n, k=k, **family), device, sources)
 
 
 def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132):
@@ -468,63 +364,6 @@ def test_measured_problem_is_not_estimated(tmp_path):
     assert found.is_exact and found.choice.interval_us is None
     assert found.choice.median_us == measured[found.choice.config]
     assert found.choice.median_us <= 1.03 * min(measured.values())
-
-
-def test_what_was_measured_here_counts_beside_more_that_was_measured_on_another_device(baked, tmp_path):
-    """Else the nearest of few measurements would answer for every shape."""
-    far = [
-        small.sample(config, 1.2 * true_us(config, m, 512, 512), m=m, n=512, k=512)
-        for m in M_VALUES
-        for config in near_enough(m)
-    ]
-    own = small.bake_samples(tmp_path, far, device=small.H100)
-    for m, n, k in BETWEEN:
-        there = find(baked, m=m, n=n, k=k, device=small.H100)
-        both = find(own, baked, m=m, n=n, k=k, device=small.H100)
-        assert both.choice.config == there.choice.config
-        assert (both.source, both.grade) == ("source 0", "other device"), "most is of the other"
-        assert both.num_of_other_device > both.num_modelled_from / 2
-        assert both.choice.median_us == pytest.approx(1.2 * there.choice.median_us, rel=0.02), "in this device's scale"
-    # Where this device was measured itself, that decides.
-    m, n, k = 40, 5120, 5120
-    other = next(config for config in (TINY, SMALL) if config != find(baked, m=m, n=n, k=k).choice.config)
-    near = [
-        small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0), m=at, n=n, k=k)
-        for at in (32, 48)
-        for config in TRUTH
-    ]
-    own = small.bake_samples(tmp_path / "near", far + near, device=small.H100)
-    assert find(own, baked, m=m, n=n, k=k, device=small.H100).choice.config == other
-    # A device with more measurements of its own asks no other.
-    assert find(baked, own, m=m, n=n, k=k).entry == find(baked, m=m, n=n, k=k).entry
-
-
-def test_two_devices_of_one_table_are_told_in_the_models_of_one(baked, tmp_path):
-    few = [replace(one, median_us=1.3 * one.median_us, run="h100") for one in samples(WEIGHTS[:8], (1, 2048))]
-    h200 = small.write_device(tmp_path / "h200", samples())
-    h100 = small.write_device(tmp_path / "h100", few, small.H100, [small.run("h100", small.H100)], aliases=("h100",))
-    both = table_file.decode(bake("scaled_mm", [*h200, *h100], small.manifest()), "both", "scaled_mm")
-    num_mixed = 0
-    for m, n, k in BETWEEN:
-        found, here = find(both, m=m, n=n, k=k, device=small.H100), find(both, m=m, n=n, k=k).choice
-        assert found.choice.median_us == pytest.approx(1.3 * true_us(found.choice.config, m, n, k), rel=0.02)
-        assert here.median_us == pytest.approx(true_us(here.config, m, n, k), rel=0.02)
-        if found.num_of_other_device:
-            num_mixed += 1
-            widths = [high / low for low, high in (found.choice.interval_us, here.interval_us)]
-            assert widths[0] > widths[1]
-    assert num_mixed > len(BETWEEN) / 4
-
-
-def test_two_other_devices_are_not_mixed(baked, tmp_path):
-    h20 = replace(small.H200, name="NVIDIA H20", num_sms=78)
-    other = small.bake_samples(tmp_path, [replace(one, median_us=one.median_us * 3) for one in samples()], device=h20)
-    alone = find(baked, m=24, n=5120, k=5120, device=small.H100)
-    assert alone.grade == "other device" and alone.num_modelled_from == nearest.MOST_PROBLEMS
-    for tables in ((baked, other), (other, baked)):
-        found = find(*tables, m=24, n=5120, k=5120, device=small.H100)
-        assert found.place.device.fingerprint == small.H200
-        assert found.entry == alone.entry
 
 
 def test_stale_measurement_lowers_the_grade_of_what_is_modelled_from_it(tmp_path):
