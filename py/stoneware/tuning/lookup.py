@@ -36,7 +36,6 @@ from stoneware.kernels.key import AnyKey, Key, unchecked
 from stoneware.runtime.device import Device, DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.sources import OVERLAY, Place, Source
-from stoneware.tuning.table import Sizes
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
         return
     fitted_by = modelled.block.fitted_by
 
-    def saying(near: Sequence[tuple[float, Sizes, Place]]) -> list[tuple[float, Corrections]]:
+    def saying(near: nearest.Near) -> list[tuple[float, Corrections]]:
         said = []
         for distance, sizes, place in near:
             # A table's digest names the models of each device that it has.
