@@ -271,7 +271,7 @@ def test_store_table_tells_its_measurements_in_the_models_of_the_wheel(baked, mo
     store = sources.table_of_samples("scaled_mm", own, known=baked)
     family = small.key().family
     block, of_wheel = (one.devices[0].block(family) for one in (store, baked))
-    assert block.fitted_by == of_wheel.fitted_by == baked.digest
+    assert block.models_name == of_wheel.models_name
     assert block.models == of_wheel.models
     alone = sources.table_of_samples("scaled_mm", own).devices[0].block(family)
     assert (alone.has_models, alone.models) == (False, {})
@@ -292,11 +292,12 @@ def test_store_with_more_weights_than_the_wheel_has_models_of_its_own(tmp_path):
         made = make_table("scaled_mm", pairs, small.manifest(), known=wheel)
         return made.devices[0].block(family)
 
-    more = block(samples())
-    assert not more.fitted_by and more.models.keys() == TRUTH.keys()
+    more = block([replace(one, median_us=1.1 * one.median_us) for one in samples()])
+    of_wheel = wheel.devices[0].block(family)
+    assert more.models_name != of_wheel.models_name and more.models.keys() == TRUTH.keys()
     fewer = block(samples()[: 4 * len(M_VALUES) * 6])
-    assert fewer.fitted_by == wheel.digest
-    assert fewer.models == wheel.devices[0].block(family).models
+    assert fewer.models_name == of_wheel.models_name
+    assert fewer.models == of_wheel.models
 
 
 def test_of_two_sources_with_the_same_problem_the_first_counts(baked):

@@ -12,7 +12,7 @@ store each find their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from stoneware.kernels import registry
@@ -69,7 +69,7 @@ def make_table(
       samples: with the run that took each.
       manifest: the kernels as they are now; None for a decorated kernel.
       records: names of some of the devices.
-      known: a table whose models are taken where it has more of a device (`_blocks`).
+      known: a table whose models are taken where it has more (`_blocks`).
     """
     taken, records = list(samples), list(records)
     runs = {run.id: run for run, _ in taken}
@@ -77,47 +77,65 @@ def make_table(
     by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
     for run, sample in taken:
         by_device.setdefault(device_of[run.device], []).append((run, sample))
-    devices = []
-    for fingerprint in sorted(by_device, key=lambda one: canonical_json(one.to_json())):
+    devices: list[DeviceTable] = []
+
+    def place(fingerprint: DeviceFingerprint) -> str:
+        return canonical_json(fingerprint.to_json())
+
+    def table(digest: str | Callable[[Table], str]) -> Table:
+        return Table(
+            op=op,
+            devices=sorted(devices, key=lambda one: place(one.fingerprint)),
+            digest=digest,
+            runs={id: {field: getattr(run, field) for field in RUN_FIELDS} for id, run in sorted(runs.items())},
+        )
+
+    # That with the most samples first: the others are told in its models.
+    for fingerprint in sorted(by_device, key=lambda one: (-len(by_device[one]), place(one))):
         names = {name for record in records if device_of[record.fingerprint] == fingerprint for name in record.names}
-        blocks = _blocks(fingerprint, by_device[fingerprint], manifest, known)
+        lenders = [one for one in (known, table("")) if one is not None]
+        blocks = _blocks(fingerprint, by_device[fingerprint], manifest, lenders)
         if blocks:
             devices.append(DeviceTable(fingerprint, sorted(names - {fingerprint.name}), blocks))
-    return Table(
-        op=op,
-        devices=devices,
-        digest=table_file.digest,
-        runs={id: {field: getattr(run, field) for field in RUN_FIELDS} for id, run in sorted(runs.items())},
-    )
+    return table(table_file.digest)
 
 
 def _blocks(
     fingerprint: DeviceFingerprint,
     samples: Iterable[tuple[Run, Sample]],
     manifest: Manifest | None,
-    known: Table | None,
+    lenders: Sequence[Table],
 ) -> dict[AnyKey, Block]:
     """What a table holds of one device, by family: the entries of its samples, and their models.
 
-    The models of `known` are taken for the families of which it has as many (n, k), so that a
-    look-up finds the measurements of both told in them.
+    The models of a block of `lenders` are taken that has as many (n, k) of the device, or also more entries
+    of another device, so that a look-up finds the measurements of both told in them.
     """
     found = entries(samples, manifest, fingerprint.compute_capability)
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in found:
         families.setdefault(entry.key.family, {}).setdefault(entry.key.sizes, []).append(entry)
-    same = () if known is None else known.near(fingerprint)[0]
     lent: dict[AnyKey, Block] = {}
-    for family, by_sizes in families.items() if same else ():
-        block = same[0][1].block(family)
-        if block and block.has_models and len(block.first_sizes) >= len({sizes[:-1] for sizes in by_sizes}):
-            lent[family] = block
-    of_known = {family: block.models for family, block in lent.items()}
-    models = time_fit.models(found, manifest, fingerprint.num_sms, of_known)
-    return {
-        family: Block(family, families[family], models.get(family), lent[family].fitted_by if family in lent else "")
-        for family in sorted(families)
-    }
+    for family, by_sizes in families.items():
+        num_weights = len({sizes[:-1] for sizes in by_sizes})
+        blocks = [
+            block
+            for table in lenders
+            for is_other_device, near in enumerate(table.near(fingerprint))
+            for _, device in near[:1]
+            if (block := device.block(family)) and block.has_models and len(block.first_sizes) >= num_weights
+            if not is_other_device or block.num_entries > len(by_sizes)
+        ]
+        if blocks:
+            lent[family] = max(blocks, key=lambda block: len(block.first_sizes))
+    known = {family: block.models for family, block in lent.items()}
+    models = time_fit.models(found, manifest, fingerprint.num_sms, known)
+    made = {}
+    for family in sorted(families):
+        fitted = models.get(family, {})
+        name = lent[family].models_name if family in lent and fitted else time_fit.name_of(fitted)
+        made[family] = Block(family, families[family], fitted, name)
+    return made
 
 
 def entries(

@@ -238,16 +238,12 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
     )
     if modelled is None:
         return
-    fitted_by = modelled.block.fitted_by
 
     def saying(near: nearest.Near) -> list[tuple[float, Corrections]]:
         said = []
         for distance, sizes, place in near:
-            # A table's digest names the models of each device that it has.
-            is_same_device = place.is_other_device == modelled.is_other_device
-            has_these = place is modelled or (fitted_by and is_same_device and place.block.fitted_by == fitted_by)
-            models = None if has_these else modelled.block.models
-            said.append((distance, place.block.corrections(sizes, models)))
+            has_these = place.block.models_name == modelled.block.models_name
+            said.append((distance, place.block.corrections(sizes, None if has_these else modelled.block.models)))
         return said
 
     near = nearest.near_problems(key, places)

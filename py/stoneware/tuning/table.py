@@ -39,7 +39,8 @@ class Block:
       family: their key without sizes.
       entries: by sizes; of a kernel that was measured with several sources the newest first.
       models: of the configs that were measured often enough.
-      fitted_by: digest of the table that the models were taken from; empty for models of its own.
+      models_name: of the models that these are, or were taken from (`time_fit.name_of`): what two blocks
+        with one name say is told in the same models.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Block:
         family: AnyKey,
         entries: Mapping[Sizes, Sequence[Entry]],
         models: Mapping[AnyConfig, TimeModel] | None = None,
-        fitted_by: str = "",
+        models_name: str = "",
     ) -> None:
         self.family = family
         self.models = models or {}
         self.has_models = bool(models)
-        self.fitted_by = fitted_by
+        self.models_name = models_name
         self.num_entries = len(entries)
         self._entries = {sizes: entries[sizes] for sizes in sorted(entries)}
 

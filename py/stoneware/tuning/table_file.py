@@ -5,8 +5,8 @@ family of each device a block of little-endian columns:
 
     header   schema, op, digest, configs, runs, rules, out dtypes; each device with, for each of its
              families, the key, its configs (positions among all), where its block begins (offset
-             from the end of the header), how many groups, entries and corrections it has, and, if
-             its models are those of another table, the digest of that one
+             from the end of the header), how many groups, entries and corrections it has, and the
+             name of its models
 
     block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
              ends of groups  u32, 0 and then how many entries there are up to the end of each group
@@ -51,7 +51,7 @@ from stoneware.tuning.table import Block, Table
 from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
 
-SCHEMA = 8
+SCHEMA = 9
 SUFFIX = ".table"
 
 MOST_BYTES = 2**28
@@ -120,13 +120,13 @@ class _Writer:
         if data not in self._offsets:
             self._offsets[data] = len(self.body)
             self.body += data
-        header = {
+        return {
             "key": block.family.to_json(),
             "configs": [self.configs[one] for one in configs],
             "offset": self._offsets[data],
+            "models": block.models_name,
             **numbers,
         }
-        return {**header, "fitted_by": block.fitted_by} if block.fitted_by else header
 
     def _block(self, block: Block, configs: Mapping[AnyConfig, int]) -> tuple[bytes, dict[str, int]]:
         """The bytes of a block, and what the header says of their lengths; `configs` of the

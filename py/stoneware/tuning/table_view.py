@@ -128,8 +128,8 @@ class _StoredBlock(Block):
     def __init__(self, family: AnyKey, content: Content, header: Mapping[str, Any]) -> None:
         self.family = family
         self.content = content
-        self.fitted_by = header.get("fitted_by", content.digest)
-        _check(isinstance(self.fitted_by, str), "fitted_by must be a text")
+        self.models_name = header["models"]
+        _check(isinstance(self.models_name, str), "models must be a text")
         self._configs: list[int] = header["configs"]
         _check(
             isinstance(self._configs, list)

@@ -9,6 +9,7 @@ rounds once.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.tile_rule import ELEMENT_BYTES, Tiling, tiling_of
+from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.time_model import NUM_TIMES, TimeModel
 
@@ -94,6 +96,13 @@ def models(
             if sum(model[-NUM_TIMES:]) > model.unfilled_us:
                 found.setdefault(family, {})[config] = model
     return found
+
+
+def name_of(models: Mapping[AnyConfig, TimeModel]) -> str:
+    """A name that other models do not have: what two blocks say that were told in models of one name can be
+    told together."""
+    content = [[config.to_json(), *models[config]] for config in sorted(models)]
+    return hashlib.sha256(canonical_json(content).encode("ascii")).hexdigest()[:16] if models else ""
 
 
 def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:
