@@ -28,7 +28,7 @@ def near_problems(key: Key, places: Sequence[Place]) -> Near:
     """The measured problems that tell of an op's problem."""
     *first, m = key.sizes
     found = []
-    for apart, weight in near_weights(first, ELEMENT_BYTES[key.a_dtype], places):
+    for apart, weight in near_weights(tuple(first), ELEMENT_BYTES[key.a_dtype], tuple(places)):
         for place, around in _around(places, weight, m):
             for near_m in around:
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
@@ -85,8 +85,9 @@ def _aparts_by_alignment(aligned: int) -> list[float]:
     ]
 
 
+@functools.lru_cache(maxsize=64)  # a model asks for a few n and k, each at many m
 def near_weights(
-    sizes: Sequence[int], element_bytes: int, places: Sequence[Place]
+    sizes: tuple[int, ...], element_bytes: int, places: tuple[Place, ...]
 ) -> list[tuple[float, tuple[int, ...]]]:
     """The nearest n and k (and number of groups before them) that were measured, each with its distance,
     nearest first.

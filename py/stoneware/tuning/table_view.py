@@ -149,6 +149,7 @@ class _StoredBlock(Block):
         _check(not num_corrections or isinstance(family, Key), "only ops of ours have models")
         self._least_size = 1 if isinstance(family, Key) else -_INFINITY
         self._found_last_sizes: dict[Sizes, tuple[int, ...]] = {}
+        self._found_corrections: dict[Sizes, Corrections] = {}
         self._candidates: dict[int, Candidate] = _Candidates(self)
         # Where each column begins.
         self._first_sizes_at = at = offset
@@ -291,10 +292,15 @@ class _StoredBlock(Block):
         )
         return config, model
 
-    @_checked
     def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
         if models is not None or not self.has_models:
             return super().corrections(sizes, models)
+        if sizes not in self._found_corrections:
+            self._found_corrections[sizes] = self._read_corrections(sizes)
+        return self._found_corrections[sizes]
+
+    @_checked
+    def _read_corrections(self, sizes: Sizes) -> Corrections:
         from stoneware.tuning.time_model import Corrections
 
         body, columns, num_configs = self.content.body, self._corrections_at, len(self._configs)
