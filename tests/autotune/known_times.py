@@ -93,7 +93,11 @@ BETWEEN = tuple(itertools.product((8, 24, 48, 80, 112, 200, 400, 1000), (2560, 5
 
 def near_enough(m):
     """The configs that are raced at m."""
-    return [config for config, model in TRUTH.items() if config == small.VENDOR or is_near(model.tile_m, m)]
+    return [
+        config
+        for config, model in TRUTH.items()
+        if config == small.VENDOR or is_near(model.tile_m, model.tile_n, 128, m, 8192)
+    ]
 
 
 def true_us(config, m, n, k):

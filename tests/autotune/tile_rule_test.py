@@ -81,12 +81,31 @@ def test_wide_tiles_of_the_same_source_come_after_the_regular_ones_too():
 
 
 @pytest.mark.parametrize(
-    ("extent", "least", "most"), [(16, 1, 128), (32, 16, 256), (64, 32, 512), (128, 64, 1 << 20), (192, 96, 1 << 20)]
+    ("rows", "largest", "n", "least", "most"),
+    [
+        (16, 192, 8192, 1, 128),
+        (32, 192, 8192, 16, 256),
+        (64, 192, 8192, 32, 512),
+        (96, 192, 8192, 48, 768),
+        (128, 192, 8192, 64, 1 << 20),
+        (192, 192, 8192, 96, 1 << 20),
+        # No other kernel has many more rows: those with block scales.
+        (64, 96, 8192, 32, 1 << 20),
+        (32, 96, 8192, 16, 256),
+        # All tiles run at once: 4 of n, and 33 of m.
+        (16, 192, 256, 1, 33 * 16),
+        (64, 192, 256, 32, 33 * 64),
+    ],
 )
-def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(extent: int, least: int, most: int) -> None:
-    assert is_near(extent, least) and is_near(extent, most)
-    assert least == 1 or not is_near(extent, least - 1)
-    assert most == 1 << 20 or not is_near(extent, most + 1)
+def test_a_tile_is_raced_from_half_its_rows_to_eight_times_as_many(rows, largest, n, least, most):
+    assert is_near(rows, 64, largest, least, n) and is_near(rows, 64, largest, most, n)
+    assert least == 1 or not is_near(rows, 64, largest, least - 1, n)
+    assert most == 1 << 20 or not is_near(rows, 64, largest, most + 1, n)
+
+
+def test_tiles_of_all_groups_run_at_once():
+    assert is_near(16, 64, 192, 300, 64, num_groups=2)
+    assert not is_near(16, 64, 192, 300, 64, num_groups=8)
 
 
 @pytest.mark.parametrize(

@@ -109,16 +109,25 @@ _LARGE_M = 1024
 """From here on every m has the tiles of this one: with those of 128 and more rows the math is the
 limit, whatever m is."""
 
-
-def is_worth_timing(kernel: KernelRecord, key: Key) -> bool:
-    """Whether a kernel's tile is near enough to m for the kernel to be raced."""
-    return is_near(tile_m(kernel), key.m)
+_AT_ONCE = 132
+"""Tiles that run at once: the SMs of an H100 and H200."""
 
 
-def is_near(extent: int, m: int) -> bool:
-    """Whether a tile with so many rows may be the fastest at m: half of it is filled, and m has no more
-    than eight of it (docs/design/table.md)."""
-    return is_half_filled(extent, m) and min(m, _LARGE_M) <= 8 * extent
+def is_worth_timing(kernel: KernelRecord, key: Key, largest: int) -> bool:
+    """Whether a kernel's tile is near enough to the problem for the kernel to be raced, `largest` being the
+    rows of the largest tile among those that could be."""
+    tile = tiling_of(kernel)
+    return is_near(tile.m, tile.n, largest, key.m, key.n, key.num_groups)
+
+
+def is_near(rows: int, columns: int, largest: int, m: int, n: int, num_groups: int = 0) -> bool:
+    """Whether a tile may be the fastest at a problem (docs/design/table.md): half of its rows are filled; and m
+    has no more than eight of it, or all of them run at once, or no tile has many more rows."""
+    return is_half_filled(rows, m) and (
+        min(m, _LARGE_M) <= 8 * rows
+        or 5 * rows >= 3 * largest
+        or -(-m // rows) * -(-n // columns) * max(num_groups, 1) <= _AT_ONCE
+    )
 
 
 def is_half_filled(extent: int, m: int) -> bool:

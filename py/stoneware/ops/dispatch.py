@@ -53,10 +53,12 @@ class Operation:
         configs = _Backends(self, problem, device).configs()
         key, kernels = problem.key, manifest.packaged().kernels
         first = {config.backend: config for config in reversed(configs)}.values()
+        kernel_of = {config: kernels[config.kernel] for config in configs if config.kernel in kernels}
+        largest = max(map(tile_rule.tile_m, kernel_of.values()), default=0)
         near = [
             config
             for config in configs
-            if config in first or config.kernel not in kernels or tile_rule.is_worth_timing(kernels[config.kernel], key)
+            if config in first or config not in kernel_of or tile_rule.is_worth_timing(kernel_of[config], key, largest)
         ]
         others = [config for config in near if config.backend != REFERENCE]
         return others or near

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_half_filled
+from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_near
 from stoneware.tuning.choose import is_vendor
 
 if TYPE_CHECKING:
@@ -275,8 +275,8 @@ def estimates(
     num_groups: int = 0,
     strangeness: float = 0.0,
 ) -> list[Estimate]:
-    """The estimate of every config that was among the fastest at a near problem, the one with the least
-    expected time first.
+    """The estimate of every config that was among the fastest at a near problem and would be raced here, the one
+    with the least expected time first.
 
     Args:
       m, n, k, num_groups: the problem.
@@ -291,18 +291,25 @@ def estimates(
     """
     # By the object: each block names candidates in its own way. A list is config, modelled time,
     # fullness, sums of weights, of ratios and of their squares, is_stale.
-    by_source: dict[int, dict[Any, list[Any] | None]] = {}
+    by_source: dict[int, dict[Any, list[Any]]] = {}
     if has_one_order:
         near = [(apart, said) for apart, one in near if (said := _without_splits(one)).corrections]
+    fast: dict[int, dict[Any, Candidate]] = {}
+    largest = 0
     for _, (_, candidates, corrections) in near:
-        found = by_source.setdefault(id(candidates), {})
+        found = fast.setdefault(id(candidates), {})
         for position, _, _, _ in corrections[:_FASTEST]:
             if position not in found:
-                config, model = candidates[position]
-                is_candidate = model is not None and (is_vendor(config) or is_half_filled(model.tile_m, m))
-                found[position] = (
-                    [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False] if is_candidate else None
-                )
+                config, model = found[position] = candidates[position]
+                if model is not None and model.tile_m > largest and not is_vendor(config):
+                    largest = model.tile_m
+    for source, found in fast.items():
+        sums_of = by_source[source] = {}
+        for position, (config, model) in found.items():
+            if model is not None and (
+                is_vendor(config) or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups)
+            ):
+                sums_of[position] = [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
     if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
         return []
     for apart, (_, candidates, corrections) in near:
@@ -321,9 +328,9 @@ def estimates(
                 if is_stale:
                     sums[6] = True
     of_config: dict[AnyConfig, list[Any]] = {}
-    for found in by_source.values():
-        for sums in found.values():
-            if sums is not None and (same := of_config.setdefault(sums[0], sums)) is not sums:
+    for sums_of in by_source.values():
+        for sums in sums_of.values():
+            if (same := of_config.setdefault(sums[0], sums)) is not sums:
                 same[3] += sums[3]
                 same[4] += sums[4]
                 same[5] += sums[5]
