@@ -19,6 +19,8 @@ SCALES = ("row", "tensor", "none", "block", "block_1d")
 ACCUMULATIONS = ("fast", "slow")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
+_KIN = {"row": "tensor", "tensor": "row"}
+
 MAX_SIZE = 2**31 - 1
 """Of m, n and k, as the ops have it."""
 
@@ -84,6 +86,12 @@ class Key:
         *groups, n, k, m = sizes
         num_groups = groups[0] if groups else self.num_groups
         return unchecked(Key, {**self.__dict__, "n": n, "k": k, "m": m, "num_groups": num_groups})
+
+    @property
+    def kin(self) -> Key | None:
+        """The problem with those other scales that the same kernels take, in the same time; None if no others are."""
+        scales = _KIN.get(self.scales)
+        return unchecked(Key, {**self.__dict__, "scales": scales}) if scales else None
 
     @property
     def shape(self) -> str:

@@ -24,10 +24,11 @@ from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.tuning import samples as samples_format
 from stoneware.tuning import table_file, time_fit
-from stoneware.tuning.choose import choose
+from stoneware.tuning.choose import choose, is_vendor
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Table
 from stoneware.tuning.table_entry import Choice, Entry
+from stoneware.tuning.time_model import TimeModel
 
 OTHER_16_BIT = {"bf16": "fp16", "fp16": "bf16"}
 
@@ -109,33 +110,61 @@ def _blocks(
     """What a table holds of one device, by family: the entries of its samples, and their models.
 
     The models of a block of `lenders` are taken that has as many (n, k) of the device, or also more entries
-    of another device, so that a look-up finds the measurements of both told in them.
+    of another device, so that a look-up finds the measurements of both told in them; and of families that
+    are kin (`Key.kin`) the one with fewer (n, k) takes those that the other one has of our kernels.
     """
     found = entries(samples, manifest, fingerprint.compute_capability)
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in found:
         families.setdefault(entry.key.family, {}).setdefault(entry.key.sizes, []).append(entry)
-    lent: dict[AnyKey, Block] = {}
-    for family, by_sizes in families.items():
-        num_weights = len({sizes[:-1] for sizes in by_sizes})
-        blocks = [
-            block
-            for table in lenders
-            for is_other_device, near in enumerate(table.near(fingerprint))
-            for _, device in near[:1]
-            if (block := device.block(family)) and block.has_models and len(block.first_sizes) >= num_weights
-            if not is_other_device or block.num_entries > len(by_sizes)
-        ]
-        if blocks:
-            lent[family] = max(blocks, key=lambda block: len(block.first_sizes))
-    known = {family: block.models for family, block in lent.items()}
-    models = time_fit.models(found, manifest, fingerprint.num_sms, known)
-    made = {}
-    for family in sorted(families):
-        fitted = models.get(family, {})
-        name = lent[family].models_name if family in lent and fitted else time_fit.name_of(fitted)
-        made[family] = Block(family, families[family], fitted, name)
-    return made
+    num_weights = {family: len({sizes[:-1] for sizes in by_sizes}) for family, by_sizes in families.items()}
+    smaller = {
+        family: kin
+        for family in families
+        if isinstance(family, Key) and (kin := family.kin) is not None and num_weights.get(kin, 0) > num_weights[family]
+    }
+    made: dict[AnyKey, Block] = {}
+    for some in (families.keys() - smaller.keys(), smaller):
+        lent: dict[AnyKey, Block] = {}
+        for family in some:
+            blocks = _lenders(family, num_weights[family], len(families[family]), fingerprint, lenders)
+            if family in smaller:
+                blocks.append(made[smaller[family]])
+            blocks = [block for block in blocks if block.has_models]
+            if blocks:
+                lent[family] = max(blocks, key=lambda block: len(block.first_sizes))
+        models = time_fit.models(
+            [entry for entry in found if entry.key.family in some],
+            manifest,
+            fingerprint.num_sms,
+            {family: _models_for(family, lender) for family, lender in lent.items()},
+        )
+        for family in some:
+            fitted = models.get(family, {})
+            name = lent[family].models_name if family in lent and fitted else time_fit.name_of(fitted)
+            made[family] = Block(family, families[family], fitted, name)
+    return {family: made[family] for family in sorted(made)}
+
+
+def _lenders(
+    family: AnyKey, num_weights: int, num_entries: int, fingerprint: DeviceFingerprint, tables: Iterable[Table]
+) -> list[Block]:
+    """The family's blocks of tables that have as much of a device as is given, or more of another one."""
+    return [
+        block
+        for table in tables
+        for is_other_device, near in enumerate(table.near(fingerprint))
+        for _, device in near[:1]
+        if (block := device.block(family)) and len(block.first_sizes) >= num_weights
+        if not is_other_device or block.num_entries > num_entries
+    ]
+
+
+def _models_for(family: AnyKey, lender: Block) -> dict[AnyConfig, TimeModel]:
+    """What a block lends: of its kin only our kernels, whose times do not depend on the scales."""
+    return {
+        config: model for config, model in lender.models.items() if lender.family == family or not is_vendor(config)
+    }
 
 
 def entries(

@@ -26,6 +26,7 @@ answers are, and why these rules: docs/design/table.md.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ from stoneware.tuning.sources import OVERLAY, Place, Source
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 
 if TYPE_CHECKING:
-    from stoneware.tuning.time_model import Corrections
+    from stoneware.tuning.time_model import Corrections, Estimate
 
 
 class Layer(enum.StrEnum):
@@ -84,6 +85,7 @@ class Found:
         behind them; else 0.
       modelled_from: the nearest of these on the device in `place`, whose `place` it is then.
       num_of_other_device: how many of these are of a device that is not the one in `place`.
+      num_of_kin: how many were measured with other scales (`Key.kin`).
       is_mostly_other_device: whether those decide more than the rest.
     """
 
@@ -94,6 +96,7 @@ class Found:
     num_modelled_from: int = 0
     modelled_from: Key | None = None
     num_of_other_device: int = 0
+    num_of_kin: int = 0
     is_mostly_other_device: bool = False
 
     @property
@@ -167,7 +170,9 @@ def answers(
         places = list(_places(family, device, sources, is_other_device))
         if places:
             others = () if is_other_device else _places(family, device, sources, True)
-            yield from _answers(key, places, kernel_sha256, has_one_order, others)
+            kin = family.kin if isinstance(family, Key) else None
+            kins = () if kin is None else _places(kin, device, sources, is_other_device)
+            yield from _answers(key, places, kernel_sha256, has_one_order, others, kins)
 
 
 _MOST_CHOICES = 6
@@ -186,7 +191,12 @@ def _places(
 
 
 def _answers(
-    key: AnyKey, places: Sequence[Place], kernel_sha256: str, has_one_order: bool, others: Iterable[Place]
+    key: AnyKey,
+    places: Sequence[Place],
+    kernel_sha256: str,
+    has_one_order: bool,
+    others: Iterable[Place],
+    kins: Iterable[Place],
 ) -> Iterator[Found]:
     sizes = key.sizes
 
@@ -208,7 +218,8 @@ def _answers(
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):
-        yield from _modelled(key, _of_one_device(places), _of_one_device(list(others)), has_one_order)
+        of_one = [_of_one_device(list(some)) for some in (places, others, kins)]
+        yield from _modelled(key, of_one[0], of_one[1], of_one[2], has_one_order)
     for layer, near in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
         best = near(key, places)
         if best is not None:
@@ -221,10 +232,12 @@ def _of_one_device(places: Sequence[Place]) -> Sequence[Place]:
     return [place for place in places if not place.is_other_device or place.distance == least]
 
 
-def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_one_order: bool) -> Iterator[Found]:
+def _modelled(
+    key: Key, places: Sequence[Place], others: Sequence[Place], kins: Sequence[Place], has_one_order: bool
+) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the least expected time first;
     nothing where too little was measured for that. If more was measured on another device, it counts
-    too."""
+    too, and so does what our kernels took with other scales (`Key.kin`)."""
     from stoneware.tuning import nearest, time_model
 
     most, most_of_others = (max((one.block.num_entries for one in some), default=0) for some in (places, others))
@@ -248,37 +261,28 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
 
     near = nearest.near_problems(key, places)
     there: nearest.Near = []
+    of_kin: nearest.Near = []
+    if kins:
+        near, of_kin = nearest.nearest_of_both(near, nearest.near_problems(key, kins), "kin")
     if others:
-        near, there = nearest.nearest_of_both(near, nearest.near_problems(key, others))
+        near, there = nearest.nearest_of_both(near, nearest.near_problems(key, others), "device")
     own = saying(near)
+    measured_out_dtype, candidates, (chosen, *_) = own[0][1]
+    # Where the choice has no model, nothing is estimated, whatever the kin say.
+    ours = time_model.without_vendor(saying(of_kin)) if candidates[chosen[0]][1] is not None else []
+    own = sorted([*own, *ours], key=operator.itemgetter(0))
     said, share = time_model.with_other_device(own, saying(there)) if there else (own, 0.0)
     # Beside another device's this one's problems tell the scale of times.
     strangeness = 1.0 if places[0].is_other_device else share / 2
     found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups, strangeness)
-    choices = tuple(
-        [
-            unchecked(
-                Choice,
-                {
-                    "config": one.config,
-                    "median_us": float(f"{one.us:.4g}"),
-                    "spread_us": 0.0,
-                    "run": MODELLED_RUN,
-                    "is_stale": one.is_stale,
-                    "kernel_sha256": "",
-                    "interval_us": one.interval_us,
-                },
-            )
-            for one in found[:_MOST_CHOICES]
-        ]
-    )
+    choices = tuple(map(_choice, found[:_MOST_CHOICES]))
     if not choices:
         return
     entry = Entry(
         key=key,
         choices=choices,
         rule=f"the least expected time of {len(found)} as modelled",
-        measured_out_dtype=own[0][1].measured_out_dtype,
+        measured_out_dtype=measured_out_dtype,
     )
     _, sizes, place = near[0]
     yield Found(
@@ -289,8 +293,22 @@ def _modelled(key: Key, places: Sequence[Place], others: Sequence[Place], has_on
         num_modelled_from=len(said),
         modelled_from=key.with_sizes(sizes),
         num_of_other_device=len(said) - len(own),
+        num_of_kin=len(ours),
         is_mostly_other_device=share > 0.5,
     )
+
+
+def _choice(estimate: Estimate) -> Choice:
+    values = {
+        "config": estimate.config,
+        "median_us": float(f"{estimate.us:.4g}"),
+        "spread_us": 0.0,
+        "run": MODELLED_RUN,
+        "is_stale": estimate.is_stale,
+        "kernel_sha256": "",
+        "interval_us": estimate.interval_us,
+    }
+    return unchecked(Choice, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +436,8 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
         low_us, high_us = chosen.interval_us
         others = f", {found.num_of_other_device} of them of another device" if found.num_of_other_device else ""
         which = "its own nearest" if others else "the nearest"
+        if found.num_of_kin:
+            others += f", {found.num_of_kin} with {found.modelled_from.kin.scales} scales"
         notes = [
             f"{chosen.median_us:.2f} us modelled for {name}, between {low_us:.2f} and {high_us:.2f} with 90 %",
             f"from {found.num_modelled_from} measured problems{others}, {which} {found.modelled_from.shape}",

@@ -17,8 +17,15 @@ _NEAR_WEIGHTS = 40
 """How many (n, k) are asked for problems that correct a model."""
 
 MOST_PROBLEMS = 16
-"""How many problems correct one, with another device's up to `_LEAST_OWN` more: those of these (n, k) that are
-nearest with their m. A near (n, k) that was measured at a far m says little."""
+"""How many problems correct one, those of these (n, k) that are nearest with their m. A near (n, k) that was measured
+at a far m says little."""
+
+_MOST_OF_BOTH = {"kin": 20, "device": MOST_PROBLEMS}
+_APART_BY = {"kin": 0.1, "device": 1.0}
+"""The same with those of kin (`Key.kin`) or of another device, and what is added to the distance of these."""
+
+_LEAST_OWN = 8
+"""Problems of one's own that count in any case: they tell the vendor library's times, and the scale of the device's."""
 
 Near = list[tuple[float, Sizes, Place]]
 """Measured problems, nearest first: how far each is, its sizes and its place."""
@@ -37,18 +44,11 @@ def near_problems(key: Key, places: Sequence[Place]) -> Near:
     return [(distance, sizes, place) for distance, _, sizes, place in found[:MOST_PROBLEMS]]
 
 
-_APART_BY_DEVICE = 1.0
-"""Added to the distance of a problem that was measured on another device."""
-
-_LEAST_OWN = 8
-"""Problems of this device that count in any case: they tell the scale of its times."""
-
-
-def nearest_of_both(own: Near, other: Near) -> tuple[Near, Near]:
-    """Of the near problems of this device and of another one those that are the nearest, with the
-    distances of the other's as they count here."""
-    other = [(distance + _APART_BY_DEVICE, sizes, place) for distance, sizes, place in other]
-    farthest = sorted(distance for distance, *_ in (*own, *other))[:MOST_PROBLEMS][-1]
+def nearest_of_both(own: Near, other: Near, what: str) -> tuple[Near, Near]:
+    """Of near problems of one's own and others those that are the nearest, with the distances of the others as they
+    count here; `what` these differ in, "kin" or "device"."""
+    other = [(distance + _APART_BY[what], sizes, place) for distance, sizes, place in other]
+    farthest = sorted(distance for distance, *_ in (*own, *other))[: _MOST_OF_BOTH[what]][-1]
     kept = [one for position, one in enumerate(own) if position < _LEAST_OWN or one[0] <= farthest]
     return kept, [one for one in other if one[0] <= farthest]
 

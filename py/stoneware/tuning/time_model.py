@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoneware.kernels.config import AnyConfig
@@ -219,10 +219,21 @@ def _mean_ratio(near: Sequence[tuple[float, Corrections]]) -> float:
     return ratios / weights if weights else 1.0
 
 
-def _without_splits(said: Corrections) -> Corrections:
-    candidates = said.candidates
-    kept = [one for one in said.corrections if getattr(candidates[one[0]][0], "splits", 1) == 1]
-    return said._replace(corrections=kept)
+def without_vendor(near: Iterable[tuple[float, Corrections]]) -> list[tuple[float, Corrections]]:
+    """What near problems say of our kernels."""
+    return _of_configs(near, lambda config: not is_vendor(config))
+
+
+def _of_configs(
+    near: Iterable[tuple[float, Corrections]], is_kept: Callable[[AnyConfig], bool]
+) -> list[tuple[float, Corrections]]:
+    """What near problems say of some configs, without those that say nothing of these."""
+    found = []
+    for apart, said in near:
+        corrections = [one for one in said.corrections if is_kept(said.candidates[one[0]][0])]
+        if corrections:
+            found.append((apart, said._replace(corrections=corrections)))
+    return found
 
 
 class Estimate(NamedTuple):
@@ -293,7 +304,7 @@ def estimates(
     # fullness, sums of weights, of ratios and of their squares, is_stale.
     by_source: dict[int, dict[Any, list[Any]]] = {}
     if has_one_order:
-        near = [(apart, said) for apart, one in near if (said := _without_splits(one)).corrections]
+        near = _of_configs(near, lambda config: getattr(config, "splits", 1) == 1)
     fast: dict[int, dict[Any, Candidate]] = {}
     largest = 0
     for _, (_, candidates, corrections) in near:
