@@ -16,7 +16,8 @@ For a batch of products nothing is modelled. There 3 answers from an m at most t
 never, since the vendor library has kernels for small products of which we have none.
 
 2 to 4 are gone through for measurements on this device, then for those on the nearest other device
-of its compute capability. If that one has more of them, they count in modelled entries too.
+of its compute capability. If that one has more of them, they count in modelled entries too, and so
+do our kernels' times with other scales that do not change them (`Key.kin`).
 
 An answer that the installation or the device refuses is kept as a Refusal and the next choice is
 asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a device. How good the
