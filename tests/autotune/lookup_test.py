@@ -290,5 +290,5 @@ def test_near_weights_are_those_whose_rows_are_aligned_alike(k, element_bytes, n
     """Of 4000, 4016, 4112 and 4128 elements, rows of 32 and 16 bytes more than a multiple of 64."""
     entries = {(4096, near_k, 16): () for near_k in (4000, 4016, 4112, 4128)}
     place = Place(None, 0, None, Block(small.key().family, entries), 0.0)
-    _, (_, near_k) = nearest.near_weights((4096, k), element_bytes, (place,))[0]
+    _, (_, near_k) = nearest.near_weights((4096, k), element_bytes, [place])[0]
     assert near_k == nearest_k

@@ -53,7 +53,7 @@ def test_two_devices_of_one_table_are_told_in_the_models_of_one(baked, tmp_path)
     h100 = small.write_device(tmp_path / "h100", few, small.H100, [small.run("h100", small.H100)], aliases=("h100",))
     both = table_file.decode(bake("scaled_mm", [*h200, *h100], small.manifest()), "both", "scaled_mm")
     of_h100, of_h200 = (both.near(device)[0][0][1].block(small.key().family) for device in (small.H100, small.H200))
-    assert of_h100.models == of_h200.models and of_h100.models_name == of_h200.models_name
+    assert of_h100.models == of_h200.models and of_h100.models_names == of_h200.models_names
     num_mixed = 0
     for m, n, k in BETWEEN:
         found, here = find(both, m=m, n=n, k=k, device=small.H100), find(both, m=m, n=n, k=k).choice
@@ -73,8 +73,8 @@ def test_a_store_of_a_device_that_the_wheel_lacks_is_told_in_the_models_of_anoth
         return make_table("scaled_mm", slower, small.manifest(), known=baked).devices[0].block(small.key().family)
 
     of_wheel = baked.devices[0].block(small.key().family)
-    assert block(samples(((5120, 5120),), (16, 32))).models_name == of_wheel.models_name
-    assert block(samples()).models_name != of_wheel.models_name, "as much was measured here"
+    assert block(samples(((5120, 5120),), (16, 32))).models_names == of_wheel.models_names
+    assert block(samples()).models_names != of_wheel.models_names, "as much was measured here"
 
 
 def test_two_other_devices_are_not_mixed(baked, tmp_path):

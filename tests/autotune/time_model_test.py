@@ -4,11 +4,13 @@ were not measured."""
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import math
 import random
 import struct
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -217,6 +219,17 @@ def test_near_measurements_correct_the_model():
         assert us == pytest.approx(off[config] * true_us(config, 64, 4352, 4096), rel=1e-3)
 
 
+def test_only_what_would_be_raced_is_estimated():
+    """A tile of 16 rows at m = 200, if all tiles run at once."""
+    said = Corrections("bf16", dict(enumerate(TRUTH.items())), [(at, 0, 1.0, 1.0) for at in range(len(TRUTH))])
+
+    def configs(m, n, num_groups=0):
+        return {one.config for one in estimates(m, n, 4096, [(0.1, said)], num_groups)}
+
+    assert configs(200, 128) == configs(128, 8192) == configs(200, 128, 5) == {BIG, TINY, SMALL, small.VENDOR}
+    assert configs(200, 8192) == configs(200, 128, 6) == {BIG, SMALL, small.VENDOR}
+
+
 def test_nearer_and_equally_full_measurements_count_for_more():
     model = TRUTH[SMALL]
     _, full = model.at(64, 4096, 4096)
@@ -271,7 +284,7 @@ def test_store_table_tells_its_measurements_in_the_models_of_the_wheel(baked, mo
     store = sources.table_of_samples("scaled_mm", own, known=baked)
     family = small.key().family
     block, of_wheel = (one.devices[0].block(family) for one in (store, baked))
-    assert block.models_name == of_wheel.models_name
+    assert block.models_names == of_wheel.models_names
     assert block.models == of_wheel.models
     alone = sources.table_of_samples("scaled_mm", own).devices[0].block(family)
     assert (alone.has_models, alone.models) == (False, {})
@@ -294,10 +307,20 @@ def test_store_with_more_weights_than_the_wheel_has_models_of_its_own(tmp_path):
 
     more = block([replace(one, median_us=1.1 * one.median_us) for one in samples()])
     of_wheel = wheel.devices[0].block(family)
-    assert more.models_name != of_wheel.models_name and more.models.keys() == TRUTH.keys()
+    assert more.models_names != of_wheel.models_names and more.models.keys() == TRUTH.keys()
     fewer = block(samples()[: 4 * len(M_VALUES) * 6])
-    assert fewer.models_name == of_wheel.models_name
+    assert fewer.models_names == of_wheel.models_names
     assert fewer.models == of_wheel.models
+
+
+def test_what_a_look_up_keeps_goes_with_its_table(baked, tmp_path):
+    """That of a store is made anew with each measurement."""
+    own = small.bake_samples(tmp_path, samples(((5120, 5120),), (16, 32)))
+    assert find(own, baked, m=24, n=5120, k=5120).modelled_from
+    gone = weakref.ref(own)
+    del own
+    gc.collect()
+    assert gone() is None
 
 
 def test_of_two_sources_with_the_same_problem_the_first_counts(baked):

@@ -122,7 +122,13 @@ def is_worth_timing(kernel: KernelRecord, key: Key, largest: int) -> bool:
 
 def is_near(rows: int, columns: int, largest: int, m: int, n: int, num_groups: int = 0) -> bool:
     """Whether a tile may be the fastest at a problem (docs/design/table.md): half of its rows are filled; and m
-    has no more than eight of it, or all of them run at once, or no tile has many more rows."""
+    has no more than eight of it, or all of them run at once, before k is split, or no tile has many more rows.
+
+    Args:
+      rows, columns: of the tile.
+      largest: rows of the largest tile that is compared.
+      m, n, num_groups: of the problem.
+    """
     return is_half_filled(rows, m) and (
         min(m, _LARGE_M) <= 8 * rows
         or 5 * rows >= 3 * largest

@@ -109,9 +109,9 @@ def _blocks(
 ) -> dict[AnyKey, Block]:
     """What a table holds of one device, by family: the entries of its samples, and their models.
 
-    The models of a block of `lenders` are taken that has as many (n, k) of the device, or also more entries
-    of another device, so that a look-up finds the measurements of both told in them; and of families that
-    are kin (`Key.kin`) the one with fewer (n, k) takes those that the other one has of our kernels.
+    Models are taken from a block of `lenders` (`_lenders`), so that a look-up finds the measurements of both
+    told in them; else, of families that are kin (`Key.kin`), the one with fewer (n, k) takes those that the
+    other one has of our kernels.
     """
     found = entries(samples, manifest, fingerprint.compute_capability)
     families: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
@@ -128,9 +128,8 @@ def _blocks(
         lent: dict[AnyKey, Block] = {}
         for family in some:
             blocks = _lenders(family, num_weights[family], len(families[family]), fingerprint, lenders)
-            if family in smaller:
-                blocks.append(made[smaller[family]])
-            blocks = [block for block in blocks if block.has_models]
+            if not blocks and family in smaller and made[smaller[family]].has_models:
+                blocks = [made[smaller[family]]]
             if blocks:
                 lent[family] = max(blocks, key=lambda block: len(block.first_sizes))
         models = time_fit.models(
@@ -141,21 +140,26 @@ def _blocks(
         )
         for family in some:
             fitted = models.get(family, {})
-            name = lent[family].models_name if family in lent and fitted else time_fit.name_of(fitted)
-            made[family] = Block(family, families[family], fitted, name)
+            names = time_fit.names_of(fitted)
+            if family in lent:
+                lenders_names = lent[family].models_names
+                of_vendor = lenders_names[1] if lent[family].family == family else names[1]
+                names = lenders_names[0] if names[0] else "", of_vendor if names[1] else ""
+            made[family] = Block(family, families[family], fitted, names)
     return {family: made[family] for family in sorted(made)}
 
 
 def _lenders(
     family: AnyKey, num_weights: int, num_entries: int, fingerprint: DeviceFingerprint, tables: Iterable[Table]
 ) -> list[Block]:
-    """The family's blocks of tables that have as much of a device as is given, or more of another one."""
+    """The family's blocks with models that have at least as many (n, k) of the device as are given, or of another
+    one more entries, too."""
     return [
         block
         for table in tables
         for is_other_device, near in enumerate(table.near(fingerprint))
         for _, device in near[:1]
-        if (block := device.block(family)) and len(block.first_sizes) >= num_weights
+        if (block := device.block(family)) and block.has_models and len(block.first_sizes) >= num_weights
         if not is_other_device or block.num_entries > num_entries
     ]
 

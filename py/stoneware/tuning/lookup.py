@@ -16,8 +16,8 @@ For a batch of products nothing is modelled. There 3 answers from an m at most t
 never, since the vendor library has kernels for small products of which we have none.
 
 2 to 4 are gone through for measurements on this device, then for those on the nearest other device
-of its compute capability. If that one has more of them, they count in modelled entries too, and so
-do our kernels' times with other scales that do not change them (`Key.kin`).
+of its compute capability. If that one has more of them, they count in modelled entries too. Our
+kernels' times with other scales always do, if these do not change them (`Key.kin`).
 
 An answer that the installation or the device refuses is kept as a Refusal and the next choice is
 asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a device. How good the
@@ -84,7 +84,8 @@ class Found:
       key: what was asked.
       num_modelled_from: where the entry's times were modelled, how many measured problems are
         behind them; else 0.
-      modelled_from: the nearest of these on the device in `place`, whose `place` it is then.
+      modelled_from: the nearest of these with the key's scales on the device in `place`, whose `place` it is
+        then.
       num_of_other_device: how many of these are of a device that is not the one in `place`.
       num_of_kin: how many were measured with other scales (`Key.kin`).
       is_mostly_other_device: whether those decide more than the rest.
@@ -219,8 +220,9 @@ def _answers(
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):
-        of_one = [_of_one_device(list(some)) for some in (places, others, kins)]
-        yield from _modelled(key, of_one[0], of_one[1], of_one[2], has_one_order)
+        of_one, others = _of_one_device(places), _of_one_device(list(others))
+        kins = [one for one in kins if not one.is_other_device or one.distance == of_one[0].distance]
+        yield from _modelled(key, of_one, others, kins, has_one_order)
     for layer, near in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
         best = near(key, places)
         if best is not None:
@@ -237,8 +239,8 @@ def _modelled(
     key: Key, places: Sequence[Place], others: Sequence[Place], kins: Sequence[Place], has_one_order: bool
 ) -> Iterator[Found]:
     """The candidates at the key's own shape with modelled times, the least expected time first;
-    nothing where too little was measured for that. If more was measured on another device, it counts
-    too, and so does what our kernels took with other scales (`Key.kin`)."""
+    nothing where too little was measured for that. What was measured on another device counts too, if that is
+    more, and what our kernels took with other scales (`Key.kin`)."""
     from stoneware.tuning import nearest, time_model
 
     most, most_of_others = (max((one.block.num_entries for one in some), default=0) for some in (places, others))
@@ -253,12 +255,18 @@ def _modelled(
     if modelled is None:
         return
 
-    def saying(near: nearest.Near) -> list[tuple[float, Corrections]]:
-        said = []
+    names, models = modelled.block.models_names, modelled.block.models
+
+    def saying(near: nearest.Near, num_names: int = 2) -> list[tuple[float, Corrections]]:
+        found = []
         for distance, sizes, place in near:
-            has_these = place.block.models_name == modelled.block.models_name
-            said.append((distance, place.block.corrections(sizes, None if has_these else modelled.block.models)))
-        return said
+            has_these = place.block.models_names[:num_names] == names[:num_names]
+            said = place.block.corrections(sizes, None if has_these else models)
+            if has_one_order:
+                said = time_model.without_splits(said)
+            if said.corrections:
+                found.append((distance, said))
+        return found
 
     near = nearest.near_problems(key, places)
     there: nearest.Near = []
@@ -268,14 +276,15 @@ def _modelled(
     if others:
         near, there = nearest.nearest_of_both(near, nearest.near_problems(key, others), "device")
     own = saying(near)
-    measured_out_dtype, candidates, (chosen, *_) = own[0][1]
-    # Where the choice has no model, nothing is estimated, whatever the kin say.
-    ours = time_model.without_vendor(saying(of_kin)) if candidates[chosen[0]][1] is not None else []
+    if not own or not time_model.has_model(own[0][1]):
+        return  # better the nearest entry than a comparison without its choice
+    measured_out_dtype = own[0][1].measured_out_dtype
+    ours = time_model.of_kin(saying(of_kin, 1))
     own = sorted([*own, *ours], key=operator.itemgetter(0))
     said, share = time_model.with_other_device(own, saying(there)) if there else (own, 0.0)
     # Beside another device's this one's problems tell the scale of times.
     strangeness = 1.0 if places[0].is_other_device else share / 2
-    found = time_model.estimates(key.m, key.n, key.k, said, has_one_order, key.num_groups, strangeness)
+    found = time_model.estimates(key.m, key.n, key.k, said, key.num_groups, strangeness)
     choices = tuple(map(_choice, found[:_MOST_CHOICES]))
     if not choices:
         return
@@ -436,9 +445,9 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
     if found.modelled_from:
         low_us, high_us = chosen.interval_us
         others = f", {found.num_of_other_device} of them of another device" if found.num_of_other_device else ""
-        which = "its own nearest" if others else "the nearest"
         if found.num_of_kin:
             others += f", {found.num_of_kin} with {found.modelled_from.kin.scales} scales"
+        which = "its own nearest" if others else "the nearest"
         notes = [
             f"{chosen.median_us:.2f} us modelled for {name}, between {low_us:.2f} and {high_us:.2f} with 90 %",
             f"from {found.num_modelled_from} measured problems{others}, {which} {found.modelled_from.shape}",

@@ -11,18 +11,20 @@ from collections.abc import Sequence
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.tile_rule import ELEMENT_BYTES, LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
-from stoneware.tuning.table import Sizes, size_log
+from stoneware.tuning.table import Block, Sizes, size_log
 
 _NEAR_WEIGHTS = 40
 """How many (n, k) are asked for problems that correct a model."""
 
 MOST_PROBLEMS = 16
-"""How many problems correct one, those of these (n, k) that are nearest with their m. A near (n, k) that was measured
-at a far m says little."""
+"""How many problems of one kind correct one, those of these (n, k) that are nearest with their m. A near (n, k) that
+was measured at a far m says little."""
 
 _MOST_OF_BOTH = {"kin": 20, "device": MOST_PROBLEMS}
+"""How many do with those of kin (`Key.kin`), or with those of another device."""
+
 _APART_BY = {"kin": 0.1, "device": 1.0}
-"""The same with those of kin (`Key.kin`) or of another device, and what is added to the distance of these."""
+"""What is added to the distance of these."""
 
 _LEAST_OWN = 8
 """Problems of one's own that count in any case: they tell the vendor library's times, and the scale of the device's."""
@@ -35,7 +37,7 @@ def near_problems(key: Key, places: Sequence[Place]) -> Near:
     """The measured problems that tell of an op's problem."""
     *first, m = key.sizes
     found = []
-    for apart, weight in near_weights(tuple(first), ELEMENT_BYTES[key.a_dtype], tuple(places)):
+    for apart, weight in near_weights(tuple(first), ELEMENT_BYTES[key.a_dtype], places):
         for place, around in _around(places, weight, m):
             for near_m in around:
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
@@ -85,9 +87,28 @@ def _aparts_by_alignment(aligned: int) -> list[float]:
     ]
 
 
-@functools.lru_cache(maxsize=64)  # a model asks for a few n and k, each at many m
+_MOST_KEPT = 64
+"""A model asks for a few n and k, each at many m."""
+
+
 def near_weights(
-    sizes: tuple[int, ...], element_bytes: int, places: tuple[Place, ...]
+    sizes: tuple[int, ...], element_bytes: int, places: Sequence[Place]
+) -> list[tuple[float, tuple[int, ...]]]:
+    """`_near_weights`, kept with the block that is asked first: the table of a user's store, which comes before
+    the wheel's, is made anew when the store changes."""
+    blocks = [place.block for place in places]
+    kept = blocks[0].kept
+    asked = sizes, element_bytes, *blocks[1:]
+    found = kept.get(asked)
+    if found is None:
+        if len(kept) >= _MOST_KEPT:
+            kept.clear()
+        found = kept[asked] = _near_weights(sizes, element_bytes, blocks)
+    return found
+
+
+def _near_weights(
+    sizes: tuple[int, ...], element_bytes: int, blocks: Sequence[Block]
 ) -> list[tuple[float, tuple[int, ...]]]:
     """The nearest n and k (and number of groups before them) that were measured, each with its distance,
     nearest first.
@@ -98,11 +119,11 @@ def near_weights(
     Args:
       sizes: of the problem, without m.
       element_bytes: of an element of a.
-      places: where was measured.
+      blocks: what was measured.
     """
-    weights = places[0].block.first_sizes
-    if len(places) > 1:
-        weights = list(dict.fromkeys(itertools.chain.from_iterable(place.block.first_sizes for place in places)))
+    weights = blocks[0].first_sizes
+    if len(blocks) > 1:
+        weights = list(dict.fromkeys(itertools.chain.from_iterable(block.first_sizes for block in blocks)))
     # The distance of two sizes, (a - b)^2 / (a * b), is about the square of the logarithm of their
     # ratio, without libm.
     *groups, n, k = sizes

@@ -39,8 +39,9 @@ class Block:
       family: their key without sizes.
       entries: by sizes; of a kernel that was measured with several sources the newest first.
       models: of the configs that were measured often enough.
-      models_name: of the models that these are, or were taken from (`time_fit.name_of`): what two blocks
-        with one name say is told in the same models.
+      models_names: of the models of our kernels and of the vendor library's, as they are or were taken from
+        another block (`time_fit.names_of`). What two blocks with one name say of these configs is told in the
+        same models, but for configs that the other block did not have.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class Block:
         family: AnyKey,
         entries: Mapping[Sizes, Sequence[Entry]],
         models: Mapping[AnyConfig, TimeModel] | None = None,
-        models_name: str = "",
+        models_names: tuple[str, str] = ("", ""),
     ) -> None:
         self.family = family
         self.models = models or {}
         self.has_models = bool(models)
-        self.models_name = models_name
+        self.models_names = models_names
         self.num_entries = len(entries)
         self._entries = {sizes: entries[sizes] for sizes in sorted(entries)}
 
@@ -121,6 +122,11 @@ class Block:
         if sizes not in found:
             found[sizes] = corrections_of(self.entry(sizes), candidates, *all_models)
         return found[sizes]
+
+    @functools.cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What a look-up keeps of this block and of those that it asks after it (`nearest.near_weights`)."""
+        return {}
 
     _made: tuple[Any, dict[AnyConfig, Candidate], dict[Sizes, Corrections]] | None = None
     """The models that `corrections` was given, the candidates, and what it gave at which sizes."""

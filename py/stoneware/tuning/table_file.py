@@ -6,7 +6,7 @@ family of each device a block of little-endian columns:
     header   schema, op, digest, configs, runs, rules, out dtypes; each device with, for each of its
              families, the key, its configs (positions among all), where its block begins (offset
              from the end of the header), how many groups, entries and corrections it has, and the
-             name of its models
+             names of its models
 
     block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
              ends of groups  u32, 0 and then how many entries there are up to the end of each group
@@ -124,7 +124,7 @@ class _Writer:
             "key": block.family.to_json(),
             "configs": [self.configs[one] for one in configs],
             "offset": self._offsets[data],
-            "models": block.models_name,
+            "models": list(block.models_names),
             **numbers,
         }
 

@@ -128,8 +128,8 @@ class _StoredBlock(Block):
     def __init__(self, family: AnyKey, content: Content, header: Mapping[str, Any]) -> None:
         self.family = family
         self.content = content
-        self.models_name = header["models"]
-        _check(isinstance(self.models_name, str), "models must be a text")
+        ours, vendors = _texts(header["models"], "models")
+        self.models_names = ours, vendors
         self._configs: list[int] = header["configs"]
         _check(
             isinstance(self._configs, list)
@@ -158,6 +158,7 @@ class _StoredBlock(Block):
         self._text_ends_at = at = at + 8 * min(num_sizes, 1) * self.num_entries
         at += 4 * (self.num_entries + 1)
         self.has_models = num_corrections > 0
+        _check(self.has_models == any(self.models_names), "a block must have a name of its models, if it has any")
         if self.has_models:
             self._correction_ends_at = at
             self._out_dtypes_at = at = at + 4 * (self.num_entries + 1)
@@ -294,10 +295,14 @@ class _StoredBlock(Block):
 
     def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
         if models is not None or not self.has_models:
-            return super().corrections(sizes, models)
+            return self._made_corrections(sizes, models)
         if sizes not in self._found_corrections:
             self._found_corrections[sizes] = self._read_corrections(sizes)
         return self._found_corrections[sizes]
+
+    @_checked
+    def _made_corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None) -> Corrections:
+        return super().corrections(sizes, models)
 
     @_checked
     def _read_corrections(self, sizes: Sizes) -> Corrections:

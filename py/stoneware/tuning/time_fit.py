@@ -98,11 +98,18 @@ def models(
     return found
 
 
-def name_of(models: Mapping[AnyConfig, TimeModel]) -> str:
-    """A name that other models do not have: what two blocks say that were told in models of one name can be
-    told together."""
-    content = [[config.to_json(), *models[config]] for config in sorted(models)]
-    return hashlib.sha256(canonical_json(content).encode("ascii")).hexdigest()[:16] if models else ""
+def names_of(models: Mapping[AnyConfig, TimeModel]) -> tuple[str, str]:
+    """Names that no other models have, of those of our kernels and of the vendor library's; empty for none.
+    What two blocks say that was told in models of one name can be told together."""
+    ours, vendors = [
+        [[config.to_json(), *models[config]] for config in sorted(models) if is_vendor(config) == of_vendor]
+        for of_vendor in (False, True)
+    ]
+    return _name(ours), _name(vendors)
+
+
+def _name(content: Sequence[object]) -> str:
+    return hashlib.sha256(canonical_json(content).encode("ascii")).hexdigest()[:16] if content else ""
 
 
 def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:

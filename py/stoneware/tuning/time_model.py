@@ -198,7 +198,7 @@ def with_other_device(
     here = _mean_ratio(own)
     scaled = []
     for apart, said in other:
-        if said.candidates[said.corrections[0][0]][1] is None:
+        if not has_model(said):
             continue
         scale = here / _mean_ratio([(apart, said)])
         ratios = [(at, is_stale, ratio * scale, full) for at, is_stale, ratio, full in said.corrections]
@@ -219,21 +219,28 @@ def _mean_ratio(near: Sequence[tuple[float, Corrections]]) -> float:
     return ratios / weights if weights else 1.0
 
 
-def without_vendor(near: Iterable[tuple[float, Corrections]]) -> list[tuple[float, Corrections]]:
-    """What near problems say of our kernels."""
-    return _of_configs(near, lambda config: not is_vendor(config))
-
-
-def _of_configs(
-    near: Iterable[tuple[float, Corrections]], is_kept: Callable[[AnyConfig], bool]
-) -> list[tuple[float, Corrections]]:
-    """What near problems say of some configs, without those that say nothing of these."""
+def of_kin(near: Iterable[tuple[float, Corrections]]) -> list[tuple[float, Corrections]]:
+    """What near problems of kin say of our kernels, without those whose fastest has no model."""
     found = []
     for apart, said in near:
-        corrections = [one for one in said.corrections if is_kept(said.candidates[one[0]][0])]
-        if corrections:
-            found.append((apart, said._replace(corrections=corrections)))
+        said = _of_configs(said, lambda config: not is_vendor(config))
+        if said.corrections and has_model(said):
+            found.append((apart, said))
     return found
+
+
+def without_splits(said: Corrections) -> Corrections:
+    """What is said of configs that do not split k."""
+    return _of_configs(said, lambda config: getattr(config, "splits", 1) == 1)
+
+
+def _of_configs(said: Corrections, is_kept: Callable[[AnyConfig], bool]) -> Corrections:
+    return said._replace(corrections=[one for one in said.corrections if is_kept(said.candidates[one[0]][0])])
+
+
+def has_model(said: Corrections) -> bool:
+    """Whether the fastest there has a model."""
+    return said.candidates[said.corrections[0][0]][1] is not None
 
 
 class Estimate(NamedTuple):
@@ -278,13 +285,7 @@ def _estimate(
 
 
 def estimates(
-    m: int,
-    n: int,
-    k: int,
-    near: Sequence[tuple[float, Corrections]],
-    has_one_order: bool = False,
-    num_groups: int = 0,
-    strangeness: float = 0.0,
+    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], num_groups: int = 0, strangeness: float = 0.0
 ) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem and would be raced here, the one
     with the least expected time first.
@@ -293,7 +294,6 @@ def estimates(
       m, n, k, num_groups: the problem.
       near: of each measured problem how far its sizes are, squared, and what it says, its choice
         first; the nearest problem first.
-      has_one_order: whether configs that split k are left out.
       strangeness: how far their times are those of another device, from 0 to 1.
 
     Returns:
@@ -303,8 +303,6 @@ def estimates(
     # By the object: each block names candidates in its own way. A list is config, modelled time,
     # fullness, sums of weights, of ratios and of their squares, is_stale.
     by_source: dict[int, dict[Any, list[Any]]] = {}
-    if has_one_order:
-        near = _of_configs(near, lambda config: getattr(config, "splits", 1) == 1)
     fast: dict[int, dict[Any, Candidate]] = {}
     largest = 0
     for _, (_, candidates, corrections) in near:
@@ -321,7 +319,7 @@ def estimates(
                 is_vendor(config) or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups)
             ):
                 sums_of[position] = [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
-    if not near or near[0][1].candidates[near[0][1].corrections[0][0]][1] is None:
+    if not near or not has_model(near[0][1]):
         return []
     for apart, (_, candidates, corrections) in near:
         nearest = apart + _NEAR
