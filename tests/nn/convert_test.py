@@ -59,6 +59,22 @@ def test_training_keeps_parameters_and_state_dict(model, recipe):
     assert type(model.up) is type(model.down) is torch.nn.Linear
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_undo_leaves_what_was_replaced_since_and_says_so(model, is_removed, caplog):
+    done = nn.convert(model)
+    if is_removed:
+        del model.up
+    else:
+        model.up = torch.nn.Sequential(model.up)
+    done.undo()
+    assert type(model.down) is torch.nn.Linear
+    assert is_removed or type(model.up) is torch.nn.Sequential
+    assert "undo left up as it is" in caplog.text
+    caplog.clear()
+    done.undo()
+    assert not caplog.text, "there is nothing left to take back"
+
+
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
 def test_an_evaluated_model_gets_frozen_weights(model, recipe):
     tokens = torch.arange(16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ from stoneware.nn.rms_norm import RMSNorm
 from stoneware.nn.swiglu import HALVES, ONE_CALL, SwiGLU
 
 Filter = Callable[[str, torch.nn.Module], bool]
+
+_LOG = logging.getLogger("stoneware.nn")
 
 HEADS = frozenset({"lm_head", "output", "embed_out", "score", "classifier", "router", "gate"})
 """Last names of layers that stay in 16 bits unless a filter says otherwise: the logits of a language
@@ -49,19 +52,36 @@ class Conversion:
     swapped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     blocks: dict[str, str] = field(default_factory=dict)
-    _back: dict[str, Callable[[Any], torch.nn.Module]] = field(default_factory=dict, repr=False)
-    """Name of each new module, in the order of the swaps -> what makes of it the one that stood there."""
+    _back: dict[str, tuple[type[torch.nn.Module], Callable[[Any], torch.nn.Module]]] = field(
+        default_factory=dict, repr=False
+    )
+    """Name of each new module, in the order of the swaps -> its class, and what makes of it the one that stood
+    there."""
 
     def undo(self) -> None:
         """Puts a torch.nn.Linear in the place of each layer that was swapped, and each other module back.
 
         It has the same parameters; a frozen fp8 weight is multiplied out in its old dtype, so that
-        its rounding remains.
+        its rounding remains. What another module was put in the place of since stays, with a warning.
         """
-        for name, back in reversed(self._back.items()):
-            _put(self.model, name, back(self.model.get_submodule(name)))
+        left = []
+        for name, (kind, back) in reversed(self._back.items()):
+            try:
+                now = self.model.get_submodule(name)
+            except AttributeError:  # it, or what it stood in, is gone
+                now = None
+            if isinstance(now, kind):
+                _put(self.model, name, back(now))
+            else:
+                left.append(name)
         for known in (self._back, self.blocks, self.swapped):
             known.clear()
+        if left:
+            _LOG.warning(
+                "undo left %s as it is: what convert put there was replaced or removed since; put the old module back "
+                "by hand if you need it",
+                ", ".join(reversed(left)),
+            )
 
     def __str__(self) -> str:
         num_experts = sum(name.endswith(_OF_EXPERTS) for name in self.blocks.values())
@@ -158,7 +178,7 @@ class _Swaps:
 
     def put_block(self, name: str, new: torch.nn.Module, was: torch.nn.Module) -> None:
         self.done.blocks[name] = type(new).__name__
-        self.done._back[name] = functools.partial(_give_back, was)
+        self.done._back[name] = type(new), functools.partial(_give_back, was)
         _put(self.model, name, new.train(was.training))
 
     def swap_linear(self, name: str, layer: Any) -> None:
@@ -172,7 +192,7 @@ class _Swaps:
             new = _like(Linear if self.recipe == BF16 else Float8Linear, layer, layer.weight)
             new.recipe, new.fuse_wgrad_accumulation = self.recipe, self.fuse_wgrad_accumulation
         self.done.swapped[name] = type(new).__name__ + ("" if self.recipe == BF16 else f", {self.recipe}")
-        self.done._back[name] = functools.partial(_plain, layer.weight.requires_grad)
+        self.done._back[name] = type(new), functools.partial(_plain, layer.weight.requires_grad)
         _put(self.model, name, new)
 
     def why_kept(self, name: str, layer: torch.nn.Linear) -> str | None:
