@@ -233,6 +233,21 @@ def test_experts_are_swapped_and_put_back(recipe, is_training, kind, limit):
         assert all(weights[name] is now for name, now in model.named_parameters())
 
 
+@pytest.mark.parametrize("options", [{}, {"strict": False}, {"assign": True}])
+def test_a_16_bit_checkpoint_of_experts_is_quantized_when_it_is_loaded(options):
+    model, other = (Sparse().bfloat16().eval() for _ in range(2))
+    x, checkpoint = torch.randn(9, 64).bfloat16(), other.state_dict()
+    nn.convert(other, "rowwise")
+    nn.convert(model, "rowwise")
+    assert not torch.equal(model(x), other(x))
+    model.load_state_dict(checkpoint, **options)
+    assert torch.equal(model(x), other(x))
+    assert model.experts.down_proj.dtype == torch.float8_e4m3fn
+    wrong = {**checkpoint, "experts.down_proj": checkpoint["experts.down_proj"][1:]}
+    with pytest.raises(RuntimeError, match="size mismatch for experts.down_proj"):
+        model.load_state_dict(wrong)
+
+
 @pytest.mark.parametrize("kind", [OtherMixture, BiasedMixture])
 def test_experts_that_compute_something_else_are_kept(kind):
     model = Sparse(kind).bfloat16().eval()

@@ -8,7 +8,7 @@ import torch
 
 from stoneware.nn import main_grad
 from stoneware.nn.arguments import autocast_dtype, check_x
-from stoneware.nn.inference import KeepsFloat8, frozen_parameter
+from stoneware.nn.inference import FP8, KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
@@ -147,7 +147,8 @@ class Experts(torch.nn.Module):
 
 
 class Float8InferenceExperts(KeepsFloat8, Experts):
-    """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x.
+    """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x. A weight of `Experts`' checkpoint
+    is quantized when it is loaded.
 
     Attributes:
       gate_up_proj_scale: [num_experts, 2 * intermediate_size] float32.
@@ -187,6 +188,16 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         values, scale = quantize(rows, "row")
         weight, weight_scale = getattr(self, name), getattr(self, f"{name}_scale")
         return grouped_mm(values, weight.mT, offs, scale.squeeze(-1), weight_scale, rows.dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Quantizes weights that are not fp8 yet."""
+        state_dict = {**state_dict}
+        for name in WEIGHTS:
+            weight, own = state_dict.get(prefix + name), getattr(self, name)
+            if weight is not None and weight.dtype not in FP8 and weight.shape == own.shape:
+                values, scale = quantize(weight.detach().to(weight.device if own.is_meta else own.device), "row")
+                state_dict |= {prefix + name: values, f"{prefix}{name}_scale": scale.squeeze(-1)}
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def dequantized(self, name: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         """The weight of this name, multiplied by its scales."""
