@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
 from typing import TYPE_CHECKING
@@ -42,6 +43,9 @@ _ROWS_TO_GUESS = 128
 
 _UNKNOWN_TILING = Tiling(m=128, n=128, k=128, cluster_m=1, cluster_n=1)
 """Of the vendor library: of 64, 128 and 256 squared it fits best."""
+
+_BLOCK_UNIT_M = 4
+"""Of the vendor library with block scales (ops/scaled_mm/vendor.py)."""
 
 _Row = tuple[int, int, int, int, float]
 """m, n, k, the groups and the median in µs."""
@@ -130,6 +134,7 @@ def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:
         a_bytes=ELEMENT_BYTES[family.a_dtype],
         b_bytes=ELEMENT_BYTES[family.b_dtype],
         out_bytes=ELEMENT_BYTES[family.out_dtype],
+        m_unit=_BLOCK_UNIT_M if is_vendor(config) and "block" in family.scales else 1,
     )
 
 
@@ -151,9 +156,7 @@ def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
     """The times, none below 0, with the least sum of squared relative errors, and that sum."""
     table = []
     for m, n, k, num_groups, us in rows:
-        waves, steps, work, unfilled, num_bytes, crossing, _ = model.counts(m, n, k, num_groups)
-        counts = 1, waves, waves * steps, work, work * unfilled, num_bytes, num_bytes * crossing
-        table.append([count / us for count in counts])
+        table.append([count / us for count in _terms(model, m, n, k, num_groups)])
     columns: list[Sequence[float]] = list(zip(*table))
     # Columns of one length, or rounding would decide.
     scales = [math.sqrt(math.fsum(map(mul, column, column))) or 1.0 for column in columns]
@@ -164,6 +167,15 @@ def _fit(model: TimeModel, rows: Sequence[_Row]) -> tuple[list[float], float]:
     off = [math.fsum(map(mul, row, times)) - 1 for row in zip(*columns)]
     error = math.fsum(map(mul, off, off))
     return [time / scale for time, scale in zip(times, scales)], error
+
+
+def _terms(model: TimeModel, m: int, n: int, k: int, num_groups: int) -> list[float]:
+    """What each of the model's times is multiplied by."""
+    if m % model.m_unit and m > model.m_unit:
+        whole, last = [_terms(model, rows, n, k, num_groups) for rows in (m - m % model.m_unit, model.m_unit)]
+        return [*map(operator.add, whole[:-1], last), 1]
+    waves, steps, work, unfilled, num_bytes, crossing, _ = model.counts(m, n, k, num_groups)
+    return [1, waves, waves * steps, work, work * unfilled, num_bytes, num_bytes * crossing, 0]
 
 
 def _non_negative(products: Sequence[Sequence[float]], target: Sequence[float]) -> list[float]:

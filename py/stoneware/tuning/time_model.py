@@ -9,6 +9,7 @@ kernel's own measurements (`time_fit.py`):
     + the part of the tiles' rows past m * the same     rows that no operand fills are not free
     + bytes * a byte                            the operands, once, and the result
     + the part of a line before the rows * the same     a row that begins within a cache line reads one more
+    + the same of a second product, and a part          the last rows, where a kernel takes m in whole units
 
 where blocks = tiles * splits, of all groups, steps are the tiles of k that a block goes through, and a wave is as
 many blocks as run at once. It is corrected by what measured times are of modelled ones at near
@@ -71,7 +72,9 @@ class TimeModel(NamedTuple):
       splits, max_swizzle: as of the config.
       slots: blocks that run at once.
       a_bytes, b_bytes, out_bytes: of an element.
-      launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us: the times above, in their order.
+      m_unit: rows of a unit of m; another product computes the last one of what is more.
+      launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us, part_us: the times above, in their
+        order.
     """
 
     tile_m: int
@@ -85,6 +88,7 @@ class TimeModel(NamedTuple):
     a_bytes: int
     b_bytes: int
     out_bytes: int
+    m_unit: int = 1
     launch_us: float = 0.0
     wave_us: float = 0.0
     step_us: float = 0.0
@@ -92,11 +96,15 @@ class TimeModel(NamedTuple):
     unfilled_us: float = 0.0
     byte_us: float = 0.0
     crossing_us: float = 0.0
+    part_us: float = 0.0
 
     def at(self, m: int, n: int, k: int, num_groups: int = 0) -> tuple[float, float]:
         """The time at a problem in µs, and the fullness: the part of the waves' blocks that there
         are. `num_groups`: each of m rows, with a b of its own; 0 for one product."""
-        launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us = self[-NUM_TIMES:]
+        if m % self.m_unit and m > self.m_unit:
+            us, fullness = self.at(m - m % self.m_unit, n, k, num_groups)
+            return us + self.at(self.m_unit, n, k, num_groups)[0] + self.part_us, fullness
+        launch_us, wave_us, step_us, work_us, unfilled_us, byte_us, crossing_us, _ = self[-NUM_TIMES:]
         waves, steps, work, unfilled, num_bytes, crossing, fullness = self.counts(m, n, k, num_groups)
         return (
             launch_us
@@ -134,7 +142,7 @@ class TimeModel(NamedTuple):
         )
 
 
-NUM_TIMES = 7
+NUM_TIMES = 8
 
 _HALF = struct.Struct("<2e")
 _RATIOS = 1e-4, 6e4
