@@ -17,6 +17,7 @@ import pytest
 import small_package as small
 from known_times import BETWEEN, BIG, M_VALUES, SMALL, TINY, TRUTH, WEIGHTS, find, near_enough, samples, true_us
 
+from stoneware.ops.grouped_mm.operands import ragged
 from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table
@@ -31,7 +32,7 @@ def baked(tmp_path_factory):
     return small.bake_samples(tmp_path_factory.mktemp("samples"), samples())
 
 
-def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132):
+def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132, scales="row"):
     entries = [
         Entry(
             key=sample.key,
@@ -41,7 +42,7 @@ def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132):
         for sample in taken
     ]
     found = time_fit.models(entries, kernels, num_sms)
-    return found.get(replace(small.key(), num_groups=num_groups).family, {})
+    return found.get(replace(small.key(scales=scales), num_groups=num_groups).family, {})
 
 
 @pytest.mark.parametrize("config", TRUTH)
@@ -59,6 +60,36 @@ def test_swizzled_tiles_are_rounded_up_as_the_tile_scheduler_does():
     assert (waves, work, fullness) == (1, 96, 96 / 120)
     assert unfilled == 1 - 9 / 12
     assert model._replace(max_swizzle=1).counts(9 * 128, 5 * 128, 128)[2] == 45
+
+
+def test_where_m_is_taken_in_whole_units_another_product_computes_the_last_rows():
+    """As torch's with block scales, m in fours."""
+    m_values = (16, 64, 300, 1022, 1024, 1027, 2048, 2049, 4095, 8192)
+    truth = TRUTH[small.VENDOR]._replace(m_unit=4, part_us=5.0)
+    us, last_us = (truth.at(m, 4096, 4096)[0] for m in (1024, 4))
+    assert truth.at(1027, 4096, 4096) == (pytest.approx(us + last_us + 5), truth.at(1024, 4096, 4096)[1])
+    taken = [
+        replace(one, key=replace(one.key, scales="block"), median_us=truth.at(one.key.m, one.key.n, one.key.k)[0])
+        for one in samples(m_values=m_values, configs=[small.VENDOR])
+    ]
+    model = models_of(taken, scales="block")[small.VENDOR]
+    for m, n, k in [*BETWEEN, *((m + 1, n, k) for m, n, k in BETWEEN)]:
+        assert model.at(m, n, k)[0] == pytest.approx(truth.at(m, n, k)[0], rel=1e-3)
+    of_rows = [replace(one, key=replace(one.key, scales="row")) for one in taken]
+    assert models_of(of_rows)[small.VENDOR].m_unit == 1
+
+
+@pytest.mark.parametrize("rows", [16, 64, 128, 256])
+@pytest.mark.parametrize("m", [1, 3, 8, 16, 40, 64, 100, 128, 192, 300, 1000])
+def test_groups_have_as_many_tiles_in_the_mean_as_those_that_are_measured(m, rows):
+    num_groups = 512
+    counts = ragged(m * num_groups, num_groups)
+    model = TRUTH[BIG]._replace(tile_m=rows, tile_k=4096, cluster_m=1, slots=1)
+    _, _, tiles, *_ = model.counts(m, model.tile_n, 4096, num_groups)
+    assert tiles == pytest.approx(sum(-(-count // rows) for count in counts), rel=0.06)
+    *_, num_bytes, _, _ = model.counts(m, 4096, 4096, num_groups)
+    with_rows = sum(count > 0 for count in counts)
+    assert num_bytes == pytest.approx(with_rows * 4096 * 4096 + m * num_groups * 3 * 4096, rel=0.03)
 
 
 def test_what_was_measured_seldom_or_is_no_kernel_has_no_model():

@@ -113,12 +113,18 @@ class TimeModel(NamedTuple):
             + num_bytes * (byte_us + crossing * crossing_us)
         ), fullness
 
-    def counts(self, m: int, n: int, k: int, num_groups: int = 0) -> tuple[int, int, int, float, int, float, float]:
+    def counts(
+        self, m: int, n: int, k: int, num_groups: int = 0
+    ) -> tuple[float, float, float, float, float, float, float]:
         """Waves, steps of a block, steps of all blocks, the part of the tiles' rows past m, bytes, the part
         of a cache line that rows begin after, in the mean, and the fullness."""
         (tile_m, tile_n, tile_k, unit_m, unit_n, splits, max_swizzle, slots, a_bytes, b_bytes, out_bytes, *_) = self
-        tiles_m = -(-m // (tile_m * unit_m)) * unit_m
+        tiles_m: float = -(-m // (tile_m * unit_m)) * unit_m
         tiles_n = -(-n // (tile_n * unit_n)) * unit_n
+        num_products = 1.0
+        if num_groups:
+            tiles_m = _tiles_of_groups(m, tile_m * unit_m) * unit_m
+            num_products = num_groups * _part_with_rows(m)
         if max_swizzle > 1:
             # CUTLASS rounds up to whole swizzles (sm90_tile_scheduler.hpp, get_log_swizzle_size).
             least = min(tiles_m, tiles_n)
@@ -126,7 +132,6 @@ class TimeModel(NamedTuple):
             unit_m, unit_n = unit_m * swizzle, unit_n * swizzle
             tiles_m = -(-tiles_m // unit_m) * unit_m
             tiles_n = -(-tiles_n // unit_n) * unit_n
-        num_products = num_groups or 1
         blocks = tiles_m * tiles_n * splits * num_products
         waves = -(-blocks // slots)
         tiles_k = -(-k // tile_k)
@@ -136,10 +141,32 @@ class TimeModel(NamedTuple):
             steps,
             blocks * steps,
             1 - m / (tiles_m * tile_m),
-            num_products * (k * (m * a_bytes + n * b_bytes) + m * n * out_bytes),
+            num_products * n * k * b_bytes + (num_groups or 1) * m * (k * a_bytes + n * out_bytes),
             1 - alignment(k * a_bytes) / LINE_BYTES,
             blocks / (waves * slots),
         )
+
+
+def _tiles_of_groups(m: int, rows: int) -> float:
+    """How many tiles of so many rows a group has in the mean, where m is the mean of the groups' rows.
+
+    These vary as `ops/grouped_mm/operands.py` draws them: their variance is that of shares from 0.7 to 1.3 of
+    the mean, and m for each row's draw; taken as even between two bounds.
+    """
+    half = math.sqrt(3 * (0.03 * m * m + m))
+    low, high = max(m - half, 0.0), m + half
+    return (_tiles_up_to(high, rows) - _tiles_up_to(low, rows)) / (high - low)
+
+
+def _tiles_up_to(size: float, rows: int) -> float:
+    """The integral of the number of tiles over sizes from 0."""
+    whole = size // rows
+    return (whole + 1) * (size - whole * rows / 2)
+
+
+def _part_with_rows(m: int) -> float:
+    """The part of groups that have any: 1 - exp(-m), without libm."""
+    return 1 - 1 / (1 + m * (1 + m / 2 * (1 + m / 3 * (1 + m / 4))))
 
 
 NUM_TIMES = 8
