@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
-from operator import mul
+from operator import add, mul
 from typing import TYPE_CHECKING
 
 from stoneware.kernels.config import AnyConfig, Config
@@ -173,7 +172,7 @@ def _terms(model: TimeModel, m: int, n: int, k: int, num_groups: int) -> list[fl
     """What each of the model's times is multiplied by."""
     if m % model.m_unit and m > model.m_unit:
         whole, last = [_terms(model, rows, n, k, num_groups) for rows in (m - m % model.m_unit, model.m_unit)]
-        return [*map(operator.add, whole[:-1], last), 1]
+        return [*map(add, whole[:-1], last), 1]
     waves, steps, work, unfilled, num_bytes, crossing, _ = model.counts(m, n, k, num_groups)
     return [1, waves, waves * steps, work, work * unfilled, num_bytes, num_bytes * crossing, 0]
 
