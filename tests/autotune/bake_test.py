@@ -14,11 +14,14 @@ import pytest
 import small_package as small
 
 from stoneware.errors import TableError
+from stoneware.kernels.config import Config
+from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest, read_manifest, text_of
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.choose import BAND
+from stoneware.tuning.table import Table
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 
@@ -137,6 +140,47 @@ def test_other_16_bit_output_takes_the_measurement_and_says_so(tmp_path):
     entry = small.entry_at(baked, m=16, out_dtype="fp16")
     assert entry.choices[0].config == small.cutlass(small.TINY, "fp16")
     assert entry.measured_out_dtype == "bf16"
+
+
+def _matmul_kernel(dtype: str, tile: list[int]) -> KernelRecord:
+    config = {"a": dtype, "b": dtype, "out": dtype, "layout": "nt", "tile": tile}
+    name = f"matmul_{dtype}_{tile[1]}"
+    return KernelRecord(
+        id=name, op="matmul", backend="cutlass_sm90", arch="sm_90a", sha256=small.sha256(name), config=config
+    )
+
+
+def _bf16_product(tmp_path, kernels: list[KernelRecord]) -> Table:
+    """The table of one product of bf16, measured with each bf16 kernel and with torch."""
+    key = Key(
+        op="matmul", a_dtype="bf16", b_dtype="bf16", out_dtype="bf16", scales="none", layout="nt", n=64, k=64, m=8
+    )
+    configs = [Config(backend="cutlass_sm90", kernel=kernel.id) for kernel in kernels if kernel.config["a"] == "bf16"]
+    configs.append(Config(backend="vendor", kernel="torch.mm"))
+    samples = [small.sample(config, 10.0 + 5 * at, key=key) for at, config in enumerate(configs)]
+    files = small.write_device(tmp_path, samples, name="matmul.jsonl")
+    data = bake("matmul", files, Manifest({kernel.id: kernel for kernel in kernels}))
+    return table_file.decode(data, "matmul.table", "matmul")
+
+
+def test_other_16_bit_operands_take_the_measurement_of_the_kernels_that_they_have(tmp_path):
+    small_tile, large_tile = [64, 16, 64], [64, 128, 64]
+    kernels = [_matmul_kernel("bf16", large_tile), *(_matmul_kernel(dtype, small_tile) for dtype in ("bf16", "fp16"))]
+    device = _bf16_product(tmp_path, kernels).devices[0]
+    key = Key(
+        op="matmul", a_dtype="fp16", b_dtype="fp16", out_dtype="fp16", scales="none", layout="nt", n=64, k=64, m=8
+    )
+    entry = small.entry_of(device, key)
+    assert [(choice.config.kernel, choice.median_us) for choice in entry.choices] == [
+        ("matmul_fp16_16", 15.0),
+        ("torch.mm", 20.0),
+    ]
+    assert entry.measured_out_dtype == "bf16"
+
+
+def test_other_16_bit_operands_without_a_kernel_have_no_entry(tmp_path):
+    device = _bf16_product(tmp_path, [_matmul_kernel("bf16", [64, 16, 64])]).devices[0]
+    assert [family.a_dtype for family in device.blocks] == ["bf16"]
 
 
 def test_measurement_of_the_output_itself_comes_before_the_others(tmp_path):

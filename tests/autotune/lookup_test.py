@@ -115,7 +115,7 @@ def test_other_weight_is_answered_by_the_nearest_shape(package):
 def test_other_16_bit_output_is_answered_with_its_own_kernel_and_grade(package):
     decision = decide(out_dtype="fp16")
     assert decision.config == small.cutlass(small.TINY, "fp16")
-    assert (decision.layer, decision.grade) == ("exact", "16-bit output")
+    assert (decision.layer, decision.grade) == ("exact", "16-bit dtype")
     assert "measured with bf16 output, fp16 asked" in decision.reason
 
 

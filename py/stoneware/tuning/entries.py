@@ -3,8 +3,8 @@
 At each problem the newest sample of each candidate counts, and only if its status is "ok"; a sample
 of the kernel as it is built now comes before a newer one of other bytes. `choose` orders them.
 
-A kernel's time does not depend on which 16-bit dtype it writes, so a shape measured with one output
-dtype only also gives the entry of the other, marked by `measured_out_dtype`.
+A kernel's time does not depend on which 16-bit dtype it reads or writes, so a shape measured with one
+only also gives the entry of the other, marked by `measured_out_dtype`.
 
 Samples of a decorated kernel stay apart by the digest of its source: two checkouts that share a
 store each find their own.
@@ -204,24 +204,24 @@ def entries(
             measured.setdefault((sample.key, choice.kernel_sha256), []).append(choice)
     listed = [(key, getattr(key, "out_dtype", ""), choices) for (key, _), choices in measured.items()]
     for (key, source), choices in measured.items():
-        if not isinstance(key, Key) or key.a_dtype in OTHER_16_BIT or key.out_dtype not in OTHER_16_BIT:
+        other = _other_16_bit(key)
+        if other is None or (other, source) in measured:
             continue
-        other = replace(key, out_dtype=OTHER_16_BIT[key.out_dtype])
-        if (other, source) not in measured:
-            derived = [
-                replace(choice, config=config)
-                for choice in choices
-                if (config := _other_output(choice.config, other.out_dtype, manifest)) is not None
-            ]
+        derived = [
+            replace(choice, config=config)
+            for choice in choices
+            if (config := _config_of(other, choice.config, manifest)) is not None
+        ]
+        # The vendor library alone runs without an entry, too.
+        if not all(is_vendor(choice.config) for choice in derived):
             listed.append((other, key.out_dtype, derived))
     found = []
     for key, measured_out_dtype, choices in listed:
-        if choices:
-            ordered, rule = choose(choices, _preferred(key, manifest, compute_capability))
-            source = ordered[0].kernel_sha256
-            found.append(
-                Entry(key=key, choices=ordered, rule=rule, measured_out_dtype=measured_out_dtype, kernel_sha256=source)
-            )
+        ordered, rule = choose(choices, _preferred(key, manifest, compute_capability))
+        source = ordered[0].kernel_sha256
+        found.append(
+            Entry(key=key, choices=ordered, rule=rule, measured_out_dtype=measured_out_dtype, kernel_sha256=source)
+        )
     return found
 
 
@@ -237,12 +237,25 @@ def _preferred(key: AnyKey, manifest: Manifest | None, compute_capability: tuple
     return registry.spec(key.op).preferred(key, compute_capability, manifest)
 
 
-def _other_output(config: AnyConfig, out_dtype: str, manifest: Manifest | None) -> AnyConfig | None:
-    """The config whose kernel differs in its output dtype only; None if it is not built."""
+def _other_16_bit(key: AnyKey) -> Key | None:
+    """The problem that takes the same time with the other 16-bit dtype: of the output, and of a and b if they
+    have 16 bits, too. None of others."""
+    if not isinstance(key, Key) or key.out_dtype not in OTHER_16_BIT:
+        return None
+    dtypes = {name: OTHER_16_BIT.get(dtype, dtype) for name, dtype in _dtypes(key).items()}
+    return replace(key, **{f"{name}_dtype": dtype for name, dtype in dtypes.items()})
+
+
+def _dtypes(key: Key) -> dict[str, str]:
+    return {"a": key.a_dtype, "b": key.b_dtype, "out": key.out_dtype}
+
+
+def _config_of(key: Key, config: AnyConfig, manifest: Manifest | None) -> AnyConfig | None:
+    """The config whose kernel differs in its dtypes only, which are the key's; None if it is not built."""
     kernel = kernel_of(config, manifest)
     if kernel is None:
         return config
-    wanted = {**kernel.config, "out": out_dtype}
+    wanted = {**kernel.config, **{name: dtype for name, dtype in _dtypes(key).items() if name in kernel.config}}
     for other in manifest.select(op=kernel.op, backend=kernel.backend):
         if other.arch == kernel.arch and other.config == wanted:
             return replace(config, kernel=other.id)

@@ -64,7 +64,7 @@ class Grade(enum.StrEnum):
 
     ARGUMENT = "argument"
     EXACT = "exact"
-    OTHER_OUTPUT = "16-bit output"
+    OTHER_16_BIT = "16-bit dtype"
     NEAREST_M = "nearest m"
     NEAREST_SHAPE = "nearest shape"
     STALE = "stale kernel"
@@ -130,7 +130,7 @@ class Found:
         if self.layer is not Layer.EXACT:
             return Grade(self.layer)
         is_own = self.entry.measured_out_dtype == getattr(self.key, "out_dtype", "")
-        return Grade.EXACT if is_own else Grade.OTHER_OUTPUT
+        return Grade.EXACT if is_own else Grade.OTHER_16_BIT
 
     @property
     def is_exact(self) -> bool:
@@ -458,7 +458,8 @@ def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> 
             notes.append(f"measured at {entry.key.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
     if isinstance(found.key, Key) and entry.measured_out_dtype != found.key.out_dtype:
-        notes.append(f"measured with {entry.measured_out_dtype} output, {found.key.out_dtype} asked")
+        what = "operands" if found.key.a_dtype == found.key.out_dtype else "output"
+        notes.append(f"measured with {entry.measured_out_dtype} {what}, {found.key.out_dtype} asked")
     if chosen.is_stale:
         notes.append("the kernel was rebuilt with other bytes since")
     if found.place.is_other_device:

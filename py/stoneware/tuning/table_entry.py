@@ -40,7 +40,7 @@ class Entry:
       key: the problem.
       choices: the chosen candidate first, then the runners-up from fast to slow.
       rule: why the first was chosen.
-      measured_out_dtype: differs from the key's where the other 16-bit output was measured; empty
+      measured_out_dtype: differs from the key's where the other 16-bit dtype was measured; empty
         for a decorated kernel.
       kernel_sha256: as of the choices.
     """

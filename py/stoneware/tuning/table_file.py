@@ -20,7 +20,7 @@ family of each device a block of little-endian columns:
     always
              texts           JSON, of each entry its variants, each [rule, run, choices, measured out
                              dtype, kernel digest] with choices [config, median_us, spread_us], and
-                             then [.., run, is_stale] if it is stale or of another run
+                             then [.., run] if it is of another run, [.., run, 1] if it is stale
 
 Runs and rules are positions in the header, configs among those of the family, so that the block of
 the other 16-bit output, which says the same of other kernels, is the same one.
@@ -32,6 +32,7 @@ else when it is read (`table_view.py`); `check` reads everything.
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import itertools
@@ -160,11 +161,11 @@ class _Writer:
         return b"".join([*columns, *corrections, "".join(texts).encode("ascii")]), numbers
 
     def _variant(self, entry: Entry, configs: Mapping[AnyConfig, int]) -> list[Any]:
-        run = entry.choices[0].run
+        times = collections.Counter(one.run for one in entry.choices)
+        run = max(sorted(times), key=times.__getitem__)
         choices = []
         for one in entry.choices:
-            is_usual = one.run == run and not one.is_stale
-            rest = [] if is_usual else [self.runs[one.run], int(one.is_stale)]
+            rest = [self.runs[one.run], 1] if one.is_stale else [self.runs[one.run]] if one.run != run else []
             choices.append([configs[one.config], one.median_us, one.spread_us, *rest])
         return [self.rules[entry.rule], self.runs[run], choices, entry.measured_out_dtype, entry.kernel_sha256]
 
