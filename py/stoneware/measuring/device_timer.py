@@ -7,7 +7,8 @@ Slow calls are dropped after a few rounds, and keep the timings they have.
 
 Short calls: if the fastest takes less than SHORT_US between events, all that are left are timed in
 CUDA graphs instead, since the microseconds of the events would hide differences. If one of them
-cannot be captured, none is: two methods are never compared with each other.
+cannot be captured, none is: two methods are never compared with each other. From the timings of
+dropped calls the cost of the events is taken, as those have it that were timed both ways.
 
 Drooped rounds: rounds in which the clock of the SMs is below DROOP_RATIO of its median over all
 rounds are discarded and repeated. The median, not the default clock as in NVBench, since large
@@ -156,7 +157,7 @@ class DeviceTimer:
         if graphs is not None:
             in_graphs = _timings(self._rounds(self.stopwatch.time_graph, graphs, list(graphs), rounds, deadline))
             if all(timing.median_us > 0 for timing in in_graphs.values()):
-                return {**timed, **in_graphs}
+                return {**_without_events(timed, in_graphs), **in_graphs}
         rest = self._rounds(time_call, calls, left, rounds - first_rounds, deadline)
         return _timings(by_event + rest)
 
@@ -201,6 +202,15 @@ def _steady(rounds: list[_Round]) -> list[_Round]:
         return rounds
     least = DROOP_RATIO * statistics.median(clocks)
     return [taken for taken in rounds if not taken.clock_mhz or taken.clock_mhz >= least]
+
+
+def _without_events(between_events: Mapping[Any, Timing], in_graphs: Mapping[Any, Timing]) -> dict[Any, Timing]:
+    """The timings between events, without what the calls that were timed both ways take more there (median)."""
+    events_us = statistics.median(between_events[name].median_us - in_graphs[name].median_us for name in in_graphs)
+    return {
+        name: dataclasses.replace(timing, median_us=timing.median_us - events_us)
+        for name, timing in between_events.items()
+    }
 
 
 def _timings(rounds: list[_Round]) -> dict[Any, Timing]:
