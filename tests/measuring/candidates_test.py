@@ -281,7 +281,7 @@ def test_the_default_and_the_vendor_come_first_among_the_candidates():
     )
 
 
-@pytest.mark.parametrize("k", [16, 4096, 28672])
+@pytest.mark.parametrize("k", [16, 4096, 16384])
 def test_tolerance_grows_with_k_and_stays_under_the_limit(k):
     for out_dtype in ("bf16", "fp16"):
         exact, truncated, fast = (
@@ -295,8 +295,8 @@ def test_tolerance_grows_with_k_and_stays_under_the_limit(k):
 
 
 def test_the_committed_samples_of_fp8_are_within_the_tolerance():
-    """Relative errors seen on an H200 (tuning_data/nvidia_h200), by k."""
-    for k, error in {1536: 1.81e-3, 4096: 2.16e-3, 14336: 3.34e-3, 28672: 4.70e-3}.items():
+    """Relative errors seen on an H200 (tuning_data/nvidia_h200, and with 5 rows at k = 20176), by k."""
+    for k, error in {1536: 1.81e-3, 4096: 2.16e-3, 14336: 3.34e-3, 20176: 5.08e-3, 28672: 4.70e-3}.items():
         assert error < tolerance.on_gpu("e4m3", "bf16", k)
 
 

@@ -16,7 +16,7 @@ ACCUMULATOR_ROUNDING = {"fp32": 2.0**-24, "truncated": 2.0**-23, "fast": 4e-5}
 "fast": its fp8 tensor cores keep about 14 bits of each sum (DeepSeek-V3 Technical Report, section
 3.3.2). docs/design/measuring.md has the errors that an H200 shows."""
 
-MAX_ERROR, MAX_ERROR_K = 5e-3, 28672
+MAX_ERROR, MAX_ERROR_K = 5e-3, 16384
 """No tolerance is larger, whatever the dtype, up to this k. Above it this bound grows with sqrt(k),
 as the error of the sum does."""
 
