@@ -6,6 +6,8 @@ of the kernel as it is built now comes before a newer one of other bytes. `choos
 A kernel's time does not depend on which 16-bit dtype it reads or writes, so a shape measured with one
 only also gives the entry of the other, marked by `measured_out_dtype`.
 
+Times have four digits, spreads two, since tunes differ by 1 %.
+
 Samples of a decorated kernel stay apart by the digest of its source: two checkouts that share a
 store each find their own.
 """
@@ -195,8 +197,8 @@ def entries(
         if sample.status == "ok":
             choice = Choice(
                 config=sample.config,
-                median_us=sample.median_us,
-                spread_us=sample.spread_us,
+                median_us=float(f"{sample.median_us:.4g}"),
+                spread_us=float(f"{sample.spread_us:.2g}"),
                 run=sample.run,
                 is_stale=not is_current(sample, manifest),
                 kernel_sha256=_source(sample),

@@ -16,7 +16,8 @@ class Choice:
 
     Attributes:
       config: the candidate.
-      median_us, spread_us: median and interquartile range; the spread of a modelled time is 0.
+      median_us, spread_us: median and interquartile range, to four and two digits; the spread of a modelled
+        time is 0.
       run: id of the run that measured it; MODELLED_RUN if none did.
       is_stale: whether the kernel has other bytes now than when it was measured.
       kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
