@@ -45,7 +45,7 @@ _NEAR = 0.4
 """How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
 is no better."""
 
-_LEAST_VARIANCE = 0.005
+_LEAST_VARIANCE = 0.003
 _VARIANCES = {False: (0.0085, 0.85), True: (0.018, 0.9)}
 """Of the measured time over the estimate: that of a call between a model's others over one of a tune; and for our
 kernels and the vendor library, whose choice among its own is not known, what each unit of distance adds, and each unit
