@@ -150,12 +150,10 @@ def _matmul_kernel(dtype: str, tile: list[int]) -> KernelRecord:
     )
 
 
-def _bf16_product(tmp_path, kernels: list[KernelRecord]) -> Table:
-    """The table of one product of bf16, measured with each bf16 kernel and with torch."""
-    key = Key(
-        op="matmul", a_dtype="bf16", b_dtype="bf16", out_dtype="bf16", scales="none", layout="nt", n=64, k=64, m=8
-    )
-    configs = [Config(backend="cutlass_sm90", kernel=kernel.id) for kernel in kernels if kernel.config["a"] == "bf16"]
+def _product(tmp_path, kernels: list[KernelRecord], dtype: str) -> Table:
+    """The table of one product of a dtype, measured with each of its kernels and with torch."""
+    key = Key(op="matmul", a_dtype=dtype, b_dtype=dtype, out_dtype=dtype, scales="none", layout="nt", n=64, k=64, m=8)
+    configs = [Config(backend="cutlass_sm90", kernel=kernel.id) for kernel in kernels if kernel.config["a"] == dtype]
     configs.append(Config(backend="vendor", kernel="torch.mm"))
     samples = [small.sample(config, 10.0 + 5 * at, key=key) for at, config in enumerate(configs)]
     files = small.write_device(tmp_path, samples, name="matmul.jsonl")
@@ -166,7 +164,7 @@ def _bf16_product(tmp_path, kernels: list[KernelRecord]) -> Table:
 def test_other_16_bit_operands_take_the_measurement_of_the_kernels_that_they_have(tmp_path):
     small_tile, large_tile = [64, 16, 64], [64, 128, 64]
     kernels = [_matmul_kernel("bf16", large_tile), *(_matmul_kernel(dtype, small_tile) for dtype in ("bf16", "fp16"))]
-    device = _bf16_product(tmp_path, kernels).devices[0]
+    device = _product(tmp_path, kernels, "bf16").devices[0]
     key = Key(
         op="matmul", a_dtype="fp16", b_dtype="fp16", out_dtype="fp16", scales="none", layout="nt", n=64, k=64, m=8
     )
@@ -178,8 +176,14 @@ def test_other_16_bit_operands_take_the_measurement_of_the_kernels_that_they_hav
     assert entry.measured_out_dtype == "bf16"
 
 
+def test_fp16_operands_tell_nothing_of_bf16_which_has_more_kernels(tmp_path):
+    kernels = [_matmul_kernel(dtype, [64, 16, 64]) for dtype in ("bf16", "fp16")]
+    device = _product(tmp_path, kernels, "fp16").devices[0]
+    assert [family.a_dtype for family in device.blocks] == ["fp16"]
+
+
 def test_other_16_bit_operands_without_a_kernel_have_no_entry(tmp_path):
-    device = _bf16_product(tmp_path, [_matmul_kernel("bf16", [64, 16, 64])]).devices[0]
+    device = _product(tmp_path, [_matmul_kernel("bf16", [64, 16, 64])], "bf16").devices[0]
     assert [family.a_dtype for family in device.blocks] == ["bf16"]
 
 

@@ -131,6 +131,13 @@ def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
     assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("wheel", "exact")
 
 
+def test_derived_entry_of_an_overlay_yields_to_a_measured_one(package, tmp_path):
+    store_samples(small.sample(small.cutlass(small.BIG, "fp16"), 1.0, out_dtype="fp16"))
+    with sw.tuning("off", overlay=baked(tmp_path, small.sample(TINY, 1.0))):
+        assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("user's store", "exact")
+        assert decide(out_dtype="bf16").source == "overlay"
+
+
 def test_overlay_stays_on_top_even_stale(package, tmp_path):
     overlay = baked(tmp_path, small.sample(BIG, 1.0, kernel_sha256="0" * 64))
     with sw.tuning("off", overlay=overlay):

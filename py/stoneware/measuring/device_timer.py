@@ -8,7 +8,8 @@ Slow calls are dropped after a few rounds, and keep the timings they have.
 Short calls: if the fastest takes less than SHORT_US between events, all that are left are timed in
 CUDA graphs instead, since the microseconds of the events would hide differences. If one of them
 cannot be captured, none is: two methods are never compared with each other. From the timings of
-dropped calls the cost of the events is taken, as those have it that were timed both ways.
+dropped calls the cost of the events is taken, as those have it that were timed both ways; they stay
+DROP_RATIO times slower than the fastest.
 
 Drooped rounds: rounds in which the clock of the SMs is below DROOP_RATIO of its median over all
 rounds are discarded and repeated. The median, not the default clock as in NVBench, since large
@@ -207,8 +208,9 @@ def _steady(rounds: list[_Round]) -> list[_Round]:
 def _without_events(between_events: Mapping[Any, Timing], in_graphs: Mapping[Any, Timing]) -> dict[Any, Timing]:
     """The timings between events, without what the calls that were timed both ways take more there (median)."""
     events_us = statistics.median(between_events[name].median_us - in_graphs[name].median_us for name in in_graphs)
+    least_us = DROP_RATIO * min(timing.median_us for timing in in_graphs.values())
     return {
-        name: dataclasses.replace(timing, median_us=timing.median_us - events_us)
+        name: dataclasses.replace(timing, median_us=max(timing.median_us - events_us, least_us))
         for name, timing in between_events.items()
     }
 

@@ -4,7 +4,8 @@ At each problem the newest sample of each candidate counts, and only if its stat
 of the kernel as it is built now comes before a newer one of other bytes. `choose` orders them.
 
 A kernel's time does not depend on which 16-bit dtype it reads or writes, so a shape measured with one
-only also gives the entry of the other, marked by `measured_out_dtype`.
+output only also gives the entry of the other, and one of bf16 operands that of fp16, marked by
+`measured_out_dtype`. Not the reverse: some kernels are built for bf16 alone.
 
 Times have four digits, spreads two, since tunes differ by 1 %.
 
@@ -214,7 +215,7 @@ def entries(
             for choice in choices
             if (config := _config_of(other, choice.config, manifest)) is not None
         ]
-        # The vendor library alone runs without an entry, too.
+        # Of the vendor library alone there is nothing to choose.
         if not all(is_vendor(choice.config) for choice in derived):
             listed.append((other, key.out_dtype, derived))
     found = []
@@ -240,9 +241,9 @@ def _preferred(key: AnyKey, manifest: Manifest | None, compute_capability: tuple
 
 
 def _other_16_bit(key: AnyKey) -> Key | None:
-    """The problem that takes the same time with the other 16-bit dtype: of the output, and of a and b if they
-    have 16 bits, too. None of others."""
-    if not isinstance(key, Key) or key.out_dtype not in OTHER_16_BIT:
+    """The problem that takes the same time: with the other 16-bit output, or with fp16 for bf16 throughout; None of
+    another one."""
+    if not isinstance(key, Key) or key.out_dtype not in OTHER_16_BIT or key.a_dtype == "fp16":
         return None
     dtypes = {name: OTHER_16_BIT.get(dtype, dtype) for name, dtype in _dtypes(key).items()}
     return replace(key, **{f"{name}_dtype": dtype for name, dtype in dtypes.items()})

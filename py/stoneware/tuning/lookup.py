@@ -129,8 +129,12 @@ class Found:
             return Grade.STALE
         if self.layer is not Layer.EXACT:
             return Grade(self.layer)
-        is_own = self.entry.measured_out_dtype == getattr(self.key, "out_dtype", "")
-        return Grade.EXACT if is_own else Grade.OTHER_16_BIT
+        return Grade.EXACT if self.is_own else Grade.OTHER_16_BIT
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was measured with the dtypes that are asked for."""
+        return self.entry.measured_out_dtype == getattr(self.key, "out_dtype", "")
 
     @property
     def is_exact(self) -> bool:
@@ -205,13 +209,13 @@ def _answers(
     def found(layer: Layer, place: Place, at: tuple[int, ...]) -> Found:
         return Found(entry=place.block.entry(at, kernel_sha256), layer=layer, place=place, key=key)
 
-    # A measurement of the kernel as it is now, with the output that is asked for, comes before one
-    # that is not, except where the caller put the latter on top.
+    # A measurement of the kernel as it is now, with the dtypes that are asked for, comes before one that
+    # is not, and a stale one only where the caller put it on top.
     less = []
     for place in places:
         if sizes in place.block:
             one = found(Layer.EXACT, place, sizes)
-            if one.grade is Grade.EXACT or one.source == OVERLAY:
+            if one.grade is Grade.EXACT or (one.source == OVERLAY and one.is_own):
                 yield one
             else:
                 less.append(one)

@@ -22,8 +22,8 @@ family of each device a block of little-endian columns:
                              dtype, kernel digest] with choices [config, median_us, spread_us], and
                              then [.., run] if it is of another run, [.., run, 1] if it is stale
 
-Runs and rules are positions in the header, configs among those of the family, so that the block of
-the other 16-bit output, which says the same of other kernels, is the same one.
+Runs and rules are positions in the header, configs among those of the family, so that a block which
+says the same of other kernels, as that of the other 16-bit output does, is written once.
 
 `digest` is the sha256 of the file with an empty digest, so that two ranks compare 64 characters,
 and a damaged or edited table is refused whole. The header is checked when a table is opened, all

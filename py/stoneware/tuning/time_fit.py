@@ -75,7 +75,7 @@ def models(
             for choice in entry.choices:
                 by_config.setdefault(choice.config, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
     found: dict[AnyKey, dict[AnyConfig, TimeModel]] = {}
-    # Both 16-bit dtypes have the same measurements (entries.py).
+    # A kernel has the same measurements in both 16-bit dtypes (entries.py).
     fitted: dict[tuple[TimeModel, tuple[_Row, ...]], TimeModel] = {}
     for family, by_config in rows.items():
         fitted_before = (known or {}).get(family, {})
