@@ -81,7 +81,7 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
             if not speedups:
                 continue
             name = f'<a href="#{anchor}-{idx}">{escape(section.title)}</a>' if line == 0 else ""
-            share = f"{section.share_ours:.0%}" if line == 0 else ""
+            share = f"{section.share_ours:.0%}" if line == 0 else "&nbsp;"
             cells = "".join(_speedup_cell(mean, "") for mean in verdict.means(speedups).values())
             rows.append(
                 f"<tr><th>{name}<small>vs. {against}, {len(speedups)} problems</small></th>{cells}<td>{share}</td></tr>"
@@ -264,7 +264,7 @@ def _runs_html(device: DeviceMeasurements, anchor: str) -> list[str]:
 
 def _speedup_cell(speedup: float | None, hover: str) -> str:
     if speedup is None:
-        return '<td class="soft">–</td>'
+        return "<td></td>"  # in which the style writes a dash: there are many
     hint = f' title="{escape(hover)}"' if hover else ""
     return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x</td>'
 

@@ -70,6 +70,7 @@ th, td { padding: 3px 10px; vertical-align: top; } td { font-variant-numeric: ta
 .heat table { table-layout: fixed; width: max-content; } .heat td, .n { text-align: right; white-space: nowrap; }
 .heat td, .heat th { width: 84px; padding: 3px 8px; vertical-align: middle; }
 .heat th.n { white-space: normal; }
+.heat td:empty::after { content: "–"; color: var(--soft); }
 .heat th:first-child { width: 290px; position: sticky; left: 0; background: var(--page); overflow-wrap: break-word; }
 .plain th, .plain td { border-bottom: 1px solid var(--line); } .plain { border-spacing: 0; font-size: 13px; }
 .plain td { overflow-wrap: anywhere; max-width: 420px; }
