@@ -252,9 +252,10 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
             if item.status != "ok":
                 continue
             at = place(item.key.family.to_json(), item.key.sizes)
-            times_us.setdefault(at, {})[item.config] = item.median_us
+            us = float(f"{item.median_us:.4g}")  # as entries have it
+            times_us.setdefault(at, {})[item.config] = us
             if item.config.backend == "vendor":
-                vendor_us[at] = item.median_us
+                vendor_us[at] = us
     seen = 0
     for family in document["devices"][0]["families"]:
         for problem in family["problems"]:
