@@ -104,6 +104,15 @@ def test_short_calls_are_timed_in_graphs_without_the_cost_of_the_events():
     assert (timings["slow"].median_us, timings["slow"].count) == (pytest.approx(30.0), 5)
 
 
+def test_a_dropped_call_stays_slower_than_a_tie_whatever_its_events_cost():
+    between_events = {"cheap": Timing(6.0), "dear": Timing(9.0), "dropped": Timing(9.1)}
+    in_graphs = {"cheap": Timing(5.5), "dear": Timing(1.5)}
+    assert device_timer._without_events(between_events, in_graphs)["dropped"].median_us == pytest.approx(9.1 - 4.0)
+    in_graphs = {"cheap": Timing(5.5), "dear": Timing(5.0)}
+    found = device_timer._without_events({**between_events, "dear": Timing(11.0)}, in_graphs)
+    assert found["dropped"].median_us == pytest.approx(1.5 * 5.0)
+
+
 def test_one_call_that_cannot_be_captured_keeps_all_at_one_method():
     calls = {"a": FakeCall(5.0), "b": FakeCall(5.4, is_capturable=False)}
     timings = timer(FakeStopwatch()).time(calls, rounds=30, max_seconds=1e9)

@@ -245,12 +245,8 @@ def _other_16_bit(key: AnyKey) -> Key | None:
     another one."""
     if not isinstance(key, Key) or key.out_dtype not in OTHER_16_BIT or key.a_dtype == "fp16":
         return None
-    dtypes = {name: OTHER_16_BIT.get(dtype, dtype) for name, dtype in _dtypes(key).items()}
-    return replace(key, **{f"{name}_dtype": dtype for name, dtype in dtypes.items()})
-
-
-def _dtypes(key: Key) -> dict[str, str]:
-    return {"a": key.a_dtype, "b": key.b_dtype, "out": key.out_dtype}
+    a, b, out = (OTHER_16_BIT.get(dtype, dtype) for dtype in (key.a_dtype, key.b_dtype, key.out_dtype))
+    return replace(key, a_dtype=a, b_dtype=b, out_dtype=out)
 
 
 def _config_of(key: Key, config: AnyConfig, manifest: Manifest | None) -> AnyConfig | None:
@@ -258,7 +254,7 @@ def _config_of(key: Key, config: AnyConfig, manifest: Manifest | None) -> AnyCon
     kernel = kernel_of(config, manifest)
     if kernel is None:
         return config
-    wanted = {**kernel.config, **{name: dtype for name, dtype in _dtypes(key).items() if name in kernel.config}}
+    wanted = {**kernel.config, "a": key.a_dtype, "b": key.b_dtype, "out": key.out_dtype}
     for other in manifest.select(op=kernel.op, backend=kernel.backend):
         if other.arch == kernel.arch and other.config == wanted:
             return replace(config, kernel=other.id)
