@@ -91,7 +91,6 @@ def test_a_converted_model_is_told(recipe):
 
 @pytest.mark.parametrize("kind", [nn.Linear, nn.Float8Linear])
 def test_parameters_in_32_bits_under_autocast(kind):
-    torch.manual_seed(0)  # few sums of 32 values in fp8 may be further off
     layer = with_buffer(kind(K, N))
     before, x = layer.weight.main_grad.clone(), torch.randn(32, K)
     with torch.autocast("cpu", torch.bfloat16):
