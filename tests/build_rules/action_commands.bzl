@@ -2,7 +2,7 @@
 
 ActionCommandsInfo = provider(
     doc = "The commands of a target and of all that it depends on.",
-    fields = {"commands": "depset of JSON: target, mnemonic, argv, env"},
+    fields = {"commands": "depset of JSON: target, mnemonic, then argv and env, or the content of a program"},
 )
 
 def _aspect_impl(target, ctx):
@@ -16,6 +16,14 @@ def _aspect_impl(target, ctx):
         for action in target.actions
         # Actions without a command are Bazel's own: files that it writes, links that it makes.
         if action.argv != None
+    ] + [
+        json.encode({
+            "content": action.content,
+            "mnemonic": action.mnemonic,
+            "target": str(target.label),
+        })
+        for action in target.actions
+        if action.mnemonic == "TemplateExpand"
     ]
     transitive = []
     for name in dir(ctx.rule.attr):
@@ -44,7 +52,7 @@ def _action_commands_impl(ctx):
 
 action_commands = rule(
     implementation = _action_commands_impl,
-    doc = """A JSON list of the commands behind `targets`, as Bazel would run them.
+    doc = """A JSON list of the commands behind `targets`, as Bazel would run them, and the programs it writes for them.
 
 Example:
     action_commands(

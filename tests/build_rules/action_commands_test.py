@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -58,9 +59,14 @@ _NUM_FAMILIES = 5
 
 
 @pytest.fixture(scope="module")
-def commands() -> list[dict]:
+def actions() -> list[dict]:
     listing = pathlib.Path(os.environ["STONEWARE_TEST_COMMANDS"])
     return json.loads(listing.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def commands(actions) -> list[dict]:
+    return [action for action in actions if "argv" in action]
 
 
 def of(commands: list[dict], *mnemonics: str) -> list[dict]:
@@ -126,6 +132,18 @@ def test_no_word_of_any_command_is_an_absolute_path(commands):
         if re.match(r"(-\w+)?/\w", word) and word not in ("/bin/bash", "/usr/bin/bash", "/dev/null")
     }
     assert found == set()
+
+
+def test_no_python_program_contains_the_path_of_the_hosts_python(actions):
+    """Programs are inputs of the actions that run them: another path would compile every kernel again."""
+    programs = {action["target"]: action["content"] for action in actions if "content" in action}
+    assert any("nvcc_wrapper" in target for target in programs)
+    assert any("triton_aot" in target for target in programs)
+    for target, content in programs.items():
+        assert content.startswith("#!/bin/sh\n"), target
+        assert re.findall("^PYTHON_BINARY = '(.*)'$", content, re.MULTILINE) == ["stoneware_python/python3"], target
+        for python in {sys.executable, os.path.realpath(sys.executable)}:
+            assert os.path.dirname(python) not in content.removeprefix("#!/bin/sh"), target
 
 
 def test_path_of_every_action_has_the_shells_folders_alone(commands):

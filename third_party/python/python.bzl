@@ -1,12 +1,5 @@
 """The host's Python for tools and tests, and CPython headers for both ABIs of the modules."""
 
-_PROBE = """
-import sys, sysconfig
-print(sys.executable)
-print("%d.%d" % sys.version_info[:2])
-print(sysconfig.get_path("include"))
-"""
-
 # Debian suites with CPython headers, for hosts that lack them.
 _DEBIAN_SUITES = {
     "3.11": "bookworm",
@@ -19,31 +12,6 @@ _ABI3_MINIMUM = (3, 12)
 # Where the abi3 headers come from when the host's Python is older than _ABI3_MINIMUM.
 _ABI3_DEBIAN = "3.13"
 
-_HOST_BUILD = """\
-load("@bazel_tools//tools/python:toolchain.bzl", "py_runtime_pair")
-
-package(default_visibility = ["//visibility:public"])
-
-# The interpreter that `python3` on PATH names.
-py_runtime(
-    name = "py_runtime",
-    interpreter_path = "{interpreter}",
-    python_version = "PY3",
-    stub_shebang = "#!{interpreter}",
-)
-
-py_runtime_pair(
-    name = "pair",
-    py3_runtime = ":py_runtime",
-)
-
-toolchain(
-    name = "toolchain",
-    toolchain = ":pair",
-    toolchain_type = "@bazel_tools//tools/python:toolchain_type",
-)
-"""
-
 _HEADERS_BUILD = """\
 cc_library(
     name = "headers",
@@ -54,24 +22,32 @@ cc_library(
 )
 """
 
+_PROBE = {"_probe": attr.label(default = Label("//third_party/python:probe.py"))}
+
 def _host(ctx):
     """The interpreter that `python3` names: path, "3.11" and the folder of its headers."""
     python = ctx.which("python3")
     if not python:
         fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
-    result = ctx.execute([python, "-c", _PROBE])
+    result = ctx.execute([python, "-B", ctx.path(ctx.attr._probe)])
     if result.return_code:
         fail("python3 does not run: " + result.stderr)
     return result.stdout.strip().split("\n")
 
 def _host_python_impl(ctx):
     interpreter, version, _ = _host(ctx)
-    ctx.file("BUILD.bazel", _HOST_BUILD.format(interpreter = interpreter))
+    ctx.file("interpreter", interpreter + "\n", executable = False)
+    ctx.template("python3", ctx.path(ctx.attr._python3), {"{version}": version}, executable = True)
+    ctx.file("BUILD.bazel", ctx.read(ctx.attr._build_file), executable = False)
     ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
 
 host_python = repository_rule(
     implementation = _host_python_impl,
     doc = "The interpreter that `python3` names, as a Python toolchain, and its version.",
+    attrs = {
+        "_build_file": attr.label(default = Label("//third_party/python:python.BUILD")),
+        "_python3": attr.label(default = Label("//third_party/python:python3.sh")),
+    } | _PROBE,
     environ = ["PATH"],
 )
 
@@ -95,7 +71,7 @@ later. They are the host's where it has them, else Debian's, fetched with apt-ge
     attrs = {
         "abi": attr.string(mandatory = True, values = ["host", "abi3"]),
         "_debian": attr.label(default = Label("//tools/bootstrap:debian.py")),
-    },
+    } | _PROBE,
     environ = ["PATH"],
 )
 
