@@ -12,7 +12,6 @@ from stoneware.nn.fsdp import gather_in_fp8
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.lora import Lora
-from stoneware.nn.rms_norm import RMSNorm
 from stoneware.nn.swiglu import SwiGLU
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Float8Linear",
     "Linear",
     "Lora",
-    "RMSNorm",
     "SwiGLU",
     "convert",
     "gather_in_fp8",

@@ -1,23 +1,32 @@
-"""Swaps the linear layers and experts of a model for Stoneware's, and back."""
+"""Changes the linear layers, experts, norms and feed-forwards of a model into Stoneware's, in place, and back."""
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from stoneware.nn import blocks
-from stoneware.nn.arguments import FLOATS, has_hooks
-from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
-from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.linear import Float8Linear, Linear
-from stoneware.nn.recipes import BF16, RECIPES, why_not
-from stoneware.nn.rms_norm import RMSNorm
-from stoneware.nn.swiglu import HALVES, ONE_CALL, SwiGLU
+from stoneware.nn import data_flow, proofs
+from stoneware.nn.arguments import BITS_16, FLOATS, autocast_dtype, has_hooks, is_distributed
+from stoneware.nn.changes import (
+    Change,
+    FrozenExperts,
+    FrozenLinear,
+    FusedFeedForward,
+    FusedNorm,
+    NormHandover,
+    TrainedExperts,
+    TrainedLinear,
+)
+from stoneware.nn.checkpoints import Saving
+from stoneware.nn.experts import WEIGHTS, Experts
+from stoneware.nn.fused_blocks import FusedBlock
+from stoneware.nn.recipes import BF16, RECIPES, UNIT, why_not
+from stoneware.nn.swiglu import ONE_CALL
+from stoneware.quantizing.fused import silu_mul
 
 Filter = Callable[[str, torch.nn.Module], bool]
 
@@ -27,15 +36,15 @@ HEADS = frozenset({"lm_head", "output", "embed_out", "score", "classifier", "rou
 """Last names of layers that stay in 16 bits unless a filter says otherwise: the logits of a language
 model and of a router decide by small differences."""
 
+_FILTERED = "the filter refuses it"
 
-_OF_EXPERTS = Experts.__name__
+_TRAINABLE = "; its weight requires a gradient, so each call quantizes it (frozen=True quantizes it once)"
 
-_FILTERED = "the filter says no"
+_TOLERANCE = 0.01
+"""Of the norm of a difference, over the norm: 16-bit results that are rounded once more or less differ by 0.004."""
 
-_OTHER_EXPERTS = (
-    "sw.nn.Experts computes down(silu(gate(x)) * up(x)) in bfloat16 alone, of weights in memory whose sizes are "
-    "multiples of 16, without biases and hooks"
-)
+_MAGNITUDES = (1.0, 10.0, 50.0)
+"""Of the random inputs on which a proved block must agree."""
 
 
 @dataclass(kw_only=True)
@@ -43,59 +52,63 @@ class Conversion:
     """What `convert` did.
 
     Attributes:
-      swapped: name of each linear layer that was swapped -> its new class and recipe.
-      kept: name of each linear layer, or module of experts, that was not -> why.
-      blocks: name of each norm, feed-forward or module of experts that was swapped as a whole -> its new class.
+      swapped: name of each linear layer that changed -> its new class and recipe.
+      kept: name of each linear layer, or module of experts, that did not -> why.
+      blocks: name of each norm, feed-forward or module of experts whose calls changed as a whole -> like which layer.
+      kept_blocks: name of each norm or feed-forward that looks like one but has no proof -> why.
     """
 
     model: torch.nn.Module
     swapped: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     blocks: dict[str, str] = field(default_factory=dict)
-    _back: dict[str, tuple[type[torch.nn.Module], Callable[[Any], torch.nn.Module]]] = field(
-        default_factory=dict, repr=False
-    )
-    """Name of each new module, in the order of the swaps -> its class, and what makes of it the one that stood
-    there."""
+    kept_blocks: dict[str, str] = field(default_factory=dict)
+    _changes: list[Change] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Puts a torch.nn.Linear in the place of each layer that was swapped, and each other module back.
+        """Makes each module what it was, with its attributes, buffers and hooks.
 
-        It has the same parameters; a frozen fp8 weight is multiplied out in its old dtype, so that
-        its rounding remains. What another module was put in the place of since stays, with a warning.
+        Parameters are the same objects. Only a weight that was frozen is a new one: it is dequantized to its old dtype
+        and keeps the rounding. A module that was replaced or changed since stays, with a warning.
         """
         left = []
-        for name, (kind, back) in reversed(self._back.items()):
-            try:
-                now = self.model.get_submodule(name)
-            except AttributeError:  # it, or what it stood in, is gone
-                now = None
-            if isinstance(now, kind):
-                _put(self.model, name, back(now))
-            else:
-                left.append(name)
-        for known in (self._back, self.blocks, self.swapped):
-            known.clear()
+        for change in reversed(self._changes):
+            if self._is_there(change):
+                change.undo()
+            elif change.label:
+                left.append(change.name)
+        for record in (self._changes, self.blocks, self.swapped, self.kept_blocks):
+            record.clear()
         if left:
             _LOG.warning(
                 "undo left %s as it is: what convert put there was replaced or removed since; put the old module back "
                 "by hand if you need it",
-                ", ".join(reversed(left)),
+                _printable(", ".join(reversed(left))),
             )
 
+    def _is_there(self, change: Change) -> bool:
+        try:
+            module = self.model.get_submodule(change.name)
+        except AttributeError:  # it, or what it stood in, is gone
+            return False
+        return module is change.module and (type(module) is change.result or not change.label)
+
     def __str__(self) -> str:
-        num_experts = sum(name.endswith(_OF_EXPERTS) for name in self.blocks.values())
+        num_experts = sum(name.endswith(Experts.__name__) for name in self.blocks.values())
         num_all = len(self.swapped) + len(self.kept) + num_experts
         layers = "linear layers and experts" if num_experts else "linear layers"
         lines = [f"swapped {len(self.swapped) + num_experts} of {num_all} {layers}"]
-        for what, names in (("", self.swapped), ("kept ", self.kept), ("whole ", self.blocks)):
+        records = (
+            ("", self.swapped), ("kept ", self.kept), ("whole ", self.blocks), ("not fused ", self.kept_blocks)
+        )  # fmt: skip
+        for what, names in records:
             grouped: dict[str, list[str]] = {}
-            for name, said in names.items():
-                grouped.setdefault(said, []).append(name)
-            for said, members in grouped.items():
+            for name, text in names.items():
+                grouped.setdefault(text, []).append(name)
+            for text, members in grouped.items():
                 shown = ", ".join(members[:3]) + (f" and {len(members) - 3} more" if len(members) > 3 else "")
-                lines.append(f"  {what}{shown}: {said}")
-        return "\n".join(lines)
+                lines.append(f"  {what}{shown}: {text}")
+        return "\n".join(map(_printable, lines))
 
 
 def convert(
@@ -106,197 +119,303 @@ def convert(
     frozen: bool | None = None,
     fuse_wgrad_accumulation: bool = False,
 ) -> Conversion:
-    """Swaps a model's torch.nn.Linear layers in place.
+    """Makes a model's torch.nn.Linear layers compute with Stoneware's matmuls, in place.
 
-    Layers that train become `Float8Linear`, or `Linear` for recipe "bf16"; they keep their Parameter
-    objects, so that an optimizer made before goes on. Frozen ones become `Float8InferenceLinear`, one
-    after another, so that the model's memory only falls. A layer stays as it is if it is a subclass of
-    torch.nn.Linear, shares its weight with another module, has a size that the recipe refuses, is read by
-    a torch.nn.TransformerEncoderLayer, or is a head or a router (HEADS) and no filter is given.
+    A module keeps its identity, hooks, buffers, attributes and names in the state_dict; only its class changes. Layers
+    that train become `Float8Linear`, or `Linear` for recipe "bf16", with the same Parameter objects, so that an
+    optimizer made before goes on. Frozen ones become `Float8InferenceLinear`.
 
-    Experts of transformers' kind, with `gate_up_proj` and `down_proj` as `Experts` has them, are swapped where
-    a call with random numbers shows that they compute the same: for `Float8InferenceExperts` if they are
-    frozen and rowwise, else for `Experts`, with their Parameter objects, in 16 bits.
+    Blocks change only where their code proves that the result computes the same (`stoneware.nn.proofs`): experts of
+    transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), and in a frozen model
+    norms (one kernel) and feed-forwards with rowwise layers (one native call). All else stays, with a reason.
 
-    Around frozen rowwise layers two kinds of blocks are swapped, too, wherever a call with random numbers
-    shows that they compute the same: a feed-forward of gate_proj, up_proj and down_proj becomes `SwiGLU`, and
-    a norm `RMSNorm`, or torch.nn.RMSNorm where no such layer takes its result.
+    A linear layer stays as it is if it is a subclass of torch.nn.Linear, has hooks, shares its weight with another
+    module, has a size that the recipe refuses, would have its fp8 weight read by other code, or is a head or a router
+    (HEADS) and no filter is given.
+
+    Either all changes are made, or an exception leaves the model as it was. For that the old weights are kept until
+    the end, in the memory of the host if the device has no room for them.
 
     Args:
-      model: whose submodules are swapped.
+      model: whose modules are changed.
       recipe: "bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp" or "blockwise".
-      filter: (name, layer or experts) -> whether to swap it; None takes all but heads and routers.
-      frozen: whether weights become fp8 for good; None: if the model is in eval mode.
+      filter: (name, layer or experts) -> whether to change it; None takes all but heads and routers.
+      frozen: whether weights become fp8 once and for all; None: those that require no gradient, if the model is in
+        eval mode.
       fuse_wgrad_accumulation: of the layers that train.
 
     Returns:
-      What was swapped and what was not, and why; `undo()` takes it back.
+      What was changed and what was not, and why; `undo()` takes it back.
 
     Raises:
-      ValueError: an unknown recipe; then nothing was swapped.
+      ValueError: an unknown recipe.
+      torch.OutOfMemoryError: the device and the host have too little memory.
     """
     if recipe != BF16 and recipe not in RECIPES:
         raise ValueError(f"recipe={recipe!r} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
-    frozen = not model.training if frozen is None else frozen
-    swaps = _Swaps(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
-    return swaps.all()
+    plan = _Plan(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+    changes = plan.made()
+    _apply(changes)
+    done = plan.done
+    done._changes = changes
+    num_trainable = sum(label.endswith(_TRAINABLE) for label in done.swapped.values())
+    if num_trainable:
+        _LOG.warning(
+            "%d layers of a model in eval mode have weights that require gradients, and quantize them at each call; "
+            "pass frozen=True to quantize them once, or frozen=False if the model will train",
+            num_trainable,
+        )
+    return done
 
 
-class _Swaps:
-    """The arguments of `convert`, and what is done so far."""
+def _apply(changes: list[Change]) -> None:
+    """Makes all changes, or none."""
+    made: list[Change] = []
+    try:
+        for change in changes:
+            made.append(change)
+            try:
+                change.apply()
+            except torch.OutOfMemoryError:
+                change.revert()
+                if not any([one.spill() for one in made]):
+                    raise
+                change.apply()
+    except BaseException:
+        for change in reversed(made):
+            change.revert()
+        raise
+    for change in changes:
+        change.settle()
+
+
+class _Plan:
+    """What `convert` decides, before anything changes."""
 
     def __init__(
-        self, model: torch.nn.Module, recipe: str, filter: Filter | None, *, frozen: bool, fuse_wgrad_accumulation: bool
+        self,
+        model: torch.nn.Module,
+        recipe: str,
+        filter: Filter | None,
+        *,
+        frozen: bool | None,
+        fuse_wgrad_accumulation: bool,
     ) -> None:
-        self.model, self.recipe, self.filter = model, recipe, filter
+        self.model, self.recipe, self.filter, self.frozen = model, recipe, filter, frozen
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
-        self.is_quantized = frozen and recipe != BF16
-        self.is_one_call = frozen and recipe == ONE_CALL
+        self.is_inference = not model.training if frozen is None else frozen
         self.owners = _owners(model)
+        self.readers = data_flow.foreign(model) if self.is_inference and recipe != BF16 else {}
         self.done = Conversion(model=model)
+        self.changes: dict[int, Change] = {}
+        """id of a module -> what becomes of it."""
 
-    def all(self) -> Conversion:
-        if isinstance(self.model, torch.nn.Linear) or blocks.has_experts(self.model):
-            self.done.kept[""] = "the model itself has no place to put another in; wrap it in torch.nn.Sequential"
-        feed_forwards = self.names_of(blocks.is_swiglu) if self.is_one_call else []
-        for name in self.names_of(lambda module: isinstance(module, torch.nn.Linear), remove_duplicate=False):
-            self.swap_linear(name, self.model.get_submodule(name))
-        for name in self.names_of(blocks.has_experts):
-            self.swap_experts(name, self.model.get_submodule(name))
-        if self.is_one_call:
-            for name in self.names_of(lambda module: not isinstance(module, torch.nn.RMSNorm)):
-                self.swap_norm(name, self.model.get_submodule(name))
-            for name in feed_forwards:
-                if all(f"{name}.{part}" in self.done.swapped for part in (*HALVES, blocks.DOWN)):
-                    self.swap_feed_forward(name)
-        return self.done
+    def made(self) -> list[Change]:
+        modules = [*self.model.named_modules()]
+        for name, module in modules:
+            if isinstance(module, torch.nn.Linear):
+                self.plan_linear(name, module)
+            elif _has_experts(module):
+                self.plan_experts(name, module)
+        if self.is_inference:
+            for name, module in modules:
+                self.plan_block(name, module)
+        changes = [*self.changes.values()]
+        changes += [one for name, module in modules for one in self.handovers(name, module)]
+        if any(isinstance(change, (FrozenLinear, FrozenExperts)) for change in changes):
+            changes.append(Saving(self.model, self.recipe))
+        return changes
 
-    def names_of(self, is_one: Callable[[torch.nn.Module], bool], *, remove_duplicate: bool = True) -> list[str]:
-        """Names, since who holds the modules holds the memory of those that were swapped."""
-        found = self.model.named_modules(remove_duplicate=remove_duplicate)
-        return [name for name, module in found if name and is_one(module)]
+    def is_frozen(self, weights: list[torch.nn.Parameter]) -> bool:
+        return self.is_inference and (self.frozen is True or not any(weight.requires_grad for weight in weights))
 
-    def put_block(self, name: str, new: torch.nn.Module, was: torch.nn.Module) -> None:
-        self.done.blocks[name] = type(new).__name__
-        self.done._back[name] = type(new), functools.partial(_give_back, was)
-        _put(self.model, name, new.train(was.training))
-
-    def swap_linear(self, name: str, layer: Any) -> None:
-        reason = self.why_kept(name, layer)
+    def plan_linear(self, name: str, layer: torch.nn.Linear) -> None:
+        is_frozen = self.is_frozen([layer.weight]) and self.recipe != BF16
+        reason = self.why_kept(name, layer, is_frozen=is_frozen)
         if reason is not None:
             self.done.kept[name] = reason
             return
-        if self.is_quantized:
-            new: Any = Float8InferenceLinear.from_linear(layer, self.recipe)
+        change: Change
+        if is_frozen:
+            change = FrozenLinear(name, layer, self.recipe)
         else:
-            new = _like(Linear if self.recipe == BF16 else Float8Linear, layer, layer.weight)
-            new.recipe, new.fuse_wgrad_accumulation = self.recipe, self.fuse_wgrad_accumulation
-        self.done.swapped[name] = type(new).__name__ + ("" if self.recipe == BF16 else f", {self.recipe}")
-        self.done._back[name] = type(new), functools.partial(_plain, layer.weight.requires_grad)
-        _put(self.model, name, new)
+            note = _TRAINABLE if self.is_inference and self.recipe != BF16 else ""
+            change = TrainedLinear(
+                name, layer, self.recipe, fuse_wgrad_accumulation=self.fuse_wgrad_accumulation, note=note
+            )
+        self.done.swapped[name] = change.label
+        self.changes[id(layer)] = change
 
-    def why_kept(self, name: str, layer: torch.nn.Linear) -> str | None:
-        if isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
+    def why_kept(self, name: str, layer: torch.nn.Linear, *, is_frozen: bool) -> str | None:
+        weight = layer.weight
+        if name and isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
         if type(layer) is not torch.nn.Linear:
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
         if has_hooks(layer):
-            return "it has hooks or a forward of its own, as tensor parallel plans add them; convert the model first"
+            return "it has hooks or a forward of its own, like those of tensor parallel plans; convert the model first"
         if self.filter is None and name.rpartition(".")[2] in HEADS:
             return "heads and routers stay in 16 bits; pass a filter to swap them"
         if self.filter is not None and not self.filter(name, layer):
             return _FILTERED
-        shared = [owner for owner in self.owners[id(layer.weight)] if owner != name]
+        shared = [owner for owner, module in self.owners.get(_memory(weight), ()) if module is not layer]
         if shared:
             return f"its weight is shared with {shared[0]}"
-        weight = layer.weight
-        if self.is_quantized and (weight.is_meta or weight.dtype not in FLOATS):
-            return f"its weight is {weight.dtype} on {weight.device}, and only 16 or 32 bits in memory can be quantized"
+        if type(weight.data) is not torch.Tensor and (is_frozen or not is_distributed(weight)):
+            return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
+        if is_frozen:
+            if weight.is_meta or weight.dtype not in FLOATS:
+                return f"its weight is {weight.dtype} on {weight.device}, and only 16 or 32 bits in memory can be quantized"
+            if id(layer) in self.readers:
+                return f"{self.readers[id(layer)]} reads its weight and expects 16 bits"
+        elif weight.dtype not in FLOATS:
+            return f"its weight is {weight.dtype}, and a product takes 16 or 32 bits"
+        elif self.recipe == BF16 and weight.dtype not in BITS_16 and autocast_dtype(weight) is None:
+            return (
+                f"its weight is {weight.dtype}, and recipe 'bf16' takes 16 bits; cast the model, or convert it under the "
+                "torch.autocast that it runs under"
+            )
         return why_not(self.recipe, layer.in_features, layer.out_features)
 
-    def swap_experts(self, name: str, was: torch.nn.Module) -> None:
-        if isinstance(was, Float8InferenceExperts) or (isinstance(was, Experts) and not self.is_one_call):
+    def plan_experts(self, name: str, module: Any) -> None:
+        weights = [getattr(module, weight) for weight in WEIGHTS]
+        is_frozen = self.is_frozen(weights) and self.recipe == ONE_CALL
+        if isinstance(module, (FusedBlock, Experts)) and not (is_frozen and type(module) is Experts):
             return
-        if self.filter is not None and not self.filter(name, was):
-            self.done.kept[name] = _FILTERED
+        reason = self.why_experts_kept(name, module, weights)
+        if reason is not None:
+            self.done.kept[name] = reason
             return
-        is_shared = any(self.owners[id(weight)] != [name] for weight in was.parameters(recurse=False))
-        new = None if is_shared else blocks.experts_like(was)
-        if new is None:
-            self.done.kept[name] = "its weights are shared" if is_shared else _OTHER_EXPERTS
-            return
-        if self.is_one_call:
-            new = Float8InferenceExperts.from_experts(new)
-            _release(was)
+        change: Change
+        if is_frozen:
+            change = FrozenExperts(name, module)
         else:
-            new.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
-        self.put_block(name, new, was)
+            change = TrainedExperts(name, module, fuse_wgrad_accumulation=self.fuse_wgrad_accumulation)
+        self.done.blocks[name] = change.label
+        self.changes[id(module)] = change
 
-    def swap_norm(self, name: str, norm: Any) -> None:
-        epsilon = blocks.rms_norm_epsilon(norm)
-        if epsilon is None:
+    def why_experts_kept(self, name: str, module: torch.nn.Module, weights: list[torch.nn.Parameter]) -> str | None:
+        if self.filter is not None and not self.filter(name, module):
+            return _FILTERED
+        if len([*module.parameters()]) != len(WEIGHTS):
+            return "sw.nn.Experts has no biases and no other parameters"
+        for weight in weights:
+            if any(owner is not module for _, owner in self.owners.get(_memory(weight), ())):
+                return "its weights are shared"
+            if weight.dtype != torch.bfloat16 or weight.is_meta or type(weight.data) is not torch.Tensor:
+                return f"its weights are {weight.dtype} on {weight.device}, and sw.nn.Experts takes bfloat16 in memory"
+        (num_experts, rows, hidden_size), down = weights[0].shape, weights[1].shape
+        if (num_experts, hidden_size, rows) != (*down[:2], 2 * down[2]) or hidden_size % UNIT or down[2] % UNIT:
+            return f"its sizes {[*weights[0].shape]} and {[*down]} are not those of sw.nn.Experts, multiples of {UNIT}"
+        if type(module) is Experts:
+            return "it has hooks or a forward of its own" if has_hooks(module) else None
+        try:
+            proofs.experts(module)
+        except proofs.NoProof as error:
+            return f"nothing proves that it computes what sw.nn.Experts does: {error}"
+        return None
+
+    def plan_block(self, name: str, module: torch.nn.Module) -> None:
+        """A norm, or a feed-forward whose layers are frozen and rowwise."""
+        if isinstance(module, FusedBlock) or not name and not [*module.children()]:
             return
-        size = norm.weight.shape[0]
-        parent = name.rpartition(".")[0]
-        beside = [swapped for swapped in self.done.swapped if swapped.startswith(f"{parent}." if parent else "")]
-        is_taken = any(self.model.get_submodule(one).in_features == size for one in beside)
-        new = RMSNorm(size, epsilon, device="meta") if is_taken else torch.nn.RMSNorm(size, epsilon, device="meta")
-        new.weight = norm.weight
-        self.put_block(name, new, norm)
+        parameters = [one for one, _ in module.named_parameters()]
+        layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
+        try:
+            if type(module).__name__.endswith("RMSNorm") or type(module) is torch.nn.RMSNorm:
+                if "weight" in parameters:
+                    eps = proofs.rms_norm(module)
+                    _check_norm(module, eps)
+                    self.changes[id(module)] = FusedNorm(name, module, eps)
+                    self.done.blocks[name] = "RMSNorm"
+            elif len(layers) in (2, 3) and all(self.is_rowwise(layer) for layer in layers):
+                parts = proofs.swiglu(module)
+                _check_swiglu(module, parts)
+                self.changes[id(module)] = FusedFeedForward(name, module, parts)
+                self.done.blocks[name] = "SwiGLU"
+        except proofs.NoProof as error:
+            if not layers or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
+                self.done.kept_blocks[name] = str(error)
 
-    def swap_feed_forward(self, name: str) -> None:
-        """Puts SwiGLU in the place of a block whose layers were swapped."""
-        was = self.model.get_submodule(name)
-        down = was.get_submodule(blocks.DOWN)
-        assert isinstance(down, Float8InferenceLinear)  # it was swapped
-        new = SwiGLU(
-            down.out_features, down.in_features, recipe=ONE_CALL, frozen=True, device="meta", dtype=down.compute_dtype
-        )
-        new.load_state_dict(was.state_dict(), assign=True, strict=False)
-        _release(was)
-        self.put_block(name, new, was)
+    def is_rowwise(self, layer: Any) -> bool:
+        change = self.changes.get(id(layer))
+        return isinstance(change, FrozenLinear) and change.recipe == ONE_CALL
 
+    def handovers(self, name: str, norm: torch.nn.Module) -> Iterator[NormHandover]:
+        """The change of a norm whose result is read by rowwise layers alone."""
+        if not name or not isinstance(self.changes.get(id(norm)), FusedNorm) or has_hooks(norm):
+            return
+        parent, _, last = name.rpartition(".")
+        owner = self.model.get_submodule(parent)
 
-def _release(module: torch.nn.Module) -> None:
-    """Leaves parameters their shapes alone."""
-    for owner in module.modules():
-        for name, parameter in [*owner.named_parameters(recurse=False)]:
-            setattr(owner, name, torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad))
+        def is_reader(module: torch.nn.Module) -> bool:
+            is_swiglu = isinstance(self.changes.get(id(module)), FusedFeedForward)
+            return (is_swiglu or self.is_rowwise(module)) and not has_hooks(module)
 
-
-def _give_back(was: torch.nn.Module, new: torch.nn.Module) -> torch.nn.Module:
-    """`was` with the parameters of the block that took its place."""
-    state = new.state_dict(keep_vars=True)  # Parameters as they are
-    if isinstance(new, Float8InferenceExperts):
-        state = {name: new.dequantized(name) for name in WEIGHTS}
-    was.load_state_dict(state, assign=True, strict=False)
-    return was
-
-
-def _plain(requires_grad: bool, layer: torch.nn.Linear) -> torch.nn.Linear:
-    """The layer as a torch.nn.Linear; a weight that was frozen gets its old requires_grad."""
-    weight = layer.weight
-    if isinstance(layer, Float8InferenceLinear):
-        weight = torch.nn.Parameter(layer.dequantized(), requires_grad)
-    return _like(torch.nn.Linear, layer, weight)
+        reader = data_flow.reader(owner, last, is_reader)
+        if reader is not None:
+            yield NormHandover(name, norm, owner, reader.name, reader.layers)
 
 
-def _like(kind: type[torch.nn.Linear], layer: torch.nn.Linear, weight: torch.Tensor) -> torch.nn.Linear:
-    """A layer of another class with these parameters."""
-    new = kind(layer.in_features, layer.out_features, bias=False, device="meta")
-    new.weight, new.bias = weight, layer.bias
-    return new.train(layer.training)
+def _has_experts(module: torch.nn.Module) -> bool:
+    """Whether it holds the weights of many experts, under the names of transformers."""
+    weights = [module._parameters.get(name) for name in WEIGHTS]
+    return all(weight is not None and weight.ndim == 3 for weight in weights)
 
 
-def _owners(model: torch.nn.Module) -> dict[int, list[str]]:
-    """Of each parameter, the modules that have it."""
-    owners: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
+def _check_norm(norm: Any, eps: float) -> None:
+    def wanted(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, eps)
+
+    _check_agreement(norm, wanted, norm.weight, norm.weight.shape[0])
+
+
+def _check_swiglu(block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
+    layers = [block.get_submodule(name) for name in parts.gate_up]
+    down = block.get_submodule(parts.down)
+
+    def wanted(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = down(silu_mul(torch.cat([layer(x) for layer in layers], -1)))
+        return y
+
+    weight: Any = layers[0].weight
+    _check_agreement(block, wanted, weight, weight.shape[1])
+
+
+def _check_agreement(block: torch.nn.Module, wanted: Callable[..., torch.Tensor], weight: torch.Tensor, k: int) -> None:
+    """Raises NoProof if a block gives something else than it was proved to give, on random inputs of several sizes."""
+    if weight.is_meta:
+        return
+    x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight)
+    for magnitude in _MAGNITUDES:
+        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+            try:
+                found = block(x * magnitude)
+            except Exception as error:  # whatever other people's code raises
+                raise proofs.NoProof(f"it refuses a random input ({type(error).__name__})") from error
+            expected = wanted(x * magnitude)
+        is_alike = isinstance(found, torch.Tensor) and found.shape == expected.shape and found.dtype == expected.dtype
+        if not is_alike or (found - expected).float().norm() > _TOLERANCE * expected.float().norm():
+            raise proofs.NoProof("it gives something else on random inputs")
+
+
+def _owners(model: torch.nn.Module) -> dict[Any, list[tuple[str, torch.nn.Module]]]:
+    """Of each memory that a parameter or a buffer is in, the modules that have it."""
+    owners: dict[Any, list[tuple[str, torch.nn.Module]]] = {}
+    for name, module in model.named_modules():
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        for tensor in tensors:
+            owners.setdefault(_memory(tensor), []).append((name, module))
     return owners
 
 
-def _put(model: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
+def _memory(tensor: torch.Tensor) -> Any:
+    """What two tensors have in common that share memory."""
+    if tensor.is_meta or type(tensor.data) is not torch.Tensor or not tensor.numel():
+        return id(tensor)
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
+def _printable(text: str) -> str:
+    """Text without control characters, which names of modules may have."""
+    return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from stoneware.nn import main_grad
 from stoneware.nn.arguments import autocast_dtype, check_x
@@ -146,9 +147,41 @@ class Experts(torch.nn.Module):
         return grouped_mm(rows, weight.mT, offs)
 
 
+class _FrozenProduct(torch.autograd.Function):
+    """rows @ weight[expert].t() in fp8, for rows [m, k] and a weight [num_experts, n, k] with scales of its rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale, offs)
+        return _frozen_product(rows, weight, scale, offs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """dy @ weight[expert]. A scale of the weight's rows is along the summed dimension, so it goes into dy, relative
+        to the largest of its expert, lest float16 overflows."""
+        weight, scale, offs = ctx.saved_tensors
+        largest = scale.amax(1)
+        expert = torch.searchsorted(offs, torch.arange(len(gradient), device=offs.device), right=True)
+        relative = (scale / largest[:, None]).to(gradient.dtype)
+        weight_t = weight.mT.contiguous()
+        scale_t = largest[:, None].expand(-1, weight_t.shape[1]).contiguous()
+        scaled = gradient * relative[expert.clamp_(max=len(offs) - 1)]
+        return _frozen_product(scaled, weight_t, scale_t, offs), None, None, None
+
+
+def _frozen_product(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    values, row_scale = quantize(rows, "row")
+    return grouped_mm(values, weight.mT, offs, row_scale.squeeze(-1), scale, rows.dtype)
+
+
 class Float8InferenceExperts(KeepsFloat8, Experts):
     """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x. A weight of `Experts`' checkpoint
-    is quantized when it is loaded.
+    is quantized when it is loaded. The gradient of x is a product with the same weights.
 
     Attributes:
       gate_up_proj_scale: [num_experts, 2 * intermediate_size] float32.
@@ -176,18 +209,25 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         num_experts, hidden_size, intermediate_size = experts.down_proj.shape
         new = cls(num_experts, hidden_size, intermediate_size, device="meta")
         for name in WEIGHTS:
-            values, scale = quantize(getattr(experts, name).detach(), "row")
-            new._take(name, values, scale.squeeze(-1))
+            new._take(name, *cls.quantized(getattr(experts, name).detach()))
         return new.train(experts.training)
+
+    @staticmethod
+    def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A weight in fp8 and a scale for each of its rows."""
+        values, scale = quantize(weight, "row")
+        return values, scale.squeeze(-1)
 
     def _take(self, name: str, values: torch.Tensor, scale: torch.Tensor) -> None:
         setattr(self, name, frozen_parameter(values))
         self.register_buffer(f"{name}_scale", scale)
 
     def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
-        values, scale = quantize(rows, "row")
-        weight, weight_scale = getattr(self, name), getattr(self, f"{name}_scale")
-        return grouped_mm(values, weight.mT, offs, scale.squeeze(-1), weight_scale, rows.dtype)
+        weight, scale = getattr(self, name), getattr(self, f"{name}_scale")
+        if torch.is_grad_enabled() and rows.requires_grad:
+            product: torch.Tensor = _FrozenProduct.apply(rows, weight, scale, offs)
+            return product
+        return _frozen_product(rows, weight, scale, offs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantizes weights that are not fp8 yet."""
@@ -195,8 +235,8 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         for name in WEIGHTS:
             weight, own = state_dict.get(prefix + name), getattr(self, name)
             if weight is not None and weight.dtype not in FP8 and weight.shape == own.shape:
-                values, scale = quantize(weight.detach().to(weight.device if own.is_meta else own.device), "row")
-                state_dict |= {prefix + name: values, f"{prefix}{name}_scale": scale.squeeze(-1)}
+                values, scale = self.quantized(weight.detach().to(weight.device if own.is_meta else own.device))
+                state_dict |= {prefix + name: values, f"{prefix}{name}_scale": scale}
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def dequantized(self, name: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""What layers with frozen fp8 weights share: x as an operand, and its gradient as one native call.
-
-A norm leaves its result in fp8 on the result itself, `attach`, where the layers that take it look first.
-"""
+"""What layers with frozen fp8 weights share: x as an operand, and its gradient as one native call."""
 
 from __future__ import annotations
 
@@ -27,20 +24,6 @@ from stoneware.nn.native_chain import (
 from stoneware.nn.recipes import Cast
 from stoneware.quantizing import fused
 
-_ATTACHED = "_stoneware_fp8"
-
-
-def attach(y: torch.Tensor, values: torch.Tensor, scale: torch.Tensor) -> None:
-    """Keeps y in fp8, with scales of its rows, as long as y lives and is not changed."""
-    setattr(y, _ATTACHED, (values, scale, y._version))
-
-
-def attached(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(values, scale) of x as it is now, or nothing."""
-    found = getattr(x, _ATTACHED, None)
-    return () if found is None or found[2] != x._version else found[:2]
-
-
 def check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Raises TypeError or ValueError for an x that does not fit a frozen layer."""
     check_x(x, weight.shape[1], FLOATS if bias is None else (bias.dtype,))
@@ -52,21 +35,21 @@ def names_of_operand(cast: Cast) -> tuple[str, ...]:
 
 
 def operand(
-    cast: Cast, x: torch.Tensor, attached: Sequence[torch.Tensor]
+    cast: Cast, x: torch.Tensor, x_fp8: Sequence[torch.Tensor]
 ) -> tuple[list[Step], torch.Tensor, torch.Tensor, list[Described], bool]:
     """x as the first operand of a chain's product.
 
     Args:
       cast: how x is quantized.
       x: [..., k], like that of the calls.
-      attached: what the calls have of it in fp8, or nothing.
+      x_fp8: its values in fp8 and their scales, if the calls have them.
 
     Returns:
       The steps that quantize it; values and scales like those of the calls; the outputs, as
       `names_of_operand` names them, none if x is fp8 already; and whether x's own memory is read.
     """
-    if attached:
-        values, scale = map(rows_of, attached)
+    if x_fp8:
+        values, scale = map(rows_of, x_fp8)
         return [], values, scale, [], True
     rows = rows_of(x)
     step, outputs = quantizing_step(cast, rows, ("x.rows", *names_of_operand(cast)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from stoneware.nn import float8, frozen_product
 from stoneware.nn.arguments import autocast_dtype
+from stoneware.nn.handover import Handover
 from stoneware.nn.linear import check_recipe
 from stoneware.nn.native_chain import Call, chain, of_product, rows_of, scaled_mm_step
 from stoneware.nn.recipes import RECIPES, Cast, check_is_built
@@ -34,6 +36,16 @@ class KeepsFloat8(torch.nn.Module):
 
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def weight_cast(recipe: str) -> Cast:
+    """How a frozen weight becomes fp8.
+
+    The scales of blocks are powers of two. So the weight in 16 bits, which Transformers makes of a checkpoint where it
+    has no fp8 kernels, has the very values, and is quantized to the same bits again.
+    """
+    cast = RECIPES[recipe].forward[1]
+    return replace(cast, power_of_two=True) if cast.scales == "block_2d" else cast
 
 
 class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
@@ -60,10 +72,15 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
 
     .to(dtype), .half() and the like cast the bias, and leave the weight as it is.
 
+    Attributes:
+      handover: what may have x in fp8; `convert` sets it.
+
     Raises:
       ValueError: an unknown recipe, or a size that breaks its rule.
       TypeError, ValueError: x is of another dtype or width than the layer.
     """
+
+    handover: Handover | None = None
 
     def __init__(
         self,
@@ -79,7 +96,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         self.recipe = recipe
         super().__init__(in_features, out_features, bias, device="meta", dtype=dtype)
         self.compute_dtype = self.weight.dtype
-        cast = RECIPES[recipe].forward[1]
+        cast = weight_cast(recipe)
         shape = {
             "tensor": (1,),
             "row": (out_features, 1),
@@ -108,15 +125,18 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
 
     def quantize_(self, weight: torch.Tensor) -> None:
         """Takes the values of a weight [out_features, in_features] of 16 or 32 bits."""
-        cast = RECIPES[self.recipe].forward[1]
-        with torch.no_grad():
-            values, scale = _cast(weight, cast)
+        values, scale = self.quantized(weight.detach(), self.recipe)
         self.weight, self.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
+
+    @staticmethod
+    def quantized(weight: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """A weight in fp8 and its scales."""
+        return _cast(weight, weight_cast(recipe))
 
     def dequantized(self) -> torch.Tensor:
         """The weight [out_features, in_features] in the layer's 16 or 32 bits, rounded once."""
         scale: torch.Tensor = self.weight_scale_inv
-        if RECIPES[self.recipe].forward[1].scales == "block_2d":
+        if weight_cast(self.recipe).scales == "block_2d":
             scale = scale.repeat_interleave(128, 0)[: self.out_features].repeat_interleave(128, 1)
             scale = scale[:, : self.in_features]
         return (self.weight.float() * scale).to(self.compute_dtype)
@@ -129,8 +149,8 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if torch.compiler.is_dynamo_compiling():
             return followed(x, weight, scale, bias, self.recipe)
-        if self.recipe == "rowwise" and (attached := frozen_product.attached(x)):
-            return chained("rowwise", True)(x, *attached, weight, scale, bias)
+        if self.handover is not None and (x_fp8 := self.handover.take(x)):
+            return chained("rowwise", True)(x, *x_fp8, weight, scale, bias)
         return chained(self.recipe, False)(x, weight, scale, bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8InferenceLinear:
@@ -151,7 +171,7 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             weight = weight.detach()
             if not self.weight.is_meta:
                 weight = weight.to(self.weight.device)
-            values, scale = _cast(weight, RECIPES[self.recipe].forward[1])
+            values, scale = self.quantized(weight, self.recipe)
             state_dict = {**state_dict, f"{prefix}weight": values, f"{prefix}weight_scale_inv": scale}
         super()._load_from_state_dict(state_dict, prefix, *others)
 
@@ -184,21 +204,21 @@ class _Frozen(torch.autograd.Function):
 
 
 @functools.cache
-def chained(recipe: str, is_attached: bool) -> Call:
+def chained(recipe: str, has_fp8: bool) -> Call:
     """call(x, weight, scale, bias) -> y as one native call, and where a plan alone cannot do it as `followed`.
 
     Args:
       recipe: a name of RECIPES.
-      is_attached: whether the calls have x in fp8 and its scales, too, behind x; for "rowwise" alone.
+      has_fp8: whether the calls have x in fp8 and its scales, too, behind x; for "rowwise" alone.
     """
     cast = RECIPES[recipe].forward[0]
     of_x = frozen_product.names_of_operand(cast)
-    given, written = (of_x, ()) if is_attached else ((), of_x)
+    given, written = (of_x, ()) if has_fp8 else ((), of_x)
 
     def make(x: torch.Tensor, *tensors: Any) -> Any:
-        *attached, weight, scale, bias = tensors
+        *x_fp8, weight, scale, bias = tensors
         frozen_product.check(x, weight, bias)
-        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, attached)
+        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, x_fp8)
         names = (*of_x[:2], "weight", "scale", "bias", "y")
         steps.append(scaled_mm_step(x8, weight, scale_x, scale, bias, x.dtype, names))
         return steps, x.device, [of_product(x, weight), *described], is_direct

@@ -87,26 +87,25 @@ class SwiGLU(torch.nn.Module):
         ):
             return down(silu_mul(gate_up(x)))
         weights = [layer._parameters[name] for layer in (gate_up, down) for name in _PARAMETERS]
-        attached = frozen_product.attached(x)
-        return _chained(bool(attached))(x, *attached, *weights)
+        return frozen(False)(x, *weights)
 
 
 @functools.cache
-def _chained(is_attached: bool) -> Call:
+def frozen(has_fp8: bool) -> Call:
     """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers.
 
     Args:
-      is_attached: whether the calls have x in fp8 and its scales, too, behind x.
+      has_fp8: whether the calls have x in fp8 and its scales, too, behind x.
     """
     cast = RECIPES[ONE_CALL].forward[0]
     of_x = frozen_product.names_of_operand(cast)
-    given, written = (of_x, ()) if is_attached else ((), of_x)
+    given, written = (of_x, ()) if has_fp8 else ((), of_x)
     weights, between = ("gate_up", "scale_gate_up", "down", "scale_down"), ("z", "h8", "scale_h")
 
     def make(x: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        *attached, gate_up, scale_gate_up, down, scale_down = tensors
+        *x_fp8, gate_up, scale_gate_up, down, scale_down = tensors
         frozen_product.check(x, gate_up, None)
-        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, attached)
+        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, x_fp8)
         m, width = x8.shape[0], down.shape[1]
         inner = [dense((m, 2 * width), x.dtype), dense((m, width), cast.dtype), dense((m, 1), torch.float32)]
         z, h8, scale_h = (like(one, x.device) for one in inner)
@@ -119,12 +118,17 @@ def _chained(is_attached: bool) -> Call:
         return steps, x.device, [of_product(x, down), *described, *inner], is_direct
 
     def slow(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        """The call as calls of ops, for autograd and torch dispatch modes."""
-        *_, gate_up, scale_gate_up, down, scale_down = tensors
-        z = inference.followed(x, gate_up, scale_gate_up, None, ONE_CALL)
-        return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
+        return frozen_by_ops(x, *tensors[-4:])
 
     return chain(("x", *given, *weights), ("y", *written, *between), make, slow)
+
+
+def frozen_by_ops(
+    x: torch.Tensor, gate_up: torch.Tensor, scale_gate_up: torch.Tensor, down: torch.Tensor, scale_down: torch.Tensor
+) -> torch.Tensor:
+    """The call of `frozen` as calls of ops, for autograd, for traces and for torch dispatch modes."""
+    z = inference.followed(x, gate_up, scale_gate_up, None, ONE_CALL)
+    return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
 
 
 def _split_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -1,0 +1,297 @@
+"""The changes that `convert` makes to a model, each in place and each with its way back.
+
+A change is made by `apply`. Until all are made, what was there is kept, so that `revert` leaves a module as it was.
+Later, `undo` makes what it can of what is there then: a weight that was frozen is dequantized.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+
+from stoneware.nn import fused_blocks
+from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
+from stoneware.nn.fused_blocks import FusedBlock
+from stoneware.nn.handover import Handover, Route
+from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
+from stoneware.nn.linear import Float8Linear, Linear
+from stoneware.nn.proofs import SwiGLUParts
+from stoneware.nn.recipes import BF16
+
+
+class Change:
+    """A change of one module.
+
+    Attributes:
+      name, module: which.
+      label: what it became, for the report.
+      result: its class after `apply`.
+    """
+
+    def __init__(self, name: str, module: Any, label: str) -> None:
+        self.name, self.module, self.label = name, module, label
+        self.result: type | None = None
+
+    def apply(self) -> None:
+        self.change()
+        self.result = type(self.module)
+
+    def change(self) -> None:
+        raise NotImplementedError
+
+    def revert(self) -> None:
+        """Makes the module what it was, also after an `apply` that failed."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Makes the module of its old class again, with the values that it has now."""
+        self.revert()
+
+    def spill(self) -> bool:
+        """Moves what is kept for `revert` to the memory of the host; returns whether there was something."""
+        return False
+
+    def settle(self) -> None:
+        """Drops what is kept for `revert`."""
+
+
+class TrainedLinear(Change):
+    """torch.nn.Linear -> Linear or Float8Linear, with the same parameters."""
+
+    def __init__(
+        self, name: str, layer: torch.nn.Linear, recipe: str, *, fuse_wgrad_accumulation: bool, note: str = ""
+    ) -> None:
+        self.kind = Linear if recipe == BF16 else Float8Linear
+        super().__init__(name, layer, self.kind.__name__ + ("" if recipe == BF16 else f", {recipe}") + note)
+        self.attributes = {"recipe": recipe, "fuse_wgrad_accumulation": fuse_wgrad_accumulation}
+
+    def change(self) -> None:
+        for name, value in self.attributes.items():
+            setattr(self.module, name, value)
+        _become(self.module, self.kind)
+
+    def revert(self) -> None:
+        _become(self.module, torch.nn.Linear)
+        _forget(self.module, self.attributes)
+
+
+class FrozenLinear(Change):
+    """torch.nn.Linear -> Float8InferenceLinear."""
+
+    def __init__(self, name: str, layer: torch.nn.Linear, recipe: str) -> None:
+        super().__init__(name, layer, f"{Float8InferenceLinear.__name__}, {recipe}")
+        self.recipe, self.requires_grad = recipe, layer.weight.requires_grad
+        self.kept = _Kept()
+
+    def change(self) -> None:
+        layer = self.module
+        values, scale = self.quantized()
+        self.kept.keep(layer, "weight")
+        layer.recipe, layer.compute_dtype = self.recipe, self.compute_dtype()
+        layer.weight, layer.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
+        _become(layer, Float8InferenceLinear)
+
+    def quantized(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return Float8InferenceLinear.quantized(self.module.weight.detach(), self.recipe)
+
+    def compute_dtype(self) -> torch.dtype:
+        return self.module.weight.dtype
+
+    def revert(self) -> None:
+        self._thaw()
+        self.kept.give_back()
+
+    def undo(self) -> None:
+        dequantized = self.module.dequantized()
+        self._thaw()
+        self.module.weight = torch.nn.Parameter(dequantized, self.requires_grad)
+
+    def _thaw(self) -> None:
+        _become(self.module, torch.nn.Linear)
+        self.module._parameters.pop("weight_scale_inv", None)
+        _forget(self.module, ("recipe", "compute_dtype", "handover"))
+
+    def spill(self) -> bool:
+        return self.kept.spill()
+
+    def settle(self) -> None:
+        self.kept = _Kept()
+
+
+class TrainedExperts(Change):
+    """A module with the parameters of `Experts` -> one that calls as `Experts` does."""
+
+    def __init__(self, name: str, module: torch.nn.Module, *, fuse_wgrad_accumulation: bool) -> None:
+        super().__init__(name, module, Experts.__name__)
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+
+    def change(self) -> None:
+        if not isinstance(self.module, Experts):
+            fused_blocks.fuse(self.module, fused_blocks.FusedExperts, fused_blocks.State())
+        self.module.fuse_wgrad_accumulation = self.fuse_wgrad_accumulation
+
+    def revert(self) -> None:
+        if isinstance(self.module, FusedBlock):
+            fused_blocks.unfuse(self.module)
+        _forget(self.module, ("fuse_wgrad_accumulation",))
+
+
+class FrozenExperts(Change):
+    """A module with the parameters of `Experts` -> one that calls as `Float8InferenceExperts` does."""
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        super().__init__(name, module, Float8InferenceExperts.__name__)
+        self.requires_grad = {weight: getattr(module, weight).requires_grad for weight in WEIGHTS}
+        self.is_own = type(module) is Experts
+        self.kept = _Kept()
+
+    def change(self) -> None:
+        for name in WEIGHTS:
+            values, scale = Float8InferenceExperts.quantized(getattr(self.module, name).detach())
+            self.kept.keep(self.module, name)
+            setattr(self.module, name, frozen_parameter(values))
+            self.module.register_buffer(f"{name}_scale", scale)
+        if self.is_own:
+            _become(self.module, Float8InferenceExperts)
+        else:
+            fused_blocks.fuse(self.module, fused_blocks.FusedFloat8Experts, fused_blocks.State())
+
+    def revert(self) -> None:
+        self._thaw()
+        self.kept.give_back()
+
+    def undo(self) -> None:
+        weights = {name: self.module.dequantized(name) for name in WEIGHTS}
+        self._thaw()
+        for name, weight in weights.items():
+            setattr(self.module, name, torch.nn.Parameter(weight, self.requires_grad[name]))
+
+    def _thaw(self) -> None:
+        if isinstance(self.module, FusedBlock):
+            fused_blocks.unfuse(self.module)
+        elif self.is_own:
+            _become(self.module, Experts)
+        for name in WEIGHTS:
+            self.module._buffers.pop(f"{name}_scale", None)
+
+    def spill(self) -> bool:
+        return self.kept.spill()
+
+    def settle(self) -> None:
+        self.kept = _Kept()
+
+
+class FusedNorm(Change):
+    """A norm that was proved to be RMSNorm -> one kernel."""
+
+    def __init__(self, name: str, norm: torch.nn.Module, eps: float) -> None:
+        super().__init__(name, norm, "RMSNorm")
+        self.eps = eps
+
+    def change(self) -> None:
+        state = fused_blocks.NormState(eps=self.eps, dtype=self.module.weight.dtype)
+        fused_blocks.fuse(self.module, fused_blocks.FusedRMSNorm, state)
+
+    def revert(self) -> None:
+        if isinstance(self.module, FusedBlock):
+            fused_blocks.unfuse(self.module)
+
+
+class FusedFeedForward(Change):
+    """A feed-forward that was proved to be SwiGLU -> one native call; after its layers became fp8."""
+
+    def __init__(self, name: str, block: torch.nn.Module, parts: SwiGLUParts) -> None:
+        super().__init__(name, block, "SwiGLU")
+        self.parts = parts
+        self.hook: Any = None
+
+    def change(self) -> None:
+        layers = [self.module.get_submodule(name) for name in (*self.parts.gate_up, self.parts.down)]
+        state = fused_blocks.SwiGLUState(
+            parts=self.parts, modules=[*self.module._modules.values()], hooks=fused_blocks.hooks_of(layers)
+        )
+        fused_blocks.fuse(self.module, fused_blocks.FusedSwiGLU, state)
+        self.hook = self.module.register_load_state_dict_post_hook(_join_again)
+        fused_blocks.join(self.module)
+
+    def revert(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+        if isinstance(self.module, FusedBlock):
+            fused_blocks.unfuse(self.module)
+
+
+def _join_again(block: torch.nn.Module, incompatible_keys: object) -> None:
+    if isinstance(block, fused_blocks.FusedSwiGLU):
+        fused_blocks.join(block)
+
+
+class NormHandover(Change):
+    """A fused norm gives its result in fp8 to the layers that alone read it."""
+
+    def __init__(self, name: str, norm: torch.nn.Module, owner: Any, reader: str, layers: tuple[str, ...]) -> None:
+        super().__init__(name, norm, "")
+        self.owner, self.reader, self.layers = owner, reader, layers
+
+    def change(self) -> None:
+        norm_name = self.name.rpartition(".")[2]
+        module = self.owner._modules[self.reader]
+        state, handover = self.module._stoneware, Handover()
+        places = [(self.owner, norm_name), (self.owner, self.reader), *((module, layer) for layer in self.layers)]
+        state.handover, state.route = handover, Route(self.owner, places)
+        for reader in self._readers():
+            if isinstance(reader, Float8InferenceLinear):
+                reader.handover = handover
+            else:
+                reader._stoneware.handover = handover
+
+    def revert(self) -> None:
+        for reader in self._readers():
+            if isinstance(reader, FusedBlock):
+                reader._stoneware.handover = None
+            else:
+                _forget(reader, ("handover",))
+        if isinstance(self.module, FusedBlock):
+            self.module._stoneware.handover = self.module._stoneware.route = None
+
+    def _readers(self) -> list[Any]:
+        module = self.owner._modules.get(self.reader)
+        readers = [module._modules.get(layer) for layer in self.layers] if self.layers and module else [module]
+        return [reader for reader in readers if reader is not None]
+
+
+class _Kept:
+    """Parameters that were replaced, as long as the conversion can fail."""
+
+    def __init__(self) -> None:
+        self._parameters: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.device]] = []
+
+    def keep(self, module: torch.nn.Module, name: str) -> None:
+        parameter = getattr(module, name)
+        self._parameters.append((module, name, parameter, parameter.device))
+
+    def give_back(self) -> None:
+        for module, name, parameter, device in self._parameters:
+            if parameter.device != device:
+                parameter.data = parameter.data.to(device)
+            setattr(module, name, parameter)
+
+    def spill(self) -> bool:
+        spilled = [one for *_, one, device in self._parameters if device.type != "cpu" and one.device == device]
+        for parameter in spilled:
+            parameter.data = parameter.data.cpu()
+        return bool(spilled)
+
+
+def _become(module: Any, kind: type) -> None:
+    """Changes the class of a module, also for a hook of accelerate, which calls the forward that it found."""
+    module.__class__ = kind
+    if "_hf_hook" in vars(module) and "_old_forward" in vars(module):
+        vars(module)["_old_forward"] = MethodType(kind.forward, module)  # type: ignore[attr-defined]
+
+
+def _forget(module: torch.nn.Module, names: Any) -> None:
+    for name in names:
+        vars(module).pop(name, None)

@@ -1,0 +1,278 @@
+"""What the source of a model's classes says about the tensors that pass between its modules.
+
+    readers     the layers that alone read the result of a norm
+    foreign     the layers whose weight is read by other code than their own call
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stoneware.nn.proofs import function_definition
+
+_SIZES = frozenset({"shape", "dtype", "device", "ndim", "is_cuda", "size", "dim"})
+"""Attributes of a tensor that neither read nor change its elements, and give nobody the tensor."""
+
+_NOT_AT_RUN_TIME = frozenset({"__init__", "_init_weights", "init_weights", "reset_parameters", "_reset_parameters"})
+"""Methods that run before a model is converted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """The module that gets the result of a norm, and its layers that read it.
+
+    Attributes:
+      name: of the module in the norm's owner.
+      layers: names of its layers, each of which is called once with the result; empty if the module itself reads it.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+
+
+def reader(owner: torch.nn.Module, norm: str, is_reader: Callable[[torch.nn.Module], bool]) -> Reader | None:
+    """The module that alone gets the result of a norm, if nothing can change the result before it was read.
+
+    The code of `owner.forward` must have one of these forms, where `norm` has no other use:
+
+        y = self.norm(x)                    self.module(self.norm(x), ...)
+        y = self.module(y, ...)
+
+    Either the module reads its argument itself (`is_reader`), or its forward passes the argument on to such layers of
+    its own, and does nothing else with it but ask for its shape, dtype or device.
+
+    Args:
+      owner: the module that has the norm.
+      norm: its name there.
+      is_reader: whether a module reads its argument, changes nothing and keeps nothing of it.
+    """
+    definition = _forward(owner)
+    if definition is None:
+        return None
+    calls = [node for node in ast.walk(definition) if _is_own(node, definition, norm)]
+    if len(calls) != 1:
+        return None
+    found = _passed_on(definition, norm)
+    if found is None:
+        return None
+    name, position = found
+    module = owner._modules.get(name)
+    if module is None or type(module).__call__ is not torch.nn.Module.__call__:
+        return None
+    if is_reader(module):
+        return Reader(name=name, layers=()) if position in (0, _parameters(module)[:1]) else None
+    layers = _reading_layers(module, position)
+    if not layers or not all(is_reader(module.get_submodule(layer)) for layer in layers):
+        return None
+    return Reader(name=name, layers=layers)
+
+
+def _passed_on(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None:
+    """The name of the module that gets the norm's result, and as which argument: its position or [its name]."""
+    for block in _blocks(definition):
+        for idx, statement in enumerate(block):
+            for call in ast.walk(statement):
+                name = _own_call(call, definition)
+                if name is None or not isinstance(call, ast.Call):
+                    continue
+                for position, value in _arguments(call):
+                    if _own_call(value, definition) == norm:
+                        return name, position
+            if idx + 1 == len(block) or not isinstance(statement, ast.Assign):
+                continue
+            (target, *others), following = statement.targets, block[idx + 1]
+            if others or not isinstance(target, ast.Name) or _own_call(statement.value, definition) != norm:
+                continue
+            if not isinstance(following, ast.Assign) or target.id not in _assigned(following):
+                continue  # the result would have later uses
+            name = _own_call(following.value, definition)
+            loads = [one for one in ast.walk(following) if _is_load(one, target.id)]
+            if name is None or len(loads) != 1:
+                continue
+            assert isinstance(following.value, ast.Call)
+            for position, value in _arguments(following.value):
+                if value is loads[0]:
+                    return name, position
+    return None
+
+
+def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] | None:
+    """The layers that forward calls with its argument; None if it does anything else with it."""
+    definition = _forward(module)
+    if definition is None:
+        return None
+    parameters = _parameters(module)
+    if isinstance(position, int):
+        if position >= len(parameters):
+            return None
+        position = [parameters[position]]
+    (name,) = position
+    if name not in parameters:
+        return None
+    names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+    if names & {"locals", "vars", "eval", "exec"}:
+        return None
+    layers: list[str] = []
+    allowed = set()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Attribute) and _is_load(node.value, name) and node.attr in _SIZES:
+            allowed.add(id(node.value))
+        layer = _own_call(node, definition)
+        if layer is not None and isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+            if _is_load(node.args[0], name) and (layer in module._modules or not hasattr(module, layer)):
+                layers += [layer] * (layer in module._modules)  # a layer of other configs is never called
+                allowed.add(id(node.args[0]))
+    loads = [node for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == name]
+    if any(id(node) not in allowed and isinstance(node.ctx, ast.Load) for node in loads):
+        return None
+    return tuple(layers) if len({*layers}) == len(layers) else None
+
+
+def _forward(module: torch.nn.Module) -> ast.FunctionDef | None:
+    """The code of a module's forward, below decorators of transformers and torch, which rename arguments."""
+    function = type(module).forward
+    if "forward" in vars(module):
+        return None
+    while hasattr(function, "__wrapped__"):
+        package = function.__globals__["__name__"].partition(".")[0]
+        if package not in ("transformers", "torch"):
+            return None
+        function = function.__wrapped__
+    return _definition(function)
+
+
+_definition = functools.lru_cache(maxsize=1024)(function_definition)
+
+
+def _parameters(module: torch.nn.Module) -> list[str]:
+    """The names of the arguments of forward that can be given by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    _, *parameters = inspect.signature(inspect.unwrap(type(module).forward)).parameters.values()
+    return [one.name for one in parameters if one.kind in kinds]
+
+
+def _blocks(definition: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
+    """Lists of statements of which each runs after the one before."""
+    for node in ast.walk(definition):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield block
+
+
+def _self(definition: ast.FunctionDef) -> str:
+    return definition.args.args[0].arg if definition.args.args else ""
+
+
+def _is_own(node: ast.AST, definition: ast.FunctionDef, name: str) -> bool:
+    """Whether it is self.name."""
+    is_attribute = isinstance(node, ast.Attribute) and node.attr == name
+    return is_attribute and isinstance(node.value, ast.Name) and node.value.id == _self(definition)
+
+
+def _own_call(node: ast.AST | None, definition: ast.FunctionDef) -> str | None:
+    """The name in self.name(...)."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    return node.func.attr if _is_own(node.func, definition, node.func.attr) else None
+
+
+def _arguments(call: ast.Call) -> Iterator[tuple[Any, ast.expr]]:
+    """Position, or [name], and value of each argument."""
+    for position, value in enumerate(call.args):
+        if isinstance(value, ast.Starred):
+            return
+        yield position, value
+    for keyword in call.keywords:
+        if keyword.arg is not None:
+            yield [keyword.arg], keyword.value
+
+
+def _is_load(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+
+
+def _assigned(statement: ast.Assign) -> set[str]:
+    names = set()
+    for target in statement.targets:
+        elements = target.elts if isinstance(target, ast.Tuple) else [target]
+        names |= {one.id for one in elements if isinstance(one, ast.Name)}
+    return names
+
+
+def foreign(model: torch.nn.Module) -> dict[int, str]:
+    """id of each torch.nn.Linear whose weight or bias other code reads -> the class that does.
+
+    Methods of the model's classes are searched for `self.name.weight`, and for `anything.name.weight`, which counts for
+    each layer of that name below the module. Only the shape and the device may be read.
+    """
+    found: dict[int, str] = {}
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__module__.partition(".")[0] == "torch" or kind is object:
+                continue
+            for chain in _weights_read(kind):
+                for layer in _layers_named(module, chain):
+                    found.setdefault(id(layer), kind.__name__)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _weights_read(kind: type) -> frozenset[tuple[str, ...]]:
+    """Of each read of a weight in the methods of a class the names that lead to its layer, self first."""
+    chains = set()
+    for name, function in vars(kind).items():
+        while hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        if name in _NOT_AT_RUN_TIME or not inspect.isfunction(function):
+            continue
+        definition = _definition(function)
+        if definition is None:
+            continue
+        sizes = {id(one.value) for one in ast.walk(definition) if isinstance(one, ast.Attribute) and one.attr in _HARMLESS}
+        for node in ast.walk(definition):
+            is_weight = isinstance(node, ast.Attribute) and node.attr in ("weight", "bias") and id(node) not in sizes
+            if is_weight and isinstance(node.ctx, ast.Load):
+                chain = _chain(node.value)
+                if len(chain) > 1:
+                    chains.add(("self", *chain[1:]) if chain[0] == _self(definition) else ("", chain[-1]))
+    return frozenset(chains)
+
+
+_HARMLESS = _SIZES - {"dtype"}
+"""What other code may read of a weight: a frozen one has another dtype."""
+
+
+def _chain(node: ast.expr) -> tuple[str, ...]:
+    """The names of a.b[i].c; "*" for what is neither."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        return (*_chain(node.value), node.attr)
+    if isinstance(node, ast.Subscript):
+        return (*_chain(node.value), "*")
+    return ("",)
+
+
+def _layers_named(module: torch.nn.Module, chain: tuple[str, ...]) -> Iterator[torch.nn.Linear]:
+    root, *names = chain
+    places = [module]
+    if root != "self":
+        places, names = [*module.modules()], names[-1:]
+    for name in names:
+        places = [
+            child
+            for place in places
+            for other, child in place._modules.items()
+            if child is not None and name in ("*", other)
+        ]
+    for place in places:
+        if isinstance(place, torch.nn.Linear):
+            yield place

@@ -1,0 +1,441 @@
+"""Proves what a module of somebody else's computes, by a trace of its own code.
+
+A module is traced with torch.fx in training and in eval mode, with and without gradients. All traces must be equal,
+and each of their operations must be one of the function to be proved. Control flow that depends on a tensor, an
+activation, a clamp, a bias, a dropout or a scale that the function lacks therefore ends the proof.
+
+Experts of transformers branch on their routing, which no trace can follow. They are proved by the digest of their
+code and by a trace of their activation.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import operator
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from stoneware.nn.arguments import has_hooks
+
+_FUNCTIONAL = torch.nn.functional
+
+
+class NoProof(Exception):
+    """The module's code does not show that it computes the function; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwiGLUParts:
+    """The submodules of down(silu(gate(x)) * up(x)), by name.
+
+    Attributes:
+      gate_up: gate and up, or the one layer that has the rows of gate, then those of up.
+      down: the last layer.
+    """
+
+    gate_up: tuple[str, ...]
+    down: str
+
+
+def swiglu(module: torch.nn.Module) -> SwiGLUParts:
+    """The parts of a feed-forward that computes down(silu(gate(x)) * up(x)) without biases.
+
+    Raises:
+      NoProof: its code does not show that.
+    """
+    graph = _trace(module, "forward")
+    (x,) = _inputs(graph)
+    down = _result(graph)
+    gated, between = _gated(module, _call_of_linear(module, down))
+    parts = SwiGLUParts(gate_up=tuple(_linear_of(module, node, x) for node in gated), down=str(down.target))
+    layers = (*parts.gate_up, parts.down)
+    if len({*layers}) != len(layers):
+        raise NoProof("one of its layers is used twice")
+    _check_operations(graph, {x, down, *gated, *between})
+    biased = [name for name in layers if module.get_submodule(name).bias is not None]
+    if biased:
+        raise NoProof(f"{biased[0]} has a bias")
+    return parts
+
+
+def rms_norm(module: torch.nn.Module) -> float:
+    """The epsilon of a norm that computes x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, in float32.
+
+    Raises:
+      NoProof: its code does not show that.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    if names != ["weight"]:
+        raise NoProof(f"its parameters are {', '.join(names) or 'none'}, not the weight alone")
+    if module.weight.ndim != 1:  # type: ignore[union-attr]  # a Parameter
+        raise NoProof("its weight has more than one dimension")
+    if type(module) is torch.nn.RMSNorm:
+        if module.eps is None or has_hooks(module):
+            raise NoProof("it has hooks" if has_hooks(module) else "its epsilon depends on the dtype of x")
+        return module.eps
+    return _NormTrace(module).result(_trace(module, "forward"))
+
+
+def experts(module: torch.nn.Module) -> None:
+    """Returns if a module of transformers computes down(silu(gate(x)) * up(x)) for the experts of each token, and sums
+    the results with their weights.
+
+    Raises:
+      NoProof: its code does not show that.
+    """
+    _check_call(module)
+    kind = type(module)
+    eager = inspect.unwrap(kind.forward)
+    digest = _digest(eager)
+    if digest not in _EXPERTS_FORWARD:
+        raise NoProof(f"the code of {kind.__name__}.forward (digest {digest}) is not known")
+    wanted = {
+        "has_gate": True, "has_bias": False, "has_post_expert_norm": False, "is_transposed": False,
+        "is_concatenated": True, "_is_expert_parallel": False,
+    }  # fmt: skip
+    for name, value in wanted.items():
+        if getattr(module, name, value) is not value:
+            raise NoProof(f"{name} is {getattr(module, name)!r}")
+    if not hasattr(kind, "_apply_gate"):
+        raise NoProof(f"{kind.__name__} has no _apply_gate")
+    implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if eager is not kind.forward:
+        if kind.forward.__globals__["__name__"] != "transformers.integrations.moe":
+            raise NoProof(f"{kind.__name__}.forward is wrapped by {kind.forward.__globals__['__name__']}")
+        if implementation not in _EXPERTS_IMPLEMENTATIONS:
+            raise NoProof(f"its experts implementation is {implementation!r}")
+    activation = getattr(module, "act_fn", None)
+    if not isinstance(activation, torch.nn.Module):
+        raise NoProof("act_fn is not a module")
+    if type(activation) is not torch.nn.SiLU:
+        graph = _trace(activation, "forward")
+        if not _is_silu(activation, _result(graph)):
+            raise NoProof(f"act_fn computes {_name(_result(graph))}, not silu")
+        _check_operations(graph, {*_inputs(graph), _result(graph)})
+    graph = _trace(module, "_apply_gate")
+    (z,) = _inputs(graph)
+    gated, between = _gated(module, _result(graph))
+    if gated != [z]:
+        raise NoProof("_apply_gate does not split its argument alone")
+    _check_operations(graph, {z, *between})
+
+
+_EXPERTS_FORWARD = frozenset({"e7aef0c2abf5f6a2", "d52dc7c02b15aa1c"})
+"""`_digest` of MixtralExperts.forward, whose code some fifty models of transformers share: of 5.17 to 5.19, and of
+5.20 to 5.24, which leaves room for an expert that no rank has."""
+
+_EXPERTS_IMPLEMENTATIONS = (None, "eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")
+"""Names in transformers' ExpertsInterface of kernels that all compute what the code of forward does."""
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    """Of a function's code without names of types, docstring and decorators."""
+    definition = function_definition(function)
+    if definition is None:
+        return "without source"
+    for node in ast.walk(definition):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    definition.decorator_list, definition.returns = [], None
+    if ast.get_docstring(definition) is not None:
+        definition.body = definition.body[1:]
+    return hashlib.sha256(ast.unparse(definition).encode()).hexdigest()[:16]
+
+
+def function_definition(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """The syntax tree of a function; None without its source."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    return definition if isinstance(definition, ast.FunctionDef) else None
+
+
+def _check_call(module: torch.nn.Module) -> None:
+    """Refuses a module whose call is more than the forward of its class."""
+    if has_hooks(module) or "forward" in vars(module):
+        raise NoProof("it has hooks or a forward of its own")
+    if type(module).__call__ is not torch.nn.Module.__call__:
+        raise NoProof(f"{type(module).__name__} has a __call__ of its own")
+
+
+class _Tracer(torch.fx.Tracer):
+    """Follows the code of a module down to torch.nn's own submodules."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.traced_func_name = method
+
+    def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
+        return type(module) in (torch.nn.Linear, torch.nn.SiLU)
+
+    def call_module(self, module: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        _check_call(module)
+        return super().call_module(module, forward, args, kwargs)
+
+    def getattr(self, attr: str, value: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        found = super().getattr(attr, value, parameter_proxy_cache)
+        if isinstance(found, torch.fx.Proxy) and isinstance(value, torch.nn.Parameter):
+            return _Weight(found.node, self, value.dtype)
+        return found
+
+
+class _Weight(torch.fx.Proxy):
+    """A parameter, whose dtype is a value of the trace."""
+
+    def __init__(self, node: torch.fx.Node, tracer: torch.fx.Tracer, dtype: torch.dtype) -> None:
+        super().__init__(node, tracer)
+        self.dtype = dtype
+
+
+def _trace(module: torch.nn.Module, method: str) -> torch.fx.Graph:
+    """The operations of a call, which do not depend on the mode."""
+    _check_call(module)
+    graphs = []
+    for is_training in (False, True):
+        for has_grad in (False, True):
+            with _restored(module), torch.set_grad_enabled(has_grad):
+                for part in module.modules():
+                    part.training = is_training
+                before = {**vars(module)}
+                try:
+                    graphs.append(_Tracer(method).trace(module))
+                except NoProof:
+                    raise
+                except Exception as error:  # whatever other people's code raises that is given a proxy
+                    raise NoProof(f"its code cannot be traced ({type(error).__name__})") from error
+                if {**vars(module)} != before:
+                    raise NoProof("its call changes the module")
+    if len({str(graph) for graph in graphs}) > 1:
+        raise NoProof("what it computes depends on its mode, like a dropout")
+    return graphs[0]
+
+
+@contextmanager
+def _restored(module: torch.nn.Module) -> Iterator[None]:
+    """Gives each part back the attributes that it has now."""
+    before = [(part, {**vars(part)}) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+
+
+def _inputs(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    """The one argument of the trace."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        raise NoProof(f"it takes {len(inputs)} arguments, not x alone")
+    return inputs
+
+
+def _result(graph: torch.fx.Graph) -> torch.fx.Node:
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    (result,) = output.args
+    if not isinstance(result, torch.fx.Node):
+        raise NoProof("its result is not one tensor")
+    return result
+
+
+def _check_operations(graph: torch.fx.Graph, known: set[torch.fx.Node]) -> None:
+    """Refuses operations beyond those of the function."""
+    for node in graph.nodes:
+        if node.op != "output" and node not in known:
+            raise NoProof(f"it computes {_name(node)}")
+
+
+def _name(node: torch.fx.Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _call_of_linear(module: torch.nn.Module, node: torch.fx.Node) -> torch.fx.Node:
+    """The argument of a call of a torch.nn.Linear."""
+    is_linear = node.op == "call_module" and type(module.get_submodule(str(node.target))) is torch.nn.Linear
+    if not is_linear or len(node.args) != 1 or node.kwargs or not isinstance(node.args[0], torch.fx.Node):
+        raise NoProof(f"it computes {_name(node)} where a torch.nn.Linear is expected")
+    return node.args[0]
+
+
+def _linear_of(module: torch.nn.Module, node: torch.fx.Node, x: torch.fx.Node) -> str:
+    if _call_of_linear(module, node) is not x:
+        raise NoProof(f"{node.target} does not take x itself")
+    return str(node.target)
+
+
+def _gated(module: torch.nn.Module, product: torch.fx.Node) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
+    """silu(gate) * up: the nodes of gate and up, or the one whose halves they are; and the nodes between."""
+    if not _is_call(product, "mul", torch.mul, operator.mul) or len(product.args) != 2 or product.kwargs:
+        raise NoProof(f"it computes {_name(product)} where silu(gate) * up is expected")
+    first, second = product.args
+    if not isinstance(first, torch.fx.Node) or not isinstance(second, torch.fx.Node):
+        raise NoProof("it multiplies by a number")
+    activated, up = (first, second) if _is_silu(module, first) else (second, first)
+    if not _is_silu(module, activated):
+        raise NoProof(f"it computes {_name(first)} and {_name(second)}, of which neither is silu")
+    gate = activated.args[0]
+    if not isinstance(gate, torch.fx.Node):
+        raise NoProof("it computes silu of a number")
+    if gate.op == "call_module" and up.op == "call_module":
+        return [gate, up], [product, activated]
+    halves, chunks = _halves([gate, up])
+    source = chunks[0].args[0]
+    if not isinstance(source, torch.fx.Node):
+        raise NoProof("it splits a number")
+    return [source], [product, activated, *halves, *chunks]
+
+
+def _halves(nodes: list[torch.fx.Node]) -> tuple[list[torch.fx.Node], list[torch.fx.Node]]:
+    """The first and the second half of one chunk of the last dimension in two."""
+    chunks = []
+    for position, half in enumerate(nodes):
+        if half.op != "call_function" or half.target is not operator.getitem or half.args[1] != position:
+            raise NoProof(f"it computes {_name(half)} where gate and up, in this order, are expected")
+        chunk = half.args[0]
+        assert isinstance(chunk, torch.fx.Node)  # of getitem
+        arguments = [*chunk.args[1:], *chunk.kwargs.values()]
+        names = ["chunks", "dim"][: len(chunk.args) - 1] + [*chunk.kwargs]
+        if not _is_call(chunk, "chunk", torch.chunk) or dict(zip(names, arguments)) != {"chunks": 2, "dim": -1}:
+            raise NoProof(f"it computes {_name(chunk)} where chunk(2, dim=-1) is expected")
+        chunks.append(chunk)
+    if chunks[0] is not chunks[1]:
+        raise NoProof("gate and up are not the halves of one tensor")
+    return nodes, chunks[:1]
+
+
+def _is_call(node: torch.fx.Node, method: str, *functions: Callable[..., Any]) -> bool:
+    if node.op == "call_method":
+        return node.target == method
+    return node.op == "call_function" and any(node.target is function for function in functions)
+
+
+def _is_silu(module: torch.nn.Module, node: torch.fx.Node) -> bool:
+    if len(node.args) != 1:
+        return False
+    if node.op == "call_module":
+        return type(module.get_submodule(str(node.target))) is torch.nn.SiLU and not node.kwargs
+    return node.op == "call_function" and node.target is _FUNCTIONAL.silu and not node.kwargs.get("inplace")
+
+
+class _Value(NamedTuple):
+    """What a node of a norm's trace is.
+
+    Attributes:
+      kind: "x", "weight", "dtype" (of both), "square", "mean", "mean + eps", "1 / rms", "x / rms", or "y".
+      is_wide: whether its elements are float32.
+      eps: of the norm, from "mean + eps" on.
+    """
+
+    kind: str
+    is_wide: bool
+    eps: float = 0.0
+
+
+class _NormTrace:
+    """Follows the trace of a norm that is called with x in the dtype of its weight."""
+
+    def __init__(self, module: Any) -> None:
+        self.shape, self.dtype = module.weight.shape, module.weight.dtype
+        self.values: dict[torch.fx.Node, _Value] = {}
+
+    def result(self, graph: torch.fx.Graph) -> float:
+        """The epsilon of the norm."""
+        _inputs(graph)
+        for node in graph.nodes:
+            if node.op == "output":
+                break
+            self.values[node] = self._value(node)
+        found = self.values[_result(graph)]
+        if found.kind != "y" or (found.is_wide and self.dtype != torch.float32):
+            raise NoProof("its result is not the norm times the weight in the dtype of x")
+        return found.eps
+
+    def _value(self, node: torch.fx.Node) -> _Value:
+        is_float32 = self.dtype == torch.float32
+        if node.op == "placeholder":
+            return _Value("x", is_float32)
+        if node.op == "get_attr" and node.target == "weight":
+            return _Value("weight", is_float32)
+        arguments = [self._argument(one) for one in node.args]
+        named = {name: self._argument(one) for name, one in node.kwargs.items()}
+        found = None
+        if node.op in ("call_method", "call_function") and arguments:
+            found = self._call(node, arguments, named)
+        if found is None:
+            raise NoProof(f"it computes {_name(node)}, which the norm does not")
+        return found
+
+    def _argument(self, one: Any) -> Any:
+        return self.values[one] if isinstance(one, torch.fx.Node) else one
+
+    def _call(self, node: torch.fx.Node, arguments: list[Any], named: dict[str, Any]) -> _Value | None:
+        first, *others = arguments
+        if node.target is getattr:
+            return _Value("dtype", False) if others == ["dtype"] and first.kind in ("x", "weight") else None
+        if node.target is _FUNCTIONAL.rms_norm:
+            return self._norm(dict(zip(("input", "normalized_shape", "weight", "eps"), arguments)) | named)
+        if node.op == "call_method" and node.target in ("to", "float", "type_as"):
+            return self._cast(first, [*others, *named.values()], named)
+        if _is_call(node, "mean", torch.mean):
+            dims = dict(zip(("dim", "keepdim"), others)) | named
+            is_last = dims in ({"dim": dim, "keepdim": True} for dim in (-1, (-1,), [-1]))
+            return _Value("mean", True) if _kind(first) == "square" and is_last else None
+        if named:
+            return None
+        if _is_call(node, "mul", torch.mul, operator.mul) and len(others) == 1:
+            return self._multiplied(first, others[0])
+        if _is_call(node, "add", torch.add, operator.add) and len(others) == 1:
+            mean, eps = (others[0], first) if isinstance(first, float) else (first, others[0])
+            is_shifted = _kind(mean) == "mean" and isinstance(eps, float)
+            return _Value("mean + eps", True, eps) if is_shifted else None
+        power = self._power(node, others)
+        if power == 2 and _kind(first) == "x" and first.is_wide:
+            return _Value("square", True)
+        return _Value("1 / rms", True, first.eps) if power == -0.5 and _kind(first) == "mean + eps" else None
+
+    def _power(self, node: torch.fx.Node, others: list[Any]) -> float | None:
+        if _is_call(node, "pow", torch.pow, operator.pow) and len(others) == 1 and isinstance(others[0], (int, float)):
+            return others[0]
+        named_powers = ((2, "square", torch.square), (-0.5, "rsqrt", torch.rsqrt))
+        return next((power for power, *names in named_powers if not others and _is_call(node, *names)), None)
+
+    def _multiplied(self, a: Any, b: Any) -> _Value | None:
+        values = {_kind(one): one for one in (a, b)}
+        if a == b and _kind(a) == "x" and a.is_wide:
+            return _Value("square", True)
+        if values.keys() == {"x", "1 / rms"}:
+            return _Value("x / rms", True, values["1 / rms"].eps)
+        if values.keys() == {"x / rms", "weight"}:
+            return _Value("y", a.is_wide or b.is_wide, values["x / rms"].eps)
+        return None
+
+    def _norm(self, arguments: dict[str, Any]) -> _Value | None:
+        kinds = [_kind(arguments.get(name)) for name in ("input", "weight")]
+        eps = arguments.get("eps")
+        is_plain = kinds == ["x", "weight"] and isinstance(eps, float)
+        is_whole = tuple(arguments.get("normalized_shape") or ()) == tuple(self.shape)
+        return _Value("y", arguments["input"].is_wide, eps) if is_plain and is_whole else None
+
+    def _cast(self, source: Any, dtypes: list[Any], named: dict[str, Any]) -> _Value | None:
+        """A cast to float32 or to the dtype of x and of the weight."""
+        if _kind(source) not in ("x", "x / rms", "weight", "y") or len(dtypes) > 1 or not {*named} <= {"dtype"}:
+            return None
+        dtype = dtypes[0] if dtypes else torch.float32  # of float()
+        if isinstance(dtype, _Value):
+            is_wide = dtype.is_wide if dtype.kind in ("x", "weight") else self.dtype == torch.float32
+            is_dtype = dtype.kind in ("x", "weight", "dtype")
+        else:
+            is_wide, is_dtype = dtype == torch.float32, dtype in (torch.float32, self.dtype)
+        return source._replace(is_wide=is_wide) if is_dtype else None
+
+
+def _kind(value: Any) -> str | None:
+    return value.kind if isinstance(value, _Value) else None
