@@ -8,6 +8,9 @@ WHEELS = {
     "annotated-doc": ("0.0.7", {
         "annotated_doc-0.0.7-py3-none-any.whl": "6bc31bbbec6dfaaedc1676dbc11dbda96fe22a2b5c400e9ebad113fec44a9dc6",
     }),
+    "anyio": ("4.16.0", {
+        "anyio-4.16.0-py3-none-any.whl": "c66ae634e0b8228396b801741beb3294326d4b6102f7bba4041c0dfb58c29026",
+    }),
     "ast-serialize": ("0.13.1", {
         "ast_serialize-0.13.1-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "9f99786e0d62082a5b121b3437f3167562133711df22128de1e9886f57f0b226",
     }),
@@ -26,8 +29,8 @@ WHEELS = {
     "cycler": ("0.12.1", {
         "cycler-0.12.1-py3-none-any.whl": "85cef7cff222d8644161529808465972e51340599459b8ac3ccbac5a854e0d30",
     }),
-    "filelock": ("4.2.11", {
-        "filelock-4.2.11-py3-none-any.whl": "020e229e4bb9d410fc799c07ddf45fa217cba970278f40b30751d94f309b69e2",
+    "filelock": ("4.2.12", {
+        "filelock-4.2.12-py3-none-any.whl": "21decfec02f116ed4c954433cdb31f28c3b346b784543177b6d7059da2702ee9",
     }),
     "fonttools": ("4.68.0", {
         "fonttools-4.68.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "4b9c89b5876f1a74b1341632dfaf4c4c2be565d76c060445df401ebe7a4ceefa",
@@ -38,8 +41,26 @@ WHEELS = {
     "grimp": ("3.19", {
         "grimp-3.19-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "2f5c9d0ed032e686da9bef72db3657975ea07c5c0be31e6b2c2fe02d7e6ef9f1",
     }),
+    "h11": ("0.16.0", {
+        "h11-0.16.0-py3-none-any.whl": "63cf8bbe7522de3bf65932fda1d9c2772064ffb3dae62d55932da54b31cb6c86",
+    }),
+    "hf-xet": ("1.8.0", {
+        "hf_xet-1.8.0-cp38-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "29dab7c904cd1914a0439c6e1306c12c7497c8bd32290fbe563ebf51ca4b6d6d",
+    }),
+    "httpcore2": ("2.16.2", {
+        "httpcore2-2.16.2-py3-none-any.whl": "16051ae2a42f776007543f32de9349a317b23d2cbb4e1456b4bac0e88b87419a",
+    }),
+    "httpx2": ("2.16.2", {
+        "httpx2-2.16.2-py3-none-any.whl": "f05c13aade4c45dbf1c9060647a1058f0acad62398fad96e741269edb33d46f5",
+    }),
+    "huggingface-hub": ("2.4.0", {
+        "huggingface_hub-2.4.0-py3-none-any.whl": "42ecfd93ede47bdd333daebbf66a32d7bfe2e18752754fe4d2d4f98a0179d801",
+    }),
     "hypothesis": ("6.170.15", {
         "hypothesis-6.170.15-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "ecbd6294a636594580689debc3011a0ca3eb76577770f661224314202f107e14",
+    }),
+    "idna": ("3.20", {
+        "idna-3.20-py3-none-any.whl": "ab7ae7122974553370f0bdb919e1a960b2cd1bc1ef0276416d896db81c14582c",
     }),
     "import-linter": ("2.16", {
         "import_linter-2.16-py3-none-any.whl": "e775602e9214ab3933fc7d2162278ea1f11dd9229c914735c1bda43b94619565",
@@ -53,8 +74,8 @@ WHEELS = {
     "kiwisolver": ("1.5.1", {
         "kiwisolver-1.5.1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl": "95a02752aa032eef4aed01cda6d9b687c669bd0396bf4519eef8bba22a286720",
     }),
-    "librt": ("0.16.0", {
-        "librt-0.16.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "94aed6a8308818b91677957d1bd03188869cd7aeb23c5dba7912a6c0402f7602",
+    "librt": ("0.17.0", {
+        "librt-0.17.0-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "598c5455f07fc182a926b88e63776c49dc4cf47465c998cbc6ba1f010b875b51",
     }),
     "markdown-it-py": ("4.3.0", {
         "markdown_it_py-4.3.0-py3-none-any.whl": "7aa1511a46c39138de78d9eba92ce47e63124d8003fc98b3a351909e04239efa",
@@ -134,11 +155,20 @@ WHEELS = {
     "python-dateutil": ("4.0.0", {
         "python_dateutil-4.0.0-py3-none-any.whl": "a5e246f79eb80475e691bf93862cead98decd8a498cf53ba0516fcdc0f50dc1c",
     }),
+    "pyyaml": ("6.0.4", {
+        "pyyaml-6.0.4-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "622aa875fa6533f25fedcffe23079357d65a690d462200afed5d8e9d0e01ebee",
+    }),
+    "regex": ("2026.11.19", {
+        "regex-2026.11.19-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl": "86d3b2ea69b3c56df3e8ddbac6cd98eaf5a8c5b5e7e006897ebdf7a28d6818e6",
+    }),
     "rich": ("15.0.0", {
         "rich-15.0.0-py3-none-any.whl": "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
     }),
     "ruff": ("0.17.6", {
         "ruff-0.17.6-py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "aa3b08254a732acba246891089a152c47c5733dc36b8ecb76ce8602f8326e5e4",
+    }),
+    "safetensors": ("0.8.0", {
+        "safetensors-0.8.0-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "fd6f3f93c9a0a7cc2788ee63fb763353d4bd2e89b0751bc78fcf7dda00bea774",
     }),
     "setuptools": ("84.2.1", {
         "setuptools-84.2.1-py3-none-any.whl": "ca140b45d5325a9478f880e351484f62fef15f336462e449ca0c03c873d589c2",
@@ -152,11 +182,23 @@ WHEELS = {
     "sympy": ("1.14.0", {
         "sympy-1.14.0-py3-none-any.whl": "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
     }),
+    "tokenizers": ("0.23.3", {
+        "tokenizers-0.23.3-cp310-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl": "376851d22bcf9d650a5c3090bb83e6cf9e895fbf0595369fa4cd43c1f69b5f87",
+    }),
     "torch": ("2.13.0+cpu", {
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl": "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b",
     }),
+    "tqdm": ("4.70.1", {
+        "tqdm-4.70.1-py3-none-any.whl": "c293e525e6fef9c20e8728fd4612df02a0aa31bb5fe91ecd93e123b1b7bffa73",
+    }),
+    "transformers": ("5.24.0", {
+        "transformers-5.24.0-py3-none-any.whl": "ff5ebedf9359f94bb63772b6380eba6e7104d010cbbb2cb82c788817ea7486f6",
+    }),
     "triton": ("3.6.0", {
         "triton-3.6.0-cp311-cp311-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl": "e8e323d608e3a9bfcc2d9efcc90ceefb764a82b99dea12a86d643c72539ad5d3",
+    }),
+    "truststore": ("0.10.5", {
+        "truststore-0.10.5-py3-none-any.whl": "9aaaedaefaf06d8b206278cf8b5012bc897f485a874503501e12d776df78951c",
     }),
     "typer": ("0.28.0", {
         "typer-0.28.0-py3-none-any.whl": "afd18929180b706c5e9a239f53c3c8136903553c0c2d460598bbaa924191d4ab",
