@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
+import copy
+import importlib
+from collections.abc import Callable
 
 import pytest
 import torch
+from transformers import DeepseekV4Config, MixtralConfig
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Experts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from stoneware import nn
+from stoneware.nn import changes
 
 
 class Model(torch.nn.Module):
@@ -80,7 +86,7 @@ def test_an_evaluated_model_gets_frozen_weights(model, recipe):
     tokens = torch.arange(16)
     expected = model.eval()(tokens)
     bits = model.up.weight.clone()
-    done = nn.convert(model, recipe)
+    done = nn.convert(model, recipe, frozen=True)
     assert isinstance(model.up, nn.Float8InferenceLinear)
     assert model.up.weight.dtype == torch.float8_e4m3fn
     assert (model(tokens) - expected).norm() < 0.1 * expected.norm()
@@ -88,6 +94,17 @@ def test_an_evaluated_model_gets_frozen_weights(model, recipe):
     assert type(model.up) is torch.nn.Linear
     assert (model.up.weight - bits).norm() < 2**-4 * bits.norm()
     assert all(one.requires_grad for one in model.parameters())
+
+
+def test_weights_that_require_gradients_are_not_frozen_by_eval_mode(model, caplog):
+    model.up.weight.requires_grad_(False)
+    done = nn.convert(model.eval())
+    assert type(model.up) is nn.Float8InferenceLinear
+    assert type(model.down) is nn.Float8Linear
+    assert "frozen=True" in done.swapped["down"] and "frozen" not in done.swapped["up"]
+    assert "1 layers of a model in eval mode have weights that require gradients" in caplog.text
+    model.train()(torch.arange(16)).sum().backward()
+    assert model.down.weight.grad is not None
 
 
 def test_the_recipe_without_fp8_stays_in_16_bits_when_evaluated(model):
@@ -116,36 +133,40 @@ def test_a_layer_with_a_forward_of_its_own_is_kept_with_it(model):
     assert "a forward of its own" in done.kept["up"]
 
 
+@pytest.mark.parametrize("recipe", ["bf16", "rowwise"])
+@pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda layer: layer.double(), "its weight is torch.float64 on cpu"),
-        (lambda layer: layer.to("meta"), "its weight is torch.bfloat16 on meta"),
+        (lambda layer: layer.double(), "its weight is torch.float64"),
+        (lambda layer: layer.to(torch.float8_e4m3fn), "its weight is torch.float8_e4m3fn"),
     ],
 )
-def test_a_weight_that_cannot_be_quantized_is_kept(model, change, text):
+def test_a_layer_that_would_fail_when_it_is_called_is_kept(model, recipe, is_training, change, text):
     change(model.down)
-    done = nn.convert(model.eval())
-    assert list(done.swapped) == ["up"]
-    assert text in done.kept["down"]
+    done = nn.convert(model.train(is_training), recipe, frozen=not is_training)
+    assert "up" in done.swapped and text in done.kept["down"]
+
+
+def test_weights_in_32_bits_take_the_bf16_recipe_under_autocast_alone(model):
+    model.float()
+    assert "its weight is torch.float32, and recipe 'bf16' takes 16 bits" in nn.convert(model, "bf16").kept["up"]
+    model(torch.arange(16))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "up" in nn.convert(model, "bf16").swapped
+        model(torch.arange(16)).sum().backward()
+
+
+def test_a_weight_without_memory_is_not_quantized(model):
+    model.down.to("meta")
+    done = nn.convert(model.eval(), frozen=True)
+    assert "its weight is torch.bfloat16 on meta" in done.kept["down"]
 
 
 def test_a_filter_decides_alone(model):
     done = nn.convert(model, filter=lambda name, layer: name == "lm_head")
     assert list(done.swapped) == ["lm_head"]
-    assert done.kept["up"] == "the filter says no"
-
-
-def test_a_frozen_layer_is_quantized_after_the_last_one_is_freed():
-    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(3)]).eval()
-    seen = []
-
-    def filter(name, layer):
-        assert all(one() is None for one in seen)
-        seen.append(weakref.ref(layer.weight))
-        return True
-
-    assert len(nn.convert(model, filter=filter).swapped) == len(seen) == 3
+    assert done.kept["up"] == "the filter refuses it"
 
 
 def test_an_unknown_recipe_swaps_nothing(model):
@@ -154,12 +175,13 @@ def test_an_unknown_recipe_swaps_nothing(model):
     assert type(model.up) is torch.nn.Linear
 
 
-def test_a_layer_that_two_places_share_is_kept():
+def test_a_layer_that_two_places_share_stays_one():
     layer = torch.nn.Linear(128, 128)
     model = torch.nn.Sequential(layer, torch.nn.ReLU(), layer)
     done = nn.convert(model)
-    assert "shared with 2" in done.kept["0"]
-    assert model[0] is model[2]
+    assert model[0] is model[2] is layer and type(layer) is nn.Float8Linear
+    done.undo()
+    assert model[0] is model[2] is layer and type(layer) is torch.nn.Linear
 
 
 def test_layers_whose_weights_are_read_by_their_owner_are_kept():
@@ -170,37 +192,34 @@ def test_layers_whose_weights_are_read_by_their_owner_are_kept():
     model(torch.randn(2, 8, 64).bfloat16())
 
 
-class Mixture(torch.nn.Module):
-    """Experts with the names, shapes and arguments that transformers gives them."""
-
-    activation = staticmethod(torch.nn.functional.silu)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_up_proj = torch.nn.Parameter(torch.randn(4, 192, 64) / 8)
-        self.down_proj = torch.nn.Parameter(torch.randn(4, 64, 96) / 10)
-
-    def forward(self, hidden_states, top_k_index, top_k_weights):
-        y = torch.zeros_like(hidden_states)
-        for token, (experts, weights) in enumerate(zip(top_k_index, top_k_weights)):
-            for expert, weight in zip(experts, weights):
-                gate, up = (self.gate_up_proj[expert] @ hidden_states[token]).chunk(2)
-                y[token] += weight * (self.down_proj[expert] @ (self.activation(gate) * up))
-        return y
+def Mixture(**changes) -> torch.nn.Module:
+    """The experts of a model of transformers."""
+    config = MixtralConfig(hidden_size=64, intermediate_size=96, num_local_experts=4, **changes)
+    config._experts_implementation = "eager"
+    experts = MixtralExperts(config)
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight, std=0.12)
+    return experts
 
 
-class OtherMixture(Mixture):
-    activation = staticmethod(torch.nn.functional.gelu)
+def other_mixture() -> torch.nn.Module:
+    return Mixture(hidden_act="gelu")
 
 
-class BiasedMixture(Mixture):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down_proj_bias = torch.nn.Parameter(torch.zeros(4, 64))
+def biased_mixture() -> torch.nn.Module:
+    experts = Mixture()
+    experts.down_proj_bias = torch.nn.Parameter(torch.zeros(4, 64))
+    return experts
+
+
+def clamped_mixture() -> torch.nn.Module:
+    config = DeepseekV4Config(hidden_size=64, moe_intermediate_size=96, intermediate_size=96, n_routed_experts=4)
+    config._experts_implementation = "eager"
+    return DeepseekV4Experts(config)
 
 
 class Sparse(torch.nn.Module):
-    def __init__(self, kind: type[torch.nn.Module] = Mixture) -> None:
+    def __init__(self, kind: Callable[[], torch.nn.Module] = Mixture) -> None:
         super().__init__()
         self.gate = torch.nn.Linear(64, 4, bias=False)
         self.experts = kind()
@@ -220,13 +239,14 @@ def test_experts_are_swapped_and_put_back(recipe, is_training, kind, limit):
     x, was, names = torch.randn(9, 64).bfloat16(), model.experts, list(model.state_dict())
     weights = dict(model.named_parameters())
     expected = model(x)
-    done = nn.convert(model, recipe)
-    assert type(model.experts) is kind
+    done = nn.convert(model, recipe, frozen=not is_training)
+    assert model.experts is was and isinstance(was, kind) and isinstance(was, MixtralExperts)
+    assert done.blocks["experts"] == kind.__name__
     assert set(names) <= set(model.state_dict())
     assert "swapped 1 of 2 linear layers and experts" in str(done)
     assert (model(x) - expected).norm() < limit * expected.norm()
     done.undo()
-    assert model.experts is was
+    assert model.experts is was and type(was) is MixtralExperts
     assert (model(x) - expected).norm() < limit * expected.norm()
     assert all(one.requires_grad for one in model.parameters())
     if kind is nn.Experts:
@@ -237,8 +257,8 @@ def test_experts_are_swapped_and_put_back(recipe, is_training, kind, limit):
 def test_a_16_bit_checkpoint_of_experts_is_quantized_when_it_is_loaded(options):
     model, other = (Sparse().bfloat16().eval() for _ in range(2))
     x, checkpoint = torch.randn(9, 64).bfloat16(), other.state_dict()
-    nn.convert(other, "rowwise")
-    nn.convert(model, "rowwise")
+    nn.convert(other, "rowwise", frozen=True)
+    nn.convert(model, "rowwise", frozen=True)
     assert not torch.equal(model(x), other(x))
     model.load_state_dict(checkpoint, **options)
     assert torch.equal(model(x), other(x))
@@ -248,12 +268,25 @@ def test_a_16_bit_checkpoint_of_experts_is_quantized_when_it_is_loaded(options):
         model.load_state_dict(wrong)
 
 
-@pytest.mark.parametrize("kind", [OtherMixture, BiasedMixture])
-def test_experts_that_compute_something_else_are_kept(kind):
+@pytest.mark.parametrize("recipe", ["bf16", "rowwise"])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(other_mixture, "gelu"), (biased_mixture, "no biases"), (clamped_mixture, "DeepseekV4Experts.forward")],
+)
+def test_experts_that_compute_something_else_are_kept(kind, reason, recipe):
     model = Sparse(kind).bfloat16().eval()
-    done = nn.convert(model, "bf16")
-    assert type(model.experts) is kind
-    assert "silu" in done.kept["experts"]
+    was = type(model.experts)
+    done = nn.convert(model, recipe, frozen=True)
+    assert type(model.experts) is was
+    assert reason in done.kept["experts"]
+
+
+def test_a_forward_that_was_patched_is_kept(monkeypatch):
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        return hidden_states.clamp(-1, 1)
+
+    monkeypatch.setattr(MixtralExperts, "forward", forward)
+    assert "is not known" in nn.convert(Sparse().bfloat16().eval(), frozen=True).kept["experts"]
 
 
 @pytest.mark.parametrize("add", HOOKS)
@@ -261,22 +294,227 @@ def test_experts_that_compute_something_else_are_kept(kind):
 def test_experts_with_hooks_are_kept_with_them(add, kind):
     model = Sparse(kind).bfloat16().eval()
     getattr(model.experts, add)(lambda *_: None)
-    assert "hooks" in nn.convert(model).kept["experts"]
+    assert "hooks" in nn.convert(model, frozen=True).kept["experts"]
 
 
 def test_experts_without_memory_are_kept():
     model = Sparse(lambda: nn.Experts(4, 64, 96, device="meta", dtype=torch.bfloat16)).eval()
-    assert "experts" in nn.convert(model).kept
+    assert "experts" in nn.convert(model, frozen=True).kept
 
 
-@pytest.mark.parametrize("kind", [lambda: torch.nn.Linear(128, 128), Mixture])
-def test_a_model_that_is_itself_a_layer_is_kept_with_a_reason(kind):
-    done = nn.convert(kind().bfloat16().eval())
-    assert "swapped 0 of 1" in str(done)
-    assert "wrap it in torch.nn.Sequential" in str(done)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_experts_take_the_arguments_of_their_class(is_training):
+    model = Sparse().bfloat16().train(is_training)
+    x, index = torch.randn(9, 64).bfloat16(), torch.randint(4, (9, 2))
+    weights = torch.rand(9, 2).bfloat16()
+    nn.convert(model, frozen=not is_training)
+    expected = model.experts(x, index, weights)
+    assert torch.equal(model.experts(hidden_states=x, top_k_index=index, top_k_weights=weights), expected)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_experts_that_get_another_activation_later_do_not_compute_the_old_one(frozen):
+    model = Sparse().bfloat16().eval()
+    plain, x = copy.deepcopy(model), torch.randn(9, 64).bfloat16()
+    nn.convert(model, frozen=frozen)
+    for one in (model, plain):
+        one.experts.act_fn = torch.nn.GELU()
+    if frozen:
+        with pytest.raises(RuntimeError, match="undo the conversion, set it, and convert again"):
+            model(x)
+    else:
+        assert torch.equal(model.experts(x, *ROUTES), plain.experts(x, *ROUTES))
+
+
+ROUTES = torch.arange(18).view(9, 2) % 4, torch.ones(9, 2).bfloat16()
+
+
+def test_frozen_experts_give_a_gradient_to_what_is_before_them():
+    torch.manual_seed(0)
+    model = Sparse().bfloat16().eval()
+    x = torch.randn(9, 64).bfloat16()
+    gradients = []
+    for is_frozen in (False, True):
+        if is_frozen:
+            nn.convert(model, frozen=True)
+        given = x.clone().requires_grad_()
+        model.experts(given, *ROUTES).square().sum().backward()
+        gradients.append(given.grad)
+    assert (gradients[1] - gradients[0]).norm() < 0.12 * gradients[0].norm()
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_model_that_is_itself_a_layer_is_converted(frozen):
+    layer = torch.nn.Linear(128, 128).bfloat16()
+    done = nn.convert(layer, frozen=frozen)
+    assert "swapped 1 of 1" in str(done)
+    assert layer(torch.randn(4, 128).bfloat16()).shape == (4, 128)
+    done.undo()
+    assert type(layer) is torch.nn.Linear
 
 
 def test_a_filter_decides_about_experts():
     model = Sparse().bfloat16().eval()
     done = nn.convert(model, "bf16", lambda name, layer: name != "experts")
-    assert done.kept == {"experts": "the filter says no"}
+    assert done.kept == {"experts": "the filter refuses it"}
+
+
+class Decorated(torch.nn.Module):
+    """A layer with everything that a module can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(128, 128)
+        self.layer.register_buffer("mask", torch.ones(128))
+        self.layer.register_parameter("extra", torch.nn.Parameter(torch.ones(3)))
+        self.layer.child = torch.nn.Linear(128, 128)
+        self.layer.tag = "kept"
+        self.aliases = [self.layer]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.layer.mask
+
+
+@pytest.mark.parametrize(
+    ("recipe", "frozen"), [("bf16", True), ("rowwise", True), ("blockwise", True), ("rowwise", False)]
+)
+def test_what_a_layer_has_besides_its_weight_survives(recipe, frozen):
+    model = Decorated().bfloat16().eval()
+    hooked = []
+    model.layer.register_state_dict_post_hook(lambda *_: hooked.append(1))
+    layer, names = model.layer, set(model.state_dict())
+    before = {name: id(one) for name, one in vars(layer).items()}
+    done = nn.convert(model, recipe, frozen=frozen)
+    assert set(done.swapped) == {"layer", "layer.child"}
+    assert model.layer is layer and model.aliases[0] is layer
+    assert layer.tag == "kept" and layer.mask.sum() == 128 and layer.extra.shape == (3,)
+    hooked.clear()
+    assert names <= set(model.state_dict()) and hooked
+    model(torch.randn(4, 128).bfloat16())
+    done.undo()
+    assert type(layer) is type(layer.child) is torch.nn.Linear
+    assert {name: id(one) for name, one in vars(layer).items()} == before
+    assert set(model.state_dict()) == names
+
+
+def snapshot(model: torch.nn.Module):
+    """Everything of a model that convert could change."""
+    modules = [(name, module, type(module)) for name, module in model.named_modules()]
+    attributes = [{name: id(one) for name, one in vars(module).items()} for module in model.modules()]
+    parameters = [(name, one, one.detach().clone()) for name, one in model.named_parameters()]
+    return modules, attributes, parameters
+
+
+def assert_unchanged(model, before):
+    modules, attributes, parameters = before
+    now = snapshot(model)
+    assert now[0] == modules and now[1] == attributes
+    for (name, one, bits), (old_name, old, old_bits) in zip(now[2], parameters, strict=True):
+        assert name == old_name and one is old and torch.equal(bits, old_bits)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "rowwise", "blockwise"])
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_in_the_filter_leaves_the_model_as_it_was(recipe, frozen, error):
+    model = Sparse().bfloat16().eval()
+    before = snapshot(model)
+
+    def filter(name, layer):
+        if name == "experts":
+            raise error
+        return True
+
+    with pytest.raises(error):
+        nn.convert(model, recipe, filter, frozen=frozen)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_while_weights_are_quantized_leaves_the_model_as_it_was(model, failing, error, monkeypatch):
+    model = torch.nn.Sequential(model, Sparse().bfloat16()).eval()
+    before, calls = snapshot(model), []
+    for module in ("inference", "experts"):
+        quantizing = importlib.import_module(f"stoneware.nn.{module}")
+        original = quantizing.quantize
+
+        def failing_quantize(*arguments, original=original, **named):
+            calls.append(1)
+            if len(calls) == failing:
+                raise error
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(quantizing, "quantize", failing_quantize)
+    with pytest.raises(error):
+        nn.convert(model, filter=lambda name, layer: True, frozen=True)
+    assert len(calls) == failing
+    assert_unchanged(model, before)
+
+
+def test_old_weights_leave_the_device_if_it_has_no_room_for_them(model, monkeypatch):
+    """And come back if the conversion fails after all."""
+    inference, before, spilled, calls = importlib.import_module("stoneware.nn.inference"), snapshot(model), [], []
+    original = inference.quantize
+
+    def quantize(*arguments, **named):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+        if len(calls) == 4:
+            raise RuntimeError
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(inference, "quantize", quantize)
+    monkeypatch.setattr(changes._Kept, "spill", lambda self: spilled.append(len(self._parameters)) or True)
+    with pytest.raises(RuntimeError):
+        nn.convert(model.eval(), filter=lambda name, layer: name in ("up", "down", "lm_head"), frozen=True)
+    assert sum(spilled) == 1, "the first layer's weight"
+    assert_unchanged(model.train(), before)
+
+
+def test_a_default_device_does_not_matter():
+    model = Sparse().bfloat16().eval()
+    with torch.device("meta"):
+        done = nn.convert(model, frozen=True)
+    assert "experts" in done.blocks
+    assert model(torch.randn(9, 64).bfloat16()).isfinite().all()
+
+
+def test_weights_that_share_memory_are_kept(model):
+    whole = torch.randn(512, 128).bfloat16()
+    model.up.weight = torch.nn.Parameter(whole[:256])
+    model.register_buffer("view", whole[256:])
+    done = nn.convert(model.eval(), frozen=True)
+    assert "its weight is shared with" in done.kept["up"]
+
+
+class ReadsItsWeight(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wi, self.wo = torch.nn.Linear(128, 128), torch.nn.Linear(128, 128)
+        self.sizes = torch.nn.Linear(128, 128)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(128, 128)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.wi(x).to(self.wo.weight.dtype)
+        assert self.sizes.weight.shape == (128, 128)
+        for _ in self.layers:
+            x = torch.nn.functional.linear(x, self.layers[0].weight)
+        return self.sizes(self.wo(x))
+
+
+def test_layers_whose_weight_other_code_reads_are_kept_if_it_would_be_fp8():
+    model = ReadsItsWeight().bfloat16().eval()
+    done = nn.convert(model, frozen=True)
+    assert {*done.swapped} == {"wi", "sizes"}
+    assert {*done.kept.values()} == {"ReadsItsWeight reads its weight and expects 16 bits"}
+    model(torch.randn(4, 128).bfloat16())
+    done.undo()
+    assert len(nn.convert(model, frozen=False).swapped) == 4
+
+
+def test_names_with_control_characters_are_shown_as_escapes():
+    model = torch.nn.Sequential()
+    model.add_module("up\x1b[31m", torch.nn.Linear(128, 128))
+    assert "up\\x1b[31m" in str(nn.convert(model))

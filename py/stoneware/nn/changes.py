@@ -249,12 +249,11 @@ class NormHandover(Change):
 
     def revert(self) -> None:
         for reader in self._readers():
-            if isinstance(reader, FusedBlock):
-                reader._stoneware.handover = None
-            else:
-                _forget(reader, ("handover",))
-        if isinstance(self.module, FusedBlock):
-            self.module._stoneware.handover = self.module._stoneware.route = None
+            if (state := vars(reader).get("_stoneware")) is not None:
+                state.handover = None
+            _forget(reader, ("handover",))
+        if (state := vars(self.module).get("_stoneware")) is not None:
+            state.handover = state.route = None
 
     def _readers(self) -> list[Any]:
         module = self.owner._modules.get(self.reader)

@@ -1,9 +1,9 @@
 """What a converted model of transformers does when it is saved.
 
-Weights in fp8 with blockwise scales are what transformers calls "fp8": the model's config gets a `quantization_config`,
-so that `from_pretrained` loads what `save_pretrained` wrote, here and where Stoneware is not installed. It has no format
-for the other recipes; there `save_pretrained` refuses, since what it would write loads without an error and without the
-scales.
+Transformers calls fp8 weights with blockwise scales "fp8". The model's config gets a `quantization_config`, so that
+`from_pretrained` loads what `save_pretrained` wrote, here and where Stoneware is not installed. Transformers has no
+format for the other recipes: `save_pretrained` refuses, since the checkpoint would load without an error and without
+the scales.
 """
 
 from __future__ import annotations

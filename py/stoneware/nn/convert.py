@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +178,7 @@ def _apply(changes: list[Change]) -> None:
                 change.apply()
             except torch.OutOfMemoryError:
                 change.revert()
-                if not any([one.spill() for one in made]):
+                if not sum(one.spill() for one in made):
                     raise
                 change.apply()
     except BaseException:
@@ -226,7 +226,7 @@ class _Plan:
             changes.append(Saving(self.model, self.recipe))
         return changes
 
-    def is_frozen(self, weights: list[torch.nn.Parameter]) -> bool:
+    def is_frozen(self, weights: Sequence[torch.Tensor]) -> bool:
         return self.is_inference and (self.frozen is True or not any(weight.requires_grad for weight in weights))
 
     def plan_linear(self, name: str, layer: torch.nn.Linear) -> None:
@@ -265,15 +265,17 @@ class _Plan:
             return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
         if is_frozen:
             if weight.is_meta or weight.dtype not in FLOATS:
-                return f"its weight is {weight.dtype} on {weight.device}, and only 16 or 32 bits in memory can be quantized"
+                return (
+                    f"its weight is {weight.dtype} on {weight.device}, and only 16 or 32 bits in memory are quantized"
+                )
             if id(layer) in self.readers:
                 return f"{self.readers[id(layer)]} reads its weight and expects 16 bits"
         elif weight.dtype not in FLOATS:
             return f"its weight is {weight.dtype}, and a product takes 16 or 32 bits"
         elif self.recipe == BF16 and weight.dtype not in BITS_16 and autocast_dtype(weight) is None:
             return (
-                f"its weight is {weight.dtype}, and recipe 'bf16' takes 16 bits; cast the model, or convert it under the "
-                "torch.autocast that it runs under"
+                f"its weight is {weight.dtype}, and recipe 'bf16' takes 16 bits; cast the model, or convert it under "
+                "the torch.autocast that it runs under"
             )
         return why_not(self.recipe, layer.in_features, layer.out_features)
 
@@ -317,7 +319,7 @@ class _Plan:
 
     def plan_block(self, name: str, module: torch.nn.Module) -> None:
         """A norm, or a feed-forward whose layers are frozen and rowwise."""
-        if isinstance(module, FusedBlock) or not name and not [*module.children()]:
+        if isinstance(module, FusedBlock):
             return
         parameters = [one for one, _ in module.named_parameters()]
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
@@ -418,4 +420,4 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 def _printable(text: str) -> str:
     """Text without control characters, which names of modules may have."""
-    return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -1,7 +1,7 @@
-"""What the source of a model's classes says about the tensors that pass between its modules.
+"""Follows tensors between the modules of a model, in the source of their classes.
 
-    readers     the layers that alone read the result of a norm
-    foreign     the layers whose weight is read by other code than their own call
+reader     the layers that alone read the result of a norm
+foreign    the layers whose weight is read by other code than their own call
 """
 
 from __future__ import annotations
@@ -125,10 +125,11 @@ def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] |
         if isinstance(node, ast.Attribute) and _is_load(node.value, name) and node.attr in _SIZES:
             allowed.add(id(node.value))
         layer = _own_call(node, definition)
-        if layer is not None and isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
-            if _is_load(node.args[0], name) and (layer in module._modules or not hasattr(module, layer)):
-                layers += [layer] * (layer in module._modules)  # a layer of other configs is never called
-                allowed.add(id(node.args[0]))
+        if layer is None or not isinstance(node, ast.Call) or len(node.args) != 1 or node.keywords:
+            continue
+        if _is_load(node.args[0], name) and (layer in module._modules or not hasattr(module, layer)):
+            layers += [layer] * (layer in module._modules)  # a layer of other configs is never called
+            allowed.add(id(node.args[0]))
     loads = [node for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id == name]
     if any(id(node) not in allowed and isinstance(node.ctx, ast.Load) for node in loads):
         return None
@@ -173,8 +174,9 @@ def _self(definition: ast.FunctionDef) -> str:
 
 def _is_own(node: ast.AST, definition: ast.FunctionDef, name: str) -> bool:
     """Whether it is self.name."""
-    is_attribute = isinstance(node, ast.Attribute) and node.attr == name
-    return is_attribute and isinstance(node.value, ast.Name) and node.value.id == _self(definition)
+    if not isinstance(node, ast.Attribute) or node.attr != name:
+        return False
+    return isinstance(node.value, ast.Name) and node.value.id == _self(definition)
 
 
 def _own_call(node: ast.AST | None, definition: ast.FunctionDef) -> str | None:
@@ -236,13 +238,14 @@ def _weights_read(kind: type) -> frozenset[tuple[str, ...]]:
         definition = _definition(function)
         if definition is None:
             continue
-        sizes = {id(one.value) for one in ast.walk(definition) if isinstance(one, ast.Attribute) and one.attr in _HARMLESS}
-        for node in ast.walk(definition):
-            is_weight = isinstance(node, ast.Attribute) and node.attr in ("weight", "bias") and id(node) not in sizes
-            if is_weight and isinstance(node.ctx, ast.Load):
-                chain = _chain(node.value)
-                if len(chain) > 1:
-                    chains.add(("self", *chain[1:]) if chain[0] == _self(definition) else ("", chain[-1]))
+        attributes = [node for node in ast.walk(definition) if isinstance(node, ast.Attribute)]
+        harmless = {id(node.value) for node in attributes if node.attr in _HARMLESS}
+        for node in attributes:
+            if node.attr not in ("weight", "bias") or id(node) in harmless or not isinstance(node.ctx, ast.Load):
+                continue
+            chain = _chain(node.value)
+            if len(chain) > 1:
+                chains.add(("self", *chain[1:]) if chain[0] == _self(definition) else ("", chain[-1]))
     return frozenset(chains)
 
 

@@ -172,9 +172,7 @@ class _FrozenProduct(torch.autograd.Function):
         return _frozen_product(scaled, weight_t, scale_t, offs), None, None, None
 
 
-def _frozen_product(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor
-) -> torch.Tensor:
+def _frozen_product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     values, row_scale = quantize(rows, "row")
     return grouped_mm(values, weight.mT, offs, row_scale.squeeze(-1), scale, rows.dtype)
 

@@ -24,6 +24,7 @@ from stoneware.nn.native_chain import (
 from stoneware.nn.recipes import Cast
 from stoneware.quantizing import fused
 
+
 def check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     """Raises TypeError or ValueError for an x that does not fit a frozen layer."""
     check_x(x, weight.shape[1], FLOATS if bias is None else (bias.dtype,))

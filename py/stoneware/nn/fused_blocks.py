@@ -40,7 +40,7 @@ class FusedBlock(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Ends the proof if an attribute changes on which forward may depend."""
         own = vars(self)
-        is_weight = name in own["_parameters"] and isinstance(value, torch.nn.Parameter)
+        is_weight = isinstance(value, torch.Tensor) and (name in own["_parameters"] or name in own["_buffers"])
         if name not in self.free and not is_weight and _STATE in own:
             own[_STATE].is_proved = False
         super().__setattr__(name, value)
@@ -54,12 +54,12 @@ class FusedBlock(torch.nn.Module):
 def fuse(block: torch.nn.Module, mixin: type[FusedBlock], state: Any) -> None:
     """Makes a block one of this class, too, in place."""
     vars(block)[_STATE] = state
-    block.__class__ = _fused_class(mixin, type(block))
+    block.__class__ = _fused_class(mixin, type(block))  # type: ignore[arg-type]  # a class has a hash
 
 
 def unfuse(block: torch.nn.Module) -> None:
     """Takes `fuse` back."""
-    _, block.__class__ = type(block).__bases__  # type: ignore[assignment]
+    _, block.__class__ = type(block).__bases__
     del vars(block)[_STATE]
 
 
@@ -75,7 +75,7 @@ def _fused_class(mixin: type[FusedBlock], kind: type[torch.nn.Module]) -> type[t
 
 
 def _empty(mixin: type[FusedBlock], kind: type[torch.nn.Module]) -> torch.nn.Module:
-    fused_class = _fused_class(mixin, kind)
+    fused_class = _fused_class(mixin, kind)  # type: ignore[arg-type]  # as above
     return fused_class.__new__(fused_class)
 
 

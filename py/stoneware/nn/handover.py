@@ -54,9 +54,8 @@ class Route:
     def __init__(self, owner: torch.nn.Module, places: Sequence[tuple[torch.nn.Module, str]]) -> None:
         self.owner = owner
         self.num_readers = max(len(places) - 2, 1)
-        modules = [place._modules[name] for place, name in places]
+        modules = [place.get_submodule(name) for place, name in places]
         norm, reader, *layers = modules
-        assert norm is not None and reader is not None
         self._places = [(place._modules, name, module) for (place, name), module in zip(places, modules)]
         self._forwards = [(type(one), type(one).forward) for one in (owner, *modules)]
         self._own = [vars(one) for one in (owner, *modules)]

@@ -74,7 +74,7 @@ def rms_norm(module: torch.nn.Module) -> float:
     names = [name for name, _ in module.named_parameters()]
     if names != ["weight"]:
         raise NoProof(f"its parameters are {', '.join(names) or 'none'}, not the weight alone")
-    if module.weight.ndim != 1:  # type: ignore[union-attr]  # a Parameter
+    if module.weight.ndim != 1:
         raise NoProof("its weight has more than one dimension")
     if type(module) is torch.nn.RMSNorm:
         if module.eps is None or has_hooks(module):
@@ -128,8 +128,8 @@ def experts(module: torch.nn.Module) -> None:
 
 
 _EXPERTS_FORWARD = frozenset({"e7aef0c2abf5f6a2", "d52dc7c02b15aa1c"})
-"""`_digest` of MixtralExperts.forward, whose code some fifty models of transformers share: of 5.17 to 5.19, and of
-5.20 to 5.24, which leaves room for an expert that no rank has."""
+"""`_digest` of MixtralExperts.forward, whose code some fifty models of transformers share: of 5.17, and of 5.18 to
+5.24, where a token may have an expert that is on no rank."""
 
 _EXPERTS_IMPLEMENTATIONS = (None, "eager", "batched_mm", "grouped_mm", "deepgemm", "sonicmoe")
 """Names in transformers' ExpertsInterface of kernels that all compute what the code of forward does."""
@@ -301,9 +301,8 @@ def _halves(nodes: list[torch.fx.Node]) -> tuple[list[torch.fx.Node], list[torch
             raise NoProof(f"it computes {_name(half)} where gate and up, in this order, are expected")
         chunk = half.args[0]
         assert isinstance(chunk, torch.fx.Node)  # of getitem
-        arguments = [*chunk.args[1:], *chunk.kwargs.values()]
-        names = ["chunks", "dim"][: len(chunk.args) - 1] + [*chunk.kwargs]
-        if not _is_call(chunk, "chunk", torch.chunk) or dict(zip(names, arguments)) != {"chunks": 2, "dim": -1}:
+        named = dict(zip(("chunks", "dim"), chunk.args[1:])) | chunk.kwargs
+        if not _is_call(chunk, "chunk", torch.chunk) or named != {"chunks": 2, "dim": -1}:
             raise NoProof(f"it computes {_name(chunk)} where chunk(2, dim=-1) is expected")
         chunks.append(chunk)
     if chunks[0] is not chunks[1]:
@@ -404,8 +403,9 @@ class _NormTrace:
     def _power(self, node: torch.fx.Node, others: list[Any]) -> float | None:
         if _is_call(node, "pow", torch.pow, operator.pow) and len(others) == 1 and isinstance(others[0], (int, float)):
             return others[0]
-        named_powers = ((2, "square", torch.square), (-0.5, "rsqrt", torch.rsqrt))
-        return next((power for power, *names in named_powers if not others and _is_call(node, *names)), None)
+        if others:
+            return None
+        return 2 if _is_call(node, "square", torch.square) else -0.5 if _is_call(node, "rsqrt", torch.rsqrt) else None
 
     def _multiplied(self, a: Any, b: Any) -> _Value | None:
         values = {_kind(one): one for one in (a, b)}
@@ -420,9 +420,10 @@ class _NormTrace:
     def _norm(self, arguments: dict[str, Any]) -> _Value | None:
         kinds = [_kind(arguments.get(name)) for name in ("input", "weight")]
         eps = arguments.get("eps")
-        is_plain = kinds == ["x", "weight"] and isinstance(eps, float)
         is_whole = tuple(arguments.get("normalized_shape") or ()) == tuple(self.shape)
-        return _Value("y", arguments["input"].is_wide, eps) if is_plain and is_whole else None
+        if kinds != ["x", "weight"] or not is_whole or not isinstance(eps, float):
+            return None
+        return _Value("y", arguments["input"].is_wide, eps)
 
     def _cast(self, source: Any, dtypes: list[Any], named: dict[str, Any]) -> _Value | None:
         """A cast to float32 or to the dtype of x and of the weight."""
