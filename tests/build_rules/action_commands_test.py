@@ -1,7 +1,7 @@
 """Every action behind the wheels runs zig's clang, the pinned nvcc or a program of the repository.
 
-The listing comes from Bazel's own action graph (action_commands.bzl); STONEWARE_TEST_COMMANDS names
-it.
+The listings come from Bazel's own action graph (action_commands.bzl); STONEWARE_TEST_COMMANDS and
+STONEWARE_TEST_QUICKSTART_COMMANDS name them.
 """
 
 from __future__ import annotations
@@ -58,10 +58,13 @@ _NUM_CUBINS = 6
 _NUM_FAMILIES = 5
 
 
+def listing(variable: str) -> list[dict]:
+    return json.loads(pathlib.Path(os.environ[variable]).read_text(encoding="utf-8"))
+
+
 @pytest.fixture(scope="module")
 def actions() -> list[dict]:
-    listing = pathlib.Path(os.environ["STONEWARE_TEST_COMMANDS"])
-    return json.loads(listing.read_text(encoding="utf-8"))
+    return listing("STONEWARE_TEST_COMMANDS")
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +147,15 @@ def test_no_python_program_contains_the_path_of_the_hosts_python(actions):
         assert re.findall("^PYTHON_BINARY = '(.*)'$", content, re.MULTILINE) == ["stoneware_python/python3"], target
         for python in {sys.executable, os.path.realpath(sys.executable)}:
             assert os.path.dirname(python) not in content.removeprefix("#!/bin/sh"), target
+
+
+def test_quickstart_needs_no_headers_for_the_stable_abi(commands):
+    """They come from Debian where python3 is older than 3.12, and not every machine can fetch them."""
+    words = {word for action in listing("STONEWARE_TEST_QUICKSTART_COMMANDS") for word in action.get("argv", [])}
+    folders = {abi: f"external/stoneware_python_headers_{abi}/" for abi in ("host", "abi3")}
+    assert any(folders["host"] in word for word in words)
+    assert [word for word in words if folders["abi3"] in word] == []
+    assert any(folders["abi3"] in word for command in commands for word in command["argv"])
 
 
 def test_path_of_every_action_has_the_shells_folders_alone(commands):

@@ -7,7 +7,7 @@ _DEBIAN_SUITES = {
 }
 
 # The abi3 wheel serves this version and later ones.
-_ABI3_MINIMUM = (3, 12)
+_ABI3_MINIMUM = [3, 12]
 
 # Where the abi3 headers come from when the host's Python is older than _ABI3_MINIMUM.
 _ABI3_DEBIAN = "3.13"
@@ -22,47 +22,60 @@ cc_library(
 )
 """
 
-_PROBE = {"_probe": attr.label(default = Label("//third_party/python:probe.py"))}
+def host_python_impl(ctx):
+    """Implements host_python; public for its tests.
 
-def _host(ctx):
-    """The interpreter that `python3` names: path, "3.11" and the folder of its headers."""
+    Args:
+      ctx: the repository's context.
+    """
     python = ctx.which("python3")
     if not python:
         fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
     result = ctx.execute([python, "-B", ctx.path(ctx.attr._probe)])
     if result.return_code:
         fail("python3 does not run: " + result.stderr)
-    return result.stdout.strip().split("\n")
-
-def _host_python_impl(ctx):
-    interpreter, version, _ = _host(ctx)
-    ctx.file("interpreter", interpreter + "\n", executable = False)
+    _, version, _ = result.stdout.strip().split("\n")
+    ctx.file("interpreter", result.stdout, executable = False)
     ctx.template("python3", ctx.path(ctx.attr._python3), {"{version}": version}, executable = True)
     ctx.file("BUILD.bazel", ctx.read(ctx.attr._build_file), executable = False)
     ctx.file("version.bzl", "PYTHON_VERSION = \"{}\"\n".format(version))
 
 host_python = repository_rule(
-    implementation = _host_python_impl,
+    implementation = host_python_impl,
     doc = "The interpreter that `python3` names, as a Python toolchain, and its version.",
     attrs = {
         "_build_file": attr.label(default = Label("//third_party/python:python.BUILD")),
+        "_probe": attr.label(default = Label("//third_party/python:probe.py")),
         "_python3": attr.label(default = Label("//third_party/python:python3.sh")),
-    } | _PROBE,
+    },
     environ = ["PATH"],
 )
 
-def _python_headers_impl(ctx):
-    interpreter, version, include = _host(ctx)
-    if ctx.attr.abi == "abi3" and _parse(version) < _ABI3_MINIMUM:
-        version, include = _ABI3_DEBIAN, ""
-    includes = _headers(ctx, interpreter, version, include)
+def python_headers_impl(ctx):
+    """Implements python_headers; public for its tests.
+
+    Args:
+      ctx: the repository's context.
+    """
+
+    # Not probed again, so that nothing is fetched again when a virtual environment is activated.
+    python, version, include = ctx.read(ctx.attr._host).strip().split("\n")
+    is_abi3 = ctx.attr.abi == "abi3"
+    needed = version
+    if is_abi3 and [int(part) for part in version.split(".")] < _ABI3_MINIMUM:
+        needed = _ABI3_DEBIAN
+    if needed == version and ctx.path(include + "/Python.h").exists:
+        ctx.symlink(include, "headers/include")
+        includes = ["headers/include"]
+    else:
+        includes = _fetch_from_debian(ctx, python, version, needed)
     ctx.file("BUILD.bazel", _HEADERS_BUILD.format(
-        defines = repr(["Py_LIMITED_API=0x030C0000"] if ctx.attr.abi == "abi3" else []),
+        defines = repr(["Py_LIMITED_API=0x030C0000"] if is_abi3 else []),
         includes = repr(includes),
     ))
 
 python_headers = repository_rule(
-    implementation = _python_headers_impl,
+    implementation = python_headers_impl,
     doc = """CPython's headers as `:headers`, for one ABI.
 
 "host" fits the interpreter that `python3` names; "abi3" defines Py_LIMITED_API for CPython 3.12 and
@@ -71,39 +84,41 @@ later. They are the host's where it has them, else Debian's, fetched with apt-ge
     attrs = {
         "abi": attr.string(mandatory = True, values = ["host", "abi3"]),
         "_debian": attr.label(default = Label("//tools/bootstrap:debian.py")),
-    } | _PROBE,
-    environ = ["PATH"],
+        "_host": attr.label(default = Label("@stoneware_python//:interpreter")),
+    },
 )
 
-def _parse(version):
-    return tuple([int(part) for part in version.split(".")])
-
-def _headers(ctx, python, version, host_include):
-    """Puts the headers of `version` under the folder `headers`; returns the include folders."""
-    folder = "headers"
-    if host_include and ctx.path(host_include + "/Python.h").exists:
-        ctx.symlink(host_include, folder + "/include")
-        return [folder + "/include"]
-    if version not in _DEBIAN_SUITES:
-        fail(("Python {} has no headers here (no Python.h in {}) and Debian carries none of that " +
-              "version; install its development package, or use Python {}").format(
+def _fetch_from_debian(ctx, python, version, needed):
+    """Unpacks Debian's headers of Python `needed` where python3 is `version`; returns the include folders."""
+    reason = "no suite is known for it"
+    if needed in _DEBIAN_SUITES:
+        ctx.report_progress("fetching the headers of Python {} from Debian".format(needed))
+        result = ctx.execute([
+            python,
+            "-B",
+            ctx.path(ctx.attr._debian),
+            _DEBIAN_SUITES[needed],
+            "libpython{}-dev".format(needed),
+            "headers",
+        ], timeout = 600)
+        reason = result.stderr.strip() if result.return_code else ""
+    if reason:
+        rule = "modules for python3 need its headers (Python.h)"
+        remedy = "install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"
+        if ctx.attr.abi == "abi3":
+            rule = "the wheel for Python 3.12 and later needs headers (Python.h) of such a version"
+            if needed != version:
+                remedy = "put Python 3.12 or 3.13 with its headers first on PATH"
+            remedy += ", or build what needs no such headers, as //:wheel_host and //:quickstart"
+        fail("{}, but python3 is {}, this machine lacks them, and Debian's of {} cannot be used: {}\n{}".format(
+            rule,
             version,
-            host_include,
-            " or ".join(_DEBIAN_SUITES.keys()),
+            needed,
+            reason,
+            remedy,
         ))
-    ctx.report_progress("fetching the headers of Python {} from Debian".format(version))
-    result = ctx.execute([
-        python,
-        "-B",
-        ctx.path(ctx.attr._debian),
-        _DEBIAN_SUITES[version],
-        "libpython{}-dev".format(version),
-        folder,
-    ], timeout = 600)
-    if result.return_code:
-        fail("Python {} has no headers here: {}; install its development package".format(version, result.stderr))
 
     # The package links its own static library from a folder of lib; only the headers are wanted.
-    ctx.delete(folder + "/unpacked/usr/lib")
-    include = folder + "/unpacked/usr/include"
-    return [include + "/python" + version, include]
+    ctx.delete("headers/unpacked/usr/lib")
+    include = "headers/unpacked/usr/include"
+    return [include + "/python" + needed, include]

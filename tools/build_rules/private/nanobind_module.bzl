@@ -21,7 +21,7 @@ def _stub(ctx):
 
     # Python finds a module by its file's name alone.
     module = ctx.actions.declare_file("{}_stub/{}.so".format(ctx.label.name, module_name))
-    ctx.actions.symlink(output = module, target_file = ctx.file.host)
+    ctx.actions.symlink(output = module, target_file = ctx.file.module)
     stub = ctx.actions.declare_file("{}_stub/{}.pyi".format(ctx.label.name, module_name))
     ctx.actions.run(
         executable = ctx.executable._stubgen,
@@ -34,21 +34,24 @@ def _stub(ctx):
     return stub
 
 def _python_extension_impl(ctx):
+    host = ctx.attr.host
     return [
-        DefaultInfo(files = depset([ctx.file.host, ctx.file.abi3])),
+        DefaultInfo(files = depset([ctx.file.module])),
         PythonExtensionInfo(
+            module = ctx.file.module,
             module_name = ctx.attr.module_name,
-            host = ctx.file.host,
-            abi3 = ctx.file.abi3,
-            stub = _stub(ctx),
+            stub = host[PythonExtensionInfo].stub if host else _stub(ctx),
         ),
     ]
 
 _python_extension = rule(
     implementation = _python_extension_impl,
     attrs = {
-        "abi3": attr.label(mandatory = True, allow_single_file = [".so"]),
-        "host": attr.label(mandatory = True, allow_single_file = [".so"]),
+        "host": attr.label(
+            providers = [PythonExtensionInfo],
+            doc = "the same module for the host's Python, which can import it to write the stub; of abi3 alone",
+        ),
+        "module": attr.label(mandatory = True, allow_single_file = [".so"]),
         "module_name": attr.string(mandatory = True),
         "_stubgen": attr.label(
             default = Label("@stoneware_nanobind//:stubgen"),
@@ -58,10 +61,16 @@ _python_extension = rule(
     },
 )
 
+def extension_for_abi(label, abi):
+    """The target of a nanobind_module for one ABI, by the label that the calling BUILD file has for it."""
+    return str(native.package_relative_label(label)) + ("_abi3" if abi == "abi3" else "")
+
 def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None, testonly = None):
     """A nanobind extension module that exports nothing but its PyInit function.
 
-    libc++ and nanobind are linked in; at run time it needs glibc alone.
+    libc++ and nanobind are linked in; at run time it needs glibc alone. `name` is the module for the
+    host's Python, `name`_abi3 that for the stable ABI: only the latter needs headers of CPython 3.12
+    or later.
 
     Example:
         nanobind_module(
@@ -108,11 +117,11 @@ def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None
                 headers,
             ],
         )
-    _python_extension(
-        name = name,
-        abi3 = ":abi3/{}.so".format(name),
-        host = ":host/{}.so".format(name),
-        module_name = module_name,
-        testonly = testonly,
-        visibility = visibility,
-    )
+        _python_extension(
+            name = name + ("_abi3" if abi == "abi3" else ""),
+            host = ":" + name if abi == "abi3" else None,
+            module = ":{}/{}.so".format(abi, name),
+            module_name = module_name,
+            testonly = testonly,
+            visibility = visibility,
+        )

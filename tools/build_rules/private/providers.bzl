@@ -16,10 +16,9 @@ BackwardInfo = provider(
 )
 
 PythonExtensionInfo = provider(
-    doc = "One extension module, linked for both Python ABIs.",
+    doc = "One extension module, linked for the host's Python or the stable ABI.",
     fields = {
-        "abi3": "File: the module for the stable ABI of CPython 3.12 and later",
-        "host": "File: the module for the host's Python",
+        "module": "File: the module",
         "module_name": "string: the last part of its import name",
         "stub": "File: its stub for type checkers",
     },

@@ -1,6 +1,7 @@
 """python_wheel: Python sources, extension modules, kernels and tables as one reproducible wheel."""
 
 load("@stoneware_python//:version.bzl", "PYTHON_VERSION")
+load(":nanobind_module.bzl", "extension_for_abi")
 load(":providers.bzl", "KernelInfo", "PythonExtensionInfo")
 
 _HOST_TAG = "cp" + PYTHON_VERSION.replace(".", "")
@@ -51,7 +52,7 @@ def _python_wheel_impl(ctx):
         put(path.removeprefix(root), file)
     for target, folder in ctx.attr.extensions.items():
         info = target[PythonExtensionInfo]
-        put("{}/{}{}".format(folder, info.module_name, suffix), getattr(info, ctx.attr.abi))
+        put("{}/{}{}".format(folder, info.module_name, suffix), info.module)
         put("{}/{}.pyi".format(folder, info.module_name), info.stub)
     for target in ctx.attr.kernels:
         for kernel in target[KernelInfo].kernels.to_list():
@@ -105,33 +106,8 @@ def _python_wheel_impl(ctx):
         OutputGroupInfo(site = depset([site])),
     ]
 
-python_wheel = rule(
+_python_wheel = rule(
     implementation = _python_wheel_impl,
-    doc = """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked, without RECORD.
-
-Example:
-    python_wheel(
-        name = "wheel",
-        distribution = "mypackage",
-        version = "1.0",
-        summary = "My kernels",
-        abi = "abi3",
-        srcs = ["//py/mypackage:srcs"],
-        strip_prefix = "py",
-        extensions = {"//py/mypackage:_native": "mypackage"},
-        kernels = ["//py/mypackage:triton"],
-        kernels_folder = "mypackage/kernels",
-        data = {":kernel_manifest": "mypackage/kernel_manifest.json"},
-        requires = ["torch>=2.11"],
-        extras = {"report": ["plotly>=6"]},
-        entry_points = {"console_scripts": ["mypackage = mypackage.cli:main"]},
-        license = "LICENSE",
-        readme = "README.md",
-    )
-
-`pip install mypackage` then brings torch and the command `mypackage`; `pip install mypackage[report]`
-brings plotly too.
-""",
     attrs = {
         "abi": attr.string(mandatory = True, values = _ABIS.keys()),
         "data": attr.label_keyed_string_dict(allow_files = True, doc = "file: path in the wheel"),
@@ -141,7 +117,7 @@ brings plotly too.
         ),
         "extensions": attr.label_keyed_string_dict(
             providers = [PythonExtensionInfo],
-            doc = "nanobind_module: folder in the wheel",
+            doc = "modules of this ABI: folder in the wheel",
         ),
         "extras": attr.string_list_dict(doc = "extra: the requirements that it adds"),
         "kernels": attr.label_list(
@@ -177,3 +153,42 @@ brings plotly too.
         ),
     },
 )
+
+def python_wheel(name, *, abi, extensions = {}, **kwargs):
+    """Packs a wheel, the same bytes from any folder; the output group `site` is it, unpacked, without RECORD.
+
+    Example:
+        python_wheel(
+            name = "wheel",
+            distribution = "mypackage",
+            version = "1.0",
+            summary = "My kernels",
+            abi = "abi3",
+            srcs = ["//py/mypackage:srcs"],
+            strip_prefix = "py",
+            extensions = {"//py/mypackage:_native": "mypackage"},
+            kernels = ["//py/mypackage:triton"],
+            kernels_folder = "mypackage/kernels",
+            data = {":kernel_manifest": "mypackage/kernel_manifest.json"},
+            requires = ["torch>=2.11"],
+            extras = {"report": ["plotly>=6"]},
+            entry_points = {"console_scripts": ["mypackage = mypackage.cli:main"]},
+            license = "LICENSE",
+            readme = "README.md",
+        )
+
+    `pip install mypackage` then brings torch and the command `mypackage`; `pip install mypackage[report]`
+    brings plotly too.
+
+    Args:
+      name: the target.
+      abi: "host", for the host's Python, or "abi3", for CPython 3.12 and later.
+      extensions: nanobind_module: folder in the wheel; of each the module for `abi` is taken.
+      **kwargs: as the attributes of _python_wheel say.
+    """
+    _python_wheel(
+        name = name,
+        abi = abi,
+        extensions = {extension_for_abi(label, abi): folder for label, folder in extensions.items()},
+        **kwargs
+    )

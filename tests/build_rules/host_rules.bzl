@@ -1,0 +1,83 @@
+"""The repository rules of //third_party/python on hosts that this one is not, with a stand-in for their context."""
+
+load("//third_party/python:python.bzl", "python_headers_impl")
+
+# Host -> what of it differs from Debian 12 on x86-64.
+_HOSTS = {
+    "debian_12": {},
+    "debian_12_without_headers": {"has_headers": False},
+    "fedora_python_3_13": {"debian_error": "apt-get is not on PATH", "version": "3.13"},
+    "fedora_python_3_13_without_headers": {
+        "debian_error": "apt-get is not on PATH",
+        "has_headers": False,
+        "version": "3.13",
+    },
+    "ubuntu_python_3_11": {"debian_error": "no Debian keyring"},
+    "ubuntu_python_3_12": {"debian_error": "no Debian keyring", "version": "3.12"},
+    "ubuntu_python_3_12_without_headers": {
+        "debian_error": "no Debian keyring",
+        "has_headers": False,
+        "version": "3.12",
+    },
+}
+
+def _nothing(*_args, **_kwargs):
+    return None
+
+def _context(host, abi, calls):
+    """A repository context on one of _HOSTS; what it links, runs and writes goes to the list `calls`."""
+    host = {"debian_error": "", "has_headers": True, "version": "3.11"} | _HOSTS[host]
+
+    def execute(command, **_kwargs):
+        calls.append(["execute"] + [word for word in command if type(word) == "string"])
+        return struct(return_code = 1 if host["debian_error"] else 0, stderr = host["debian_error"], stdout = "")
+
+    return struct(
+        attr = struct(abi = abi, _debian = "debian.py", _host = "interpreter"),
+        delete = _nothing,
+        execute = execute,
+        file = lambda path, content: calls.append(["file", path, content]),
+        path = lambda path: struct(exists = host["has_headers"]),
+        read = lambda _: "/usr/bin/python\n{}\n/usr/include/python\n".format(host["version"]),
+        report_progress = _nothing,
+        symlink = lambda target, link: calls.append(["symlink", target, link]),
+    )
+
+def _on_host_impl(ctx):
+    python_headers_impl(_context(ctx.attr.host, ctx.attr.abi, []))
+    return []
+
+on_host = rule(
+    implementation = _on_host_impl,
+    doc = "Calls python_headers where a test can see it fail.",
+    attrs = {"abi": attr.string(mandatory = True), "host": attr.string(mandatory = True, values = _HOSTS.keys())},
+)
+
+def _host_headers_test_impl(_ctx):
+    linked = ["symlink", "/usr/include/python", "headers/include"]
+    unpack = ["execute", "/usr/bin/python", "-B"]
+    problems = []
+    for host, abi, expected in [
+        ("debian_12", "host", linked),
+        ("debian_12", "abi3", unpack + ["trixie", "libpython3.13-dev", "headers"]),
+        ("debian_12_without_headers", "host", unpack + ["bookworm", "libpython3.11-dev", "headers"]),
+        ("fedora_python_3_13", "host", linked),
+        ("fedora_python_3_13", "abi3", linked),
+        ("ubuntu_python_3_11", "host", linked),
+        ("ubuntu_python_3_12", "host", linked),
+        ("ubuntu_python_3_12", "abi3", linked),
+    ]:
+        calls = []
+        python_headers_impl(_context(host, abi, calls))
+        build = calls[-1][2]
+        if calls[:-1] != [expected]:
+            problems.append("{} {}: {}".format(host, abi, calls))
+        if ("Py_LIMITED_API=0x030C0000" in build) != (abi == "abi3"):
+            problems.append("{} {}: {}".format(host, abi, build))
+    return [AnalysisTestResultInfo(success = not problems, message = "\n".join(problems))]
+
+host_headers_test = rule(
+    implementation = _host_headers_test_impl,
+    doc = "Headers are the host's where they fit, else Debian's.",
+    analysis_test = True,
+)
