@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -160,6 +161,19 @@ def bazelw(checkout, monkeypatch) -> types.ModuleType:
     yield module
     for name in ("bazelw", "debian_bazel", "debian"):
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("machine", [("Linux", "aarch64"), ("Darwin", "arm64"), ("Linux", "i686")])
+def test_another_machine_is_refused_before_anything_is_made(bazelw, monkeypatch, checkout, machine):
+    monkeypatch.setattr(platform, "system", lambda: machine[0])
+    monkeypatch.setattr(platform, "machine", lambda: machine[1])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(checkout.cache))
+    monkeypatch.setattr(bazelw, "find_bazel", lambda _: pytest.fail("nothing may be looked for or set up"))
+    with pytest.raises(SystemExit) as caught:
+        bazelw.main(["build", "//:wheel"])
+    assert "is built on x86-64 Linux" in str(caught.value)
+    assert f"this machine is {' '.join(machine)}; build there, and copy the wheel" in str(caught.value)
+    assert not checkout.cache.exists()
 
 
 @pytest.fixture

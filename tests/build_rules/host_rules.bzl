@@ -1,9 +1,10 @@
 """The repository rules of //third_party/python on hosts that this one is not, with a stand-in for their context."""
 
-load("//third_party/python:python.bzl", "python_headers_impl")
+load("//third_party/python:python.bzl", "host_python_impl", "python_headers_impl")
 
 # Host -> what of it differs from Debian 12 on x86-64.
 _HOSTS = {
+    "aarch64": {"arch": "aarch64"},
     "debian_12": {},
     "debian_12_without_headers": {"has_headers": False},
     "fedora_python_3_13": {"debian_error": "apt-get is not on PATH", "version": "3.13"},
@@ -12,6 +13,7 @@ _HOSTS = {
         "has_headers": False,
         "version": "3.13",
     },
+    "macos": {"arch": "aarch64", "os": "mac os x"},
     "ubuntu_python_3_11": {"debian_error": "no Debian keyring"},
     "ubuntu_python_3_12": {"debian_error": "no Debian keyring", "version": "3.12"},
     "ubuntu_python_3_12_without_headers": {
@@ -26,7 +28,7 @@ def _nothing(*_args, **_kwargs):
 
 def _context(host, abi, calls):
     """A repository context on one of _HOSTS; what it links, runs and writes goes to the list `calls`."""
-    host = {"debian_error": "", "has_headers": True, "version": "3.11"} | _HOSTS[host]
+    host = {"arch": "amd64", "debian_error": "", "has_headers": True, "os": "linux", "version": "3.11"} | _HOSTS[host]
 
     def execute(command, **_kwargs):
         calls.append(["execute"] + [word for word in command if type(word) == "string"])
@@ -37,6 +39,7 @@ def _context(host, abi, calls):
         delete = _nothing,
         execute = execute,
         file = lambda path, content: calls.append(["file", path, content]),
+        os = struct(arch = host["arch"], name = host["os"]),
         path = lambda path: struct(exists = host["has_headers"]),
         read = lambda _: "/usr/bin/python\n{}\n/usr/include/python\n".format(host["version"]),
         report_progress = _nothing,
@@ -44,13 +47,14 @@ def _context(host, abi, calls):
     )
 
 def _on_host_impl(ctx):
-    python_headers_impl(_context(ctx.attr.host, ctx.attr.abi, []))
+    rule = host_python_impl if ctx.attr.abi == "" else python_headers_impl
+    rule(_context(ctx.attr.host, ctx.attr.abi, []))
     return []
 
 on_host = rule(
     implementation = _on_host_impl,
-    doc = "Calls python_headers where a test can see it fail.",
-    attrs = {"abi": attr.string(mandatory = True), "host": attr.string(mandatory = True, values = _HOSTS.keys())},
+    doc = "Calls a repository rule where a test can see it fail: python_headers of `abi`, or host_python without one.",
+    attrs = {"abi": attr.string(), "host": attr.string(mandatory = True, values = _HOSTS.keys())},
 )
 
 def _host_headers_test_impl(_ctx):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -54,6 +55,16 @@ def cache_folder() -> pathlib.Path:
     return folder
 
 
+def check_machine() -> None:
+    """Exits on a machine for which the build has no compilers, before anything is downloaded."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        sys.exit(
+            f"bazelw: Stoneware is built on x86-64 Linux, for which its compilers are locked, but this machine is "
+            f"{system} {machine}; build there, and copy the wheel or gpu_check.pyz to where it runs."
+        )
+
+
 def version_of(bazel: str) -> str:
     """What `bazel --version` says ("7.7.1"), or an empty string if it does not run."""
     try:
@@ -93,6 +104,7 @@ def find_bazel(cache: pathlib.Path) -> tuple[list[str], list[str]]:
 
 
 def main(argv: list[str]) -> None:
+    check_machine()
     cache = cache_folder()
     command, rc_lines = find_bazel(cache)
     rc = cache / "bazelw.bazelrc"
