@@ -1,7 +1,7 @@
 """fetch_wheel.py takes only the locked file, and says which it wanted and which it got.
 
 A package named pip, ahead of the real one, stands in for it. STONEWARE_TEST_FETCH_WHEEL names the
-program.
+program, STONEWARE_TEST_LOCK the lock.
 """
 
 from __future__ import annotations
@@ -117,3 +117,12 @@ def test_a_wheel_for_another_python_fails_before_pip_is_asked(fetch, pip):
 def test_a_wheel_of_the_stable_abi_is_fetched_by_any_python(fetch, pip):
     wheel = "small-1.0-cp36-abi3-manylinux_2_28_x86_64.whl"
     assert fetch(served(pip), wheel=wheel).returncode == 0
+
+
+@pytest.mark.parametrize("python", ["cp311", "cp312", "cp313"])
+def test_wheels_can_be_built_with_each_python_that_the_docs_name(python):
+    """Of what the wheels are built with, Triton alone has a wheel for each Python."""
+    lock: dict[str, dict[str, tuple[str, dict[str, str]]]] = {}
+    exec(pathlib.Path(os.environ["STONEWARE_TEST_LOCK"]).read_text(), lock)
+    _, files = lock["WHEELS"]["triton"]
+    assert [file for file in files if f"-{python}-{python}-" in file], f"triton is locked as {sorted(files)}"

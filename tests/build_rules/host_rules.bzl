@@ -1,5 +1,6 @@
-"""The repository rules of //third_party/python on hosts that this one is not, with a stand-in for their context."""
+"""Repository rules on hosts that this one is not, with a stand-in for their context."""
 
+load("//third_party/pypi:pypi.bzl", "wheel_tree_impl")
 load("//third_party/python:python.bzl", "host_python_impl", "python_headers_impl")
 
 # Host -> what of it differs from Debian 12 on x86-64.
@@ -83,5 +84,43 @@ def _host_headers_test_impl(_ctx):
 host_headers_test = rule(
     implementation = _host_headers_test_impl,
     doc = "Headers are the host's where they fit, else Debian's.",
+    analysis_test = True,
+)
+
+def _reads_of_wheel_tree(package):
+    """What wheel_tree reads to fetch a package: files of the build, whose change fetches it anew."""
+    reads = []
+    wheel_tree_impl(struct(
+        attr = struct(
+            build_file = "package.BUILD",
+            delete = [],
+            executables = [],
+            keep_wheels = False,
+            license_of = "",
+            packages = [package],
+            patches = [],
+            prefix = "",
+            _fetch_wheel = "fetch_wheel.py",
+        ),
+        delete = _nothing,
+        execute = lambda *_args, **_kwargs: struct(return_code = 0, stderr = ""),
+        file = _nothing,
+        name = package,
+        path = lambda path: path,
+        read = lambda label: reads.append(str(label)),
+        report_progress = _nothing,
+        which = lambda name: name,
+    ))
+    return reads
+
+def _refetched_for_another_python_test_impl(_ctx):
+    version = str(Label("@stoneware_python//:version.bzl"))
+    expected = {"absl-py": False, "auditwheel": False, "nvidia-cuda-nvcc": False, "torch": True, "triton": True}
+    wrong = [package for package in expected if (version in _reads_of_wheel_tree(package)) != expected[package]]
+    return [AnalysisTestResultInfo(success = not wrong, message = "wrong of " + ", ".join(wrong))]
+
+refetched_for_another_python_test = rule(
+    implementation = _refetched_for_another_python_test_impl,
+    doc = "Where python3 becomes another version, wheels for one version are fetched again, and no others.",
     analysis_test = True,
 )

@@ -27,8 +27,7 @@ def check_interpreter(name: str, version: str, locked: dict[str, str]) -> None:
     wanted = ", ".join(sorted({f"3.{python[3:]}" for python, _ in tags}))
     sys.exit(
         f"{name} {version}: the locked wheel is for Python {wanted}, but python3 on PATH is "
-        f"{sys.version.split()[0]} ({sys.executable}); put Python {wanted} first on PATH, then run "
-        "again"
+        f"{sys.version.split()[0]} ({sys.executable}); put such a Python first on PATH, then run again"
     )
 
 

@@ -2,7 +2,17 @@
 
 load(":lock.bzl", "WHEELS")
 
-def _wheel_tree_impl(ctx):
+def _is_for_one_python(file):
+    """Whether a wheel serves one version of Python alone, by its name."""
+    python, abi = file.removesuffix(".whl").split("-")[-3:-1]
+    return python == abi
+
+def wheel_tree_impl(ctx):
+    """Implements wheel_tree; public for its tests.
+
+    Args:
+      ctx: the repository's context.
+    """
     python = ctx.which("python3")
     if not python:
         fail("python3 is not on PATH; install Python 3.11 with pip, then run again")
@@ -10,6 +20,9 @@ def _wheel_tree_impl(ctx):
         if name not in WHEELS:
             fail("{} is not in //third_party/pypi:lock.bzl; add it to requirements.txt and run `./bazelw run //third_party/pypi:refresh`".format(name))
         version, files = WHEELS[name]
+        if [file for file in files if _is_for_one_python(file)]:
+            # Read so that another version of Python fetches its wheel.
+            ctx.read(Label("@stoneware_python//:version.bzl"))
         ctx.report_progress("fetching {} {}".format(name, version))
         result = ctx.execute(
             [python, "-B", ctx.path(ctx.attr._fetch_wheel), name, version, "unpacked"] +
@@ -47,7 +60,7 @@ def _wheel_tree_impl(ctx):
     ctx.file("BUILD.bazel", ctx.read(ctx.attr.build_file))
 
 wheel_tree = repository_rule(
-    implementation = _wheel_tree_impl,
+    implementation = wheel_tree_impl,
     doc = """Unpacks locked wheels, one over the other, into the folder `tree`.
 
 Fails with name, version, expected and found hash when the index serves another file.

@@ -2,7 +2,8 @@
 
 Run as `./bazelw run //third_party/pypi:refresh` after editing requirements.txt. pip does the
 resolving, against the machine's own index; only wheels that fit the running Python on Linux are
-taken. Nothing is installed.
+taken, and of what the wheels are built with those of the other Pythons that build them. Nothing is
+installed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ import urllib.parse
 
 # nvidia-cutlass names packages that only its Python front end uses; here it is headers.
 HEADERS_ONLY = ("nvidia-cutlass",)
+# //:wheel is built with these Pythons too. Tests are not: torch has no locked wheel for them.
+OTHER_PYTHONS = ("3.12", "3.13")
+# What //:wheel is built with and has a wheel for each Python.
+FOR_EACH_PYTHON = ("triton",)
 
 
 def resolve(requirements: list[str], *options: str) -> list[dict]:
@@ -54,14 +59,19 @@ def lock_entry(record: dict) -> tuple[str, str, str, str]:
 
 
 def render(entries: list[tuple[str, str, str, str]]) -> str:
+    packages: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, version, file, sha256 in sorted(entries):
+        packages.setdefault((name, version), []).append((file, sha256))
     lines = [
         '"""Wheels by version and sha256; written by `./bazelw run //third_party/pypi:refresh`."""',
         "",
         "# name: (version, {file name: sha256})",
         "WHEELS = {",
     ]
-    for name, version, file, sha256 in sorted(entries):
-        lines += [f'    "{name}": ("{version}", {{', f'        "{file}": "{sha256}",', "    }),"]
+    for (name, version), files in packages.items():
+        lines.append(f'    "{name}": ("{version}", {{')
+        lines += [f'        "{file}": "{sha256}",' for file, sha256 in files]
+        lines.append("    }),")
     return "\n".join([*lines, "}", ""])
 
 
@@ -74,6 +84,10 @@ def main() -> None:
     closed = [line for line in requirements if line not in alone]
     print(f"resolving {len(requirements)} requirements with pip …", file=sys.stderr)
     records = resolve(closed) + resolve(alone, "--no-deps")
+    for_each = [line for line in requirements if line.split("==")[0] in FOR_EACH_PYTHON]
+    for python in OTHER_PYTHONS:
+        # pip wants a folder with the version; it writes nothing there.
+        records += resolve(for_each, "--no-deps", f"--python-version={python}", "--target=unused")
     (folder / "lock.bzl").write_text(render([lock_entry(record) for record in records]))
     print(f"wrote {folder / 'lock.bzl'}: {len(records)} wheels", file=sys.stderr)
 
