@@ -244,7 +244,7 @@ def join(block: torch.nn.Module) -> None:
         for name in ("weight", "weight_scale_inv"):
             parameters = [getattr(layer, name) for layer in layers]
             whole = torch.cat([one.data for one in parameters])
-            for one, part in zip(parameters, whole.chunk(2)):
+            for one, part in zip(parameters, swiglu.halves_of(whole)):
                 one.data = part
             joined.append(whole)
     state.joined, state.addresses = (joined[0], joined[1]), _addresses(layers)

@@ -52,36 +52,49 @@ class Route:
     """
 
     def __init__(self, owner: torch.nn.Module, places: Sequence[tuple[torch.nn.Module, str]]) -> None:
-        self.owner = owner
+        self.owner, self.places = owner, [*places]
         self.num_readers = max(len(places) - 2, 1)
-        modules = [place.get_submodule(name) for place, name in places]
-        norm, reader, *layers = modules
-        self._places = [(place._modules, name, module) for (place, name), module in zip(places, modules)]
-        self._forwards = [(type(one), type(one).forward) for one in (owner, *modules)]
-        self._own = [vars(one) for one in (owner, *modules)]
-        # A hook of the reader that runs after its forward comes when the result was read.
-        self._hooks = (
-            norm._forward_hooks, reader._forward_pre_hooks, torch_module._global_forward_hooks,
-            torch_module._global_forward_pre_hooks,
-            *(hooks for one in layers or [reader] for hooks in (one._forward_pre_hooks, one._forward_hooks)),
-        )  # fmt: skip
+        self._watched: _Watched | None = _Watched(self)
 
     def is_open(self) -> bool:
         """Whether the modules are the same, and nothing else sees the result."""
-        if any(self._hooks):
+        watched = self._watched
+        if watched is None:  # in a copy, whose modules are complete by now
+            watched = self._watched = _Watched(self)
+        if any(watched.hooks):
             return False
-        for modules, name, module in self._places:
+        for modules, name, module in watched.places:
             if modules.get(name) is not module:
                 return False
-        for kind, forward in self._forwards:
+        for kind, forward in watched.forwards:
             if kind.forward is not forward:
                 return False
-        return not any("forward" in own for own in self._own)
+        return not any("forward" in own for own in watched.own)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_watched": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Route | None:
         """Of a copy of the owner; a norm that is copied alone has none."""
         if id(self.owner) not in memo:
             return None
         new = memo[id(self)] = Route.__new__(Route)
-        vars(new).update(copy.deepcopy(vars(self), memo))
+        vars(new).update(copy.deepcopy(self.__getstate__(), memo))
         return new
+
+
+class _Watched:
+    """What a call of the modules of a route depends on, as it is now."""
+
+    def __init__(self, route: Route) -> None:
+        modules = [place.get_submodule(name) for place, name in route.places]
+        norm, reader, *layers = modules
+        self.places = [(place._modules, name, module) for (place, name), module in zip(route.places, modules)]
+        self.forwards: list[tuple[Any, Any]] = [(type(one), type(one).forward) for one in (route.owner, *modules)]
+        self.own = [vars(one) for one in (route.owner, *modules)]
+        # A hook of the reader that runs after its forward comes when the result was read.
+        self.hooks = (
+            norm._forward_hooks, reader._forward_pre_hooks, torch_module._global_forward_hooks,
+            torch_module._global_forward_pre_hooks,
+            *(hooks for one in layers or [reader] for hooks in (one._forward_pre_hooks, one._forward_hooks)),
+        )  # fmt: skip

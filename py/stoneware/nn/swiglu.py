@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stoneware.nn import frozen_product, inference
-from stoneware.nn.arguments import autocast_dtype, has_hooks
+from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.native_chain import Call, chain, dense, like, of_product, scaled_mm_step
@@ -131,6 +131,18 @@ def frozen_by_ops(
     return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
 
 
+def halves_of(joined: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The first and the second half of the rows, in the same memory.
+
+    Each has a storage of its own, as safetensors and transformers want it of what they save; a view has the whole.
+    """
+    halves = joined.chunk(2)
+    if joined.requires_grad or joined.is_meta or is_distributed(joined):
+        return halves
+    # As bytes, since DLPack has no fp8 in each version of torch.
+    return tuple(torch.from_dlpack(half.view(torch.uint8)).view(joined.dtype) for half in halves)
+
+
 def _split_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Takes gate_up_proj of a state_dict apart."""
     joined = {name: state_dict.get(f"{prefix}gate_up_proj.{name}") for name in _PARAMETERS}
@@ -139,7 +151,7 @@ def _split_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: A
         return
     for name, tensor in found.items():
         del state_dict[f"{prefix}gate_up_proj.{name}"]
-        state_dict.update(zip([f"{prefix}{half}.{name}" for half in HALVES], tensor.chunk(2)))
+        state_dict.update(zip([f"{prefix}{half}.{name}" for half in HALVES], halves_of(tensor)))
 
 
 def _merge_halves(module: SwiGLU, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
