@@ -312,3 +312,10 @@ def test_a_model_is_measured_and_the_gain_is_told(measuring, package, own_store,
 def test_flags_of_a_model_are_refused_elsewhere(measuring, own_store, capsys, arguments, text):
     code, _, err = tune(capsys, *arguments)
     assert code == exit_codes.USAGE and text in " ".join(err.split())
+
+
+@pytest.mark.parametrize("path, text", [("/dev/zero", "must be a regular file"), ("deep.json", "nested too deeply")])
+def test_a_model_that_cannot_be_read_is_a_users_mistake(measuring, own_store, tmp_path, capsys, path, text):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    code, _, err = tune(capsys, "--model", tmp_path / path)  # an absolute path stays
+    assert (code, err.count("\n")) == (exit_codes.USAGE, 1) and text in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
@@ -136,6 +137,37 @@ def test_a_config_is_read_from_a_file_or_a_folder(tmp_path):
     (tmp_path / "text.json").write_text('{"text_config": 5}')
     with pytest.raises(ValueError, match="text_config=5 of the model's config must be a JSON object"):
         model.read_config(str(tmp_path / "text.json"))
+
+
+def test_a_pipe_a_device_and_a_file_without_end_are_refused_unread(tmp_path):
+    os.mkfifo(tmp_path / "config.json")
+    with (tmp_path / "long.json").open("wb") as file:
+        file.truncate(model.MAX_CONFIG_BYTES + 1)
+    for path, reason in (
+        (tmp_path, r"it must be a regular file, and is a pipe \(FIFO\)"),
+        ("/dev/zero", "it must be a regular file, and is a socket or device"),
+        (tmp_path / "long.json", f"it has {model.MAX_CONFIG_BYTES + 1} bytes, and at most"),
+    ):
+        with pytest.raises(ValueError, match=rf"must be a Hugging Face config.json, or a folder .*{reason}.*; pass"):
+            model.read_config(str(path))
+
+
+def test_a_config_that_is_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(ValueError, match="its JSON is nested too deeply; pass its path"):
+        model.read_config(str(tmp_path))
+
+
+def test_a_message_shows_the_start_of_a_long_or_deep_value(tmp_path):
+    deep = json.loads("[" * 500 + "]" * 500)
+    for value in (deep, ["text"] * 100_000, "x" * 100_000):
+        with pytest.raises(ValueError, match="hidden_size=.* of the model's config must be an int") as caught:
+            model.layers({**LLAMA, "hidden_size": value})
+        assert len(str(caught.value)) < 300
+        (tmp_path / "config.json").write_text(json.dumps({"text_config": value}))
+        with pytest.raises(ValueError, match="text_config=.* of the model's config must be a JSON object") as caught:
+            model.read_config(str(tmp_path))
+        assert len(str(caught.value)) < 300
 
 
 class Fp8(torch.nn.Module):

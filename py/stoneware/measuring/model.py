@@ -8,6 +8,7 @@ those back to it along k, as in Megatron-LM (https://arxiv.org/abs/1909.08053, s
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import StoreError, UnsupportedError
 from stoneware.kernels import registry
+from stoneware.runtime import regular_file
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup, sources, table_file
 from stoneware.tuning.choose import is_vendor
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
 """Of operands: matmul's two; e4m3 with a scale for each row and column; e4m3 with block scales."""
+
+MAX_CONFIG_BYTES = 16 << 20
+"""The longest config.json that is read. Most have a few KiB; names of labels can add some MiB."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +51,25 @@ def read_config(path: str) -> dict[str, Any]:
     """A model's config.json, or that in a folder.
 
     Raises:
-      ValueError: there is none, or it is no JSON object.
+      ValueError: it is missing, not a regular file, longer than MAX_CONFIG_BYTES, nested more deeply than Python's
+        parser goes, or not a JSON object.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = json.loads(regular_file.read(file, MAX_CONFIG_BYTES).decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(
-            f"model={path!r} must be a Hugging Face config.json, or a folder with one: {error}; pass its path"
+            f"model={path!r} must be a Hugging Face config.json, or a folder with one: {reason}; pass its path"
         ) from error
     if not isinstance(config, dict):
         raise ValueError(f"model={path!r} must hold a JSON object, not a {type(config).__name__}; pass a config.json")
     # A model of several kinds of input has its language model's config inside.
     inside = config.get("text_config") or {}
     if not isinstance(inside, dict):
-        raise ValueError(f"text_config={inside!r} of the model's config must be a JSON object; correct the config")
+        raise ValueError(
+            f"text_config={reprlib.repr(inside)} of the model's config must be a JSON object; correct the config"
+        )
     return {**config, **inside}
 
 
@@ -74,7 +83,9 @@ class _Fields:
         """The first that is there; 0 if none is."""
         found = next((self._config[name] for name in names if self._config.get(name)), 0)
         if type(found) is not int or found < 0:
-            raise ValueError(f"{names[0]}={found!r} of the model's config must be an int >= 0; correct the config")
+            raise ValueError(
+                f"{names[0]}={reprlib.repr(found)} of the model's config must be an int >= 0; correct the config"
+            )
         return found
 
     def of(self, name: str) -> int:
