@@ -186,6 +186,7 @@ def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys)
         (["M"], "'M' must be KEY=VALUE"),
         (["COLS=1024", "M=64", "--device", "L40"], "device='L40' is not in the set of measurements, which has"),
         (["COLS=wide", "M=64"], "must be of a kind that was measured"),
+        ([f"COLS={'[' * 100_000}", "M=64"], "must be of a kind that was measured"),
     ],
 )
 def test_explain_of_a_decorated_kernel_names_mistakes(kernel_store, capsys, arguments, said):

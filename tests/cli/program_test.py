@@ -69,6 +69,23 @@ def test_help_fits_80_columns_and_nothing_is_cut(command, capsys, monkeypatch):
     assert all(line.startswith("  ") for line in codes[: next(i for i, line in enumerate(codes) if not line.strip())])
 
 
+NO_WIDTH = "99999999999999999999"
+
+
+@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS)])
+def test_each_help_ignores_a_width_that_no_terminal_has(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", NO_WIDTH)
+    assert main.run([*command, "--help"]) == exit_codes.OK
+    assert "Exit codes:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["COLUMNS", "TERMINAL_WIDTH"])
+@pytest.mark.parametrize("columns", [NO_WIDTH, "100000", "-1", "wide", "²"])
+def test_a_width_of_the_environment_that_is_not_one_is_ignored(name, columns):
+    done = stoneware("explain", "--help", **{name: columns})
+    assert (done.returncode, done.stderr) == (exit_codes.OK, "") and len(done.stdout) < 50_000
+
+
 def test_help_of_a_pipe_has_no_colours():
     assert "\x1b" not in stoneware("explain", "--help").stdout
 

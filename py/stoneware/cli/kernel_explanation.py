@@ -71,7 +71,7 @@ def _argument(text: str) -> tuple[str, Value]:
     try:
         parsed = json.loads(value)
         check_value(name, parsed)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):  # the last from JSON that is nested too deeply
         parsed = value
     return name, parsed
 

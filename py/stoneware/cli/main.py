@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -87,6 +89,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # read by rich and typer, which fail at a size that no terminal has
+        if name in os.environ and not re.fullmatch("[1-9][0-9]{0,3}", os.environ[name]):
+            del os.environ[name]
     command = typer.main.get_command(app)
     try:
         # Not app(...): it ends the process itself, and prints errors in its own way.
