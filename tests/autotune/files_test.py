@@ -79,6 +79,15 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path):
     assert os.read(read_handle, 9) == b"x" and link.is_symlink()
 
 
+def test_a_file_behind_stdout_is_written_to_and_the_systems_link_stays(tmp_path):
+    with (tmp_path / "page").open("wb") as file:
+        folder, link = tmp_path / "fd", tmp_path / "stdout"
+        folder.symlink_to("/proc/self/fd")  # as /dev has it
+        link.symlink_to(f"fd/{file.fileno()}")
+        regular_file.write(link, b"x")
+    assert link.is_symlink() and (tmp_path / "page").read_bytes() == b"x"
+
+
 # Reading: its time grows with the file's length alone, and its memory is bounded.
 
 

@@ -54,8 +54,9 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
 def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
     """Replaces a file whole: a reader, also after a kill, finds the old one or the new one.
 
-    The new file is written beside the old one under a random name, then renamed. Something else at
-    `path`, such as /dev/stdout, is written to in place.
+    The new file is written next to the old one under a random name, then renamed: a link at `path` is
+    replaced, and its target stays. Something else at `path`, and an open file of a process, such as
+    /dev/stdout, are written to in place.
 
     Args:
       path: where it is.
@@ -66,7 +67,7 @@ def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
       OSError: it cannot be written; what was there is unchanged.
     """
     path = os.fspath(path)
-    if os.path.exists(path) and not os.path.isfile(path):
+    if os.path.exists(path) and (not os.path.isfile(path) or _is_descriptor(path)):
         with open(path, "wb") as file:  # raises the right error for a folder
             file.write(data)
         return
@@ -84,6 +85,16 @@ def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
         if isinstance(error, OSError):
             error.filename, error.filename2 = path, None  # the name that the caller knows
         raise
+
+
+def _is_descriptor(path: str) -> bool:
+    """Whether links lead from `path` to an open file of a process: `/dev/stdout` is one of the system's links."""
+    while os.path.islink(path):
+        folder = os.path.realpath(os.path.dirname(path))
+        if folder.startswith("/proc/"):
+            return True
+        path = os.path.join(folder, os.readlink(path))
+    return False
 
 
 def _check(status: os.stat_result, path: str | os.PathLike[str]) -> None:
