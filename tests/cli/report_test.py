@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import html
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 
@@ -323,6 +325,27 @@ def test_without_measurements_there_is_no_page(folder, tmp_path, capsys):
 def test_a_page_that_cannot_be_written_is_named(folder, tmp_path, capsys):
     code, _, err = report(capsys, "--out", tmp_path / "missing" / "report.html", folder)
     assert code == exit_codes.USAGE and "missing/report.html: No such file or directory" in err
+
+
+def test_a_page_replaces_a_link_and_leaves_its_target(folder, tmp_path, capsys):
+    target, out = tmp_path / "target.html", tmp_path / "report.html"
+    target.write_text("mine")
+    out.symlink_to(target)
+    text = page(capsys, out, folder)
+    assert not out.is_symlink() and text.endswith("</html>\n")
+    assert target.read_text() == "mine"
+
+
+def test_a_page_that_was_not_written_whole_leaves_the_old_one(folder, tmp_path, capsys, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "report.html"
+    out.write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = report(capsys, "--out", out, folder)
+    assert code == exit_codes.ENVIRONMENT and "report.html: No space left on device" in err
+    assert out.read_text() == "old" and not list(tmp_path.glob(".*"))
 
 
 def test_op_that_is_not_known_here_is_drawn_without_a_roofline(tmp_path, capsys):

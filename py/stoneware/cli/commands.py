@@ -275,6 +275,7 @@ def report(
         raise ValueError("--out must name the page to write; pass --out=report.html, or --json")
     from stoneware.report import document, page
     from stoneware.report import sources as report_sources
+    from stoneware.runtime import regular_file
 
     output = Output("report", json)
     devices = report_sources.load(there(sources or []), ops=op or [])
@@ -282,7 +283,7 @@ def report(
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}")
         # A path of a source may hold bytes that are not text; they are written as escapes.
-        Path(out).write_text(text, encoding="utf-8", errors="backslashreplace")
+        regular_file.write(out, text.encode("utf-8", "backslashreplace"))
         num_problems = sum(len(item.problems) for item in devices)
         output.text(f"{out}: {num_problems} problems on {names}")
     numbers = document.document(devices) if json else {}
