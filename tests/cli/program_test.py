@@ -241,6 +241,12 @@ def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
         ["explain", KERNEL_OP, "COLS=1024", "M=64", "--device", "none"],
         ["report", "--json", f"none{ESCAPES}"],
         ["merge", str(samples), "--out", f"{folder}/out"],
+        ["bake", "--op", KERNEL_OP, "--out", f"{folder}/x.table", str(samples / "device.json")],
+        ["diff", str(samples), f"{folder}/samples.sqlite3"],
+        ["report", "--out", f"{folder}/x.html", str(samples)],
+        ["--traceback", "verify", f"none{ESCAPES}"],
+        ["tune", "--model", f"none{ESCAPES}"],
+        ["tune", "--shapes", f"1x1{ESCAPES}"],
     ):
         done = stoneware(*arguments, STONEWARE_CACHE_DIR=str(folder))
         said = re.sub(r"\n *", "", done.stdout + done.stderr)  # a long path is wrapped anywhere

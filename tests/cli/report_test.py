@@ -33,6 +33,7 @@ from small_samples import (
 )
 
 from stoneware.cli import exit_codes, main
+from stoneware.kernels.config import KernelConfig
 from stoneware.report import sources, style, verdict
 from stoneware.tuning import samples as sample_format
 
@@ -219,6 +220,21 @@ def test_names_that_look_like_html_are_escaped(tmp_path, capsys):
     text = page(capsys, tmp_path / "report.html", folder)
     assert name not in text and text.count("</script>") == 1
     assert html.escape(name) in text
+
+
+def test_what_is_not_printable_is_escaped_in_the_page(tmp_path, capsys):
+    """Values of kernels, messages of failed candidates and paths may hold anything; 0xff is no text in UTF-8."""
+    bad = "\x1b[31m\x9b5m\u202e\a"
+    config = KernelConfig(kwargs=(("MODE", f"fast{bad}"),))
+    samples = [
+        dataclasses.replace(kernel_sample(64, 10.0), config=config),
+        dataclasses.replace(bad_sample(BIG, "hung"), detail=f"hung{bad}"),
+    ]
+    folder = write_folder(tmp_path / f"h200{bad}\udcff", samples)
+    text = page(capsys, tmp_path / "report.html", folder)
+    shown = r"\x1b[31m\x9b5m\u202e\x07"
+    assert text.replace("\n", "").isprintable()
+    assert f"fast{shown}" in text and f"hung{shown}" in text and rf"h200{shown}\udcff" in text
 
 
 def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):

@@ -123,6 +123,11 @@ def test_heads_stay_in_16_bits_and_odd_sizes_are_named():
     assert "up in fp8: n=72 must be a positive multiple of 16" in reason
 
 
+def test_a_name_of_a_module_that_a_terminal_would_obey_is_escaped():
+    _, [reason] = model.problems([model.Layer("up\x1b[31m", 72, 100)], [1], ["fp8"])
+    assert reason.startswith(r"up\x1b[31m in fp8: n=72 must")
+
+
 def test_a_config_is_read_from_a_file_or_a_folder(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": LLAMA, "vocab_size": 1}))
     for path in (tmp_path, tmp_path / "config.json"):

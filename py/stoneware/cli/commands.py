@@ -282,8 +282,7 @@ def report(
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}")
-        # A path of a source may hold bytes that are not text; they are written as escapes.
-        regular_file.write(out, text.encode("utf-8", "backslashreplace"))
+        regular_file.write(out, text.encode("utf-8"))
         num_problems = sum(len(item.problems) for item in devices)
         output.text(f"{out}: {num_problems} problems on {names}")
     numbers = document.document(devices) if json else {}

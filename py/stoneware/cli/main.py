@@ -123,7 +123,8 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
         place = error.filename or "stdout or another open file"
         message = f"{place}: {error.strerror}; check the path, its permissions and the free space"
     if code == exit_codes.INTERNAL or "--traceback" in arguments:
-        traceback.print_exception(error)
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            note(line)
     note(f"{program}: {message}")
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__

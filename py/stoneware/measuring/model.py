@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stoneware.errors import StoreError, UnsupportedError
 from stoneware.kernels import registry
 from stoneware.runtime import regular_file
+from stoneware.runtime.canonical import printable
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import lookup, sources, table_file
 from stoneware.tuning.choose import is_vendor
@@ -200,7 +201,7 @@ def problems(
             try:
                 taken.update(dict.fromkeys(_of_layer(layer, dtype, tokens)))
             except ValueError as error:
-                skipped.append(f"{layer.name} in {dtype}: {error}")
+                skipped.append(f"{printable(layer.name)} in {dtype}: {error}")
     return list(taken), skipped
 
 

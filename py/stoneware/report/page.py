@@ -14,6 +14,7 @@ from stoneware.report import figures, measures, style, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
+from stoneware.runtime.canonical import printable
 from stoneware.tuning.table_entry import Choice
 
 MOST_BAD = 100
@@ -21,7 +22,7 @@ MOST_BAD = 100
 
 
 def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
-    """The page as HTML.
+    """The page as HTML, without any character that is not printable, newlines excepted.
 
     Args:
       devices: what was measured, at least one.
@@ -30,7 +31,7 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
     parts = [(device, f"d{idx}", verdict.sections(device.problems)) for idx, device in enumerate(devices)]
     layers = {layer for device in devices for problem in device.problems for layer in figures.layers(problem.key)}
     options = "".join(f"<option>{escape(model)}</option>" for model in sorted(set(map(figures.model, layers))))
-    return "\n".join(
+    text = "\n".join(
         [
             "<!DOCTYPE html>",
             '<html lang="en"><head><meta charset="utf-8">',
@@ -48,6 +49,8 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
             "",
         ]
     )
+    # Names of kernels, paths and messages come from other people; a terminal and a browser obey what is not printable.
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _links(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
