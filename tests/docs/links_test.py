@@ -1,11 +1,14 @@
-"""Links, paths in backticks and `stoneware` commands of every page name what exists; pages are short."""
+"""Links, paths, classes and `stoneware` commands of pages exist, and paths in comments of sources; pages are short."""
 
 from __future__ import annotations
 
 import fnmatch
+import io
 import os
 import re
 import shlex
+import tokenize
+from collections.abc import Iterator
 
 import pytest
 import typer
@@ -18,7 +21,11 @@ _SOURCE = re.compile(r"[\w./<>*-]+\.(?:bzl|cc|cu|cuh|h|md|patch|py|svg|toml)")
 _NOT_OURS = {
     "add_kernel.py",  # of the example of a package
     "MODULE.bazel",
+    "tests/generators.py",  # of DeepGEMM
+    "tests/gpu/x_test.py",  # stands for any test there
 }
+_CLASS = re.compile(r"(?:sw\.nn\.)?([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+)")
+_CODE = (".bazel", ".bzl", ".cc", ".cu", ".cuh", ".h", ".py")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +36,31 @@ def files() -> list[str]:
         names[:] = [name for name in names if name != ".git"]
         found += [f"/{os.path.relpath(os.path.join(folder, name), CHECKOUT)}" for name in file_names]
     return found
+
+
+@pytest.fixture(scope="module")
+def sources(files) -> dict[str, str]:
+    """The text of every source in cc/, py/ and tools/, by its path."""
+    found = [file for file in files if file.startswith(("/cc/", "/py/", "/tools/")) and file.endswith(_CODE)]
+    return {file: (CHECKOUT / file.removeprefix("/")).read_text(encoding="utf-8") for file in found}
+
+
+def prose(file: str, code: str) -> Iterator[tuple[int, str]]:
+    """The lines of comments and docstrings in a source, with their numbers."""
+    if file.endswith(".py"):
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.startswith('"""')):
+                yield from enumerate(token.string.splitlines(), start=token.start[0])
+        return
+    is_docstring = False  # in Starlark
+    for number, line in enumerate(code.splitlines(), start=1):
+        has_quotes = line.count('"""') % 2 == 1
+        comment = re.search(r"//.*" if file.endswith((".cc", ".cu", ".cuh", ".h")) else "#.*", line)
+        if is_docstring or '"""' in line:
+            yield number, line
+        elif comment:
+            yield number, comment[0]
+        is_docstring ^= has_quotes
 
 
 def is_path(code: str) -> bool:
@@ -67,6 +99,30 @@ def test_links_lead_somewhere(page):
 def test_paths_in_backticks_exist(page, files):
     named = [(line, token.content) for line, token in inline(page, "code_inline") if is_path(token.content)]
     assert [f"{page}:{line}: {path}" for line, path in named if not exists(path, files)] == []
+
+
+def test_paths_in_comments_and_docstrings_exist(files, sources):
+    packages = {match[1] for file in files if (match := re.fullmatch(r"/py/stoneware/(\w+)/__init__\.py", file))}
+    in_tree = rf"(?:{'|'.join(_TREES)})/[\w./<>*-]*[\w/>*]"
+    in_package = rf"(?:{'|'.join(packages)})/[\w./<>*-]*\.[a-z]+"
+    path = re.compile(rf"(?<![\w./@:<>*-])(?:{in_tree}|{in_package})")
+    missing = [
+        f"{file.removeprefix('/')}:{line}: {found}"
+        for file, code in sources.items()
+        for line, text in prose(file, code)
+        for found in path.findall(text)
+        if found not in _NOT_OURS and not exists(found, files)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_classes_in_backticks_exist(page, sources):
+    code = "\n".join(sources.values())
+    named = [
+        (line, match[1]) for line, token in inline(page, "code_inline") if (match := _CLASS.fullmatch(token.content))
+    ]
+    assert [f"{page}:{line}: {name}" for line, name in named if not re.search(rf"\b{name}\b", code)] == []
 
 
 @pytest.mark.parametrize("page", pages())

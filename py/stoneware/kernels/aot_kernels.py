@@ -1,7 +1,7 @@
 """Triton kernels that were compiled during the build: which of them fit a GPU, and how to launch
 one.
 
-A kernel is two files, `cubins/<id>.cubin` and `kernels/<id>.json`; the manifest has the digests
+A kernel is two files, `cubins/<id>.cubin` and `cubins/<id>.json`; the manifest has the digests
 of both. Triton is not needed, and is not imported, to run them.
 """
 

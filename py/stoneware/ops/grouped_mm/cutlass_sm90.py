@@ -15,7 +15,7 @@ MAX_GROUPS = 1024
 
 MAX_EXTENT = 2**30 - 1
 """Of m, n and k: a tile that reaches over an end still counts in int32 (CanImplement in
-cc/gemm/grouped_mm_sm90.cc)."""
+cc/gemm/grouped_mm_sm90_host.h)."""
 
 
 class _CutlassSm90(CutlassSm90):
