@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     rates = {}
     for kind in ("torch", options.recipe):
         if kind != "torch":
-            print(sw.nn.convert(model, options.recipe))
+            print(sw.nn.convert(model, options.recipe, frozen=True))
         layers = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
         num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
         print(f"{kind}: linears of {num_bytes / 1e6:.1f} MB")

@@ -64,6 +64,7 @@ def stoneware_repositories():
             abi = abi,
         )
     pypi_packages([
+        "accelerate",
         "ast-serialize",
         "auditwheel",
         "clang-format",
@@ -93,6 +94,7 @@ def stoneware_repositories():
         "numpy",
         "pathspec",
         "pillow",
+        "psutil",
         "pyelftools",
         "pyparsing",
         "python-dateutil",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import stoneware as sw
 from stoneware.kernels import aot_kernels
-from stoneware.nn import frozen_product
+from stoneware.nn import fused_blocks
 from stoneware.nn.recipes import RECIPES
 from stoneware.quantizing import fused, kernels, layout, reference
 from stoneware.runtime.dtypes import DTYPE_NAMES
@@ -183,37 +184,54 @@ def test_a_frozen_layer_passes_the_gradient_on(on, recipe):
 @pytest.mark.parametrize("shape", [(1,), (17,), (3, 100)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_norm_writes_its_result_and_that_in_fp8(on, shape, k, dtype):
-    norm = sw.nn.RMSNorm(k, 1e-5, device=on, dtype=dtype)
-    torch.nn.init.uniform_(norm.weight, 0.5, 2)
+    weight = torch.empty(k, device=on, dtype=dtype).uniform_(0.5, 2)
     x = (torch.randn(*shape, k, device=on) * 3).to(dtype)
     poison(on)
-    with torch.no_grad():
-        y = norm(x)
+    y, *y_fp8 = fused_blocks.rms_norm_fp8(1e-5)(x, weight)
     wide = x.double()
-    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
     assert ((y.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-7).all()
-    found = frozen_product.attached(y)
     wanted = reference.quantize(y.flatten(0, -2), "row", E4M3, True)
-    assert_same_bits([one.flatten(0, -2) for one in found], wanted)
+    assert_same_bits([one.flatten(0, -2) for one in y_fp8], wanted)
 
 
 def test_a_norm_and_a_feed_forward_in_a_graph(on):
     torch.manual_seed(3)
-    norm = sw.nn.RMSNorm(1024, 1e-5, device=on, dtype=torch.bfloat16)
-    plain = sw.nn.SwiGLU(1024, 2816, recipe="bf16", device=on, dtype=torch.bfloat16)
-    frozen = sw.nn.SwiGLU(1024, 2816, frozen=True, device=on, dtype=torch.bfloat16)
-    frozen.load_state_dict(plain.state_dict(), strict=False)
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.RMSNorm(1024, 1e-5)
+            self.gate, self.up = (torch.nn.Linear(1024, 2816, bias=False) for _ in range(2))
+            self.down = torch.nn.Linear(2816, 1024, bias=False)
+            self.mlp = FeedForward(self)
+
+        def forward(self, x):
+            return self.mlp(self.norm(x))
+
+    class FeedForward(torch.nn.Module):
+        def __init__(self, block) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = block.gate, block.up, block.down
+
+        def forward(self, x):
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+    plain = Block().to(on, torch.bfloat16).eval()
+    frozen = copy.deepcopy(plain)
+    assert {*sw.nn.convert(frozen, frozen=True).blocks.values()} == {"RMSNorm", "SwiGLU"}
+    assert frozen.norm._stoneware.handover is not None
     x = torch.randn(2, 8, 1024, device=on).bfloat16()
     with torch.no_grad():
-        frozen(norm(x))
+        frozen(x)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = frozen(norm(x))
+            y = frozen(x)
         x.copy_(torch.randn_like(x) * 7)
         graph.replay()
-        assert torch.equal(y, frozen(norm(x)))
-        assert torch.equal(y, frozen(norm(x).clone()))  # quantized anew
-        wanted = plain(torch.nn.functional.rms_norm(x, (1024,), norm.weight, 1e-5))
+        assert torch.equal(y, frozen(x))
+        assert torch.equal(y, frozen.mlp(frozen.norm(x).clone()))  # quantized anew
+        wanted = plain(x)
     # Each of five operands of two products is rounded by 0.026 in the mean.
     assert (y - wanted).float().norm() <= 0.08 * wanted.float().norm()
 

@@ -5,6 +5,9 @@ WHEELS = {
     "absl-py": ("2.5.1", {
         "absl_py-2.5.1-py3-none-any.whl": "721200f2f0e9960f2ca9dc3a2a706b201f5f75d812c158f059cbbe29eeafbdb8",
     }),
+    "accelerate": ("1.15.0", {
+        "accelerate-1.15.0-py3-none-any.whl": "97eacca0b73e45cb867dbf8c5d5d4dc32219544300e0c8992c7334dc2ef33cec",
+    }),
     "annotated-doc": ("0.0.7", {
         "annotated_doc-0.0.7-py3-none-any.whl": "6bc31bbbec6dfaaedc1676dbc11dbda96fe22a2b5c400e9ebad113fec44a9dc6",
     }),
@@ -139,6 +142,9 @@ WHEELS = {
     }),
     "pluggy": ("1.7.0", {
         "pluggy-1.7.0-py3-none-any.whl": "7dd7b0d8832ba3cb632c306926ded123429211b83641b35dc5c41ad2d34f9bec",
+    }),
+    "psutil": ("7.2.2", {
+        "psutil-7.2.2-cp36-abi3-manylinux2010_x86_64.manylinux_2_12_x86_64.manylinux_2_28_x86_64.whl": "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9",
     }),
     "pyelftools": ("0.33", {
         "pyelftools-0.33-py3-none-any.whl": "f215ad5f47d3f1373a21496a6c9e0707c622840d0622f23ff7ce08678b020036",

@@ -40,6 +40,7 @@ from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.registry import spec
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Operands
+from stoneware.nn import fused_blocks
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.quantizing import fused, layout, reference
 from stoneware.quantizing import kernels as quantizing_kernels
@@ -262,6 +263,11 @@ def run_all(
     }
 
 
+def _norm_by_kernel(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The call of a norm by the kernel that also writes fp8."""
+    return lambda x: fused_blocks.rms_norm_fp8(norm.eps)(x, norm.weight)[0]
+
+
 def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | str) -> dict[str, Any]:
     """The same report for kernels of sw.quantize."""
     wanted = {kernel.id for kernel in kernels}
@@ -298,7 +304,7 @@ def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | s
                 print(f"FAILED quantize: {call}: {message}", flush=True)
                 failures.append({"kernel": "quantize", "problem": str(call), "message": message})
         for in_dtype, (_, k) in itertools.product((torch.bfloat16, torch.float16), _QUANTIZED_SHAPES):
-            norm = stoneware.nn.RMSNorm(k, dtype=in_dtype)
+            norm = torch.nn.RMSNorm(k, 1e-6, dtype=in_dtype)
             feed_forward = stoneware.nn.SwiGLU(32, k, frozen=True, dtype=in_dtype)
             with torch.no_grad():
                 for layer in (feed_forward.gate_up_proj, feed_forward.down_proj):
@@ -307,7 +313,9 @@ def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | s
                     x = torch.randn(3, size).to(in_dtype)
                     expected = layer(x)
                     print(f"[quantize] {type(layer).__name__} {in_dtype} {k}", flush=True)
-                    found = layer.to(torch_device)(x.to(torch_device)).cpu()
+                    layer.to(torch_device)
+                    call = layer if layer is feed_forward else _norm_by_kernel(layer)
+                    found = call(x.to(torch_device)).cpu()
                     num_launches += 1
                     if not (found - expected).float().norm() <= 0.05 * expected.float().norm():
                         problem = f"{type(layer).__name__} {in_dtype} {k}"

@@ -45,8 +45,8 @@ def models(sizes: Sizes, device: torch.device) -> dict[str, torch.nn.Module]:
     """The same model by each kind of linear; the fp8 ones share their weights."""
     base = layers_llama.build("LlamaForCausalLM", sizes.llama, sizes.inference_layers, device)
     ours_bf16, ours = layers_llama.sharing_copy(base), layers_llama.sharing_copy(base)
-    sw.nn.convert(ours_bf16, recipe="bf16")
-    logging.info("inference: %s", sw.nn.convert(ours, recipe="rowwise"))
+    sw.nn.convert(ours_bf16, recipe="bf16", frozen=True)
+    logging.info("inference: %s", sw.nn.convert(ours, recipe="rowwise", frozen=True))
     peer = layers_llama.sharing_copy(base)
     frozen = ours.state_dict()  # names the layers as the model had them, whatever they were fused to
     layers_llama.replace(

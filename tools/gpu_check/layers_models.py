@@ -36,7 +36,9 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
     for kind, config in sizes.models.items():
         base = layers_llama.build(kind, config, sizes.models_layers, clock.device)
         models = {TORCH: base} | {name: layers_llama.sharing_copy(base) for name in RECIPES}
-        kept[kind] = {name: dict(sw.nn.convert(models[name], recipe).kept) for name, recipe in RECIPES.items()}
+        kept[kind] = {
+            name: dict(sw.nn.convert(models[name], recipe, frozen=True).kept) for name, recipe in RECIPES.items()
+        }
         for tokens in sizes.inference_tokens:
             ids = torch.randint(config["vocab_size"], (1, tokens), device=clock.device)
             row = _row(models, ids, clock, budget.share(num_left, _MOST_SECONDS))

@@ -87,17 +87,11 @@ class FrozenLinear(Change):
 
     def change(self) -> None:
         layer = self.module
-        values, scale = self.quantized()
+        values, scale = Float8InferenceLinear.quantized(layer.weight.detach(), self.recipe)
         self.kept.keep(layer, "weight")
-        layer.recipe, layer.compute_dtype = self.recipe, self.compute_dtype()
+        layer.recipe, layer.compute_dtype = self.recipe, layer.weight.dtype
         layer.weight, layer.weight_scale_inv = frozen_parameter(values), frozen_parameter(scale)
         _become(layer, Float8InferenceLinear)
-
-    def quantized(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return Float8InferenceLinear.quantized(self.module.weight.detach(), self.recipe)
-
-    def compute_dtype(self) -> torch.dtype:
-        return self.module.weight.dtype
 
     def revert(self) -> None:
         self._thaw()
@@ -120,8 +114,29 @@ class FrozenLinear(Change):
         self.kept = _Kept()
 
 
+class PublishedLinear(FrozenLinear):
+    """FP8Linear of transformers -> Float8InferenceLinear, with the weight and the scales of the checkpoint."""
+
+    def __init__(self, name: str, layer: Any) -> None:
+        super().__init__(name, layer, "blockwise")
+        self.kind = type(layer)
+
+    def change(self) -> None:
+        layer = self.module
+        layer.recipe = self.recipe
+        layer.compute_dtype = torch.bfloat16 if layer.bias is None else layer.bias.dtype
+        _become(layer, Float8InferenceLinear)
+
+    def revert(self) -> None:
+        _become(self.module, self.kind)
+        _forget(self.module, ("recipe", "compute_dtype"))
+
+    def undo(self) -> None:
+        self.revert()
+
+
 class TrainedExperts(Change):
-    """A module with the parameters of `Experts` -> one that calls as `Experts` does."""
+    """A module with the parameters of `Experts` -> one that calls like `Experts`."""
 
     def __init__(self, name: str, module: torch.nn.Module, *, fuse_wgrad_accumulation: bool) -> None:
         super().__init__(name, module, Experts.__name__)
@@ -139,7 +154,7 @@ class TrainedExperts(Change):
 
 
 class FrozenExperts(Change):
-    """A module with the parameters of `Experts` -> one that calls as `Float8InferenceExperts` does."""
+    """A module with the parameters of `Experts` -> one that calls like `Float8InferenceExperts`."""
 
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         super().__init__(name, module, Float8InferenceExperts.__name__)

@@ -1,8 +1,8 @@
-"""What a converted model of transformers does when it is saved.
+"""How a converted model of transformers is saved, and which layers of a loaded one are fp8 already.
 
-Transformers calls fp8 weights with blockwise scales "fp8". The model's config gets a `quantization_config`, so that
-`from_pretrained` loads what `save_pretrained` wrote, here and where Stoneware is not installed. Transformers has no
-format for the other recipes: `save_pretrained` refuses, since the checkpoint would load without an error and without
+Transformers calls fp8 weights with blockwise scales "fp8". `save_pretrained` writes a `quantization_config` for them,
+so that `from_pretrained` loads the checkpoint, here and where Stoneware is not installed. Transformers has no format
+for the other recipes: there `save_pretrained` refuses, since the checkpoint would load without an error and without
 the scales.
 """
 
@@ -13,33 +13,56 @@ from typing import Any
 import torch
 
 from stoneware.nn.changes import Change
+from stoneware.nn.experts import Float8InferenceExperts
 from stoneware.nn.inference import Float8InferenceLinear
+from stoneware.nn.recipes import BLOCK, why_not
 
 _CONFIG = "quantization_config"
+_SAVE = "save_pretrained"
 
 
 class Saving(Change):
-    """How a model with frozen fp8 weights is saved."""
+    """save_pretrained of a model with frozen fp8 weights."""
 
-    def __init__(self, model: torch.nn.Module, recipe: str) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__("", model, "")
-        self.recipe = recipe
-        self.had_config = hasattr(getattr(model, "config", None), _CONFIG)
 
     def change(self) -> None:
-        if not hasattr(self.module, "save_pretrained"):
-            return
-        if self.recipe != "blockwise":
-            vars(self.module)["save_pretrained"] = refuse_to_save
-        elif not self.had_config and hasattr(self.module, "config"):
-            setattr(self.module.config, _CONFIG, quantization_config(self.module))
+        if hasattr(type(self.module), _SAVE):
+            vars(self.module)[_SAVE] = _SavePretrained(self.module)
 
     def revert(self) -> None:
-        if vars(self.module).get("save_pretrained") is refuse_to_save:
-            del vars(self.module)["save_pretrained"]
-        config = getattr(self.module, "config", None)
-        if not self.had_config and config is not None:
-            vars(config).pop(_CONFIG, None)
+        if isinstance(vars(self.module).get(_SAVE), _SavePretrained):
+            del vars(self.module)[_SAVE]
+
+
+class _SavePretrained:
+    """save_pretrained of a model: that of its class, with the config of what the layers are at the call."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Raises ValueError for scales that no format of transformers has."""
+        for name, module in self.model.named_modules():
+            recipe = "rowwise" if isinstance(module, Float8InferenceExperts) else getattr(module, "recipe", None)
+            if isinstance(module, (Float8InferenceLinear, Float8InferenceExperts)) and recipe != "blockwise":
+                raise ValueError(
+                    f"save_pretrained can write frozen fp8 weights of recipe 'blockwise' alone, but {name} has recipe "
+                    f"{recipe!r}, whose scales from_pretrained would drop; save the model before it is converted and "
+                    "convert it after it is loaded, convert it with recipe='blockwise', or save model.state_dict() and "
+                    "load it into a model that was converted the same way"
+                )
+        config = vars(self.model.config)
+        before = config.get(_CONFIG)
+        config[_CONFIG] = quantization_config(self.model)
+        try:
+            return type(self.model).save_pretrained(self.model, *arguments, **named)
+        finally:
+            if before is None:
+                del config[_CONFIG]
+            else:
+                config[_CONFIG] = before
 
 
 def quantization_config(model: torch.nn.Module) -> dict[str, Any]:
@@ -51,16 +74,20 @@ def quantization_config(model: torch.nn.Module) -> dict[str, Any]:
         or name.endswith("experts")
     ]
     return {
-        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK],
         "modules_to_not_convert": kept,
     }  # fmt: skip
 
 
-def refuse_to_save(*arguments: Any, **named: Any) -> None:
-    """save_pretrained of a model whose scales no format of transformers has."""
-    raise ValueError(
-        "save_pretrained can write frozen fp8 weights of recipe 'blockwise' alone, and this model has others, whose "
-        "scales from_pretrained would drop; save the model before it is converted and convert it after it is loaded, "
-        "convert it with recipe='blockwise', or save model.state_dict() and load it into a model that was converted "
-        "the same way"
+def is_published(layer: Any) -> bool:
+    """Whether a layer of a blockwise fp8 checkpoint of transformers has the format of `Float8InferenceLinear`."""
+    kind = type(layer)
+    if (kind.__module__, kind.__name__) != ("transformers.integrations.finegrained_fp8", "FP8Linear"):
+        return False
+    return (
+        tuple(layer.block_size or ()) == (BLOCK, BLOCK)
+        and layer.activation_scheme == "dynamic"
+        and layer.weight.dtype == torch.float8_e4m3fn
+        and layer.weight_scale_inv.dtype == torch.float32
+        and why_not("blockwise", layer.in_features, layer.out_features) is None
     )

@@ -18,10 +18,11 @@ from stoneware.nn.changes import (
     FusedFeedForward,
     FusedNorm,
     NormHandover,
+    PublishedLinear,
     TrainedExperts,
     TrainedLinear,
 )
-from stoneware.nn.checkpoints import Saving
+from stoneware.nn.checkpoints import Saving, is_published
 from stoneware.nn.experts import WEIGHTS, Experts
 from stoneware.nn.fused_blocks import FusedBlock
 from stoneware.nn.recipes import BF16, RECIPES, UNIT, why_not
@@ -125,6 +126,9 @@ def convert(
     that train become `Float8Linear`, or `Linear` for recipe "bf16", with the same Parameter objects, so that an
     optimizer made before goes on. Frozen ones become `Float8InferenceLinear`.
 
+    The fp8 layers of a blockwise checkpoint that transformers loaded become `Float8InferenceLinear`, too, with the
+    weights of the checkpoint.
+
     Blocks change only where their code proves that the result computes the same (`stoneware.nn.proofs`): experts of
     transformers (`Experts`, or `Float8InferenceExperts` if they are frozen and rowwise), and in a frozen model
     norms (one kernel) and feed-forwards with rowwise layers (one native call). All else stays, with a reason.
@@ -205,7 +209,8 @@ class _Plan:
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.is_inference = not model.training if frozen is None else frozen
         self.owners = _owners(model)
-        self.readers = data_flow.foreign(model) if self.is_inference and recipe != BF16 else {}
+        self.is_quantized = self.is_inference and recipe != BF16
+        self.readers = data_flow.foreign(model) if self.is_quantized else {}
         self.done = Conversion(model=model)
         self.changes: dict[int, Change] = {}
         """id of a module -> what becomes of it."""
@@ -223,20 +228,22 @@ class _Plan:
         changes = [*self.changes.values()]
         changes += [one for name, module in modules for one in self.handovers(name, module)]
         if any(isinstance(change, (FrozenLinear, FrozenExperts)) for change in changes):
-            changes.append(Saving(self.model, self.recipe))
+            changes.append(Saving(self.model))
         return changes
 
     def is_frozen(self, weights: Sequence[torch.Tensor]) -> bool:
         return self.is_inference and (self.frozen is True or not any(weight.requires_grad for weight in weights))
 
     def plan_linear(self, name: str, layer: torch.nn.Linear) -> None:
-        is_frozen = self.is_frozen([layer.weight]) and self.recipe != BF16
+        is_frozen = self.is_quantized and self.is_frozen([layer.weight])
         reason = self.why_kept(name, layer, is_frozen=is_frozen)
         if reason is not None:
             self.done.kept[name] = reason
             return
         change: Change
-        if is_frozen:
+        if is_published(layer):
+            change = PublishedLinear(name, layer)
+        elif is_frozen:
             change = FrozenLinear(name, layer, self.recipe)
         else:
             note = _TRAINABLE if self.is_inference and self.recipe != BF16 else ""
@@ -250,7 +257,7 @@ class _Plan:
         weight = layer.weight
         if name and isinstance(self.model.get_submodule(name.rpartition(".")[0]), torch.nn.TransformerEncoderLayer):
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
-        if type(layer) is not torch.nn.Linear:
+        if type(layer) is not torch.nn.Linear and not (self.is_quantized and is_published(layer)):
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
         if has_hooks(layer):
             return "it has hooks or a forward of its own, like those of tensor parallel plans; convert the model first"
@@ -263,6 +270,8 @@ class _Plan:
             return f"its weight is shared with {shared[0]}"
         if type(weight.data) is not torch.Tensor and (is_frozen or not is_distributed(weight)):
             return f"its weight is a {type(weight.data).__name__}, not a plain tensor; convert the model first"
+        if is_published(layer):
+            return None
         if is_frozen:
             if weight.is_meta or weight.dtype not in FLOATS:
                 return (
