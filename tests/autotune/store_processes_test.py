@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import sample_strategies as data
 
+from stoneware.tuning import store_file
 from stoneware.tuning.store import Store
 
 NUM_PROCESSES, NUM_ADDS = 16, 40
@@ -118,3 +122,73 @@ def test_readers_beside_a_writer_see_every_sample_that_was_there_when_they_began
     writer.communicate()
     assert writer.returncode == 0
     assert readers[0].problems() == []
+
+
+def exit_code_of_fork(path: Path, num_stored: int) -> int:
+    """Of a forked child that reads the store and adds to it: 0 if it did both."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that hangs
+        try:
+            pairs, problems = Store(path).read()
+            assert len(pairs) >= num_stored and not problems, (len(pairs), problems)
+            Store(path).add(data.run("child"), [data.sample(m=os.getpid(), run="child")])
+            os._exit(0)
+        except BaseException as error:
+            print(error, file=sys.stderr)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("is_writing", [True, False])
+def test_a_child_that_is_forked_while_a_thread_has_the_database_open_reads_and_writes(
+    tmp_path, monkeypatch, is_writing
+):
+    path = tmp_path / "samples.sqlite3"
+    own = Store(path)
+    own.add(data.run(), [data.sample(m=m) for m in range(1, 10)])
+    is_open, forked = threading.Event(), threading.Event()
+    has_table = store_file.has_table
+
+    def slow_has_table(connection):
+        found = has_table(connection)
+        if threading.current_thread() is thread:
+            is_open.set()
+            forked.wait(1)  # a fork that waits for this connection does not end it
+        return found
+
+    monkeypatch.setattr(store_file, "has_table", slow_has_table)
+    target = (lambda: own.add(data.run(), [data.sample(m=100)])) if is_writing else own.read
+    thread = threading.Thread(target=target)
+    thread.start()
+    assert is_open.wait(30)
+    try:
+        assert exit_code_of_fork(path, 9) == 0
+    finally:
+        forked.set()
+        thread.join()
+    assert len(stored(path)) == 10 + is_writing and Store(path).problems() == []
+
+
+def test_children_that_are_forked_while_a_thread_reads_and_writes_read_every_sample(tmp_path):
+    path = tmp_path / "samples.sqlite3"
+    Store(path).add(data.run(), [data.sample(m=m) for m in range(1, 50)])
+    num_added, is_over = 0, threading.Event()
+
+    def read_and_write() -> None:
+        nonlocal num_added
+        while not is_over.is_set():
+            Store(path).add(data.run(), [data.sample(m=1000 + num_added)])
+            num_added += 1
+            Store(path).read()
+
+    thread = threading.Thread(target=read_and_write)
+    thread.start()
+    try:
+        codes = [exit_code_of_fork(path, 49 + num_added) for _ in range(40)]
+    finally:
+        is_over.set()
+        thread.join()
+    assert codes == [0] * 40
+    assert len(stored(path)) == 49 + num_added + 40 and Store(path).problems() == []

@@ -174,7 +174,7 @@ def store_in(folder: str) -> Store:
 
 def _insert(database: str, rows: Iterable[Row]) -> None:
     """Stores the rows, all or none; without a commit, closing the connection undoes them."""
-    with contextlib.closing(store_file.connected(database, "rwc")) as connection:
+    with store_file.connected(database, "rwc") as connection:
         connection.execute("PRAGMA synchronous=EXTRA")
         connection.execute("BEGIN IMMEDIATE")
         if not store_file.has_table(connection):

@@ -11,6 +11,11 @@ the row is stored again. `digest` covers the id and the rest, so a row that was 
 is recognised.
 
 Reading changes no file and makes none beside the store.
+
+No connection may be carried across a fork (https://sqlite.org/howtocorrupt.html, 2.6). The child would
+inherit SQLite's record of the locks that the process holds, but not the locks, so it would find the
+database locked for as long as it lives. So a lock of this process is held from opening a connection to
+closing it, and os.fork waits for this lock. A fork by C code that runs no hooks of Python does not wait.
 """
 
 from __future__ import annotations
@@ -18,11 +23,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -59,6 +66,9 @@ _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 10, 1_000_000
 """A row is longer than 400 bytes, and a page has 4096. The second bounds the time."""
 
 _LONGEST_ROW_BYTES = 64 << 20
+
+_IN_SQLITE = threading.RLock()
+"""Held by the thread that has a connection or the store's lock file open, and by one that forks."""
 
 _REMEDY = "move away what is in its place, or set STONEWARE_CACHE_DIR to another folder"
 
@@ -164,20 +174,26 @@ def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]],
     return pairs, problems
 
 
-def connected(database: str, mode: str) -> sqlite3.Connection:
-    """A connection that distrusts the file; `mode` is SQLite's: ro, rw or rwc."""
+@contextlib.contextmanager
+def connected(database: str, mode: str) -> Iterator[sqlite3.Connection]:
+    """A connection that distrusts the file, closed at the end; `mode` is SQLite's: ro, rw or rwc."""
     import sqlite3
 
-    connection = sqlite3.connect(
-        f"{Path(database).as_uri()}?mode={mode}",
-        uri=True,
-        isolation_level=None,
-        timeout=READER_WAIT_S if mode == "ro" else WAIT_S,
-    )
-    connection.text_factory = bytes  # bad UTF-8 in one row must not fail the others
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW_BYTES)
-    connection.execute("PRAGMA trusted_schema=OFF")
-    return connection
+    with (
+        _alone_in_process(),
+        contextlib.closing(
+            sqlite3.connect(
+                f"{Path(database).as_uri()}?mode={mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=READER_WAIT_S if mode == "ro" else WAIT_S,
+            )
+        ) as connection,
+    ):
+        connection.text_factory = bytes  # bad UTF-8 in one row must not fail the others
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW_BYTES)
+        connection.execute("PRAGMA trusted_schema=OFF")
+        yield connection
 
 
 def has_table(connection: sqlite3.Connection) -> bool:
@@ -225,8 +241,30 @@ def checked(path: Path) -> str:
 
 
 @contextlib.contextmanager
+def _alone_in_process() -> Iterator[None]:
+    """No other thread of this process uses SQLite or forks inside the `with`."""
+    _register_fork_hooks()
+    with _IN_SQLITE:
+        yield
+
+
+@functools.cache
+def _register_fork_hooks() -> None:
+    """Makes os.fork take the lock, from the first use of a store on, since importing has no side effects.
+
+    Two threads may both register the hooks. The lock counts, so taking it twice is harmless.
+    """
+    os.register_at_fork(
+        before=_IN_SQLITE.acquire, after_in_parent=_IN_SQLITE.release, after_in_child=_IN_SQLITE.release
+    )
+
+
+@contextlib.contextmanager
 def turn(database: str, is_reader: bool = False) -> Iterator[None]:
     """Waits for the lock on the file beside the database, and holds it; readers share it.
+
+    Other threads of this process may use SQLite and fork while this one waits, but not while it holds
+    the lock.
 
     Raises:
       OSError: the file cannot be made, or another process holds its lock for too long.
@@ -238,21 +276,29 @@ def turn(database: str, is_reader: bool = False) -> Iterator[None]:
     flags, operation, wait_s = (
         (os.O_RDONLY, fcntl.LOCK_SH, READER_WAIT_S) if is_reader else (os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX, WAIT_S)
     )
-    handle = os.open(name, flags | os.O_CLOEXEC, 0o666)
-    try:
-        deadline = time.monotonic() + wait_s
-        while True:
+    deadline = time.monotonic() + wait_s
+    while True:
+        with _alone_in_process():
+            # Opened anew for each try: a child that is forked between two tries must not share the handle.
+            handle = os.open(name, flags | os.O_CLOEXEC, 0o666)
             try:
-                fcntl.flock(handle, operation | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(errno.EAGAIN, f"another process has held its lock for {wait_s:g} s", name) from None
-                time.sleep(0.005)
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle, too
-        os.close(handle)
+                if _is_locked_now(handle, operation):
+                    yield
+                    return
+            finally:
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked in this very thread has the handle, too
+                os.close(handle)
+        if time.monotonic() > deadline:
+            raise OSError(errno.EAGAIN, f"another process has held its lock for {wait_s:g} s", name)
+        time.sleep(0.005)
+
+
+def _is_locked_now(handle: int, operation: int) -> bool:
+    try:
+        fcntl.flock(handle, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _read(path: Path, database: str, has_turn: bool, reading: Reading) -> None:
@@ -279,7 +325,7 @@ def _read(path: Path, database: str, has_turn: bool, reading: Reading) -> None:
 
 
 def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
-    with contextlib.closing(connected(database, mode)) as connection:
+    with connected(database, mode) as connection:
         connection.execute("BEGIN")
         try:
             has_table(connection)
