@@ -213,6 +213,50 @@ def test_problem_that_could_not_be_measured_runs_as_usual_and_is_not_tried_again
     assert ran == [TINY, TINY]
 
 
+@pytest.mark.parametrize("m", [15, 14])
+def test_two_threads_measure_one_after_the_other_and_a_problem_once(ran, session, m):
+    tune_on_miss, events = session.tune_on_miss, []
+    is_measuring, is_second_in = threading.Event(), threading.Event()
+
+    def slow_tune_on_miss(operation, problem, device):
+        events.append(("begin", problem.m))
+        if is_measuring.is_set():
+            is_second_in.set()
+        is_measuring.set()
+        is_second_in.wait(1)  # a thread that waits for its turn does not end it
+        tune_on_miss(operation, problem, device)
+        events.append(("end", problem.m))
+
+    session.tune_on_miss = slow_tune_on_miss
+
+    def work(m):
+        with sw.tuning("on_miss"):
+            call(m=m)
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in (15, m)]
+    threads[0].start()
+    assert is_measuring.wait(30)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert events == [(event, m) for m in dict.fromkeys([15, m]) for event in ("begin", "end")]
+    assert ran == [SMALL, SMALL]
+
+
+def test_what_is_measured_may_miss_itself(ran, session):
+    tune_on_miss = session.tune_on_miss
+
+    def nested_tune_on_miss(operation, problem, device):
+        if problem.m == 15:
+            call(m=14)
+        tune_on_miss(operation, problem, device)
+
+    session.tune_on_miss = nested_tune_on_miss
+    with sw.tuning("on_miss"):
+        call(m=15)
+    assert [m for _, m in session.tuned] == [14, 15]
+
+
 def test_nothing_is_measured_during_capture_but_at_the_next_call(ran, session, monkeypatch, caplog):
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

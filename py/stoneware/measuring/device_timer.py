@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -35,6 +36,12 @@ DROP_RATIO = 1.5
 
 DROOP_RATIO = 0.97
 """An H200 changes its clock in steps of 15 MHz, and two of them are 1.5 % of 1980 MHz."""
+
+MEASURING = threading.RLock()
+"""Held by the thread that measures in this process. Two measurements at once would time each other, and
+CUDA graphs cannot be captured at once, not even on two GPUs. Only measurements wait for it, so a capture
+of the caller's never does. It is reentrant: what is measured may measure a kernel of its own. Nothing
+waits for other work of this process, or for other processes on the GPU, which nobody here can see."""
 
 _PAIRS_IN_GRAPH = 8
 """Flushes and calls in one graph, which divides the noise of a flush by sqrt(8)."""

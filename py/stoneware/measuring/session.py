@@ -325,7 +325,7 @@ def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None
 
     For a program that runs under `sw.tuning("on_miss")`: short, without a child process, and without
     a trace in torch's random numbers. If the samples cannot be stored, one warning is logged and
-    they are kept in memory.
+    they are kept in memory. The caller holds `device_timer.MEASURING`.
 
     Raises:
       ContextLostError: a candidate destroyed the CUDA context.

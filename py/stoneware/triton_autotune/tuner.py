@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,10 +32,6 @@ MAX_SECONDS = 3.0
 QUANTILES = (0.5, 0.25, 0.75)
 """What a do_bench is asked for: the median and the ends of the interquartile range, which is the
 spread of a sample. (Triton asks for 0.2 and 0.8.)"""
-
-_TIMING = threading.RLock()
-"""Held while Stoneware's timer runs: two at once would time each other, and CUDA graphs cannot be
-captured at once. Only other measurements wait for it; a hook may measure another kernel."""
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -178,7 +173,7 @@ def measure(
         for config, candidate in candidates.items():
             yield {config: _with_do_bench(candidate, bench)}
         return
-    from stoneware.measuring.device_timer import TimingFailed
+    from stoneware.measuring.device_timer import MEASURING, TimingFailed
 
     timer = None
     configs = list(candidates)
@@ -194,7 +189,7 @@ def measure(
         if running:
             timer = timer or _timer(bench)
             try:
-                with _TIMING:
+                with MEASURING:
                     timings = timer.time(
                         running, rounds=ROUNDS, max_seconds=MAX_SECONDS, rounds_before_drop=ROUNDS_BEFORE_DROP
                     )
