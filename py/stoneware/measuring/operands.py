@@ -199,7 +199,12 @@ def _scaled_rows(x: torch.Tensor, scale: torch.Tensor | None, rows: slice, block
 
 
 def product(
-    problem: Any, device: Device, batch: Mapping[str, tuple[int, int]] | None = None, **others: torch.Tensor | None
+    problem: Any,
+    device: Device,
+    batch: Mapping[str, tuple[int, int]] | None = None,
+    *,
+    period: int | None = None,
+    **others: torch.Tensor | None,
 ) -> Operands:
     """Draws a and b with the problem's dtypes, layout and leading dimensions, a bias if it has one, and makes
     out; see `make`.
@@ -207,13 +212,17 @@ def product(
     Args:
       batch: "a", "b" or "out" -> (matrices, elements from one to the next; 0 if all are the same one), where
         it is a batch.
+      period: only so many rows of a and columns of b are drawn, and repeated; None: all are drawn.
       others: the op's other tensors.
     """
     m, n, k, batch = problem.m, problem.n, problem.k, batch or {}
     tensors: dict[str, torch.Tensor | None] = dict(others)
-    for name, size, layout in (("a", (m, k), problem.layout[0]), ("b", (k, n), problem.layout[1])):
+    for name, size, drawn, layout in (
+        ("a", (m, k), (min(m, period or m), k), problem.layout[0]),
+        ("b", (k, n), (k, min(n, period or n)), problem.layout[1]),
+    ):
         dtype, leading = TORCH_DTYPES[getattr(problem, f"{name}_dtype")], getattr(problem, f"ld{name}")
-        tensors[name] = _matrices(size, leading, batch.get(name), layout == "n", dtype, device)
+        tensors[name] = _matrices(size, drawn, leading, batch.get(name), layout == "n", dtype, device)
     dtype, (num, stride) = TORCH_DTYPES[problem.out_dtype], batch.get("out", (1, 0))
     out_base, out = poisoned((num, m, n), (stride, problem.ldd, 1), dtype, device)
     tensors["out"] = out if "out" in batch else out[0]
@@ -224,21 +233,34 @@ def product(
 
 def _matrices(
     size: tuple[int, int],
+    drawn: tuple[int, int],
     leading: int,
     batch: tuple[int, int] | None,
     is_row_major: bool,
     dtype: torch.dtype,
     device: Device,
 ) -> torch.Tensor:
-    """A view of normal values, of one matrix or of a batch; rows are contiguous, or else columns."""
+    """A view of normal values, of one matrix or of a batch; rows are contiguous, or else columns. What is
+    beyond `drawn` repeats it."""
     outer, inner = size if is_row_major else size[::-1]
+    drawn = drawn if is_row_major else drawn[::-1]
     num, stride = batch or (1, 0)
     _, values = poisoned((num, outer, inner), (stride, leading, 1), dtype, device)
     # One at a time: float32 values of all would take four times the memory of fp8.
     for one in values if stride else values[:1]:
-        one.copy_(torch.randn(outer, inner, device=device).to(dtype))
+        one[: drawn[0], : drawn[1]] = torch.randn(drawn, device=device).to(dtype)
+        _repeat(one, drawn[0])
+        _repeat(one.t(), drawn[1])
     values = values if is_row_major else values.mT
     return values if batch else values[0]
+
+
+def _repeat(matrix: torch.Tensor, num_rows: int) -> None:
+    """Fills the rows from `num_rows` on with those before, again and again."""
+    while num_rows < matrix.shape[0]:
+        further = matrix[num_rows : 2 * num_rows]
+        further.copy_(matrix[: further.shape[0]])
+        num_rows *= 2
 
 
 def poisoned(

@@ -8,6 +8,14 @@ runs our kernel and loses time alone.
 The operands make rounding visible: in every other row of a the second half repeats the first, and the
 second half of b is minus the first, so that what is left of such an element is the rounding of its
 sums. Where the vendor split k, 7 to 40 % of the elements differed (docs/batch_invariance.md).
+
+The vendor chooses its kernel by m, n and k, so the operands have the problem's size and strides, and b
+takes the memory of another weight while they are compared. (A view that repeats a few columns would not do:
+cuBLAS and TMA want a leading dimension that spans k.) But only PERIOD rows of a and columns of b are drawn,
+and repeated. Every difference still shows. An element of the result depends on its row, its column and the
+order of its sum alone, and a kernel sums all elements of a tile in one order. No tile is larger than
+PERIOD x PERIOD, so no two elements of a tile have the same operands, and a tile that is summed in another
+order differs as often as one of operands that were all drawn.
 """
 
 from __future__ import annotations
@@ -29,8 +37,18 @@ if TYPE_CHECKING:
 
 _warn_once = functools.cache(logging.getLogger("stoneware").warning)
 
-_found: dict[tuple[int | None, Any], str | None] = {}
-"""(device, problem) -> why the vendor's kernel may not run it; None if it may."""
+PERIOD = 256
+"""The longest side of a tile: of cuBLAS's, CUTLASS's and our own kernels for compute capability 9.0."""
+
+_CHUNK_BYTES = 1 << 26
+"""Of the results that are compared at once, since a comparison takes memory of its own."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _verdict(ordinal: int | None, problem: Any) -> list[str | None]:
+    """What was found at a problem on a device: nothing yet, or why the vendor's kernel may not run it; None
+    if it may. A problem that is forgotten is compared again; each m of a server's is one."""
+    return []
 
 
 def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, *, may_run: bool) -> str | None:
@@ -41,32 +59,33 @@ def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, 
       vendor: the config of its kernel.
       may_run: whether to check a problem that was not checked yet; else that is the reason.
     """
-    place = device.ordinal, problem
-    if place in _found:
-        return _found[place]
+    verdict = _verdict(device.ordinal, problem)
+    if verdict:
+        return verdict[0]
     if not may_run or device.is_described or policy.is_capturing():
         return "whether it gives the bits of our kernels here is checked at the first call outside of a capture"
     try:
-        _found[place] = _difference(operation, vendor, problem, device)
+        reason = _difference(operation, vendor, problem, device)
     except torch.OutOfMemoryError:
-        _found[place] = "there was no memory to compare it with our kernel"
+        reason = "there was no memory to compare it with our kernel"
         _warn_once(
             "sw.%s runs our kernels, which may be slower: no memory is left to check that the vendor's have the same "
             "bits; make the first calls while there is room for another weight",
             operation.spec.name,
         )
-    return _found[place]
+    verdict[:] = [reason]
+    return reason
 
 
 def _difference(operation: Operation, vendor: Config, problem: Any, device: Device) -> str | None:
-    from stoneware.measuring import operands
-
     try:
         ours = operation.decide(problem, device, backend=cutlass_kernels.BACKEND).config
     except UnsupportedError:
         return "no kernel of ours runs the problem, so there is nothing to compare its bits with"
-    with torch.cuda.device(device.ordinal), torch.no_grad(), torch.random.fork_rng([device.ordinal]):
-        tensors = operands.make(problem, torch.device("cuda", device.ordinal)).tensors
+    ordinals = [] if device.ordinal is None else [device.ordinal]  # a CPU, in tests, has none
+    where = torch.device("cuda", *ordinals) if ordinals else torch.device("cpu")
+    with torch.cuda.device(*ordinals or [-1]), torch.no_grad(), torch.random.fork_rng(ordinals):
+        tensors = operation.spec.operands.make(problem, where, PERIOD).tensors
         cancel(tensors["a"], tensors["b"])
         out, bias = tensors["out"], tensors.get("bias")
         plans = [operation.make_plan(problem, config, device) for config in (ours, vendor)]
@@ -74,23 +93,38 @@ def _difference(operation: Operation, vendor: Config, problem: Any, device: Devi
         for factor in (1, 0) if bias is not None else (1,):
             if bias is not None:
                 bias *= factor
-            results = []
+            results: list[torch.Tensor] = []
             for plan in plans:
                 out.fill_(float("nan"))
                 plan(*[tensors[name] for name in operation.spec.plan_order])
-                results.append(out.clone(memory_format=torch.contiguous_format).view(torch.uint8))
-            differing = int((results[0] != results[1]).sum())
-            if differing:
+                results.append(out if results else out.clone())
+            if differing := _num_differing(*results):
                 return (
-                    f"its bits are not those of our kernels here: {differing} of {results[0].numel()} bytes of a "
+                    f"its bits are not those of our kernels here: {differing} of {out.numel()} elements of a "
                     "result differ"
                 )
     return None
+
+
+def _num_differing(first: torch.Tensor, second: torch.Tensor) -> int:
+    """Elements of two results [..., m, n] that differ in their bits."""
+    row_bytes = first.numel() // first.shape[-2] * first.itemsize
+    num_rows = max(1, _CHUNK_BYTES // row_bytes)
+    chunks = zip(*(_bits(result).split(num_rows, dim=-2) for result in (first, second)))
+    return int(sum((x != y).sum() for x, y in chunks))
 
 
 def cancel(a: torch.Tensor, b: torch.Tensor) -> None:
     """Makes what is left of every other row of a @ b, a [..., m, k] and b [..., k, n], the rounding of
     its sums."""
     half = a.shape[-1] // 2
+    # A batch may have one operand for all, in whose memory torch writes but once.
+    a, bits = (one[0] if one.ndim == 3 and one.stride(0) == 0 else one for one in (a, _bits(b)))
     a[..., ::2, half : 2 * half] = a[..., ::2, :half]
-    b[..., half : 2 * half, :] = (-b[..., :half, :].float()).to(b.dtype)
+    # In place, and for fp8, which has no negation: the sign is the highest bit.
+    torch.bitwise_xor(bits[..., :half, :], torch.iinfo(bits.dtype).min, out=bits[..., half : 2 * half, :])
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as integers of its size."""
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.itemsize])

@@ -12,11 +12,12 @@ from stoneware.measuring.operands import Device, Operands
 from stoneware.ops.matmul.problem import Problem
 
 
-def make(problem: Problem, device: Device) -> Operands:
-    """See `measuring.operands.make`; of a batch the tensors are [batch, m, k] and so on."""
+def make(problem: Problem, device: Device, period: int | None = None) -> Operands:
+    """See `measuring.operands.make`; of a batch the tensors are [batch, m, k] and so on. For `period`
+    see `product` there."""
     strides = {"a": problem.batch_stride_a, "b": problem.batch_stride_b, "out": problem.batch_stride_d}
     batch = {name: (problem.batch, stride) for name, stride in strides.items()}
-    return operands.product(problem, device, batch if problem.batch > 1 else None)
+    return operands.product(problem, device, batch if problem.batch > 1 else None, period=period)
 
 
 def reference(tensors: Operands) -> torch.Tensor:

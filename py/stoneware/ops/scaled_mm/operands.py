@@ -12,14 +12,14 @@ from stoneware.measuring.operands import Device, Operands
 from stoneware.ops.scaled_mm.problem import BLOCK, Problem, num_blocks, padded_num_blocks
 
 
-def make(problem: Problem, device: Device) -> Operands:
-    """See `measuring.operands.make`."""
+def make(problem: Problem, device: Device, period: int | None = None) -> Operands:
+    """See `measuring.operands.make`, and `product` there for `period`."""
     if problem.has_block_scales:
         scale_a, scale_b = _block_scales(problem, device)
     else:
         scale_a = operands.scale(problem.m if problem.scale_a == "row" else 1, 1, device)
         scale_b = operands.scale(1, problem.n if problem.scale_b == "row" else 1, device)
-    return operands.product(problem, device, scale_a=scale_a, scale_b=scale_b)
+    return operands.product(problem, device, period=period, scale_a=scale_a, scale_b=scale_b)
 
 
 def reference(tensors: Operands) -> torch.Tensor:
