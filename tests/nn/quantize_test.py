@@ -138,6 +138,7 @@ def test_compiled_it_is_one_graph_with_the_same_results(scales, transpose):
         ({"x": [1.0]}, TypeError, "x of quantize must be a torch.Tensor, not list"),
         ({"x": torch.zeros(2, 2, dtype=torch.float64)}, TypeError, "x.dtype=torch.float64 must be"),
         ({"scales": "rows"}, ValueError, "scales='rows' must be one of 'tensor', 'row', 'block', 'block_2d'"),
+        ({"dtype": []}, ValueError, r"dtype=\[\] must be one of torch.float8_e4m3fn"),
         ({"dtype": torch.float16}, ValueError, "dtype=torch.float16 must be one of torch.float8_e4m3fn"),
         ({"transpose": 1}, ValueError, "transpose=1 must be one of False, True, 'both'"),
         ({"power_of_two": "no"}, ValueError, "power_of_two='no' must be one of False, True"),
@@ -150,6 +151,18 @@ def test_what_cannot_be_is_refused_by_name(arguments, error, said):
     arguments = {"x": torch.zeros(2, 2), **arguments}
     with pytest.raises(error, match=said):
         sw.quantize(arguments.pop("x"), **arguments)
+
+
+@pytest.mark.parametrize("scales", ["row", "tensor"])
+@pytest.mark.parametrize("name", ["transpose", "power_of_two"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_an_int_is_refused_whatever_was_called_before_and_in_a_trace(name, value, scales):
+    x = torch.randn(48, 32).bfloat16()
+    for call in (sw.quantize, torch.compile(sw.quantize, backend="eager")):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"{name}={value} must be one of False, True"):
+                call(x, scales, **{name: value})
+            call(x, scales, **{name: bool(value)})
 
 
 def test_a_tangent_is_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -62,6 +63,11 @@ def quantize(
       TableError: a kernel of this installation is damaged.
       DriverError: the CUDA driver refuses.
     """
+    # Not among the checks: a plan that was made for True would be found for 1, which equals it.
+    if transpose is not True and transpose is not False and transpose != "both":
+        _refuse_value("transpose", transpose, (False, True, "both"))
+    if power_of_two is not True and power_of_two is not False:
+        _refuse_value("power_of_two", power_of_two, (False, True))
     if isinstance(x, torch.Tensor) and x.ndim > 2 and transpose is False and scales in ("row", "tensor"):
         values, scale = quantize(x.flatten(0, -2), scales, dtype=dtype, power_of_two=power_of_two)
         return values.view(x.shape), scale.view(*x.shape[:-1], 1) if scales == "row" else scale
@@ -129,7 +135,7 @@ def made(
 ) -> tuple[Any, ...]:
     """(plan, is_kept, device, outputs), as a FastCall asks for; the last output may be for partial
     results. With `gives_columns` and `is_known`, of `kernels.plan`, what is known is among the outputs, too."""
-    tensor = _checked(x, scales, transpose, dtype, power_of_two)
+    tensor = _checked(x, scales, transpose, dtype)
     device = tensor_checks.check_one_device([("x", tensor)])
     m, k = tensor.shape
     outputs = []
@@ -183,7 +189,7 @@ def _slow(
     x: Any, has_partial: bool, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, ...]:
     """A call that is more than its plan: for modes and subclasses of torch, and to refuse gradients."""
-    tensor = _checked(x, scales, transpose, dtype, power_of_two)
+    tensor = _checked(x, scales, transpose, dtype)
     _refuse_gradient(tensor)
     if tensor_checks.is_traced([tensor]):
         return _traced(tensor, scales, transpose, dtype, power_of_two)
@@ -208,19 +214,15 @@ def _run(x: torch.Tensor, has_partial: bool, *arguments: Any) -> tuple[torch.Ten
     return outputs[:-1] if has_partial else outputs
 
 
-def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool) -> torch.Tensor:
+def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise TypeError(
             f"x of quantize must be a torch.Tensor, not {type(x).__name__}; wrap it with torch.as_tensor(...)"
         )
-    for name, value, allowed in (
-        ("scales", scales, SCALES),
-        ("transpose", transpose, (False, True, "both")),
-        ("dtype", dtype, tuple(MAX)),
-        ("power_of_two", power_of_two, (False, True)),
-    ):
-        if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
-            raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}; pass one of these")
+    if scales not in SCALES:
+        _refuse_value("scales", scales, SCALES)
+    if dtype not in tuple(MAX):  # which need not be hashable
+        _refuse_value("dtype", dtype, MAX)
     tensor_checks.check_memory("x", x)
     if x.dtype not in IN_DTYPES:
         raise TypeError(
@@ -229,6 +231,10 @@ def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype, 
     if x.ndim != 2:
         _refuse_rank(x, scales, transpose)
     return x
+
+
+def _refuse_value(name: str, value: object, allowed: Iterable[object]) -> NoReturn:
+    raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}; pass one of these")
 
 
 def _refuse_rank(x: torch.Tensor, scales: str, transpose: bool | str) -> NoReturn:
