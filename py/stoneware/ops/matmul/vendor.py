@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from stoneware.ops.backend import Plan, TorchBackend
+from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.matmul import operand_views
 from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.matmul.spec import VENDOR
@@ -18,6 +19,8 @@ def _plan(problem: Problem) -> Plan:
     is_wide = problem.out_dtype != problem.a_dtype
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
+        if not THREAD.has_context:
+            make_current()
         a, b, out = views(a, b, out)
         if is_wide:
             # torch adds a bias of float32 to operands of 16 bits only for some sizes; in float32 a

@@ -11,6 +11,7 @@ import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Conversion, Plan, TorchBackend
+from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import SPEC, VENDOR
 from stoneware.runtime.device import Device
@@ -86,6 +87,8 @@ def _plan_of_one(problem: Problem) -> Plan:
         scale_b: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
+        if not THREAD.has_context:
+            make_current()
         scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum, out=out)
 
     return run
@@ -149,6 +152,8 @@ def _plan_block_scales(problem: Problem) -> Plan:
         scale_b: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
+        if not THREAD.has_context:
+            make_current()
         # Of single columns torch wants them as those of a, [n, k / 128].
         scale_b = _laid_out(scale_b.t() if is_1d else scale_b, rows_of_b, is_copied=copies_b)
         for begin, end in parts:

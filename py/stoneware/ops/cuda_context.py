@@ -1,0 +1,35 @@
+"""The CUDA context of a thread, which cuBLAS wants to be current before torch calls it.
+
+torch makes a device's context current by cudaSetDevice, which it leaves out where the device is current
+already: in a new thread device 0 is, without a context. autograd runs backward in such a thread, and if a
+product is the first that it computes, torch warns "Attempting to run cuBLAS, but there was no current CUDA
+context!" (getCurrentCUDABlasHandle in aten/src/ATen/cuda/CublasHandlePool.cpp, torch 2.11 and 2.13).
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class _Thread(threading.local):
+    """Attributes of the thread that reads them.
+
+    Attributes:
+      has_context: whether `make_current` was called. Once is enough for all devices: from then on torch
+        makes the context current with each change of the device.
+    """
+
+    has_context = False
+
+
+THREAD = _Thread()
+
+
+def make_current() -> None:
+    """Makes the primary context of the thread's device current, if CUDA was used before in the process."""
+    if torch.cuda.is_initialized():
+        # The cheapest of torch's calls that does so and is allowed during a capture, this thread's or another's.
+        torch.cuda.is_current_stream_capturing()
+    THREAD.has_context = True
