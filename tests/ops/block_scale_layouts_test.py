@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 
 import pytest
 import torch
@@ -52,7 +51,7 @@ def test_torch_is_given_its_layout_and_the_same_values(monkeypatch, layout, k, n
     def scaled_mm_v2(a, b, scale_a, recipe_a, swizzle_a, scale_b, *rest, out):
         given.extend([*scale_a, *scale_b])
 
-    monkeypatch.setattr(torch.ops.aten, "_scaled_mm_v2", types.SimpleNamespace(out=scaled_mm_v2), raising=False)
+    monkeypatch.setattr(torch, "_scaled_mm_v2", scaled_mm_v2)
     x = block_scaled_operands(m, n, k, layout=layout)
     problem = laid_out(Problem.dense(m=m, n=n, k=k, scales="block"), x.scale_a, x.scale_b)
     vendor.BACKEND.plan(problem, VENDOR, CPU)(x.a, x.b, poisoned(m, n, torch.bfloat16), x.scale_a, x.scale_b, None)
@@ -75,7 +74,7 @@ def test_torch_is_given_the_scales_of_columns_as_those_of_rows(monkeypatch, layo
         given.extend([*scale_a, *scale_b])
         assert recipe_a == recipe_b == [4]  # BlockWise1x128
 
-    monkeypatch.setattr(torch.ops.aten, "_scaled_mm_v2", types.SimpleNamespace(out=scaled_mm_v2), raising=False)
+    monkeypatch.setattr(torch, "_scaled_mm_v2", scaled_mm_v2)
     x = block_scaled_operands(m, n, k, layout=layout, is_1d=True)
     problem = laid_out(Problem.dense(m=m, n=n, k=k, scales="block_1d"), x.scale_a, x.scale_b)
     vendor.BACKEND.plan(problem, VENDOR, CPU)(x.a, x.b, poisoned(m, n, torch.bfloat16), x.scale_a, x.scale_b, None)
@@ -103,7 +102,7 @@ def test_rows_beyond_a_multiple_of_4_are_a_product_of_their_own(monkeypatch, k):
         scale = scale_a[0].repeat_interleave(128, dim=1)
         out.copy_((a.float() * scale) @ b.float())
 
-    monkeypatch.setattr(torch.ops.aten, "_scaled_mm_v2", types.SimpleNamespace(out=scaled_mm_v2), raising=False)
+    monkeypatch.setattr(torch, "_scaled_mm_v2", scaled_mm_v2)
     x = block_scaled_operands(m, n, k, layout="torch")
     problem = laid_out(Problem.dense(m=m, n=n, k=k, scales="block"), x.scale_a, x.scale_b)
     out = poisoned(m, n, torch.bfloat16)

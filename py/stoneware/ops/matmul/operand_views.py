@@ -12,6 +12,7 @@ import torch
 from stoneware.ops.matmul.problem import Problem
 
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Sizes = tuple[int, ...]
 
 
 def of(problem: Problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Views]:
@@ -19,24 +20,28 @@ def of(problem: Problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
 
     Of one product they are [m, k], [k, n] and [m, n], of a batch [batch, m, k] and so on; the
     tensors may have other dimensions (leading ones that were folded into m, none for a vector), as
-    long as the problem's strides hold from their first element.
+    long as the problem's strides hold from their first element. A tensor that is such a view is returned
+    itself.
     """
     m, n, k = problem.m, problem.n, problem.k
-    a_strides = (problem.lda, 1) if problem.layout[0] == "n" else (1, problem.lda)
-    b_strides = (problem.ldb, 1) if problem.layout[1] == "n" else (1, problem.ldb)
+    batch = () if problem.batch == 1 else (problem.batch,)
 
-    def view(tensor: torch.Tensor, shape: tuple[int, int], strides: tuple[int, int], batch_stride: int) -> torch.Tensor:
-        if problem.batch == 1:
-            return tensor.as_strided(shape, strides)
-        return tensor.as_strided((problem.batch, *shape), (batch_stride, *strides))
+    def described(rows: int, columns: int, leading: int, layout: str, batch_stride: int) -> tuple[Sizes, Sizes]:
+        strides = (leading, 1) if layout == "n" else (1, leading)
+        return (*batch, rows, columns), (*(batch_stride for _ in batch), *strides)
+
+    shape_a, strides_a = described(m, k, problem.lda, problem.layout[0], problem.batch_stride_a)
+    shape_b, strides_b = described(k, n, problem.ldb, problem.layout[1], problem.batch_stride_b)
+    shape_out, strides_out = described(m, n, problem.ldd, "n", problem.batch_stride_d)
 
     def views(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Views:
-        if problem.batch == 1 and a.ndim == b.ndim == out.ndim == 2:
-            return a, b, out  # nothing was folded
-        return (
-            view(a, (m, k), a_strides, problem.batch_stride_a),
-            view(b, (k, n), b_strides, problem.batch_stride_b),
-            view(out, (m, n), (problem.ldd, 1), problem.batch_stride_d),
-        )
+        # A comparison takes a sixth of the time of a view.
+        if a.shape != shape_a or a.stride() != strides_a:
+            a = a.as_strided(shape_a, strides_a)
+        if b.shape != shape_b or b.stride() != strides_b:
+            b = b.as_strided(shape_b, strides_b)
+        if out.shape != shape_out or out.stride() != strides_out:
+            out = out.as_strided(shape_out, strides_out)
+        return a, b, out
 
     return views

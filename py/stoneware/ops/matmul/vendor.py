@@ -14,14 +14,15 @@ from stoneware.ops.matmul.spec import VENDOR
 
 def _plan(problem: Problem) -> Plan:
     views = operand_views.of(problem)
-    multiply = torch.mm if problem.batch == 1 else torch.bmm
-    multiply_add = torch.addmm if problem.batch == 1 else torch.baddbmm
+    is_batch = problem.batch > 1
+    multiply, multiply_add = (torch.bmm, torch.baddbmm) if is_batch else (torch.mm, torch.addmm)
     is_wide = problem.out_dtype != problem.a_dtype
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> None:
         if not THREAD.has_context:
             make_current()
-        a, b, out = views(a, b, out)
+        if is_batch or not a.ndim == b.ndim == out.ndim == 2:  # else nothing was folded
+            a, b, out = views(a, b, out)
         if is_wide:
             # torch adds a bias of float32 to operands of 16 bits only for some sizes; in float32 a
             # sum of its own costs no accuracy.

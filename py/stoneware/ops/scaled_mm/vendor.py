@@ -7,6 +7,8 @@ them in one layout; those of another one are copied into it at each call. cuBLAS
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from stoneware.ops import tensor_checks
@@ -14,7 +16,9 @@ from stoneware.ops.backend import Conversion, Plan, TorchBackend
 from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
 from stoneware.ops.scaled_mm.spec import SPEC, VENDOR
+from stoneware.ops.tensor_checks import Copy
 from stoneware.runtime.device import Device
+from stoneware.runtime.dtypes import TORCH_DTYPES
 
 _CUDA = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
 
@@ -78,6 +82,7 @@ def _plan(problem: Problem) -> Plan:
 
 def _plan_of_one(problem: Problem) -> Plan:
     scaled_mm, use_fast_accum = torch._scaled_mm, problem.use_fast_accum
+    out_dtype = TORCH_DTYPES[problem.out_dtype]
 
     def run(
         a: torch.Tensor,
@@ -89,7 +94,7 @@ def _plan_of_one(problem: Problem) -> Plan:
     ) -> None:
         if not THREAD.has_context:
             make_current()
-        scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum, out=out)
+        scaled_mm(a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum, out=out)
 
     return run
 
@@ -124,25 +129,34 @@ def _copied(problem: Problem) -> list[str]:
     return [name for name, is_right in (("a", is_a_right), ("b", is_b_right)) if not is_right]
 
 
-def _laid_out(scale: torch.Tensor, rows: int, *, is_copied: bool) -> torch.Tensor:
-    """The scale; or a copy with the strides (1, rows), padded with zeros to so many rows."""
+def _layout(columns: int, rows: int, *, is_copied: bool) -> Copy | None:
+    """How scales of so many columns get the strides (1, rows), and zeros up to so many rows; None if they
+    have them."""
     if is_copied:
-        make = scale.new_empty if rows == scale.shape[0] else scale.new_zeros
-        copy = make(scale.shape[1], rows).t()
-        copy[: scale.shape[0]] = scale
-        return copy
+        return functools.partial(_copy, rows)
+    if columns > 1:
+        return None
     # The second stride of a column by itself says nothing, and torch checks it.
-    return scale if scale.shape[1] > 1 else scale.as_strided(scale.shape, (1, scale.shape[0]))
+    return lambda scale: scale.as_strided(scale.shape, (1, scale.shape[0]))
+
+
+def _copy(rows: int, scale: torch.Tensor) -> torch.Tensor:
+    make = scale.new_empty if rows == scale.shape[0] else scale.new_zeros
+    copy = make(scale.shape[1], rows).t()
+    copy[: scale.shape[0]] = scale
+    return copy
 
 
 def _plan_block_scales(problem: Problem) -> Plan:
-    scaled_mm = torch.ops.aten._scaled_mm_v2.out
+    # Not torch.ops.aten._scaled_mm_v2.out, which takes a Python function and a slower parser at each call.
+    scaled_mm, out_dtype = torch._scaled_mm_v2, TORCH_DTYPES[problem.out_dtype]
     recipe_a, recipe_b = ([_BLOCK_RECIPES[kind]] for kind in (problem.scale_a, problem.scale_b))
     is_1d = problem.scales == "block_1d"
-    copied = _copied(problem)
-    copies_a, copies_b = "a" in copied, "b" in copied
-    rows_of_b = problem.n if is_1d else padded_num_blocks(problem.k)
-    parts = _parts(problem.m)
+    copied, parts, blocks = _copied(problem), _parts(problem.m), num_blocks(problem.k)
+    # Of single columns torch wants them as those of a, [n, k / 128].
+    rows, columns = (problem.n, blocks) if is_1d else (padded_num_blocks(problem.k), num_blocks(problem.n))
+    laid_out_a = [_layout(blocks, end - begin, is_copied="a" in copied) for begin, end in parts]
+    laid_out_b = _layout(columns, rows, is_copied="b" in copied)
 
     def run(
         a: torch.Tensor,
@@ -154,14 +168,19 @@ def _plan_block_scales(problem: Problem) -> Plan:
     ) -> None:
         if not THREAD.has_context:
             make_current()
-        # Of single columns torch wants them as those of a, [n, k / 128].
-        scale_b = _laid_out(scale_b.t() if is_1d else scale_b, rows_of_b, is_copied=copies_b)
-        for begin, end in parts:
-            scale = _laid_out(scale_a[begin:end], end - begin, is_copied=copies_a)
+        if is_1d:
+            scale_b = scale_b.t()
+        if laid_out_b is not None:
+            scale_b = laid_out_b(scale_b)
+        for (begin, end), laid_out in zip(parts, laid_out_a):
+            a_rows, scale, out_rows = a, scale_a, out
+            if len(parts) > 1:
+                a_rows, scale, out_rows = a[begin:end], scale_a[begin:end], out[begin:end]
+            if laid_out is not None:
+                scale = laid_out(scale)
             scaled_mm(
-                a[begin:end], b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out.dtype, [], False,
-                out=out[begin:end],
-            )  # fmt: skip
+                a_rows, b, [scale], recipe_a, [], [scale_b], recipe_b, [], bias, out_dtype, [], False, out=out_rows
+            )
 
     return run
 
