@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import signal
@@ -86,6 +87,44 @@ def test_mode_holds_inside_and_the_one_before_comes_back(package):
             raise KeyError
         assert tuning.current_mode() == "on_miss"
     assert tuning.current_mode() == "off"
+
+
+def in_scope(scope):
+    """A generator that holds a scope open from its first step to its end."""
+    with scope:
+        yield
+
+
+def test_scopes_of_interleaved_generators_end_with_their_generators(package):
+    outside = tuning.state()
+    first, second = in_scope(sw.tuning("on_miss")), in_scope(sw.batch_invariant())
+    next(first)
+    next(second)
+    assert (tuning.current_mode(), tuning.is_batch_invariant()) == ("on_miss", True)
+    first.close()
+    assert (tuning.current_mode(), tuning.is_batch_invariant()) == ("off", True)
+    second.close()
+    assert tuning.state() is outside
+
+
+def test_scope_that_is_left_in_another_context_changes_nothing_there(package):
+    generator = in_scope(sw.tuning("on_miss"))
+    contextvars.copy_context().run(next, generator)
+    with sw.tuning("error_on_miss"):
+        generator.close()
+        assert tuning.current_mode() == "error_on_miss"
+    assert tuning.current_mode() == "off"
+
+
+def test_scope_is_open_once_at_a_time(package):
+    scope = sw.tuning("on_miss")
+    for _ in range(2):
+        with scope:
+            assert tuning.current_mode() == "on_miss"
+            with pytest.raises(RuntimeError, match="open already, and a scope can be open only once; call sw.tuning"):
+                with scope:
+                    pass
+        assert tuning.current_mode() == "off"
 
 
 def test_environment_gives_the_mode_outside(package, monkeypatch):

@@ -42,7 +42,7 @@ def tuning(
         raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}; pass one of these")
     if batch_invariant is not None:
         _check_is_bool("batch_invariant", batch_invariant)
-    return policy.entered(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
+    return policy.Scope(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
 
 
 def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
@@ -63,7 +63,7 @@ def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
     A call for which no kernel has this order raises UnsupportedError.
     """
     _check_is_bool("enabled", enabled)
-    return policy.entered(batch_invariant=enabled)
+    return policy.Scope(batch_invariant=enabled)
 
 
 def _check_is_bool(name: str, value: object) -> None:

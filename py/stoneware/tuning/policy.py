@@ -3,7 +3,7 @@
 A miss is a problem on a GPU whose config comes from anything but a current measurement at that
 very shape, dtype and device, or from the caller.
 
-The state is a context variable: it holds for the code inside a `with sw.tuning(...)`, in that thread
+The state is in context variables: it holds for the code inside a `with sw.tuning(...)`, in that thread
 and task alone. Another thread, such as the one in which autograd runs a backward on a GPU, has the
 mode of STONEWARE_TUNING.
 """
@@ -14,10 +14,10 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoneware.runtime import environment
 from stoneware.runtime.fast_dataclass import dataclass
@@ -31,23 +31,27 @@ _LOG = logging.getLogger("stoneware.tuning")
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What one `with sw.tuning(...)` asks for; the same asked for again is the same object.
+    """The settings of all open scopes together; equal settings are the same object.
 
     Attributes:
-      mode: one of MODES.
+      mode: one of MODES; None leaves it to STONEWARE_TUNING.
       overlay: op -> its table, for the ops that the overlay has.
-      is_batch_invariant: whether a row's bits may not depend on the batch.
+      is_batch_invariant: whether a row's bits may not depend on the batch; None leaves it to
+        STONEWARE_BATCH_INVARIANT.
     """
 
-    mode: str
+    mode: str | None = None
     overlay: dict[str, Table] = field(default_factory=dict)
-    is_batch_invariant: bool = False
+    is_batch_invariant: bool | None = None
 
 
 _STATE: ContextVar[State | None] = ContextVar("stoneware_tuning", default=None)
 state = _STATE.get
 """The State inside a `with sw.tuning(...)`, else None: what a plan depends on beside its call, and a
 part of the key of every plan cache."""
+
+_SCOPES: ContextVar[tuple[Scope, ...]] = ContextVar("stoneware_tuning_scopes", default=())
+"""The open scopes, from the outermost to the innermost; `_STATE` holds their settings."""
 
 _MOST_STATES = 16
 """Of several overlays: those that were used last keep their plans, and their tables in memory."""
@@ -63,28 +67,63 @@ _is_wheel_only = False
 _memory: list[tuple[Run, Sample]] = []
 
 
-@contextlib.contextmanager
-def entered(
-    mode: str | None = None, tables: dict[str, Table] | None = None, batch_invariant: bool | None = None
-) -> Iterator[None]:
-    """Makes a mode, an overlay and batch invariance hold inside the `with`; what is None stays as it
-    is around it."""
-    around = _STATE.get()
-    if tables is None:
-        tables = dict(around.overlay) if around is not None else {}
-    if mode is None:
-        mode = environment.tuning_mode() if around is None else around.mode
-    if batch_invariant is None:
-        batch_invariant = is_batch_invariant()
-    token = _STATE.set(_interned(mode, batch_invariant, *sorted(tables.items())))
-    try:
-        yield
-    finally:
-        _STATE.reset(token)
+class Scope(contextlib.ContextDecorator):
+    """A `with sw.tuning(...)` or `with sw.batch_invariant()`.
+
+    Scopes need not be left in the reverse order: generators that are advanced in turns leave theirs
+    as they end.
+
+    Args:
+      mode, tables, batch_invariant: what it sets: the mode, op -> table of the overlay, and batch
+        invariance. None leaves the setting of the scope around it.
+    """
+
+    def __init__(
+        self, mode: str | None = None, tables: dict[str, Table] | None = None, batch_invariant: bool | None = None
+    ) -> None:
+        self.settings = mode, tables, batch_invariant
+        self.is_open = False
+
+    def _recreate_cm(self) -> Scope:
+        return Scope(*self.settings)
+
+    def __enter__(self) -> None:
+        if self.is_open:
+            raise RuntimeError(
+                "this scope is open already, and a scope can be open only once; call sw.tuning or "
+                "sw.batch_invariant for each `with`"
+            )
+        self.is_open = True
+        _replace(add=(self,))
+
+    def __exit__(self, *exception: object) -> None:
+        self.is_open = False
+        _replace(remove=(self,))
+
+
+def _replace(*, remove: tuple[Scope, ...] = (), add: tuple[Scope, ...] = ()) -> None:
+    """Removes scopes wherever they are, and adds others as the innermost."""
+    scopes = (*(scope for scope in _SCOPES.get() if scope not in remove), *add)
+    _SCOPES.set(scopes)
+    _STATE.set(_merged(scopes))
+
+
+def _merged(scopes: Iterable[Scope]) -> State | None:
+    """The settings of nested scopes, the innermost last; None without scopes."""
+    settings = [scope.settings for scope in scopes]
+    if not settings:
+        return None
+    mode, tables, batch_invariant = (_last(values) for values in zip(*settings))
+    return _interned(mode, batch_invariant, *sorted((tables or {}).items()))
+
+
+def _last(values: Sequence[Any]) -> Any:
+    """The last value that is not None; None if there is none."""
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 @functools.lru_cache(maxsize=_MOST_STATES)
-def _interned(mode: str, batch_invariant: bool, *tables: tuple[str, Table]) -> State:
+def _interned(mode: str | None, batch_invariant: bool | None, *tables: tuple[str, Table]) -> State:
     """The one State of these values: plans made in an earlier `with` of the same kind are found."""
     if _interned.cache_info().currsize == _MOST_STATES:
         forget_plans()  # one is dropped for this one, and its plans would hold its tables
@@ -95,14 +134,16 @@ def is_batch_invariant() -> bool:
     """Whether a row's bits may not depend on the batch here: as the innermost `with` says, else
     STONEWARE_BATCH_INVARIANT."""
     found = _STATE.get()
-    return environment.batch_invariant() if found is None else found.is_batch_invariant
+    if found is None or found.is_batch_invariant is None:
+        return environment.batch_invariant()
+    return found.is_batch_invariant
 
 
 def current_mode() -> str:
     """The mode that holds here: of the innermost `with`, else of STONEWARE_TUNING; not "on_miss" in
     a process that uses the wheel alone, where the samples would be left alone too."""
     found = _STATE.get()
-    mode = environment.tuning_mode() if found is None else found.mode
+    mode = environment.tuning_mode() if found is None or found.mode is None else found.mode
     return "off" if _is_wheel_only and mode == "on_miss" else mode
 
 
