@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+
 import pytest
 import small_package as small
 import torch
@@ -90,6 +93,179 @@ def test_it_is_a_decorator_too():
         return policy.is_batch_invariant()
 
     assert (inside(), policy.is_batch_invariant(), inside()) == (True, False, True)
+
+
+def test_decorated_generator_has_the_mode_in_its_body_alone():
+    @sw.batch_invariant()
+    def generate(first, *, last):
+        """Documented."""
+        value = first
+        while value != last:
+            assert policy.is_batch_invariant()
+            try:
+                value = yield value
+            except KeyError as error:
+                assert policy.is_batch_invariant()
+                value = error
+        return "ended"
+
+    assert inspect.isgeneratorfunction(generate) and generate.__doc__ == "Documented."
+    assert [*inspect.signature(generate).parameters] == ["first", "last"]
+
+    def delegate():
+        assert (yield from generate("a", last="z")) == "ended"
+
+    generator = delegate()
+    assert next(generator) == "a" and not policy.is_batch_invariant()
+    assert generator.send("b") == "b" and not policy.is_batch_invariant()
+    error = KeyError()
+    assert generator.throw(error) is error and not policy.is_batch_invariant()
+    with pytest.raises(StopIteration):
+        generator.send("z")
+    with pytest.raises(ZeroDivisionError):
+        generator = generate("a", last="z")
+        next(generator)
+        generator.throw(ZeroDivisionError)
+    assert policy.state() is None
+
+
+def test_closed_generator_cleans_up_in_the_mode():
+    closed = []
+
+    @sw.batch_invariant()
+    def generate():
+        try:
+            yield
+        finally:
+            closed.append(policy.is_batch_invariant())
+
+    generator = generate()
+    next(generator)
+    generator.close()
+    assert closed == [True] and policy.state() is None
+
+
+def test_scopes_that_a_decorated_generator_opens_are_its_own():
+    @sw.batch_invariant()
+    def generate():
+        with sw.batch_invariant(False), sw.tuning("on_miss"):
+            for _ in range(2):
+                yield policy.is_batch_invariant(), policy.current_mode()
+        yield policy.is_batch_invariant(), policy.current_mode()
+
+    generators = generate(), generate()
+    for expected in ((False, "on_miss"), (False, "on_miss"), (True, "off")):
+        for generator in generators:
+            assert next(generator) == expected
+            assert policy.state() is None
+
+
+def test_decorated_coroutine_has_the_mode_after_every_await_and_its_caller_does_not():
+    @sw.batch_invariant()
+    async def wait(value):
+        assert policy.is_batch_invariant()
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 0.001)
+        except TimeoutError:
+            assert policy.is_batch_invariant()
+        return value
+
+    assert inspect.iscoroutinefunction(wait)
+
+    async def main():
+        values = await asyncio.gather(wait(1), wait(2))
+        assert not policy.is_batch_invariant()
+        return values
+
+    assert asyncio.run(main()) == [1, 2]
+    coroutine = wait(1)
+    coroutine.send(None)
+    assert policy.state() is None
+    coroutine.close()
+
+
+def test_cancelled_coroutine_cleans_up_in_the_mode():
+    seen = []
+
+    @sw.batch_invariant()
+    async def wait():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append(policy.is_batch_invariant())
+            raise
+
+    async def main():
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert seen == [True]
+
+
+def test_decorated_async_generator_has_the_mode_in_its_body_alone():
+    closed = []
+
+    @sw.batch_invariant()
+    async def generate(value):
+        try:
+            while value != "z":
+                assert policy.is_batch_invariant()
+                await asyncio.sleep(0)
+                assert policy.is_batch_invariant()
+                try:
+                    value = yield value
+                except KeyError as error:
+                    value = error
+        finally:
+            await asyncio.sleep(0)
+            closed.append(policy.is_batch_invariant())
+
+    assert inspect.isasyncgenfunction(generate)
+
+    async def main():
+        generator = generate("a")
+        assert await anext(generator) == "a" and policy.state() is None
+        assert await generator.asend("b") == "b" and policy.state() is None
+        error = KeyError()
+        assert await generator.athrow(error) is error and policy.state() is None
+        with pytest.raises(StopAsyncIteration):
+            await generator.asend("z")
+        generator = generate("a")
+        assert await anext(generator) == "a"
+        await generator.aclose()
+        assert [item async for item in generate("z")] == []
+
+    asyncio.run(main())
+    assert closed == [True] * 3
+
+
+def test_methods_of_every_kind_are_decorated():
+    class Layer:
+        @sw.batch_invariant()
+        def forward(self):
+            return policy.is_batch_invariant()
+
+        @sw.batch_invariant()
+        @staticmethod
+        def generate():
+            yield policy.is_batch_invariant()
+
+        @sw.batch_invariant()
+        @classmethod
+        def make(cls):
+            return policy.is_batch_invariant()
+
+    assert Layer().forward() and next(Layer.generate()) and Layer.make()
+
+
+def test_class_is_not_decorated():
+    with pytest.raises(TypeError, match="must be a function to be decorated, not type; decorate its methods"):
+        sw.batch_invariant()(torch.nn.Linear)
 
 
 def test_plans_of_the_two_modes_are_kept_apart():

@@ -13,14 +13,15 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from typing import Any
+
+    from stoneware.tuning.policy import Scope
 
 
 class _CallablePackage(ModuleType):
     """A module that stands for its context manager, too."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+    def __call__(self, *args: Any, **kwargs: Any) -> Scope:
         """`stoneware.tuning.context.tuning`: see there."""
         from stoneware.tuning.context import tuning
 

@@ -8,7 +8,6 @@ with sw.batch_invariant(): ...                        a row's bits do not depend
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,11 @@ if TYPE_CHECKING:
 
 def tuning(
     mode: str, *, overlay: Table | str | Path | None = None, batch_invariant: bool | None = None
-) -> AbstractContextManager[None]:
+) -> policy.Scope:
     """Sets the mode, and optionally an overlay, for the code inside the `with`; also a decorator.
+
+    A decorated function may be async or a generator: the mode holds while its body runs, and not for
+    the caller between two steps.
 
     Args:
       mode: "off" takes the nearest measurement or the heuristic; "on_miss" measures the problem
@@ -45,14 +47,15 @@ def tuning(
     return policy.Scope(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
 
 
-def batch_invariant(enabled: bool = True) -> AbstractContextManager[None]:
+def batch_invariant(enabled: bool = True) -> policy.Scope:
     """Makes the bits of a row of a result independent of the rest of the batch, for the code inside
     the `with`; also a decorator.
 
     A row's bits are then the same at every m and at every place in the batch, eager, compiled and in
     graphs, on every GPU of the capability: each element is one sum along k, whichever kernel runs.
     docs/batch_invariance.md has what is promised, what is not, and what it costs. It holds for the
-    calls of this thread and task; STONEWARE_BATCH_INVARIANT=1 holds for the whole process.
+    calls of this thread and task; STONEWARE_BATCH_INVARIANT=1 holds for the whole process. A decorated
+    function may be async or a generator, as with `sw.tuning`.
 
     Args:
       enabled: False takes the promise back for the code inside.

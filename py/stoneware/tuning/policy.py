@@ -10,14 +10,13 @@ mode of STONEWARE_TUNING.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoneware.runtime import environment
 from stoneware.runtime.fast_dataclass import dataclass
@@ -25,6 +24,8 @@ from stoneware.runtime.fast_dataclass import dataclass
 if TYPE_CHECKING:
     from stoneware.tuning.samples import Run, Sample
     from stoneware.tuning.table import Table
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("stoneware.tuning")
 
@@ -67,8 +68,8 @@ _is_wheel_only = False
 _memory: list[tuple[Run, Sample]] = []
 
 
-class Scope(contextlib.ContextDecorator):
-    """A `with sw.tuning(...)` or `with sw.batch_invariant()`.
+class Scope:
+    """A `with sw.tuning(...)` or `with sw.batch_invariant()`; also a decorator, of every kind of function.
 
     Scopes need not be left in the reverse order: generators that are advanced in turns leave theirs
     as they end.
@@ -84,9 +85,6 @@ class Scope(contextlib.ContextDecorator):
         self.settings = mode, tables, batch_invariant
         self.is_open = False
 
-    def _recreate_cm(self) -> Scope:
-        return Scope(*self.settings)
-
     def __enter__(self) -> None:
         if self.is_open:
             raise RuntimeError(
@@ -99,6 +97,33 @@ class Scope(contextlib.ContextDecorator):
     def __exit__(self, *exception: object) -> None:
         self.is_open = False
         _replace(remove=(self,))
+
+    def __call__(self, function: Function) -> Function:
+        """The function, each of whose calls has a scope of these settings."""
+        from stoneware.tuning.decorator import decorated
+
+        decorated_function: Function = decorated(function, lambda: Scope(*self.settings))
+        return decorated_function
+
+
+class Steps:
+    """The steps of a generator or a coroutine: `with steps:` opens the scope for one of them.
+
+    Between steps the scopes that the body itself opened are closed with it.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        scope.is_open = True
+        self._scope = scope
+        self._scopes: tuple[Scope, ...] = (scope,)
+
+    def __enter__(self) -> None:
+        _replace(add=tuple(scope for scope in self._scopes if scope.is_open))
+
+    def __exit__(self, *exception: object) -> None:
+        scopes = _SCOPES.get()
+        self._scopes = scopes[scopes.index(self._scope) :]
+        _replace(remove=self._scopes)
 
 
 def _replace(*, remove: tuple[Scope, ...] = (), add: tuple[Scope, ...] = ()) -> None:
