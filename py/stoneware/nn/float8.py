@@ -11,9 +11,11 @@ from torch.autograd.function import once_differentiable
 from stoneware.nn import frozen_product, trained_product
 from stoneware.nn.gathered_weight import GatheredWeight
 from stoneware.nn.recipes import BLOCK, RECIPES, UNIT, Cast, Recipe, check_is_built
+from stoneware.ops.backward import in_state_of_call
 from stoneware.ops.matmul.api import matmul
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
+from stoneware.tuning import policy
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
@@ -48,7 +50,8 @@ class _Linear(torch.autograd.Function):
         if torch.compiler.is_dynamo_compiling():
             found = _forward(recipe, x, weight, bias)
         else:
-            found = _chained_forward(recipe, needs_x, needs_weight)(x, weight, bias)
+            ctx.state = policy.state()
+            found = policy.run_in(None, _chained_forward(recipe, needs_x, needs_weight), x, weight, bias)
         found_of: list[torch.Tensor]
         y, *found_of = found if isinstance(found, tuple) else (found,)
         ctx.save_for_backward(
@@ -62,6 +65,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, found_of_x, found_of_weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]

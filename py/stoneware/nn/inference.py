@@ -16,8 +16,10 @@ from stoneware.nn.handover import Handover
 from stoneware.nn.linear import check_recipe
 from stoneware.nn.native_chain import Call, chain, of_product, rows_of, scaled_mm_step
 from stoneware.nn.recipes import RECIPES, Cast, check_is_built
+from stoneware.ops.backward import in_state_of_call
 from stoneware.ops.scaled_mm.api import scaled_mm
 from stoneware.quantizing.api import quantize
+from stoneware.tuning import policy
 
 
 class KeepsFloat8(torch.nn.Module):
@@ -187,10 +189,12 @@ class _Frozen(torch.autograd.Function):
         ctx.recipe = recipe
         if torch.compiler.is_dynamo_compiling():
             return followed(x, weight, scale, bias, recipe)
-        return chained(recipe, False)(x, weight, scale, bias)
+        ctx.state = policy.state()
+        return policy.run_in(None, chained(recipe, False), x, weight, scale, bias)
 
     @staticmethod
     @once_differentiable
+    @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, scale = ctx.saved_tensors
         needs_x, _, _, needs_bias = ctx.needs_input_grad[:4]

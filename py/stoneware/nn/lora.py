@@ -12,6 +12,8 @@ from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.native_chain import rows_of
 from stoneware.nn.recipes import RECIPES, check_is_built
+from stoneware.ops.backward import in_state_of_call
+from stoneware.tuning import policy
 
 
 class Lora(torch.nn.Module):
@@ -95,7 +97,8 @@ class _Adapted(torch.autograd.Function):
         scaling: float,
         recipe: str,
     ) -> torch.Tensor:
-        y: torch.Tensor = inference.chained(recipe, False)(x, weight, scale, bias)
+        ctx.state = policy.state()
+        y: torch.Tensor = policy.run_in(None, inference.chained(recipe, False), x, weight, scale, bias)
         narrow = rows_of(x) @ a.t()
         if scaling != 1:
             narrow *= scaling
@@ -107,6 +110,7 @@ class _Adapted(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, narrow, weight, scale, a, b = ctx.saved_tensors
         needs_x, needs_a, needs_b = (ctx.needs_input_grad[idx] for idx in (0, 4, 5))

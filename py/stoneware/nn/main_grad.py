@@ -12,7 +12,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoneware.nn.arguments import BITS_16, FLOATS, is_distributed
+from stoneware.ops.backward import in_state_of_call
 from stoneware.ops.matmul.api import matmul
+from stoneware.tuning import policy
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """weight -> y."""
@@ -93,11 +95,13 @@ class _Accumulated(torch.autograd.Function):
         ctx: Any, y: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, parameter: Any
     ) -> torch.Tensor:
         ctx.save_for_backward(x)
+        ctx.state = policy.state()
         ctx.parameter = parameter
         return y.view_as(y)
 
     @staticmethod
     @once_differentiable
+    @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         if x is None:

@@ -5,6 +5,7 @@
       kernel (registration)    and the transforms of torch.func: `apply_below_autograd`
 
 A rule's gradients are calls of ops again, so that they have gradients themselves where those ops do.
+They run in the tuning state of the call, also in autograd's threads.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import functools
 import importlib
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from stoneware.kernels import built_products, needs
 from stoneware.ops.spec import OpSpec
 from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.tuning import policy
 
 Tensors = tuple[torch.Tensor | None, ...]
 
@@ -31,6 +33,25 @@ Rule = Callable[..., tuple[Tensors, Gradients]]
 the gradients. Gradients hold no tensor of the call themselves, or it would outlive its backward."""
 
 
+Backward = TypeVar("Backward", bound=Callable[..., Any])
+
+
+def in_state_of_call(backward: Backward) -> Backward:
+    """Decorates a `backward(ctx, *gradients)`: it runs in the tuning state `ctx.state` of its forward call.
+
+    So do calls that a checkpoint repeats when the saved tensors are read. While Dynamo traces, this adds
+    nothing: the operators of its graph do it (`stoneware.ops.registration`).
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return backward(ctx, *gradients)
+        return policy.run_in(ctx.state, backward, ctx, *gradients)
+
+    return run
+
+
 class _Call(torch.autograd.Function):
     """_Call.apply(run, rule, num_inputs, *arguments) is run(*arguments), and differentiable."""
 
@@ -38,13 +59,15 @@ class _Call(torch.autograd.Function):
     def forward(
         ctx: Any, run: Callable[..., torch.Tensor], rule: Rule, num_inputs: int, *arguments: Any
     ) -> torch.Tensor:
-        out = run(*arguments)
+        ctx.state = policy.state()
+        out = policy.run_in(None, run, *arguments)
         saved, ctx.gradients = rule(ctx.needs_input_grad[3 : 3 + num_inputs], *arguments)
         ctx.save_for_backward(*saved)
         ctx.num_arguments = len(arguments)
         return out
 
     @staticmethod
+    @in_state_of_call
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         found = ctx.gradients(grad, *ctx.saved_tensors)
         return None, None, None, *found, *[None] * (ctx.num_arguments - len(found))

@@ -20,6 +20,7 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
 from stoneware.ops.spec import OpSpec
+from stoneware.tuning import policy
 
 if TYPE_CHECKING:
     from stoneware.ops.backward import Rule
@@ -56,7 +57,8 @@ def register(spec: OpSpec, result: Callable[..., Any], call: Call, has_gradients
         return eager_out(*arguments[:num_inputs], None, *arguments[num_inputs:])
 
     def eager_out(*arguments: Any) -> torch.Tensor:
-        return call(*arguments[:-1], _config(arguments[-1]))
+        # A compiled graph's backward comes here in a thread of autograd.
+        return policy.run_in(None, call, *arguments[:-1], _config(arguments[-1]))
 
     def write_out(*arguments: Any) -> None:
         eager_out(*arguments)

@@ -4,8 +4,7 @@ A miss is a problem on a GPU whose config comes from anything but a current meas
 very shape, dtype and device, or from the caller.
 
 The state is in context variables: it holds for the code inside a `with sw.tuning(...)`, in that thread
-and task alone. Another thread, such as the one in which autograd runs a backward on a GPU, has the
-mode of STONEWARE_TUNING.
+and task alone. Another thread has the mode of STONEWARE_TUNING. Backward is an exception, see `run_in`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import field
@@ -54,6 +55,11 @@ part of the key of every plan cache."""
 _SCOPES: ContextVar[tuple[Scope, ...]] = ContextVar("stoneware_tuning_scopes", default=())
 """The open scopes, from the outermost to the innermost; `_STATE` holds their settings."""
 
+_TLS_KEY = "stoneware_tuning_scopes"
+
+_torch_c: Any = None
+"""torch._C, once a scope was opened after the import of torch."""
+
 _MOST_STATES = 16
 """Of several overlays: those that were used last keep their plans, and their tables in memory."""
 
@@ -71,8 +77,8 @@ _memory: list[tuple[Run, Sample]] = []
 class Scope:
     """A `with sw.tuning(...)` or `with sw.batch_invariant()`; also a decorator, of every kind of function.
 
-    Scopes need not be left in the reverse order: generators that are advanced in turns leave theirs
-    as they end.
+    Scopes need not be left in the reverse order: interleaved generators leave theirs as
+    they end.
 
     Args:
       mode, tables, batch_invariant: what it sets: the mode, op -> table of the overlay, and batch
@@ -84,6 +90,7 @@ class Scope:
     ) -> None:
         self.settings = mode, tables, batch_invariant
         self.is_open = False
+        self.thread = 0
 
     def __enter__(self) -> None:
         if self.is_open:
@@ -128,9 +135,63 @@ class Steps:
 
 def _replace(*, remove: tuple[Scope, ...] = (), add: tuple[Scope, ...] = ()) -> None:
     """Removes scopes wherever they are, and adds others as the innermost."""
-    scopes = (*(scope for scope in _SCOPES.get() if scope not in remove), *add)
+    scopes = tuple([scope for scope in _SCOPES.get() if scope not in remove]) + add
     _SCOPES.set(scopes)
     _STATE.set(_merged(scopes))
+    for scope in add:
+        scope.thread = threading.get_ident()
+    global _torch_c
+    if _torch_c is None:
+        _torch_c = getattr(sys.modules.get("torch"), "_C", None)
+    if _torch_c is not None:
+        scopes = tuple([scope for scope in _thread_scopes() if scope.is_open and scope not in remove])
+        _torch_c._stash_obj_in_tls(_TLS_KEY, scopes + add)
+
+
+def _thread_scopes() -> tuple[Scope, ...]:
+    """The scopes of this thread; in a thread of autograd, of the one that called backward(), which torch
+    copies (at::ThreadLocalState). Some may be closed since."""
+    if _torch_c is None or not _torch_c._is_key_in_tls(_TLS_KEY):
+        return ()
+    scopes: tuple[Scope, ...] = _torch_c._get_obj_in_tls(_TLS_KEY)
+    return scopes
+
+
+def run_in(state: State | None, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls the function in the state of an earlier call, as its backward must run.
+
+    The settings of `state` come first, then those that hold here. In a thread of autograd, those hold
+    here that hold where backward() was called. Batch invariance holds if either has it. Without any
+    scope this is the call alone.
+
+    Args:
+      state: `policy.state()` at the call whose backward this is; None adds nothing.
+      function: called with the arguments; its result is returned.
+    """
+    here = around = _STATE.get()
+    if here is None and (scopes := _thread_scopes()):
+        around = _state_of_backward_caller(scopes)
+    if around is here and (state is None or state is here):
+        return function(*arguments)
+    states = [each for each in (around, state) if each is not None]
+    invariance = [each.is_batch_invariant for each in states]
+    with Scope(
+        _last([each.mode for each in states]),
+        _last([each.overlay or None for each in states]),
+        any(invariance) or _last(invariance),
+    ):
+        return function(*arguments)
+
+
+def _state_of_backward_caller(scopes: tuple[Scope, ...]) -> State | None:
+    """The state where backward() was called, in a thread of autograd; None in other threads, whose own
+    context has their open scopes.
+
+    Args:
+      scopes: `_thread_scopes()`.
+    """
+    this_thread = threading.get_ident()
+    return _merged(scope for scope in scopes if scope.is_open and scope.thread != this_thread)
 
 
 def _merged(scopes: Iterable[Scope]) -> State | None:
@@ -143,7 +204,7 @@ def _merged(scopes: Iterable[Scope]) -> State | None:
 
 
 def _last(values: Sequence[Any]) -> Any:
-    """The last value that is not None; None if there is none."""
+    """The last value that is not None, else None."""
     return next((value for value in reversed(values) if value is not None), None)
 
 
