@@ -178,6 +178,23 @@ def test_only_what_is_needed_is_saved_and_computed(needs):
 
 
 @recipes
+@pytest.mark.parametrize("no_gradients", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_computed_for_backward_under_no_grad(recipe, no_gradients, monkeypatch):
+    layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
+    x = torch.randn(32, K).bfloat16()
+    expected = layer(x)
+    needed = []
+    forward = float8._chained_forward
+    monkeypatch.setattr(
+        float8, "_chained_forward", lambda recipe, *needs: needed.append(needs) or forward(recipe, *needs)
+    )
+    with no_gradients():
+        y = layer(x)
+    assert needed == [(False, False)]
+    assert torch.equal(y, expected) and not y.requires_grad
+
+
+@recipes
 def test_backward_can_run_twice(recipe):
     layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
     x = torch.randn(32, K, dtype=torch.bfloat16, requires_grad=True)

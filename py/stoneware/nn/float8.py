@@ -33,9 +33,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rec
     Raises:
       BackwardNotBuiltError: a gradient would be needed that this installation was built without.
     """
-    if torch.is_grad_enabled():
-        needs_bias = bias is not None and bias.requires_grad
-        check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
+    if not torch.is_grad_enabled():
+        # Not _Linear, for which an input needs a gradient even under no_grad.
+        if torch.compiler.is_dynamo_compiling():
+            return _forward(recipe, x, weight, bias)
+        return _chained_forward(recipe, False, False)(x, weight, bias)
+    needs_bias = bias is not None and bias.requires_grad
+    check_is_built(recipe, x.dtype, x.requires_grad, weight.requires_grad, needs_bias)
     return _Linear.apply(x, weight, bias, recipe)
 
 
