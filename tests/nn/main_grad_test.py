@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoneware import nn
 
@@ -97,6 +98,27 @@ def test_parameters_in_32_bits_under_autocast(kind):
         layer(x).sum().backward()
     assert layer.weight.grad is None
     torch.testing.assert_close(layer.weight.main_grad - before, x.sum(0).expand(N, K), rtol=0.1, atol=0.5)
+
+
+class Casts(TorchDispatchMode):
+    """The shapes of the tensors that are cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default:
+            self.shapes.append(tuple(args[0].shape))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Float8Linear])
+def test_autocast_casts_each_operand_once(kind):
+    layer, x = with_buffer(kind(K, N)), torch.randn(32, K)
+    with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+        layer(x)
+    assert sorted(casts.shapes) == [(32, K), (N,), (N, K)]
 
 
 def test_a_compiled_model_breaks_its_graph_there():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from stoneware.nn import float8, main_grad
-from stoneware.nn.arguments import BITS_16, FLOATS, autocast, check, is_distributed
+from stoneware.nn.arguments import BITS_16, FLOATS, autocast, autocast_dtype, check, is_distributed
 from stoneware.nn.recipes import BF16, RECIPES, why_not
 from stoneware.ops.matmul.api import matmul
 
@@ -34,19 +34,21 @@ class Linear(torch.nn.Linear):
     fuse_wgrad_accumulation = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parameter = self.weight  # once: torch.nn.Module searches for it
-        x, weight, bias = autocast(x, parameter, self.bias)
-        is_added = main_grad.is_wanted(self, parameter)
-        if is_distributed(weight) and not is_added:
+        weight = self.weight  # once: torch.nn.Module searches for it
+        if main_grad.is_wanted(self, weight):
+            is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
+            dtype = autocast_dtype(x)
+            x = x if dtype is None else x.to(dtype)
+            return main_grad.linear(lambda w: self._checked_product(x, w), x, weight, is_quantized=is_quantized)
+        if is_distributed(weight):
             from stoneware.nn import sharded
 
-            return sharded.linear(self._product_of_part, x, weight, bias)
+            return sharded.linear(self._product_of_part, *autocast(x, weight, self.bias))
+        return self._checked_product(x, weight)
+
+    def _checked_product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        x, weight, bias = autocast(x, weight, self.bias)
         check(x, weight, BITS_16 if self.recipe == BF16 else FLOATS)
-        if is_added:
-            is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
-            return main_grad.linear(
-                lambda w: self._product(x, w.to(x.dtype), bias), x, parameter, is_quantized=is_quantized
-            )
         return self._product(x, weight, bias)
 
     def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
