@@ -343,6 +343,15 @@ def test_weights_gathered_in_fp8_compile_and_recompute(on_both, is_compiled, is_
     on_both(check_gathered, "rowwise", is_compiled, is_checkpointed)
 
 
+def test_gathering_in_fp8_twice_is_gathering_once():
+    model = model_of("rowwise")
+    names = sw.nn.gather_in_fp8(model)
+    weight = model.q.weight
+    assert sw.nn.gather_in_fp8(model) == names
+    assert model.q.weight is weight and type(weight.tensor) is torch.Tensor
+    assert type(model.state_dict()["q.weight"]) is torch.Tensor
+
+
 class Gathered(TorchDispatchMode):
     """Counts the bytes that this rank sends to be gathered."""
 
