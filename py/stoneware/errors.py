@@ -8,6 +8,18 @@ from __future__ import annotations
 
 TORCH_REQUIREMENT = "torch>=2.11"
 
+LONGEST_VALUE = 500
+"""Characters of a value in a message; a path and a config fit."""
+
+
+def quoted(value: object) -> str:
+    """The value as messages print it: its repr, which is cut in the middle if it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # of a user's class, or of an int of more than 4,300 digits
+        return f"<{type(value).__name__} that cannot be printed>"
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 100]}...{text[-97:]}"
+
 
 def explained(error: ModuleNotFoundError) -> ImportError:
     """The error to raise for a failed import: if torch is what is missing, how to install it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoneware.errors import explained
+from stoneware.errors import explained, quoted
 from stoneware.kernels import manifest, registry, sum_order
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
@@ -233,14 +233,14 @@ def explain(
       TableError: the tuning table of this installation is damaged.
     """
     if op not in OPS:
-        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}; pass one of these")
+        raise ValueError(f"op={quoted(op)} must be one of {', '.join(OPS)}; pass one of these")
     try:
         operation = registry.spec(op).operation
     except ModuleNotFoundError as error:
         raise explained(error) from error
     if not isinstance(scales, str):
         raise TypeError(
-            f"scales={scales!r} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or 'tensor/row'"
+            f"scales={quoted(scales)} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or 'tensor/row'"
         )
     described = {"scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch, "layout": layout}
     dtypes = {"dtype": _dtype_name(dtype), "out_dtype": _dtype_name(out_dtype)}
@@ -287,10 +287,10 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif isinstance(device, torch.device):
         if device.type not in ("cuda", "cpu"):
-            raise ValueError(f"device={device!r} must be of type 'cuda' or 'cpu'; pass one of them")
+            raise ValueError(f"device={quoted(device)} must be of type 'cuda' or 'cpu'; pass one of them")
     elif not isinstance(device, str):
         raise TypeError(
-            f"device={device!r} must be a str, a torch.device or None, not "
+            f"device={quoted(device)} must be a str, a torch.device or None, not "
             f"{type(device).__name__}; pass a name as 'NVIDIA H200', 'cuda:1' or 'cpu'"
         )
     name = str(device)
@@ -326,7 +326,7 @@ def device_named(name: str, known: Sequence[DeviceTable], where: str, others: st
     rule = f"is not in {where}, which has {names or 'no device'}"
     if found:
         rule = f"is part of the names of {len(found)} devices in {where}: {names}"
-    raise ValueError(f"device={name!r} {rule}; pass one of those{others}")
+    raise ValueError(f"device={quoted(name)} {rule}; pass one of those{others}")
 
 
 def devices_named(name: str, known: Iterable[DeviceTable]) -> list[DeviceTable]:
@@ -347,16 +347,16 @@ def _cuda_device(name: str) -> Device:
 
     match = re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)
     if match is None:
-        raise ValueError(f"device={name!r} must be 'cuda' or 'cuda:' and a number, as 'cuda:1'")
+        raise ValueError(f"device={quoted(name)} must be 'cuda' or 'cuda:' and a number, as 'cuda:1'")
     if not torch.cuda.is_available():
         raise ValueError(
-            f"device={name!r} must be a GPU that torch can use, and torch {torch.__version__} "
+            f"device={quoted(name)} must be a GPU that torch can use, and torch {torch.__version__} "
             "finds none; pass 'cpu', or the name of a device in the tuning table, as 'NVIDIA H200'"
         )
     ordinal = torch.cuda.current_device() if match[1] is None else int(match[1])
     if ordinal >= torch.cuda.device_count():
         raise ValueError(
-            f"device={name!r} must be one of the {torch.cuda.device_count()} GPUs that torch "
+            f"device={quoted(name)} must be one of the {torch.cuda.device_count()} GPUs that torch "
             f"finds; pass 'cuda:0' to 'cuda:{torch.cuda.device_count() - 1}'"
         )
     return cuda_device(ordinal)

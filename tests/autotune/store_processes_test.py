@@ -125,7 +125,7 @@ def test_readers_beside_a_writer_see_every_sample_that_was_there_when_they_began
 
 
 def exit_code_of_fork(path: Path, num_stored: int) -> int:
-    """Of a forked child that reads the store and adds to it: 0 if it did both."""
+    """Forks a child that reads the store and adds to it; returns 0 if it did both."""
     child = os.fork()
     if child == 0:
         signal.alarm(30)  # ends a child that hangs

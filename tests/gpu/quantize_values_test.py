@@ -202,7 +202,7 @@ def test_a_norm_and_a_feed_forward_in_a_graph(on):
         def __init__(self) -> None:
             super().__init__()
             self.norm = torch.nn.RMSNorm(1024, 1e-5)
-            self.gate, self.up = (torch.nn.Linear(1024, 2816, bias=False) for _ in range(2))
+            self.gate_proj, self.up_proj = (torch.nn.Linear(1024, 2816, bias=False) for _ in range(2))
             self.down = torch.nn.Linear(2816, 1024, bias=False)
             self.mlp = FeedForward(self)
 
@@ -212,10 +212,10 @@ def test_a_norm_and_a_feed_forward_in_a_graph(on):
     class FeedForward(torch.nn.Module):
         def __init__(self, block) -> None:
             super().__init__()
-            self.gate, self.up, self.down = block.gate, block.up, block.down
+            self.gate_proj, self.up_proj, self.down = block.gate_proj, block.up_proj, block.down
 
         def forward(self, x):
-            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+            return self.down(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
     plain = Block().to(on, torch.bfloat16).eval()
     frozen = copy.deepcopy(plain)

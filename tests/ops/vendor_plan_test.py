@@ -1,4 +1,4 @@
-"""Plans of the vendor's kernels: what they do at each call beside the kernel's own call."""
+"""Plans of the vendor's kernels: what they do at each call in addition to calling the kernel."""
 
 from __future__ import annotations
 

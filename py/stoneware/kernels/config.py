@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stoneware.errors import quoted
 from stoneware.kernels.key import check_fields, check_value, is_kernel, unchecked, value_order
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
@@ -49,15 +50,15 @@ class Config:
         for name, wanted in _TYPES.items():
             value = getattr(self, name)
             if type(value) is not wanted:
-                raise TypeError(f"{name}={value!r} must be of type {wanted.__name__}, not {type(value).__name__}")
+                raise TypeError(f"{name}={quoted(value)} must be of type {wanted.__name__}, not {type(value).__name__}")
         if not self.backend or not self.kernel:
             raise ValueError(
-                f"backend={self.backend!r} and kernel={self.kernel!r} must not be empty; "
+                f"backend={quoted(self.backend)} and kernel={quoted(self.kernel)} must not be empty; "
                 "take both from stoneware.explain(...)"
             )
         for name, known in (("max_swizzle", SWIZZLES), ("raster", RASTERS), ("splits", SPLITS)):
             if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {known}; pass one of these")
+                raise ValueError(f"{name}={quoted(getattr(self, name))} must be one of {known}; pass one of these")
 
     @classmethod
     def of_kernel(cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1) -> Config:
@@ -113,7 +114,7 @@ class KernelConfig:
         for name, least in (("num_warps", 1), ("num_stages", 0), ("num_ctas", 1), ("maxnreg", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ValueError(f"{name}={value!r} must be an int >= {least}")
+                raise ValueError(f"{name}={quoted(value)} must be an int >= {least}")
 
     def __lt__(self, other: KernelConfig) -> bool:
         return self._order < other._order
@@ -138,7 +139,7 @@ class KernelConfig:
         """Makes the config that `to_json` wrote."""
         check_fields("config", data, _KERNEL_FIELDS)
         if not isinstance(data["kwargs"], Mapping):
-            raise TypeError(f"kwargs={data['kwargs']!r} must be a JSON object")
+            raise TypeError(f"kwargs={quoted(data['kwargs'])} must be a JSON object")
         return cls(**{**data, "kwargs": tuple(data["kwargs"].items())})
 
 

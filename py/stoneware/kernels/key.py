@@ -12,6 +12,7 @@ from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, TypeVar
 
+from stoneware.errors import quoted
 from stoneware.runtime.canonical import check_name
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
@@ -228,7 +229,7 @@ def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey
 def _op_key(data: Mapping[str, Any], least: int) -> Key:
     for name in ("a_dtype", "b_dtype", "out_dtype"):
         if not isinstance(data[name], str) or not data[name]:
-            raise ValueError(f"{name}={data[name]!r} must be a non-empty str")
+            raise ValueError(f"{name}={quoted(data[name])} must be a non-empty str")
     key = Key(**data)
     for name, least_size in (("n", least), ("k", least), ("m", least), ("num_groups", 0)):
         size = getattr(key, name)
@@ -236,22 +237,22 @@ def _op_key(data: Mapping[str, Any], least: int) -> Key:
             raise ValueError(f"{name}={size!r:.40} must be an int from {least_size} to {MAX_SIZE}")
     for name, known in (("scales", SCALES), ("layout", LAYOUTS), ("accumulation", ACCUMULATIONS)):
         if getattr(key, name) not in known:
-            raise ValueError(f"{name}={getattr(key, name)!r} must be one of {', '.join(known)}")
+            raise ValueError(f"{name}={quoted(getattr(key, name))} must be one of {', '.join(known)}")
     return key
 
 
 def _kernel_key(data: Mapping[str, Any]) -> KernelKey:
     names, values, dtypes = data["names"], data["values"], data["dtypes"]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"names={names!r} must be a list of str")
+        raise ValueError(f"names={quoted(names)} must be a list of str")
     if not isinstance(values, list) or len(values) != len(names):
-        raise ValueError(f"values={values!r} must be a list as long as names={names!r}")
+        raise ValueError(f"values={quoted(values)} must be a list as long as names={quoted(names)}")
     for name, value in zip(names, values):
         check_value(name, value)
     if not isinstance(dtypes, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair) for pair in dtypes
     ):
-        raise ValueError(f"dtypes={dtypes!r} must be a list of [argument, dtype]")
+        raise ValueError(f"dtypes={quoted(dtypes)} must be a list of [argument, dtype]")
     return KernelKey(
         op=data["op"], names=tuple(names), values=tuple(values), dtypes=tuple((name, dtype) for name, dtype in dtypes)
     )
@@ -266,7 +267,7 @@ def check_value(name: str, value: object) -> None:
     """Raises TypeError or ValueError unless `value` may stand in a key."""
     if value is not None and type(value) not in (bool, int, float, str):
         raise TypeError(
-            f"{name}={value!r} of type {type(value).__name__} cannot be part of a key; a key "
+            f"{name}={quoted(value)} of type {type(value).__name__} cannot be part of a key; a key "
             "argument must be a bool, int, float, str or None: leave it out of key="
         )
     if type(value) is int and not -(2**63) <= value < 2**63:

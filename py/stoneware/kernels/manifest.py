@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from stoneware.errors import TableError, UnsupportedError
+from stoneware.errors import TableError, UnsupportedError, quoted
 from stoneware.runtime import package_files, regular_file
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -88,7 +88,7 @@ class Manifest:
         found = self.kernels.get(id)
         if found is None or found.backend != backend:
             raise UnsupportedError(
-                f"kernel={id!r} must be the id of a {backend} kernel in kernel_manifest.json; "
+                f"kernel={quoted(id)} must be the id of a {backend} kernel in kernel_manifest.json; "
                 "stoneware.explain(...) lists those that fit a problem"
             )
         return found
@@ -132,7 +132,7 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
         text = regular_file.read(path)
         data = json.loads(text.decode("utf-8"))
         if data["schema"] != SCHEMA:
-            raise ValueError(f"schema={data['schema']!r} must be {SCHEMA}")
+            raise ValueError(f"schema={quoted(data['schema'])} must be {SCHEMA}")
         expected = data["digest"]
         found = _digest(text.replace(f'"digest": "{expected}"'.encode(), b'"digest": ""', 1))
         if found != expected:

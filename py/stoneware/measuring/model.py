@@ -8,14 +8,13 @@ those back to it along k, as in Megatron-LM (https://arxiv.org/abs/1909.08053, s
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from stoneware.errors import StoreError, UnsupportedError
+from stoneware.errors import StoreError, UnsupportedError, quoted
 from stoneware.kernels import registry
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import printable
@@ -61,15 +60,17 @@ def read_config(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = "its JSON is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ValueError(
-            f"model={path!r} must be a Hugging Face config.json, or a folder with one: {reason}; pass its path"
+            f"model={quoted(path)} must be a Hugging Face config.json, or a folder with one: {reason}; pass its path"
         ) from error
     if not isinstance(config, dict):
-        raise ValueError(f"model={path!r} must hold a JSON object, not a {type(config).__name__}; pass a config.json")
+        raise ValueError(
+            f"model={quoted(path)} must hold a JSON object, not a {type(config).__name__}; pass a config.json"
+        )
     # A model of several kinds of input has its language model's config inside.
     inside = config.get("text_config") or {}
     if not isinstance(inside, dict):
         raise ValueError(
-            f"text_config={reprlib.repr(inside)} of the model's config must be a JSON object; correct the config"
+            f"text_config={quoted(inside)} of the model's config must be a JSON object; correct the config"
         )
     return {**config, **inside}
 
@@ -85,7 +86,7 @@ class _Fields:
         found = next((self._config[name] for name in names if self._config.get(name)), 0)
         if type(found) is not int or found < 0:
             raise ValueError(
-                f"{names[0]}={reprlib.repr(found)} of the model's config must be an int >= 0; correct the config"
+                f"{names[0]}={quoted(found)} of the model's config must be an int >= 0; correct the config"
             )
         return found
 
@@ -334,7 +335,7 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
             "module must have an nn.Linear in bf16 or fp16, or a weight in float8_e4m3fn; pass such a model"
         )
     if not isinstance(tokens, Sequence) or not tokens or any(type(one) is not int or one < 1 for one in tokens):
-        raise ValueError(f"tokens={tokens!r} must be integers >= 1; pass for example [1, 16, 512]")
+        raise ValueError(f"tokens={quoted(tokens)} must be integers >= 1; pass for example [1, 16, 512]")
     ordinal = _ordinal(module)
     reporter, wanted = Reporter(), []
     for dtype, found in by_dtype.items():

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stoneware.errors import quoted
 from stoneware.kernels import registry
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey
@@ -72,7 +73,7 @@ class Ranks:
         for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")):
             text = os.environ.get(name) or default
             if not text.isdecimal():
-                raise ValueError(f"{name}={text!r} must be a number, as torchrun sets it; unset it")
+                raise ValueError(f"{name}={quoted(text)} must be a number, as torchrun sets it; unset it")
             found[name.lower()] = int(text)
         ranks = cls(**found)
         if ranks.rank >= ranks.world_size:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from stoneware.errors import quoted
 from stoneware.kernels import registry
 from stoneware.kernels.registry import OPS
 
@@ -99,7 +100,7 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
     if not any(len(sizes) in spec.forms for spec in specs):
         forms = dict.fromkeys(form for spec in specs for form in spec.forms.values())
         raise ValueError(
-            f"shapes={shape!r} must be of the form that {' or '.join(spec.name for spec in specs)} "
+            f"shapes={quoted(shape)} must be of the form that {' or '.join(spec.name for spec in specs)} "
             f"takes: {' or '.join(forms)}; correct it, or name another op"
         )
     return tuple(map(int, sizes))

@@ -156,7 +156,7 @@ def convert(
       torch.OutOfMemoryError: the device and the host have too little memory.
     """
     if recipe != BF16 and recipe not in RECIPES:
-        raise ValueError(f"recipe={recipe!r} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
+        raise ValueError(f"recipe={quoted(recipe)} must be one of {', '.join((BF16, *RECIPES))}; pass one of these")
     plan = _Plan(model, recipe, filter, frozen=frozen, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
     changes = plan.made()
     _apply(changes)

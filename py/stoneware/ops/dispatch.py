@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoneware.errors import TuningMissError, UnsupportedError
+from stoneware.errors import TuningMissError, UnsupportedError, quoted
 from stoneware.kernels import manifest, split_k, sum_order, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
@@ -187,18 +187,20 @@ class Operation:
         """Raises TypeError or ValueError unless both are what the call takes."""
         known = f"one of {', '.join(self.backends)}, or leave it out"
         if backend is not None and not isinstance(backend, str):
-            raise TypeError(f"backend={backend!r} must be a str, not {type(backend).__name__}; pass {known}")
+            raise TypeError(f"backend={quoted(backend)} must be a str, not {type(backend).__name__}; pass {known}")
         if backend is not None and backend not in self.backends:
-            raise ValueError(f"backend={backend!r} is an unknown backend for {self.spec.name}; expected {known}")
+            raise ValueError(f"backend={quoted(backend)} is an unknown backend for {self.spec.name}; expected {known}")
         if config is None:
             return
         if not isinstance(config, Config):
             raise TypeError(
-                f"config={config!r} must be a stoneware.kernels.config.Config, "
+                f"config={quoted(config)} must be a stoneware.kernels.config.Config, "
                 f"not {type(config).__name__}; take stoneware.explain(...).config, or leave it out"
             )
         if backend is not None and config.backend != backend:
-            raise ValueError(f"backend={backend!r} and config.backend={config.backend!r} must agree; leave backend out")
+            raise ValueError(
+                f"backend={quoted(backend)} and config.backend={quoted(config.backend)} must agree; leave backend out"
+            )
 
 
 class _Backends:
@@ -248,7 +250,7 @@ class _Backends:
         if self._only is not None and name != self._only:
             return f"backend={self._only!r} was asked for"
         if name not in self._operation.backends:
-            return f"{self._operation.spec.name} has no backend {name!r}; it has {list(self._operation.backends)}"
+            return f"{self._operation.spec.name} has no backend {quoted(name)}; it has {list(self._operation.backends)}"
         reason = self._reason(name)
         if reason is not None:
             return reason
@@ -261,7 +263,7 @@ class _Backends:
         )
         if not is_known and config.kernel not in (kernels := {known.kernel for known in self._configs_of(name)}):
             return (
-                f"kernel {config.kernel!r} is not one of those that {name} has for this "
+                f"kernel {quoted(config.kernel)} is not one of those that {name} has for this "
                 f"problem: {', '.join(sorted(kernels))}"
             )
         return record and split_k.why_not(record, self._problem.key.k, config.splits)

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+from stoneware.errors import quoted
 from stoneware.kernels.key import MAX_SIZE, Key
 from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.runtime.fast_dataclass import dataclass
@@ -57,7 +58,7 @@ class Product:
         for name in self.counts:
             if (value := getattr(self, name)) > MAX_SIZE:
                 remedy = "copy the view into a dense tensor" if name.startswith("ld") else "split the problem"
-                raise ValueError(f"{name}={value} must be at most 2**31-1={MAX_SIZE}; {remedy}")
+                raise ValueError(f"{name}={quoted(value)} must be at most 2**31-1={MAX_SIZE}; {remedy}")
         for name in self.strides:
             check_count(name, getattr(self, name), least=0, remedy=_COPY)
 
@@ -166,7 +167,7 @@ def check_count(name: str, value: int, *, least: int = 1, least_is: str = "", mu
     rule = f"at least {least_is and least_is + '='}{least}"
     if multiple > 1:
         rule = f"a positive multiple of {multiple}" if least == 1 else f"{rule} and a multiple of {multiple}"
-    raise ValueError(f"{name}={value} must be {rule}; {remedy}")
+    raise ValueError(f"{name}={quoted(value)} must be {rule}; {remedy}")
 
 
 def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -184,10 +185,10 @@ def is_free_of_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def check_known(name: str, value: object, values: Collection[str]) -> None:
     """Raises ValueError unless the value is one of those."""
     if value not in values:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(values)}; pass one of these")
+        raise ValueError(f"{name}={quoted(value)} must be one of {', '.join(values)}; pass one of these")
 
 
 def check_int(name: str, value: object) -> None:
     """Raises TypeError unless the value is an int; a bool is refused."""
     if type(value) is not int:
-        raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}; pass int({name})")
+        raise TypeError(f"{name}={quoted(value)} must be an int, not {type(value).__name__}; pass int({name})")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.errors import ForwardOnlyError, UnsupportedError, quoted
 from stoneware.ops.backend import Plan
 from stoneware.ops.product import UNIT_BYTES, is_free_of_overlap
 from stoneware.ops.spec import OpSpec
@@ -139,7 +139,7 @@ def check_out_dtype(
         return out_dtype
     if not isinstance(out_dtype, torch.dtype):
         error = TypeError
-    raise error(f"out_dtype={out_dtype!r} must be {dtype_texts(allowed)}; {remedy}")
+    raise error(f"out_dtype={quoted(out_dtype)} must be {dtype_texts(allowed)}; {remedy}")
 
 
 def check_contiguous_along_k(a: torch.Tensor, b: torch.Tensor) -> None:

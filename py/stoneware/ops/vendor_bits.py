@@ -41,7 +41,7 @@ PERIOD = 256
 """The longest side of a tile: of cuBLAS's, CUTLASS's and our own kernels for compute capability 9.0."""
 
 _CHUNK_BYTES = 1 << 26
-"""Of the results that are compared at once, since a comparison takes memory of its own."""
+"""Size of the parts in which results are compared, since a comparison takes memory of its own."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -121,7 +121,7 @@ def cancel(a: torch.Tensor, b: torch.Tensor) -> None:
     # A batch may have one operand for all, in whose memory torch writes but once.
     a, bits = (one[0] if one.ndim == 3 and one.stride(0) == 0 else one for one in (a, _bits(b)))
     a[..., ::2, half : 2 * half] = a[..., ::2, :half]
-    # In place, and for fp8, which has no negation: the sign is the highest bit.
+    # In place. torch cannot negate fp8, so the highest bit, the sign, is flipped.
     torch.bitwise_xor(bits[..., :half, :], torch.iinfo(bits.dtype).min, out=bits[..., half : 2 * half, :])
 
 

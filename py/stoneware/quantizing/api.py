@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from stoneware.errors import ForwardOnlyError, UnsupportedError
+from stoneware.errors import ForwardOnlyError, UnsupportedError, quoted
 from stoneware.kernels.registry import CALL_MODULE
 from stoneware.ops import tensor_checks
 from stoneware.quantizing import kernels, reference
@@ -234,7 +234,7 @@ def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype) 
 
 
 def _refuse_value(name: str, value: object, allowed: Iterable[object]) -> NoReturn:
-    raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, allowed))}; pass one of these")
+    raise ValueError(f"{name}={quoted(value)} must be one of {', '.join(map(repr, allowed))}; pass one of these")
 
 
 def _refuse_rank(x: torch.Tensor, scales: str, transpose: bool | str) -> NoReturn:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 
+from stoneware.errors import quoted
+
 MODES = ("off", "on_miss", "error_on_miss")
 """What to do about a problem that was not measured: take the nearest, measure it, or raise."""
 
@@ -32,7 +34,7 @@ def tuning_folder() -> str | None:
     if own:
         if not os.path.isabs(own):
             raise ValueError(
-                f"STONEWARE_CACHE_DIR={own!r} must be an absolute path, so that every process "
+                f"STONEWARE_CACHE_DIR={quoted(own)} must be an absolute path, so that every process "
                 "finds the same store; set it to one, or unset it"
             )
         return own
@@ -52,7 +54,9 @@ def tuning_mode() -> str:
     """
     mode = os.environ.get("STONEWARE_TUNING") or "off"
     if mode not in MODES:
-        raise ValueError(f"STONEWARE_TUNING={mode!r} must be one of {', '.join(MODES)}; set it to one, or unset it")
+        raise ValueError(
+            f"STONEWARE_TUNING={quoted(mode)} must be one of {', '.join(MODES)}; set it to one, or unset it"
+        )
     return mode
 
 
@@ -64,5 +68,5 @@ def batch_invariant() -> bool:
     """
     value = os.environ.get("STONEWARE_BATCH_INVARIANT") or "0"
     if value not in ("0", "1"):
-        raise ValueError(f"STONEWARE_BATCH_INVARIANT={value!r} must be 0 or 1; set it to one, or unset it")
+        raise ValueError(f"STONEWARE_BATCH_INVARIANT={quoted(value)} must be 0 or 1; set it to one, or unset it")
     return value == "1"

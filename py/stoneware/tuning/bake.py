@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stoneware.errors import TableError
+from stoneware.errors import TableError, quoted
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey, is_kernel
 from stoneware.kernels.manifest import Manifest
@@ -51,7 +51,7 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
     if is_kernel(op):
         manifest = None
     elif op not in OPS:
-        raise ValueError(f"op={op!r} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
+        raise ValueError(f"op={quoted(op)} must be one of {', '.join(OPS)}, or a decorated kernel as 'module:function'")
     elif manifest is None:
         raise ValueError(f"manifest=None of op={op!r} must be the kernel manifest of the build")
     records: list[DeviceRecord] = []

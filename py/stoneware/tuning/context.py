@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoneware.errors import quoted
 from stoneware.runtime.environment import MODES
 from stoneware.tuning import policy, sources
 
@@ -41,7 +42,7 @@ def tuning(
       TableError: a file of the overlay is damaged.
     """
     if mode not in MODES:
-        raise ValueError(f"mode={mode!r} must be one of {', '.join(MODES)}; pass one of these")
+        raise ValueError(f"mode={quoted(mode)} must be one of {', '.join(MODES)}; pass one of these")
     if batch_invariant is not None:
         _check_is_bool("batch_invariant", batch_invariant)
     return policy.Scope(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
@@ -71,4 +72,4 @@ def batch_invariant(enabled: bool = True) -> policy.Scope:
 
 def _check_is_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be a bool, not {type(value).__name__}; pass True or False")
+        raise TypeError(f"{name}={quoted(value)} must be a bool, not {type(value).__name__}; pass True or False")

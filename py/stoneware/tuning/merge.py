@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from stoneware.errors import TableError
+from stoneware.errors import TableError, quoted
 from stoneware.kernels import manifest
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
@@ -111,7 +111,7 @@ def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
         bad entries, which would be lost.
     """
     if keep not in KEEP:
-        raise ValueError(f"keep={keep!r} must be one of {', '.join(KEEP)}")
+        raise ValueError(f"keep={quoted(keep)} must be one of {', '.join(KEEP)}")
     out = Path(out)
     read = [read_source(path) for path in sources]
     replaced = _files_to_replace(read, out)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from stoneware.errors import TableError
+from stoneware.errors import TableError, quoted
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
 from stoneware.kernels.key import AnyKey, KernelKey, check_fields, key_from_json
 from stoneware.runtime import regular_file
@@ -96,10 +96,10 @@ class Sample:
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, AnyKey):
-            raise TypeError(f"key={self.key!r} must be a Key or a KernelKey")
+            raise TypeError(f"key={quoted(self.key)} must be a Key or a KernelKey")
         wanted = KernelConfig if isinstance(self.key, KernelKey) else Config
         if not isinstance(self.config, wanted):
-            raise TypeError(f"config={self.config!r} of {self.op} must be a {wanted.__name__}")
+            raise TypeError(f"config={quoted(self.config)} of {self.op} must be a {wanted.__name__}")
         check_name("op", self.op)
         check_name("run", self.run)
         if not isinstance(self.detail, str):
@@ -185,7 +185,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, DeviceFingerprint):
-            raise TypeError(f"device={self.device!r} must be a DeviceFingerprint")
+            raise TypeError(f"device={quoted(self.device)} must be a DeviceFingerprint")
         check_name("id", self.id)
         for field in fields(self):
             value = getattr(self, field.name)
@@ -299,7 +299,7 @@ def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[in
                     located.append((line_number, sample))
     for id, numbers in lacking.items():
         with _skipping(problems, f"{path}:{numbers[0]}", "a sample"):
-            raise ValueError(f"candidate={id!r} of {len(numbers)} samples must be the id of a line of the file")
+            raise ValueError(f"candidate={quoted(id)} of {len(numbers)} samples must be the id of a line of the file")
     return located
 
 
@@ -429,7 +429,7 @@ def _add_candidate(candidates: dict[str, _Candidate], line: Mapping[str, Any]) -
     _check_sha256(sha256)
     candidate = (Config if isinstance(data, Mapping) and "backend" in data else KernelConfig).from_json(data), sha256
     if candidates.setdefault(id, candidate) != candidate:
-        raise ValueError(f"candidate={id!r} must name one candidate, and names two")
+        raise ValueError(f"candidate={quoted(id)} must name one candidate, and names two")
 
 
 def _checked_line(line: Any) -> tuple[AnyKey, str, list[list[Any]]]:

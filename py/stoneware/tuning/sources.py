@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoneware.errors import TableError
+from stoneware.errors import TableError, quoted
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.runtime import environment, package_files, regular_file
@@ -211,7 +211,7 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
             ) from error
     else:
         raise TypeError(
-            f"overlay={overlay!r} must be a Table or a path, not {type(overlay).__name__}; pass "
+            f"overlay={quoted(overlay)} must be a Table or a path, not {type(overlay).__name__}; pass "
             "the folder of samples, the store or the table"
         )
     if not any(found.devices for found in tables.values()):
@@ -332,7 +332,7 @@ def entry_points() -> tuple[list[tuple[str, Path]], list[str]]:
         found += [(name, Path(location, *inner)) for location in locations]
         if not locations:
             problems.append(
-                f"entry point {name} = {value!r} of {GROUP} must name a package with a folder of tables: {reason}"
+                f"entry point {name} = {quoted(value)} of {GROUP} must name a package with a folder of tables: {reason}"
             )
     return found, problems
 

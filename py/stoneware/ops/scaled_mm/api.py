@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.errors import quoted
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
@@ -76,7 +77,7 @@ def scaled_mm(
     """
     # Not among the checks: a plan that was made for True would be found for 1, which equals it.
     if use_fast_accum is not True and use_fast_accum is not False:
-        raise TypeError(f"use_fast_accum={use_fast_accum!r} must be a bool; pass True or False")
+        raise TypeError(f"use_fast_accum={quoted(use_fast_accum)} must be a bool; pass True or False")
     if _is_compiling():
         return _traced(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)
     return _PLANS.call(a, b, scale_a, scale_b, bias, out, out_dtype, use_fast_accum, backend, config)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from stoneware.errors import quoted
 from stoneware.ops.product import Product, check_k, dense
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -95,7 +96,7 @@ class Problem(Product):
         self.check_known({"scale_a": SCALE_A_KINDS, "scale_b": SCALE_B_KINDS})
         if (self.scale_a == "block_1x128") != (self.scale_b in ("block_128x128", "block_1x128")):
             raise ValueError(
-                f"scale_a={self.scale_a!r} and scale_b={self.scale_b!r} must both be block scales "
+                f"scale_a={quoted(self.scale_a)} and scale_b={quoted(self.scale_b)} must both be block scales "
                 "or none; give a and b scales 1x128 and 128x128, or one per row and column"
             )
         self.check_sizes(in_units=True)
@@ -128,7 +129,7 @@ class Problem(Product):
         kind_a, _, kind_b = scales.partition("/")
         if not {kind_a, kind_b or kind_a} <= set(SCALES):
             raise ValueError(
-                f"scales={scales!r} must be one of {', '.join(SCALES)}, or two as tensor/row, for "
+                f"scales={quoted(scales)} must be one of {', '.join(SCALES)}, or two as tensor/row, for "
                 "a and b; pass one of these"
             )
         sizes = dense(m, n, k)
