@@ -168,11 +168,11 @@ def test_a_message_shows_the_start_of_a_long_or_deep_value(tmp_path):
     for value in (deep, ["text"] * 100_000, "x" * 100_000):
         with pytest.raises(ValueError, match="hidden_size=.* of the model's config must be an int") as caught:
             model.layers({**LLAMA, "hidden_size": value})
-        assert len(str(caught.value)) < 300
+        assert len(str(caught.value)) < 700
         (tmp_path / "config.json").write_text(json.dumps({"text_config": value}))
         with pytest.raises(ValueError, match="text_config=.* of the model's config must be a JSON object") as caught:
             model.read_config(str(tmp_path))
-        assert len(str(caught.value)) < 300
+        assert len(str(caught.value)) < 700
 
 
 class Fp8(torch.nn.Module):

@@ -1,7 +1,7 @@
 """The changes that `convert` makes to a model, each in place and each with its way back.
 
-A change is made by `apply`. Until all are made, what was there is kept, so that `revert` leaves a module as it was.
-Later, `undo` makes what it can of what is there then: a weight that was frozen is dequantized.
+`apply` makes a change. Until all are made, old weights are kept, so that `revert` leaves a module as it was. Later,
+`undo` starts from the current weights: a frozen one is dequantized.
 """
 
 from __future__ import annotations

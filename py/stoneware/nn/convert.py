@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from stoneware.errors import quoted
 from stoneware.nn import data_flow, proofs
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.changes import (
@@ -42,10 +43,10 @@ _FILTERED = "the filter refuses it"
 _TRAINABLE = "; its weight requires a gradient, so each call quantizes it (frozen=True quantizes it once)"
 
 _TOLERANCE = 0.01
-"""Of the norm of a difference, over the norm: 16-bit results that are rounded once more or less differ by 0.004."""
+"""The norm of a difference, over the norm: 16-bit results that are rounded once more or less differ by 0.004."""
 
 _MAGNITUDES = (1.0, 10.0, 50.0)
-"""Of the random inputs on which a proved block must agree."""
+"""Magnitudes of the random inputs on which a proved block must agree."""
 
 
 @dataclass(kw_only=True)
@@ -126,7 +127,7 @@ def convert(
     that train become `Float8Linear`, or `Linear` for recipe "bf16", with the same Parameter objects, so that an
     optimizer made before goes on. Frozen ones become `Float8InferenceLinear`.
 
-    The fp8 layers of a blockwise checkpoint that transformers loaded become `Float8InferenceLinear`, too, with the
+    The fp8 layers of a blockwise checkpoint that transformers loaded also become `Float8InferenceLinear`, with the
     weights of the checkpoint.
 
     Blocks change only where their code proves that the result computes the same (`stoneware.nn.proofs`): experts of
@@ -411,7 +412,7 @@ def _check_agreement(block: torch.nn.Module, wanted: Callable[..., torch.Tensor]
 
 
 def _owners(model: torch.nn.Module) -> dict[Any, list[tuple[str, torch.nn.Module]]]:
-    """Of each memory that a parameter or a buffer is in, the modules that have it."""
+    """The modules that have a parameter or a buffer in each memory."""
     owners: dict[Any, list[tuple[str, torch.nn.Module]]] = {}
     for name, module in model.named_modules():
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]

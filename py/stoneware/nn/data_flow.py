@@ -228,7 +228,7 @@ def foreign(model: torch.nn.Module) -> dict[int, str]:
 
 @functools.lru_cache(maxsize=4096)
 def _weights_read(kind: type) -> frozenset[tuple[str, ...]]:
-    """Of each read of a weight in the methods of a class the names that lead to its layer, self first."""
+    """The names that lead to the layer, self first, for each read of a weight in the methods of a class."""
     chains = set()
     for name, function in vars(kind).items():
         while hasattr(function, "__wrapped__"):

@@ -52,7 +52,7 @@ class FusedBlock(torch.nn.Module):
 
 
 def fuse(block: torch.nn.Module, mixin: type[FusedBlock], state: Any) -> None:
-    """Makes a block one of this class, too, in place."""
+    """Adds a class to those of a block, in place."""
     vars(block)[_STATE] = state
     block.__class__ = _fused_class(mixin, type(block))  # type: ignore[arg-type]  # a class has a hash
 

@@ -75,7 +75,7 @@ class Route:
         return {**vars(self), "_watched": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Route | None:
-        """Of a copy of the owner; a norm that is copied alone has none."""
+        """The route of a copy of the owner; a norm that is copied alone has none."""
         if id(self.owner) not in memo:
             return None
         new = memo[id(self)] = Route.__new__(Route)

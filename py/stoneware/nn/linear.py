@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from stoneware.errors import quoted
 from stoneware.nn import float8, main_grad
 from stoneware.nn.arguments import BITS_16, FLOATS, autocast, autocast_dtype, check, is_distributed
 from stoneware.nn.recipes import BF16, RECIPES, why_not
@@ -111,7 +112,7 @@ class Float8Linear(Linear):
 def check_recipe(name: str, in_features: int, out_features: int) -> None:
     """Raises ValueError if there is no recipe of this name for a layer of this size."""
     if name not in RECIPES:
-        raise ValueError(f"recipe={name!r} must be one of {', '.join(RECIPES)}; pass one of these")
+        raise ValueError(f"recipe={quoted(name)} must be one of {', '.join(RECIPES)}; pass one of these")
     reason = why_not(name, in_features, out_features)
     if reason is not None:
         raise ValueError(f"{reason}; pad the layer, or leave it a torch.nn.Linear")

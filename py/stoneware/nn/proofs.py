@@ -136,7 +136,7 @@ _EXPERTS_IMPLEMENTATIONS = (None, "eager", "batched_mm", "grouped_mm", "deepgemm
 
 
 def _digest(function: Callable[..., Any]) -> str:
-    """Of a function's code without names of types, docstring and decorators."""
+    """A digest of a function's code without annotations, docstring and decorators."""
     definition = function_definition(function)
     if definition is None:
         return "without source"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stoneware.errors import quoted
 from stoneware.nn import frozen_product, inference
 from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
@@ -60,7 +61,7 @@ class SwiGLU(torch.nn.Module):
         super().__init__()
         if frozen and recipe not in RECIPES:
             raise ValueError(
-                f"recipe={recipe!r} must be one of {', '.join(RECIPES)} for frozen layers; pass one of these"
+                f"recipe={quoted(recipe)} must be one of {', '.join(RECIPES)} for frozen layers; pass one of these"
             )
 
         def layer(in_features: int, out_features: int) -> torch.nn.Linear:
