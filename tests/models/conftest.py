@@ -1,0 +1,23 @@
+"""Divides the tests among Bazel's shards, all of one architecture in one shard."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps every n-th architecture (https://bazel.build/reference/test-encyclopedia, "Test sharding")."""
+    if "TEST_SHARD_STATUS_FILE" in os.environ:
+        pathlib.Path(os.environ["TEST_SHARD_STATUS_FILE"]).touch()
+    num_shards, shard = int(os.environ.get("TEST_TOTAL_SHARDS", 1)), int(os.environ.get("TEST_SHARD_INDEX", 0))
+    places: dict[str, int] = {}
+    kept = []
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        place = places.setdefault(params.get("name", ""), len(places))
+        if place % num_shards == shard:
+            kept.append(item)
+    items[:] = kept
