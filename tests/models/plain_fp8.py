@@ -18,7 +18,7 @@ BLOCK = 128
 def dequantized(x: torch.Tensor, scales: str) -> torch.Tensor:
     """x [..., k] rounded to fp8 e4m3 with one scale each "row", "block" of 1x128 or "block_2d" of 128x128; float32.
 
-    Scales are rounded up to powers of two like those of frozen layers, where only the blocks of activations have others.
+    Scales are rounded up to powers of two like those of frozen layers; only the blocks of activations have others.
     """
     x = x.float()
     if scales == "row":
