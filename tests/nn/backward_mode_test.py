@@ -36,6 +36,13 @@ class Product(torch.nn.Module):
         return sw.matmul(x, self.weight)
 
 
+class RoutedExperts(nn.Float8InferenceExperts):
+    """Frozen experts, each of which has every fourth token."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x, torch.arange(len(x))[:, None] % 4, torch.ones(len(x), 1))
+
+
 LAYERS = {
     "matmul": Product,
     "bf16": lambda: nn.Linear(K, N, dtype=torch.bfloat16),
@@ -44,6 +51,7 @@ LAYERS = {
         for recipe in ("tensorwise", "rowwise", "rowwise_with_gw_hp", "blockwise")
     },
     "frozen": lambda: nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16),
+    "experts": lambda: RoutedExperts(4, K, N, dtype=torch.bfloat16),
     "adapters": lambda: nn.Lora(nn.Float8InferenceLinear(K, N, dtype=torch.bfloat16), 16),
     "fused wgrad": lambda: fused(nn.Linear(K, N, dtype=torch.bfloat16)),
 }

@@ -11,8 +11,10 @@ from stoneware.nn import main_grad
 from stoneware.nn.arguments import autocast_dtype, check_x
 from stoneware.nn.inference import FP8, KeepsFloat8, frozen_parameter
 from stoneware.nn.recipes import UNIT
+from stoneware.ops.backward import in_state_of_call
 from stoneware.ops.grouped_mm.api import grouped_mm
 from stoneware.quantizing.api import quantize
+from stoneware.tuning import policy
 
 WEIGHTS = ("gate_up_proj", "down_proj")
 
@@ -155,10 +157,15 @@ class _FrozenProduct(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(weight, scale, offs)
-        return _frozen_product(rows, weight, scale, offs)
+        if torch.compiler.is_dynamo_compiling():
+            return _frozen_product(rows, weight, scale, offs)
+        ctx.state = policy.state()
+        product: torch.Tensor = policy.run_in(None, _frozen_product, rows, weight, scale, offs)
+        return product
 
     @staticmethod
     @once_differentiable
+    @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """dy @ weight[expert]. A scale of the weight's rows is along the summed dimension, so it goes into dy, relative
         to the largest of its expert, lest float16 overflows."""

@@ -15,13 +15,13 @@ TYPE_CHECKING = False  # typing's own, without the cost of importing typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from stoneware.tuning.policy import Scope
+    from stoneware.tuning.decorator import DecoratingScope
 
 
 class _CallablePackage(ModuleType):
     """A module that stands for its context manager, too."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Scope:
+    def __call__(self, *args: Any, **kwargs: Any) -> DecoratingScope:
         """`stoneware.tuning.context.tuning`: see there."""
         from stoneware.tuning.context import tuning
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from stoneware.errors import quoted
 from stoneware.runtime.environment import MODES
-from stoneware.tuning import policy, sources
+from stoneware.tuning import sources
+from stoneware.tuning.decorator import DecoratingScope
 
 if TYPE_CHECKING:
     from stoneware.tuning.table import Table
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def tuning(
     mode: str, *, overlay: Table | str | Path | None = None, batch_invariant: bool | None = None
-) -> policy.Scope:
+) -> DecoratingScope:
     """Sets the mode, and optionally an overlay, for the code inside the `with`; also a decorator.
 
     A decorated function may be async or a generator: the mode holds while its body runs, and not for
@@ -45,10 +46,10 @@ def tuning(
         raise ValueError(f"mode={quoted(mode)} must be one of {', '.join(MODES)}; pass one of these")
     if batch_invariant is not None:
         _check_is_bool("batch_invariant", batch_invariant)
-    return policy.Scope(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
+    return DecoratingScope(mode, None if overlay is None else sources.overlay_tables(overlay), batch_invariant)
 
 
-def batch_invariant(enabled: bool = True) -> policy.Scope:
+def batch_invariant(enabled: bool = True) -> DecoratingScope:
     """Makes the bits of a row of a result independent of the rest of the batch, for the code inside
     the `with`; also a decorator.
 
@@ -67,7 +68,7 @@ def batch_invariant(enabled: bool = True) -> policy.Scope:
     A call for which no kernel has this order raises UnsupportedError.
     """
     _check_is_bool("enabled", enabled)
-    return policy.Scope(batch_invariant=enabled)
+    return DecoratingScope(batch_invariant=enabled)
 
 
 def _check_is_bool(name: str, value: object) -> None:

@@ -10,11 +10,21 @@ import functools
 import inspect
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any
+from typing import Any, TypeVar
 
 from stoneware.tuning.policy import Scope, Steps
 
 Function = Callable[..., Any]
+
+Decorated = TypeVar("Decorated", bound=Function)
+
+
+class DecoratingScope(Scope):
+    """A scope that is also a decorator, of every kind of function; each call has a scope of its own."""
+
+    def __call__(self, function: Decorated) -> Decorated:
+        wrapper: Decorated = decorated(function, lambda: Scope(*self.settings))
+        return wrapper
 
 
 def decorated(function: Any, make: Callable[[], Scope]) -> Any:

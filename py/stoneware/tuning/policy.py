@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from stoneware.runtime import environment
 from stoneware.runtime.fast_dataclass import dataclass
@@ -25,8 +25,6 @@ from stoneware.runtime.fast_dataclass import dataclass
 if TYPE_CHECKING:
     from stoneware.tuning.samples import Run, Sample
     from stoneware.tuning.table import Table
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("stoneware.tuning")
 
@@ -75,7 +73,7 @@ _memory: list[tuple[Run, Sample]] = []
 
 
 class Scope:
-    """A `with sw.tuning(...)` or `with sw.batch_invariant()`; also a decorator, of every kind of function.
+    """A `with sw.tuning(...)` or `with sw.batch_invariant()`.
 
     Scopes need not be left in the reverse order: interleaved generators leave theirs as
     they end.
@@ -104,13 +102,6 @@ class Scope:
     def __exit__(self, *exception: object) -> None:
         self.is_open = False
         _replace(remove=(self,))
-
-    def __call__(self, function: Function) -> Function:
-        """The function, each of whose calls has a scope of these settings."""
-        from stoneware.tuning.decorator import decorated
-
-        decorated_function: Function = decorated(function, lambda: Scope(*self.settings))
-        return decorated_function
 
 
 class Steps:
