@@ -28,10 +28,19 @@ CONFIGS = {
 TOKENS = torch.arange(32)[None]
 
 
-@pytest.fixture(params=CONFIGS)
-def model(request):
+def build(name):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[request.param], dtype=torch.bfloat16).eval().requires_grad_(False)
+    return AutoModelForCausalLM.from_config(CONFIGS[name], dtype=torch.bfloat16).eval().requires_grad_(False)
+
+
+@pytest.fixture(params=CONFIGS)
+def any_model(request):
+    return build(request.param)
+
+
+@pytest.fixture(params=["llama", "mixtral"])
+def model(request):
+    return build(request.param)
 
 
 def logits(model):
@@ -43,10 +52,10 @@ def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).requires_grad_(False)
 
 
-def test_a_blockwise_model_has_the_same_logits_when_it_is_loaded(model, tmp_path):
-    nn.convert(model, "blockwise")
-    wanted, names = logits(model), {*model.state_dict()}
-    model.save_pretrained(tmp_path)
+def test_a_blockwise_model_has_the_same_logits_when_it_is_loaded(any_model, tmp_path):
+    nn.convert(any_model, "blockwise")
+    wanted, names = logits(any_model), {*any_model.state_dict()}
+    any_model.save_pretrained(tmp_path)
     saved = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert saved["model.layers.0.self_attn.q_proj.weight"].dtype == torch.float8_e4m3fn
     loaded = load(tmp_path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -452,25 +454,43 @@ def test_an_exception_while_weights_are_quantized_leaves_the_model_as_it_was(mod
     assert_unchanged(model, before)
 
 
-def test_old_weights_leave_the_device_if_it_has_no_room_for_them(model, monkeypatch):
-    """And come back if the conversion fails after all."""
-    inference, before, spilled, calls = importlib.import_module("stoneware.nn.inference"), snapshot(model), [], []
-    original = inference.quantize
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_old_weights_leave_the_device_if_it_has_no_room_for_them(model, is_held, fails, monkeypatch):
+    """On a device that is the CPU here. They come back if the conversion fails after all."""
+    inference, calls, spilled = importlib.import_module("stoneware.nn.inference"), [], []
+    quantize, spill = inference.quantize, changes._KeptParameter.spill
+    held = [*model.parameters()] if is_held else []
+    bits = {name: one.detach().clone() for name, one in model.named_parameters()}
+    original = weakref.ref(model.up.weight)
 
-    def quantize(*arguments, **named):
+    def full(*arguments, **named):
         calls.append(1)
         if len(calls) == 2:
             raise torch.OutOfMemoryError
-        if len(calls) == 4:
+        if len(calls) == 4 and fails:
             raise RuntimeError
-        return original(*arguments, **named)
+        return quantize(*arguments, **named)
 
-    monkeypatch.setattr(inference, "quantize", quantize)
-    monkeypatch.setattr(changes._Kept, "spill", lambda self: spilled.append(len(self._parameters)) or True)
-    with pytest.raises(RuntimeError):
-        nn.convert(model.eval(), filter=lambda name, layer: name in ("up", "down", "lm_head"), frozen=True)
-    assert sum(spilled) == 1, "the first layer's weight"
-    assert_unchanged(model.train(), before)
+    def spill_from_cpu(self):
+        with monkeypatch.context() as patch:
+            patch.setattr(changes, "HOST", "elsewhere")
+            spilled.append(spill(self))
+        return spilled[-1]
+
+    monkeypatch.setattr(inference, "quantize", full)
+    monkeypatch.setattr(changes._KeptParameter, "spill", spill_from_cpu)
+    names = ("up", "down", "lm_head")
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        nn.convert(model.eval(), filter=lambda name, layer: name in names, frozen=True)
+    assert spilled == [True], "the first layer's weight"
+    assert (original() is None) == (not is_held)
+    if fails:
+        assert all(type(model.get_submodule(name)) is torch.nn.Linear for name in names)
+        assert all(torch.equal(one, bits[name]) for name, one in model.named_parameters())
+        assert not is_held or all(one is other for one, other in zip(held, model.parameters(), strict=True))
+    else:
+        assert all(type(model.get_submodule(name)) is nn.Float8InferenceLinear for name in names)
 
 
 def test_a_default_device_does_not_matter():

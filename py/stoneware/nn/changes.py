@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import MethodType
 from typing import Any
 
@@ -19,6 +20,9 @@ from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import BF16
+
+HOST = "cpu"
+"""The type of the device where weights have room that no longer fit on theirs."""
 
 
 class Change:
@@ -280,23 +284,45 @@ class _Kept:
     """Parameters that were replaced, as long as the conversion can fail."""
 
     def __init__(self) -> None:
-        self._parameters: list[tuple[torch.nn.Module, str, torch.nn.Parameter, torch.device]] = []
+        self._parameters: list[_KeptParameter] = []
 
     def keep(self, module: torch.nn.Module, name: str) -> None:
-        parameter = getattr(module, name)
-        self._parameters.append((module, name, parameter, parameter.device))
+        self._parameters.append(_KeptParameter(module, name))
 
     def give_back(self) -> None:
-        for module, name, parameter, device in self._parameters:
-            if parameter.device != device:
-                parameter.data = parameter.data.to(device)
-            setattr(module, name, parameter)
+        for one in self._parameters:
+            setattr(one.module, one.name, one.restored())
+        self._parameters = []
 
     def spill(self) -> bool:
-        spilled = [one for *_, one, device in self._parameters if device.type != "cpu" and one.device == device]
-        for parameter in spilled:
-            parameter.data = parameter.data.cpu()
-        return bool(spilled)
+        return bool(sum(one.spill() for one in self._parameters))
+
+
+class _KeptParameter:
+    """A parameter, or its copy in the memory of the host."""
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self.module, self.name = module, name
+        self.parameter: torch.nn.Parameter | None = getattr(module, name)
+        self.reference = weakref.ref(self.parameter)
+        self.on_host: torch.Tensor | None = None
+
+    def spill(self) -> bool:
+        """Whether this leaves the device to others: a parameter that somebody else holds stays there."""
+        parameter = self.parameter
+        if parameter is None or parameter.device.type == HOST:
+            return False
+        self.device, self.requires_grad, self.attributes = parameter.device, parameter.requires_grad, vars(parameter)
+        self.on_host, self.parameter = parameter.detach().cpu(), None
+        return True
+
+    def restored(self) -> torch.nn.Parameter:
+        parameter = self.parameter if self.parameter is not None else self.reference()
+        if parameter is None:
+            assert self.on_host is not None  # it was spilled
+            parameter = torch.nn.Parameter(self.on_host.to(self.device), self.requires_grad)
+            vars(parameter).update(self.attributes)
+        return parameter
 
 
 def _become(module: Any, kind: type) -> None:

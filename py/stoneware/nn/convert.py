@@ -334,19 +334,19 @@ class _Plan:
         parameters = [one for one, _ in module.named_parameters()]
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
         try:
-            if type(module).__name__.endswith("RMSNorm") or type(module) is torch.nn.RMSNorm:
-                if "weight" in parameters:
-                    eps = proofs.rms_norm(module)
-                    _check_norm(module, eps)
-                    self.changes[id(module)] = FusedNorm(name, module, eps)
-                    self.done.blocks[name] = "RMSNorm"
+            if "Norm" in type(module).__name__ and "weight" in parameters and not layers:
+                eps = proofs.rms_norm(module)
+                _check_norm(module, eps)
+                self.changes[id(module)] = FusedNorm(name, module, eps)
+                self.done.blocks[name] = "RMSNorm"
             elif len(layers) in (2, 3) and all(self.is_rowwise(layer) for layer in layers):
                 parts = proofs.swiglu(module)
                 _check_swiglu(module, parts)
                 self.changes[id(module)] = FusedFeedForward(name, module, parts)
                 self.done.blocks[name] = "SwiGLU"
         except proofs.NoProof as error:
-            if not layers or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
+            is_norm = type(module).__name__.endswith("RMSNorm")
+            if is_norm or {*module._modules} >= {"gate_proj", "up_proj", "down_proj"}:
                 self.done.kept_blocks[name] = str(error)
 
     def is_rowwise(self, layer: Any) -> bool:
