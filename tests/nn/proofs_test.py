@@ -7,6 +7,7 @@ of the sizes that convert tries do not show.
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import linecache
 import re
@@ -37,6 +38,12 @@ class Swish(torch.nn.Module):
 class DoubledLinear(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x) * 2
+
+class ScaledSwish(torch.nn.Module):
+    beta = 1.0
+
+    def forward(self, x):
+        return F.silu(x) if self.beta == 1.0 else F.silu(x) * self.beta
 
 def scaled(x):
     return x * 1.001
@@ -99,7 +106,7 @@ class Form(NamedTuple):
         return self._replace(body=f"with {context}:\n{body}")
 
     def with_text(self, old: str, new: str) -> Form:
-        """The form with one text for another; itself without it."""
+        """The form with one text for another; the same form if it does not have that text."""
         return self._replace(**{name: getattr(self, name).replace(old, new) for name in ("init", "body", "methods")})
 
 
@@ -282,8 +289,25 @@ OPERATIONS = {
     "tanh": "{v} = 1e4 * torch.tanh({v} / 1e4)",
     "norm": "{v} = F.rms_norm({v}, {v}.shape[-1:])",
     "counter": "self.calls = getattr(self, 'calls', 0) + 1",
+    "tensors alone": "if isinstance({v}, torch.Tensor):\n    {v} = {v}.clamp(-1e4, 1e4)",
+    "tensors of a type": "if type({v}) is torch.Tensor:\n    {v} = {v}.clamp(-1e4, 1e4)",
+    "values of tensors alone": "if torch.is_tensor({v}) and {v}.abs().max() > 1e4:\n    {v} = {v} / 2",
+    "attribute of the argument": "x.kept = {v}",
 }
 """Statements that change a variable v, or are not to be seen in what is computed."""
+
+STATES = {
+    "a buffer": ("self.register_buffer('calls', torch.zeros(()))", "self.calls += 1"),
+    "a dictionary": ("self.calls = {'number': 0}", "self.calls['number'] += 1"),
+    "a list": ("self.calls = []", "self.calls.append(1)"),
+    "a list of tensors": ("self.calls = []", "self.calls.append(x)"),
+    "the last argument": ("self.last = None", "self.last = x"),
+    "the last result": ("self.last = None", "self.last = y"),
+    "a tensor": ("self.last = torch.zeros(3)", "self.last = torch.ones(3)"),
+}
+"""Statements of __init__ and of forward that keep something."""
+
+CONTEXTS = ("torch.no_grad()", "torch.inference_mode()")
 
 ACTIVATIONS = (
     "torch.nn.functional.gelu(gate)", "F.gelu(gate, approximate='tanh')", "F.relu(gate)", "F.mish(gate)",
@@ -463,11 +487,25 @@ def mutants(
                 yield Mutant(f"{kind} of {name}: {new or 'nothing'} for {old}", changed)
         for what, change in changes.items():
             yield Mutant(f"{kind} of {name}: with {what}", form, change)
+        for what, (init, statement) in STATES.items():
+            state = form._replace(init=f"{textwrap.dedent(form.init)}\n{init}")
+            yield Mutant(
+                f"{kind} of {name}: keeps {what}", state.with_text("return y", f"{statement}\n        return y")
+            )
+        for context in CONTEXTS:
+            yield Mutant(f"{kind} of {name}: in {context}", form.in_context(context))
 
+
+IN_PLACE = "scaled = wide\n        scaled *="
+"""Changes x itself where x is float32, of which .to(torch.float32) makes no copy."""
 
 MUTANTS = [
     *mutants("feed-forward", FEED_FORWARDS, TEXTS_OF_FEED_FORWARDS, CHANGES_OF_FEED_FORWARDS),
     *mutants("norm", NORMS, TEXTS_OF_NORMS, CHANGES_OF_NORMS),
+    *(
+        Mutant(f"norm of {name}: in place", NORMS[name].with_text("scaled = wide *", IN_PLACE), dtype=torch.float32)
+        for name in ("Llama", "OLMo2")
+    ),
     Mutant("norm of Llama: in 16 bits", NORMS["Llama"].with_text("x.to(torch.float32)", "x")),
     Mutant("norm of OLMo2: a result of 32 bits", NORMS["OLMo2"].with_text(".to(dtype)", "")),
     Mutant("norm of T5: a result of 32 bits", NORMS["T5"].with_text("self.weight.dtype in", "0 in")),
@@ -501,10 +539,13 @@ def test_a_block_that_differs_by_one_operation_is_kept(mutant):
     module = module_of(mutant.form)
     if mutant.change is not None:
         mutant.change(module)
+    model = torch.nn.Sequential(module).to(mutant.dtype)
     kind, attributes = type(module), {**vars(module)}
-    done = nn.convert(torch.nn.Sequential(module).to(mutant.dtype), "rowwise", frozen=True)
+    kept = copy.deepcopy([attributes.get(name) for name in ("calls", "last")] + [*module.buffers()])
+    done = nn.convert(model, "rowwise", frozen=True)
     assert not done.blocks
     assert type(module) is kind and {**vars(module)} == attributes
+    assert str([attributes.get(name) for name in ("calls", "last")] + [*module.buffers()]) == str(kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -548,6 +589,129 @@ def check_that_it_is_swapped(module: Any) -> None:
     x = torch.randn(5, HIDDEN).bfloat16()
     with torch.no_grad():
         assert near(model(x), own.forward(module, x))
+
+
+def test_a_norm_that_widens_its_result_is_kept_without_memory_too():
+    form = NORMS["OLMo2"].with_text("dtype = x.dtype", "x = x.float()\n        dtype = x.dtype")
+    model = torch.nn.Sequential(module_of(form)).bfloat16().to("meta")
+    assert not nn.convert(model, "rowwise", frozen=True).blocks
+
+
+def test_code_that_depends_on_autocast_is_traced_without_it():
+    clamp = "if not torch.is_autocast_enabled('cpu'):\n    x = x.clamp(-1e4, 1e4)"
+    model = torch.nn.Sequential(module_of(NORMS["Llama"].with_operation("x", clamp))).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not nn.convert(model, "rowwise", frozen=True).blocks
+
+
+# What a proved block computes after a later change.
+
+
+def with_another_forward_of_its_class(module: Any) -> None:
+    own: Any = type(module).__mro__[3]  # behind the class of the swapped block, and the two of Stoneware
+    own.forward = lambda self, x: 3 * x
+
+
+def with_another_epsilon(module: Any) -> None:
+    module.eps = 1.0
+
+
+def with_another_activation(module: Any) -> None:
+    module.act_fn = torch.nn.ReLU()
+
+
+def with_a_hook_of_the_activation(module: Any) -> None:
+    module.act_fn.register_forward_hook(lambda layer, args, y: 2 * y)
+
+
+def with_a_pre_hook_of_the_activation(module: Any) -> None:
+    module.act_fn.register_forward_pre_hook(lambda layer, args: (2 * args[0],))
+
+
+def with_a_forward_of_the_activation(module: Any) -> None:
+    module.act_fn.forward = torch.nn.functional.relu
+
+
+def with_an_attribute_of_the_activation(module: Any) -> None:
+    module.act_fn.beta = 2.0
+
+
+def with_a_hook_of_a_layer(module: Any) -> None:
+    module.down_proj.register_forward_hook(lambda layer, args, y: 2 * y)
+
+
+def with_a_bias_of_a_layer(module: Any) -> None:
+    module.down_proj.bias = torch.nn.Parameter(torch.ones(HIDDEN, dtype=torch.bfloat16), requires_grad=False)
+
+
+def with_another_limit(module: Any) -> None:
+    module.limits[0] = 0.1
+
+
+def with_a_limit_of_the_config(module: Any) -> None:
+    module.config.limit = 0.1
+
+
+def with_a_loaded_limit(module: Any) -> None:
+    module.load_state_dict({**module.state_dict(), "limit": torch.tensor(0.1)})
+
+
+LIMIT = {
+    with_another_limit: ("self.limits = [None]", "self.limits[0]"),
+    with_a_limit_of_the_config: ("self.config = type('Config', (), {'limit': None})()", "self.config.limit"),
+    with_a_loaded_limit: ("self.register_buffer('limit', torch.tensor(0.0))", "(self.limit.item() or None)"),
+}
+
+
+def limited(form: Form, init: str, limit: str) -> Form:
+    form = form._replace(init=f"{textwrap.dedent(form.init)}\n{init}")
+    return form.with_operation("x", f"limit = {limit}\nif limit is not None:\n    x = x.clamp(max=limit)")
+
+
+SWISH = FEED_FORWARDS["Llama"].with_text("torch.nn.SiLU()", "ScaledSwish()")
+
+LATER_CHANGES = [
+    *((NORMS[name], with_another_epsilon) for name in NORMS),
+    *((form, with_another_forward_of_its_class) for form in (NORMS["Llama"], FEED_FORWARDS["Llama"])),
+    *(
+        (FEED_FORWARDS["Llama"], change)
+        for change in (
+            with_another_activation, with_a_hook_of_the_activation, with_a_pre_hook_of_the_activation,
+            with_a_forward_of_the_activation, with_a_hook_of_a_layer, with_a_bias_of_a_layer,
+        )
+    ),
+    (SWISH, with_an_attribute_of_the_activation),
+    *((limited(form, *LIMIT[change]), change) for form in (NORMS["Llama"], FEED_FORWARDS["Llama"]) for change in LIMIT),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "change"), LATER_CHANGES)
+def test_a_block_computes_what_its_own_code_does_after_a_later_change(form, change):
+    module = module_of(form)
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.reset_parameters()
+    own = type(module)
+    model = torch.nn.Sequential(module).bfloat16().requires_grad_(False)
+    nn.convert(model, "rowwise", frozen=True)
+    x = torch.randn(5, HIDDEN).bfloat16()
+    before = model(x)
+    change(module)
+    y = own.forward(module, x)
+    assert not near(before, y)
+    assert near(model(x), y)
+
+
+def test_global_hooks_see_the_layers_of_a_feed_forward():
+    model = torch.nn.Sequential(module_of(FEED_FORWARDS["Llama"])).bfloat16()
+    nn.convert(model, "rowwise", frozen=True)
+    seen = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda layer, *_: seen.append(layer))
+    try:
+        model(torch.randn(5, HIDDEN).bfloat16())
+    finally:
+        handle.remove()
+    assert model[0].down_proj in seen
 
 
 # What passes between modules.
@@ -702,6 +866,9 @@ READERS = {
     "no layer": "return h",
     "a condition": f"if h.abs().max() > 1:\n    h = h / 2\n{READING}",
     "a kept argument": f"self.kept = [h]\n{READING}",
+    "an operator in place": f"h *= 2\n{READING}",
+    "a sum in place": f"h += h.shape[0]\n{READING}",
+    "an operator in place behind the first": "q = self.q(h)\nh *= 2\nreturn self.o(q + self.k(h))",
 }  # fmt: skip
 
 DECORATORS = {
@@ -709,6 +876,71 @@ DECORATORS = {
     for decorator in ("doubling", "doubling_the_argument")
     for place, name in (("owner", "decorator"), ("reader", "decorator_of_reader"))
 }
+
+CALLING = f"other and other()\n{READING}"
+
+CLOSURES = {
+    "a lambda that sees the name": {
+        "owning": "change = lambda: y.mul_(2)\ny = self.norm(x)\ny = self.reader(y, change)\nreturn y",
+        "reading": CALLING,
+    },
+    "a function that sees the name": {
+        "owning": "def change():\n    y.mul_(2)\ny = self.norm(x)\ny = self.reader(y, change)\nreturn y",
+        "reading": CALLING,
+    },
+    "a global name": {
+        "owning": "global y\ny = self.norm(x)\ny = self.reader(y)\nreturn y",
+        "reading": f"y.mul_(2)\n{READING}",
+    },
+    "an exception": {
+        "owning": """
+            try:
+                y = self.norm(x)
+                y = self.reader(y, 1 / 0)
+            except ZeroDivisionError:
+                y.mul_(2)
+                y = self.reader(y)
+            return y
+        """
+    },
+}
+
+
+@pytest.mark.parametrize("code", CLOSURES.values(), ids=CLOSURES)
+def test_results_are_right_where_a_name_has_other_readers(code):
+    assert is_right(converted(**code))
+
+
+@pytest.mark.parametrize("call", ["reader", "reader.q"])
+@pytest.mark.parametrize("reader", ["", "Llama"])
+def test_results_are_right_where_other_code_calls_the_norm_and_its_reader(reader, call):
+    model = converted(reader=reader)
+    owner = model[0]
+    layer = owner.get_submodule(call if not reader else "reader")
+    x = torch.randn(5, HIDDEN).bfloat16()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = owner.norm(x)
+        y.mul_(2)
+        z: torch.Tensor = layer(y)
+        return z
+
+    owner.forward = step
+    with torch.no_grad():
+        y = model(x)
+        assert torch.equal(y, without_handovers(model, x))
+        owner.forward = lambda x: None
+        del owner.forward
+        assert torch.equal(step(x), y)
+
+
+def test_a_norm_keeps_nothing_that_a_reader_does_not_take():
+    model = converted(reading="q = self.q(h)\nif other:\n    q = q + self.k(h)\nreturn self.o(q)")
+    with torch.no_grad():
+        model(torch.randn(5, HIDDEN).bfloat16())
+    state = model[0].norm._stoneware
+    assert state.handover is None or state.handover._given is None
+
 
 BREAKS = {
     **{f"owner: {name}": {"owning": code} for name, code in OWNERS.items()},
@@ -834,6 +1066,76 @@ def test_a_copy_computes_the_same(code):
         assert torch.equal(model(x), y)
 
 
+@pytest.mark.parametrize("change", LATER)
+def test_results_of_a_copy_stay_right_after_a_later_change(change):
+    model = copy.deepcopy(converted())
+    change(model)
+    assert is_right(model)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_results_are_right_under_later_global_hooks(copied):
+    model = converted()
+    model = copy.deepcopy(model) if copied else model
+    reader = model[0].reader
+
+    def change(module: torch.nn.Module, args: Any) -> None:
+        if module is reader:
+            args[0].mul_(2)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(change)
+    try:
+        assert is_right(model)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(("reader", "name"), [("Llama", "reader"), ("Phi", "reader"), ("", "reader.q"), ("", "norm")])
+def test_a_copy_of_a_part_computes_the_same(reader, name):
+    part = converted(reader=reader)[0].get_submodule(name)
+    x = torch.randn(5, HIDDEN).bfloat16()
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(part)(x), part(x))
+
+
+class PickledRMSNorm(torch.nn.RMSNorm):
+    """Whose class pickle finds."""
+
+
+class PickledMLP(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.up_proj = torch.nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.down_proj = torch.nn.Linear(WIDTH, HIDDEN, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+class PickledOwner(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = PickledRMSNorm(HIDDEN, eps=1e-5), PickledMLP()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.mlp(self.norm(x))
+        return y
+
+
+def test_a_model_goes_through_torch_save():
+    model = torch.nn.Sequential(PickledOwner()).bfloat16()
+    nn.convert(model, "rowwise", frozen=True)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    twin = torch.load(file, weights_only=False)
+    x = torch.randn(5, HIDDEN).bfloat16()
+    with torch.no_grad():
+        assert has_handover(twin) and torch.equal(twin(x), model(x)) and is_right(twin)
+
+
 @pytest.mark.parametrize("reader", ["", "Llama", "Phi"])
 def test_threads_do_not_take_the_results_of_others(reader):
     model = converted(reader=reader)
@@ -896,3 +1198,149 @@ def test_an_interrupt_in_the_code_of_a_block_leaves_the_model_as_it_was():
     with pytest.raises(KeyboardInterrupt):
         nn.convert(model, "rowwise", frozen=True)
     assert snapshot(model)[0] == places
+
+
+# Models of which a part is unusual.
+
+
+class Wrapper(torch.nn.Module):
+    """Calls a linear layer by a function."""
+
+    def __init__(self, call: Callable[..., torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(HIDDEN, HIDDEN)
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.call(self.linear, x) if self.call else self.linear(input=x)
+        return y
+
+
+class LocalName(Wrapper):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.linear
+        return torch.nn.functional.linear(x, layer.weight, layer.bias)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Wrapper(lambda layer, x: layer(input=x)),
+        lambda: Wrapper(lambda layer, x: torch.nn.functional.linear(x, layer.weight, layer.bias)),
+        LocalName,
+    ],
+    ids=["a keyword", "a function that reads the weight", "a local name"],
+)
+def test_layers_are_called_like_those_of_torch(model, frozen):
+    model = torch.nn.Sequential(model()).bfloat16()
+    nn.convert(model, "rowwise", frozen=frozen)
+    assert model(torch.randn(16, HIDDEN).bfloat16()).shape == (16, HIDDEN)
+
+
+def feed_forward() -> Any:
+    return torch.nn.Sequential(module_of(FEED_FORWARDS["Llama"])).bfloat16().requires_grad_(False)
+
+
+def with_a_lazy_layer(model: Any) -> None:
+    model.append(torch.nn.LazyLinear(HIDDEN))
+
+
+def with_a_sparse_buffer(model: Any) -> None:
+    model.register_buffer("mask", torch.eye(3).to_sparse())
+
+
+def with_a_scripted_layer(model: Any) -> None:
+    model.append(torch.jit.script(torch.nn.SiLU()))
+
+
+@pytest.mark.parametrize("change", [with_a_lazy_layer, with_a_sparse_buffer, with_a_scripted_layer])
+def test_unusual_parts_do_not_stop_a_conversion(change):
+    model = feed_forward()
+    change(model)
+    assert nn.convert(model, "rowwise", frozen=True).blocks == {"0": "SwiGLU"}
+
+
+def test_a_model_is_converted_moved_and_loaded_under_autocast():
+    model = feed_forward()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nn.convert(model, "rowwise", frozen=True).blocks
+        model.to("cpu").load_state_dict(model.state_dict())
+        model(torch.randn(5, HIDDEN).bfloat16())
+
+
+def test_a_class_that_registers_its_subclasses_does_not_see_that_of_a_block():
+    registered = []
+
+    class Registered(PickledMLP):
+        def __init_subclass__(cls, *, name: str) -> None:
+            registered.append(name)
+
+    class Block(Registered, name="block"):
+        pass
+
+    model = torch.nn.Sequential(Block()).bfloat16()
+    assert nn.convert(model, "rowwise", frozen=True).blocks
+    assert registered == ["block"]
+
+
+def test_attributes_of_the_same_names_are_given_back():
+    model = torch.nn.Sequential(torch.nn.Linear(HIDDEN, HIDDEN), PickledRMSNorm(HIDDEN, eps=1e-5)).bfloat16()
+    names = ("recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation", "_stoneware")
+    for module in model:
+        for name in names:
+            setattr(module, name, "mine")
+    nn.convert(model, "rowwise", frozen=True).undo()
+    assert [[getattr(module, name) for name in names] for module in model] == [["mine"] * len(names)] * 2
+
+
+def test_functional_call_leaves_the_tensors_it_is_given():
+    model = feed_forward()
+    nn.convert(model, "rowwise", frozen=True)
+    tensors = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    x = torch.randn(5, HIDDEN).bfloat16()
+    y = model(x)
+    assert torch.equal(torch.func.functional_call(model, tensors, (x,)), y)
+    assert {name: tensor.data_ptr() for name, tensor in tensors.items()} == addresses
+    assert torch.equal(model(x), y)
+
+
+def test_a_replica_of_data_parallel_computes_the_same():
+    model = torch.nn.Sequential(PickledOwner()).bfloat16().requires_grad_(False)
+    nn.convert(model, "rowwise", frozen=True)
+
+    def replica(module: Any) -> Any:
+        new = module._replicate_for_data_parallel()
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(new, name, parameter.detach())
+        for name, child in module._modules.items():
+            new._modules[name] = replica(child)
+        return new
+
+    x = torch.randn(5, HIDDEN).bfloat16()
+    y = model(x)
+    assert near(replica(model)(x), y)
+    assert torch.equal(model(x), y)
+
+
+def test_a_model_is_exported():
+    model = torch.nn.Sequential(PickledOwner()).bfloat16().requires_grad_(False)
+    nn.convert(model, "rowwise", frozen=True)
+    x = torch.randn(5, HIDDEN).bfloat16()
+    assert near(torch.export.export(model, (x,)).module()(x), model(x))
+
+
+def test_a_forward_of_its_own_below_a_hook_that_replaces_it_is_kept():
+    """Like the hooks of accelerate, which keep what they replace."""
+    layer = torch.nn.Linear(HIDDEN, HIDDEN)
+    forward = layer.forward
+    layer.forward = lambda x: 3 * forward(x)
+    layer._hf_hook, layer._old_forward = object(), layer.forward
+    layer.forward = lambda x: layer._old_forward(x)
+    model = torch.nn.Sequential(layer).bfloat16()
+    x = torch.randn(5, HIDDEN).bfloat16()
+    y = model(x)
+    nn.convert(model, "rowwise", frozen=True)
+    assert (model(x) - y).norm() < 0.1 * y.norm()
