@@ -1,4 +1,4 @@
-"""A model with plain-PyTorch fp8 linears, to which a converted model is compared, and how far outputs are apart."""
+"""A model with plain-PyTorch linears, to which a converted model is compared, and how far outputs are apart."""
 
 from __future__ import annotations
 
@@ -35,44 +35,44 @@ def dequantized(x: torch.Tensor, scales: str) -> torch.Tensor:
     return ((units * (1 / scale)).to(torch.float8_e4m3fn).float() * scale).reshape(x.shape)
 
 
-def fp8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
-    """x [..., k] and weight [n, k] in fp8, multiplied in float32 and rounded once to x's dtype."""
-    of_x, of_weight = ("row", "row") if recipe == "rowwise" else ("block", "block_2d")
-    y = torch.nn.functional.linear(
-        dequantized(x, of_x), dequantized(weight, of_weight), bias if bias is None else bias.float()
-    )
-    return y.to(x.dtype)
+def plain_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, recipe: str) -> torch.Tensor:
+    """x [..., k] and weight [n, k] in fp8, or as they are for "bf16"; multiplied in float32 and rounded once."""
+    operands = x.float(), weight.float()
+    if recipe != "bf16":
+        scales = ("row", "row") if recipe == "rowwise" else ("block", "block_2d")
+        operands = dequantized(x, scales[0]), dequantized(weight, scales[1])
+    return torch.nn.functional.linear(*operands, None if bias is None else bias.float()).to(x.dtype)
 
 
-class _LinearsInFp8(TorchFunctionMode):
+class _PlainLinears(TorchFunctionMode):
     def __init__(self, recipe: str) -> None:
         self.recipe = recipe
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.linear:
             with torch._C.DisableTorchFunction():
-                return fp8_linear(*args, *([None] if len(args) == 2 else []), self.recipe)
+                return plain_linear(*args, *([None] if len(args) == 2 else []), self.recipe)
         return func(*args, **(kwargs or {}))
 
 
-def use_plain_fp8(model: torch.nn.Module, linears: Iterable[str], experts: Iterable[str], recipe: str) -> None:
-    """Lets these modules of a model compute in fp8; code that reads their weights finds them as they were."""
+def use_plain_linears(model: torch.nn.Module, linears: Iterable[str], experts: Iterable[str], recipe: str) -> None:
+    """Lets these modules of a model compute by `plain_linear`; other code reads their weights as they were."""
     for name in linears:
         layer = model.get_submodule(name)
-        layer.forward = functools.partial(_layer_in_fp8, layer, recipe)
+        layer.forward = functools.partial(_plain_layer, layer, recipe)
     if experts := [*experts]:
         model.set_experts_implementation("eager")  # a loop of torch.nn.functional.linear
     for name in experts:
         module = model.get_submodule(name)
-        module.forward = functools.partial(_experts_in_fp8, module.forward, recipe)
+        module.forward = functools.partial(_plain_experts, module.forward, recipe)
 
 
-def _layer_in_fp8(layer: torch.nn.Linear, recipe: str, x: torch.Tensor) -> torch.Tensor:
-    return fp8_linear(x, layer.weight, layer.bias, recipe)
+def _plain_layer(layer: torch.nn.Linear, recipe: str, x: torch.Tensor) -> torch.Tensor:
+    return plain_linear(x, layer.weight, layer.bias, recipe)
 
 
-def _experts_in_fp8(forward: Callable[..., torch.Tensor], recipe: str, *args: Any, **kwargs: Any) -> torch.Tensor:
-    with _LinearsInFp8(recipe):
+def _plain_experts(forward: Callable[..., torch.Tensor], recipe: str, *args: Any, **kwargs: Any) -> torch.Tensor:
+    with _PlainLinears(recipe):
         return forward(*args, **kwargs)
 
 

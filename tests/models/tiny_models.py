@@ -115,7 +115,7 @@ CONFIG: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": 8},
+    "mamba2": {"num_heads": 16, "head_dim": 16},
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mlp"], "num_hidden_layers": 4},
     "qwen2_5_vl_text": {"rope_parameters": _MROPE},
     "qwen2_vl_text": {"rope_parameters": _MROPE},
