@@ -56,8 +56,11 @@ def has_hooks(module: torch.nn.Module) -> bool:
     own = vars(module)
     if own["_forward_pre_hooks"] or own["_forward_hooks"] or own["_backward_pre_hooks"] or own["_backward_hooks"]:
         return True
-    # That of accelerate moves x to the module's device, as that of the block around it has done.
-    return "forward" in own and "_hf_hook" not in own
+    if "forward" not in own:
+        return False
+    # The forward of accelerate moves x to the module's device, and calls the one that it found.
+    below = own.get("_old_forward") if "_hf_hook" in own else None
+    return getattr(below, "__func__", None) is not type(module).forward
 
 
 def is_distributed(weight: torch.Tensor) -> bool:

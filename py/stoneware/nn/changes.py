@@ -227,10 +227,7 @@ class FusedFeedForward(Change):
         self.hook: Any = None
 
     def change(self) -> None:
-        layers = [self.module.get_submodule(name) for name in (*self.parts.gate_up, self.parts.down)]
-        state = fused_blocks.SwiGLUState(
-            parts=self.parts, modules=[*self.module._modules.values()], hooks=fused_blocks.hooks_of(layers)
-        )
+        state = fused_blocks.SwiGLUState(parts=self.parts, modules=[*self.module._modules.values()])
         fused_blocks.fuse(self.module, fused_blocks.FusedSwiGLU, state)
         self.hook = self.module.register_load_state_dict_post_hook(_join_again)
         fused_blocks.join(self.module)
@@ -247,8 +244,22 @@ def _join_again(block: torch.nn.Module, incompatible_keys: object) -> None:
         fused_blocks.join(block)
 
 
+class NormOwner(Change):
+    """A module whose norms hand over their results -> one that begins and ends the handovers of a call."""
+
+    def __init__(self, name: str, owner: torch.nn.Module) -> None:
+        super().__init__(name, owner, "")
+
+    def change(self) -> None:
+        fused_blocks.fuse(self.module, fused_blocks.HandoverOwner, fused_blocks.OwnerState())
+
+    def revert(self) -> None:
+        if isinstance(self.module, fused_blocks.HandoverOwner):
+            fused_blocks.unfuse(self.module)
+
+
 class NormHandover(Change):
-    """A fused norm gives its result in fp8 to the layers that alone read it."""
+    """A fused norm gives its result in fp8 to the layers that alone read it; after `NormOwner`."""
 
     def __init__(self, name: str, norm: torch.nn.Module, owner: Any, reader: str, layers: tuple[str, ...]) -> None:
         super().__init__(name, norm, "")
@@ -260,6 +271,7 @@ class NormHandover(Change):
         state, handover = self.module._stoneware, Handover()
         places = [(self.owner, norm_name), (self.owner, self.reader), *((module, layer) for layer in self.layers)]
         state.handover, state.route = handover, Route(self.owner, places)
+        self.owner._stoneware.handovers.append(handover)
         for reader in self._readers():
             if isinstance(reader, Float8InferenceLinear):
                 reader.handover = handover

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from stoneware.errors import quoted
 from stoneware.nn import data_flow, proofs
@@ -19,6 +20,7 @@ from stoneware.nn.changes import (
     FusedFeedForward,
     FusedNorm,
     NormHandover,
+    NormOwner,
     PublishedLinear,
     TrainedExperts,
     TrainedLinear,
@@ -227,7 +229,9 @@ class _Plan:
             for name, module in modules:
                 self.plan_block(name, module)
         changes = [*self.changes.values()]
-        changes += [one for name, module in modules for one in self.handovers(name, module)]
+        handovers = [one for name, module in modules for one in self.handovers(name, module)]
+        owners = {id(one.owner): NormOwner(one.name.rpartition(".")[0], one.owner) for one in handovers}
+        changes += [*owners.values(), *handovers]
         if any(isinstance(change, (FrozenLinear, FrozenExperts)) for change in changes):
             changes.append(Saving(self.model))
         return changes
@@ -260,6 +264,9 @@ class _Plan:
             return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
         if type(layer) is not torch.nn.Linear and not (self.is_quantized and is_published(layer)):
             return f"it is a {type(layer).__name__}, which may do more than torch.nn.Linear"
+        taken = sorted({"recipe", "compute_dtype", "handover", "fuse_wgrad_accumulation"} & vars(layer).keys())
+        if taken:
+            return f"it has an attribute {taken[0]}, which converted layers use"
         if has_hooks(layer):
             return "it has hooks or a forward of its own, like those of tensor parallel plans; convert the model first"
         if self.filter is None and name.rpartition(".")[2] in HEADS:
@@ -329,7 +336,7 @@ class _Plan:
 
     def plan_block(self, name: str, module: torch.nn.Module) -> None:
         """A norm, or a feed-forward whose layers are frozen and rowwise."""
-        if isinstance(module, FusedBlock):
+        if isinstance(module, FusedBlock) or hasattr(module, "_stoneware"):
             return
         parameters = [one for one, _ in module.named_parameters()]
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
@@ -359,6 +366,8 @@ class _Plan:
             return
         parent, _, last = name.rpartition(".")
         owner = self.model.get_submodule(parent)
+        if id(owner) in self.changes or hasattr(owner, "_stoneware"):
+            return
 
         def is_reader(module: torch.nn.Module) -> bool:
             is_swiglu = isinstance(self.changes.get(id(module)), FusedFeedForward)
@@ -371,8 +380,10 @@ class _Plan:
 
 def _has_experts(module: torch.nn.Module) -> bool:
     """Whether it holds the weights of many experts, under the names of transformers."""
-    weights = [module._parameters.get(name) for name in WEIGHTS]
-    return all(weight is not None and weight.ndim == 3 for weight in weights)
+    weights = [getattr(module, name, None) for name in WEIGHTS]
+    return all(
+        isinstance(weight, torch.nn.Parameter) and not is_lazy(weight) and weight.ndim == 3 for weight in weights
+    )
 
 
 def _check_norm(norm: Any, eps: float) -> None:
@@ -396,16 +407,19 @@ def _check_swiglu(block: torch.nn.Module, parts: proofs.SwiGLUParts) -> None:
 
 def _check_agreement(block: torch.nn.Module, wanted: Callable[..., torch.Tensor], weight: torch.Tensor, k: int) -> None:
     """Raises NoProof if a block gives something else than it was proved to give, on random inputs of several sizes."""
-    if weight.is_meta:
-        return
-    x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight)
+    x = torch.randn(2, k, generator=torch.Generator().manual_seed(0), device="cpu").to(weight.device, weight.dtype)
     for magnitude in _MAGNITUDES:
-        with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            given = x * magnitude
             try:
-                found = block(x * magnitude)
+                found = proofs.check_operations_of_call(block, given)
+            except proofs.NoProof:
+                raise
             except Exception as error:  # whatever other people's code raises
                 raise proofs.NoProof(f"it refuses a random input ({type(error).__name__})") from error
-            expected = wanted(x * magnitude)
+            if weight.is_meta:
+                return
+            expected = wanted(given)
         is_alike = isinstance(found, torch.Tensor) and found.shape == expected.shape and found.dtype == expected.dtype
         if not is_alike or (found - expected).float().norm() > _TOLERANCE * expected.float().norm():
             raise proofs.NoProof("it gives something else on random inputs")
@@ -423,7 +437,8 @@ def _owners(model: torch.nn.Module) -> dict[Any, list[tuple[str, torch.nn.Module
 
 def _memory(tensor: torch.Tensor) -> Any:
     """What two tensors have in common that share memory."""
-    if tensor.is_meta or type(tensor.data) is not torch.Tensor or not tensor.numel():
+    is_plain = not is_lazy(tensor) and tensor.layout == torch.strided and type(tensor.data) is torch.Tensor
+    if not is_plain or tensor.is_meta or not tensor.numel():
         return id(tensor)
     return tensor.device, tensor.untyped_storage().data_ptr()
 

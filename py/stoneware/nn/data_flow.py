@@ -90,6 +90,8 @@ def _passed_on(definition: ast.FunctionDef, norm: str) -> tuple[str, Any] | None
             (target, *others), following = statement.targets, block[idx + 1]
             if others or not isinstance(target, ast.Name) or _own_call(statement.value, definition) != norm:
                 continue
+            if not _is_plain(definition, target.id):
+                return None
             if not isinstance(following, ast.Assign) or target.id not in _assigned(following):
                 continue  # the result would have later uses
             name = _own_call(following.value, definition)
@@ -116,8 +118,7 @@ def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] |
     (name,) = position
     if name not in parameters:
         return None
-    names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
-    if names & {"locals", "vars", "eval", "exec"}:
+    if not _is_plain(definition, name):
         return None
     layers: list[str] = []
     allowed = set()
@@ -134,6 +135,21 @@ def _reading_layers(module: torch.nn.Module, position: Any) -> tuple[str, ...] |
     if any(id(node) not in allowed and isinstance(node.ctx, ast.Load) for node in loads):
         return None
     return tuple(layers) if len({*layers}) == len(layers) else None
+
+
+def _is_plain(definition: ast.FunctionDef, name: str) -> bool:
+    """Whether nothing in a function but loads and assignments of a name reaches its value."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Name) and node.id in ("locals", "vars", "eval", "exec"):
+            return False
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            return False
+        if isinstance(node, (ast.Global, ast.Nonlocal, ast.Try)):
+            return False
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and node is not definition
+        if is_function and any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node)):
+            return False
+    return True
 
 
 def _forward(module: torch.nn.Module) -> ast.FunctionDef | None:
@@ -238,15 +254,28 @@ def _weights_read(kind: type) -> frozenset[tuple[str, ...]]:
         definition = _definition(function)
         if definition is None:
             continue
+        aliases = _aliases(definition)
         attributes = [node for node in ast.walk(definition) if isinstance(node, ast.Attribute)]
         harmless = {id(node.value) for node in attributes if node.attr in _HARMLESS}
         for node in attributes:
             if node.attr not in ("weight", "bias") or id(node) in harmless or not isinstance(node.ctx, ast.Load):
                 continue
             chain = _chain(node.value)
+            chain = (*aliases.get(chain[0], chain[:1]), *chain[1:])
             if len(chain) > 1:
                 chains.add(("self", *chain[1:]) if chain[0] == _self(definition) else ("", chain[-1]))
     return frozenset(chains)
+
+
+def _aliases(definition: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
+    """Local names of a module's attributes: layer = self.layer, or for layer in self.layers."""
+    aliases = {}
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            aliases[node.targets[0].id] = _chain(node.value)
+        elif isinstance(node, (ast.For, ast.comprehension)) and isinstance(node.target, ast.Name):
+            aliases[node.target.id] = (*_chain(node.iter), "*")
+    return {name: chain for name, chain in aliases.items() if chain[0] == _self(definition)}
 
 
 _HARMLESS = _SIZES - {"dtype"}

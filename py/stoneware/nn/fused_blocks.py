@@ -9,10 +9,11 @@ block's own forward.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 
 from stoneware.nn import swiglu
 from stoneware.nn.arguments import autocast_dtype
@@ -27,6 +28,14 @@ from stoneware.tuning import policy
 
 _STATE = "_stoneware"
 
+_ATTRIBUTES_OF_TORCH = frozenset(
+    {
+        "training", "__dict__", "_parameters", "_buffers", "_modules", "_former_parameters", "_is_replica", "_hf_hook",
+        "_old_forward", "forward",
+    }
+)  # fmt: skip
+"""What torch and accelerate set; forward is read where it is called."""
+
 
 class FusedBlock(torch.nn.Module):
     """A block that has a proof, in its attribute `_stoneware`, a `State`.
@@ -35,24 +44,40 @@ class FusedBlock(torch.nn.Module):
       free: names of attributes on which the proof does not depend.
     """
 
-    free = frozenset({"training"})
+    free = _ATTRIBUTES_OF_TORCH
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Hides the derived class from a block's own __init_subclass__."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Ends the proof if an attribute changes on which forward may depend."""
-        own = vars(self)
-        is_weight = isinstance(value, torch.Tensor) and (name in own["_parameters"] or name in own["_buffers"])
-        if name not in self.free and not is_weight and _STATE in own:
-            own[_STATE].is_proved = False
+        self._end_proof(name, value)
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._end_proof(name, None)
+        super().__delattr__(name)
+
+    def _end_proof(self, name: str, value: Any) -> None:
+        own = vars(self)
+        if name in self.free or _STATE not in own:
+            return
+        if not isinstance(value, torch.Tensor) or (name not in own["_parameters"] and name not in own["_buffers"]):
+            own[_STATE].is_proved = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The class is made anew where the block is loaded or copied."""
-        mixin, kind = type(self).__bases__
-        return _empty, (mixin, kind), vars(self)
+        mixin, kind, *others = type(self).__mro__[1:2] + type(self).__bases__[1:]
+        if others or _fused_class(mixin, kind) is not type(self):  # a class that somebody derived from it
+            return super().__reduce_ex__(protocol)
+        own = getattr(kind, "__getstate__", None)
+        state = own(self) if own is not None else None
+        return _empty, (mixin, kind), vars(self) if state is None else state
 
 
 def fuse(block: torch.nn.Module, mixin: type[FusedBlock], state: Any) -> None:
     """Adds a class to those of a block, in place."""
+    state.forward = type(block).forward
     vars(block)[_STATE] = state
     block.__class__ = _fused_class(mixin, type(block))  # type: ignore[arg-type]  # a class has a hash
 
@@ -61,6 +86,31 @@ def unfuse(block: torch.nn.Module) -> None:
     """Takes `fuse` back."""
     _, block.__class__ = type(block).__bases__
     del vars(block)[_STATE]
+
+
+def _is_proved(block: FusedBlock, state: State) -> bool:
+    """Whether attributes and class of the block are those of the proof, so that its own forward computes the same."""
+    forward: Any = super(FusedBlock, type(block)).forward  # that of its own class
+    if state.forward is None:  # in a pickle
+        state.forward = forward
+    return state.is_proved and forward is state.forward
+
+
+def _is_watched(modules: list[torch.nn.Module | None]) -> bool:
+    """Whether a call of one of these is more than its class's forward."""
+    if torch_module._has_any_global_hook():
+        return True
+    for module in modules:
+        own = vars(module)
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+        ):
+            return True
+    return False
 
 
 @functools.cache
@@ -85,9 +135,15 @@ class State:
 
     Attributes:
       is_proved: whether the block's attributes are those of the proof.
+      forward: of the block's own class, as it was then.
     """
 
     is_proved: bool = True
+    forward: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickle has no functions of classes."""
+        return {**vars(self), "forward": None}
 
 
 @dataclass(kw_only=True)
@@ -118,8 +174,8 @@ class FusedRMSNorm(FusedBlock):
         if (
             kwargs
             or len(args) != 1
-            or torch.compiler.is_dynamo_compiling()
-            or not state.is_proved
+            or torch.compiler.is_compiling()
+            or not _is_proved(self, state)
             or not isinstance(args[0], torch.Tensor)
             or args[0].dtype is not state.dtype
             or weight.dtype is not state.dtype
@@ -129,11 +185,11 @@ class FusedRMSNorm(FusedBlock):
             return super().forward(*args, **kwargs)
         (x,) = args
         handover, route = state.handover, state.route
-        if handover is None or route is None or not route.is_open():
+        if handover is None or route is None or not handover.is_open() or not route.is_open():
             return torch.nn.functional.rms_norm(x, weight.shape, weight, state.eps)
         y, values, scale = rms_norm_fp8(state.eps)(x, weight)
         if values is not None:
-            handover.give(y, values, scale, route.num_readers)
+            handover.give(y, values, scale)
         return y
 
 
@@ -166,7 +222,7 @@ class SwiGLUState(State):
       handover: what may have x in fp8.
       joined: weight and scales of gate and up as one product, whose memory is that of the two layers.
       addresses: of the weights and the scales of the two in it.
-      hooks: of the layers.
+      joined_parameters: weight and scales of gate, then of up.
     """
 
     parts: SwiGLUParts
@@ -174,11 +230,11 @@ class SwiGLUState(State):
     handover: Handover | None = None
     joined: tuple[torch.Tensor, torch.Tensor] | None = None
     addresses: tuple[int, ...] = ()
-    hooks: tuple[Any, ...]
+    joined_parameters: list[Any] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the layers has memory of its own, which is joined anew."""
-        return {**vars(self), "joined": None, "addresses": ()}
+        return {**super().__getstate__(), "joined": None, "addresses": (), "joined_parameters": []}
 
 
 class FusedSwiGLU(FusedBlock):
@@ -189,21 +245,26 @@ class FusedSwiGLU(FusedBlock):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         state: SwiGLUState = self._stoneware  # type: ignore[assignment]
-        if kwargs or len(args) != 1 or not state.is_proved or not isinstance(args[0], torch.Tensor):
+        if kwargs or len(args) != 1 or not _is_proved(self, state) or not isinstance(args[0], torch.Tensor):
             return super().forward(*args, **kwargs)
         (x,) = args
         modules = self._modules
-        is_plain = [*modules.values()] == state.modules and not any(state.hooks) and autocast_dtype(x) is None
+        if [*modules.values()] != state.modules or _is_watched(state.modules) or autocast_dtype(x) is not None:
+            return super().forward(x)
         layers: list[Any] = [modules[name] for name in (*state.parts.gate_up, state.parts.down)]
-        if not is_plain or any("forward" in vars(layer) for layer in layers):
+        if any(type(one) is not Float8InferenceLinear or one._parameters["bias"] is not None for one in layers):
             return super().forward(x)
         down = layers.pop()
-        is_compiling = torch.compiler.is_dynamo_compiling()
+        is_compiling = torch.compiler.is_compiling()
         if len(layers) == 1:
             gate_up, scale_gate_up = layers[0].weight, layers[0].weight_scale_inv
         else:
             if not is_compiling and _addresses(layers) != state.addresses:
-                join(self)
+                parameters = _parameters(layers)
+                if not state.joined_parameters or [*map(id, parameters)] == [*map(id, state.joined_parameters)]:
+                    join(self)
+                else:  # others, perhaps for a time, as torch.func.functional_call puts them there
+                    return super().forward(x)
             if state.joined is None:
                 return super().forward(x)
             gate_up, scale_gate_up = state.joined
@@ -221,12 +282,12 @@ class FusedSwiGLU(FusedBlock):
         return self
 
 
-def _addresses(layers: list[Float8InferenceLinear]) -> tuple[int, ...]:
-    return tuple(
-        layer._parameters[name].data_ptr()  # type: ignore[union-attr]
-        for name in ("weight", "weight_scale_inv")
-        for layer in layers
-    )
+def _parameters(layers: list[Any]) -> list[Any]:
+    return [layer._parameters[name] for name in ("weight", "weight_scale_inv") for layer in layers]
+
+
+def _addresses(layers: list[Any]) -> tuple[int, ...]:
+    return tuple(parameter.data_ptr() for parameter in _parameters(layers))
 
 
 def join(block: torch.nn.Module) -> None:
@@ -236,24 +297,22 @@ def join(block: torch.nn.Module) -> None:
     """
     state: SwiGLUState = block._stoneware  # type: ignore[assignment]
     state.joined, state.addresses = None, ()
+    state.joined_parameters = []
     layers: list[Any] = [block.get_submodule(name) for name in state.parts.gate_up]
-    if len(layers) == 1 or layers[0].weight.is_meta or policy.is_capturing():
+    if len(layers) == 1 or any(type(layer) is not Float8InferenceLinear for layer in layers):
+        return
+    if layers[0].weight.is_meta or policy.is_capturing():
         return
     with torch.inference_mode(False), torch.no_grad():
         joined = []
         for name in ("weight", "weight_scale_inv"):
             parameters = [getattr(layer, name) for layer in layers]
-            whole = torch.cat([one.data for one in parameters])
+            whole = torch.cat([one.data.view(torch.uint8) for one in parameters]).view(parameters[0].dtype)
             for one, part in zip(parameters, swiglu.halves_of(whole)):
                 one.data = part
             joined.append(whole)
     state.joined, state.addresses = (joined[0], joined[1]), _addresses(layers)
-
-
-def hooks_of(layers: list[torch.nn.Module]) -> tuple[Any, ...]:
-    """The dicts of hooks that see a call of these."""
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return tuple(vars(layer)[name] for layer in layers for name in names)
+    state.joined_parameters = _parameters(layers)
 
 
 class FusedExperts(FusedBlock, Experts):
@@ -282,3 +341,26 @@ class FusedFloat8Experts(FusedBlock, Float8InferenceExperts):
                 "was set since; undo the conversion, set it, and convert again"
             )
         return Experts.forward(self, hidden_states, top_k_index, top_k_weights)
+
+
+@dataclass(kw_only=True)
+class OwnerState(State):
+    """The handovers of the norms that a module has."""
+
+    handovers: list[Handover] = field(default_factory=list)
+
+
+class HandoverOwner(FusedBlock):
+    """A module whose calls are those in which its norms hand over their results."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)
+        state: OwnerState = self._stoneware  # type: ignore[assignment]
+        for handover in state.handovers:
+            handover.open()
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            for handover in state.handovers:
+                handover.close()

@@ -143,10 +143,13 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             scale = scale[:, : self.in_features]
         return (self.weight.float() * scale).to(self.compute_dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        dtype = autocast_dtype(x)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x, dtype = input, autocast_dtype(input)
         parameters: dict[str, Any] = self._parameters  # without torch.nn.Module's search for an attribute
-        weight, scale, bias = parameters["weight"], parameters["weight_scale_inv"], parameters["bias"]
+        if "weight" in parameters:
+            weight, scale, bias = parameters["weight"], parameters["weight_scale_inv"], parameters["bias"]
+        else:  # a replica of torch.nn.DataParallel
+            weight, scale, bias = self.weight, self.weight_scale_inv, self.bias
         if dtype is not None:
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if torch.compiler.is_dynamo_compiling():

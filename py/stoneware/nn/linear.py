@@ -34,8 +34,8 @@ class Linear(torch.nn.Linear):
     recipe = BF16
     fuse_wgrad_accumulation = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight  # once: torch.nn.Module searches for it
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        x, weight = input, self.weight  # once: torch.nn.Module searches for it
         if main_grad.is_wanted(self, weight):
             is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
             dtype = autocast_dtype(x)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from stoneware.nn.arguments import has_hooks
 
@@ -166,19 +167,84 @@ def _check_call(module: torch.nn.Module) -> None:
         raise NoProof(f"{type(module).__name__} has a __call__ of its own")
 
 
+class _Watched:
+    """The names that a trace reads from the module that is traced."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.kind = module, type(module)
+        self.names: set[str] = set()
+
+    def __enter__(self) -> _Watched:
+        names = self.names
+
+        def read(module: Any, name: str) -> Any:
+            names.add(name)
+            return super(watched, module).__getattribute__(name)  # type: ignore[arg-type]  # a class, made below
+
+        attributes = {"__getattribute__": read, "__init_subclass__": classmethod(lambda cls: None)}
+        watched = type(self.kind.__name__, (_Silent, self.kind), attributes)
+        self.module.__class__ = watched
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.module.__class__ = self.kind
+
+    def check(self, *, is_guarded: bool) -> None:
+        """Refuses code that reads what can change; `is_guarded` says whether setting an attribute is noticed."""
+        module = self.module
+        for name in self.names - _MODULE_ATTRIBUTES:
+            if name.startswith("__") or hasattr(torch.nn.Module, name):
+                continue
+            if name in vars(module):
+                value = vars(module)[name]
+                is_constant = is_guarded and (_is_immutable(value) or callable(value))
+            else:
+                is_method = callable(getattr(self.kind, name, None))
+                is_constant = name in module._parameters or name in module._modules or is_method
+            if not is_constant:
+                raise NoProof(f"its code reads the attribute {name}, which can change later")
+
+
+class _Silent:
+    """Keeps the class of a module from registering what is derived from it."""
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+_MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
+
+
+def _is_immutable(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_immutable, value))
+    return value is None or isinstance(value, (int, float, str, torch.dtype))
+
+
 class _Tracer(torch.fx.Tracer):
     """Follows the code of a module down to torch.nn's own submodules."""
 
     def __init__(self, method: str) -> None:
         super().__init__()
         self.traced_func_name = method
+        self.proxy_buffer_attributes = True  # or a trace would change them
+        self.proxies: list[torch.fx.Proxy] = []
 
     def is_leaf_module(self, module: torch.nn.Module, name: str) -> bool:
         return type(module) in (torch.nn.Linear, torch.nn.SiLU)
 
     def call_module(self, module: torch.nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         _check_call(module)
-        return super().call_module(module, forward, args, kwargs)
+        if self.is_leaf_module(module, ""):
+            return super().call_module(module, forward, args, kwargs)
+        with _Watched(module) as watched:
+            result = super().call_module(module, forward, args, kwargs)
+        watched.check(is_guarded=False)
+        return result
+
+    def proxy(self, node: torch.fx.Node) -> torch.fx.Proxy:
+        self.proxies.append(super().proxy(node))
+        return self.proxies[-1]
 
     def getattr(self, attr: str, value: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         found = super().getattr(attr, value, parameter_proxy_cache)
@@ -200,34 +266,142 @@ def _trace(module: torch.nn.Module, method: str) -> torch.fx.Graph:
     _check_call(module)
     graphs = []
     for is_training in (False, True):
-        for has_grad in (False, True):
-            with _restored(module), torch.set_grad_enabled(has_grad):
+        for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+            with _unchanged(module), mode(), _without_autocast():
                 for part in module.modules():
                     part.training = is_training
-                before = {**vars(module)}
-                try:
-                    graphs.append(_Tracer(method).trace(module))
-                except NoProof:
-                    raise
-                except Exception as error:  # whatever other people's code raises that is given a proxy
-                    raise NoProof(f"its code cannot be traced ({type(error).__name__})") from error
-                if {**vars(module)} != before:
-                    raise NoProof("its call changes the module")
+                with _Watched(module) as watched:
+                    try:
+                        graphs.append(_traced(module, method))
+                    except NoProof:
+                        raise
+                    except Exception as error:  # whatever other people's code raises that is given a proxy
+                        raise NoProof(f"its code cannot be traced ({type(error).__name__})") from error
+                watched.check(is_guarded=True)
     if len({str(graph) for graph in graphs}) > 1:
         raise NoProof("what it computes depends on its mode, like a dropout")
     return graphs[0]
 
 
+def _traced(module: torch.nn.Module, method: str) -> torch.fx.Graph:
+    tracer = _Tracer(method)
+    graph = tracer.trace(module)
+    if any(vars(proxy).keys() - _PROXY_ATTRIBUTES for proxy in tracer.proxies):
+        raise NoProof("its code sets attributes of tensors")
+    return graph
+
+
+_PROXY_ATTRIBUTES = frozenset({"tracer", "node", "dtype", "root", "attr", "_node"})
+
+
 @contextmanager
-def _restored(module: torch.nn.Module) -> Iterator[None]:
-    """Gives each part back the attributes that it has now."""
-    before = [(part, {**vars(part)}) for part in module.modules()]
+def _unchanged(module: torch.nn.Module) -> Iterator[None]:
+    """Gives each part back the attributes that it has now, and the lists and dicts among them their contents.
+
+    Raises:
+      NoProof: another one than `training` was changed.
+    """
+    parts = [*module.modules()]
+    before = [({**vars(part)}, _contents(vars(part))) for part in parts]
+    is_changed = False
     try:
         yield
     finally:
-        for part, attributes in before:
-            vars(part).clear()
-            vars(part).update(attributes)
+        for part, (attributes, contents) in zip(parts, before):
+            now = vars(part)
+            is_changed |= now.keys() != attributes.keys() or any(
+                now[name] is not value for name, value in attributes.items() if name != "training"
+            )
+            now.clear()
+            now.update(attributes)
+            for (container, old), (_, new) in zip(contents, _contents(now)):
+                if len(old) != len(new) or any(a is not b for a, b in zip(old, new)):
+                    is_changed = True
+                    _refill(container, old)
+    if is_changed:
+        raise NoProof("its call changes the module")
+
+
+def _contents(attributes: dict[str, Any]) -> list[tuple[Any, list[Any]]]:
+    """The containers among the attributes, and what is in each."""
+    containers = [value for value in attributes.values() if isinstance(value, (list, dict, set))]
+    return [(one, [*one.keys(), *one.values()] if isinstance(one, dict) else [*one]) for one in containers]
+
+
+def _refill(container: Any, contents: list[Any]) -> None:
+    container.clear()
+    if isinstance(container, dict):
+        half = len(contents) // 2
+        container.update(zip(contents[:half], contents[half:]))
+    elif isinstance(container, set):
+        container.update(contents)
+    else:
+        container.extend(contents)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+class _Recorder(TorchFunctionMode):
+    """The names of the operations of a call on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.mode = self._mode()
+
+    def _mode(self) -> tuple[bool, ...]:
+        kinds = ("cpu", "cuda")
+        return (
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *map(torch.is_autocast_enabled, kinds)
+        )  # fmt: skip
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name != "__get__":
+            self.names.append(_plain_name(name))
+        if self._mode() != self.mode:
+            raise NoProof("its code changes the mode of gradients or of autocast")
+        return func(*args, **(kwargs or {}))
+
+
+def _plain_name(name: str) -> str:
+    """Of an operator, also of the reflected one: "mul" for "__rmul__"."""
+    if name.startswith("__") and name.endswith("__"):
+        name = name.strip("_")
+        return name[1:] if name in ("radd", "rmul", "rsub", "rpow", "rtruediv") else name
+    return name
+
+
+def check_operations_of_call(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """module(x), of which the operations on a tensor must be those of the trace.
+
+    Code that asks whether x is a tensor does something else with a proxy.
+
+    Raises:
+      NoProof: they are not.
+    """
+    graph = _Tracer("forward").trace(module) if type(module) is not torch.nn.RMSNorm else None
+    with _Recorder() as recorder:
+        y: torch.Tensor = module(x)
+    if graph is None:
+        return y
+    expected = [name for node in graph.nodes if (name := _name_in_call(module, node)) is not None]
+    if sorted(recorder.names) != sorted(expected):
+        raise NoProof(f"called with a tensor it computes {', '.join(recorder.names)}, not {', '.join(expected)}")
+    return y
+
+
+def _name_in_call(module: torch.nn.Module, node: torch.fx.Node) -> str | None:
+    """The name of a node's operation on a tensor; None if it has none."""
+    if node.op == "call_module":
+        return "linear" if isinstance(module.get_submodule(str(node.target)), torch.nn.Linear) else "silu"
+    if node.op not in ("call_method", "call_function") or node.target in (getattr, operator.getitem):
+        return None
+    return _plain_name(_name(node))
 
 
 def _inputs(graph: torch.fx.Graph) -> list[torch.fx.Node]:
@@ -378,7 +552,8 @@ class _NormTrace:
     def _call(self, node: torch.fx.Node, arguments: list[Any], named: dict[str, Any]) -> _Value | None:
         first, *others = arguments
         if node.target is getattr:
-            return _Value("dtype", False) if others == ["dtype"] and first.kind in ("x", "weight") else None
+            is_dtype = others == ["dtype"] and first.kind in ("x", "weight")
+            return _Value("dtype", first.is_wide) if is_dtype else None
         if node.target is _FUNCTIONAL.rms_norm:
             return self._norm(dict(zip(("input", "normalized_shape", "weight", "eps"), arguments)) | named)
         if node.op == "call_method" and node.target in ("to", "float", "type_as"):
@@ -431,8 +606,7 @@ class _NormTrace:
             return None
         dtype = dtypes[0] if dtypes else torch.float32  # of float()
         if isinstance(dtype, _Value):
-            is_wide = dtype.is_wide if dtype.kind in ("x", "weight") else self.dtype == torch.float32
-            is_dtype = dtype.kind in ("x", "weight", "dtype")
+            is_wide, is_dtype = dtype.is_wide, dtype.kind in ("x", "weight", "dtype")
         else:
             is_wide, is_dtype = dtype == torch.float32, dtype in (torch.float32, self.dtype)
         return source._replace(is_wide=is_wide) if is_dtype else None
