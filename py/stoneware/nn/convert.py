@@ -341,7 +341,7 @@ class _Plan:
         parameters = [one for one, _ in module.named_parameters()]
         layers = [child for child in module.children() if isinstance(child, torch.nn.Linear)]
         try:
-            if "Norm" in type(module).__name__ and "weight" in parameters and not layers:
+            if type(module).__name__.endswith("RMSNorm") and "weight" in parameters and not layers:
                 eps = proofs.rms_norm(module)
                 _check_norm(module, eps)
                 self.changes[id(module)] = FusedNorm(name, module, eps)

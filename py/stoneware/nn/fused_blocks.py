@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class FusedBlock(torch.nn.Module):
 
 def fuse(block: torch.nn.Module, mixin: type[FusedBlock], state: Any) -> None:
     """Adds a class to those of a block, in place."""
-    state.forward = type(block).forward
+    state.kind, state.forward = type(block), type(block).forward
     vars(block)[_STATE] = state
     block.__class__ = _fused_class(mixin, type(block))  # type: ignore[arg-type]  # a class has a hash
 
@@ -90,36 +91,35 @@ def unfuse(block: torch.nn.Module) -> None:
 
 def _is_proved(block: FusedBlock, state: State) -> bool:
     """Whether attributes and class of the block are those of the proof, so that its own forward computes the same."""
-    forward: Any = super(FusedBlock, type(block)).forward  # that of its own class
+    kind: Any = state.kind
     if state.forward is None:  # in a pickle
-        state.forward = forward
-    return state.is_proved and forward is state.forward
+        state.forward = kind.forward
+    return state.is_proved and kind.forward is state.forward
 
 
-def _is_watched(modules: list[torch.nn.Module | None]) -> bool:
-    """Whether a call of one of these is more than its class's forward."""
+def _is_watched(state: SwiGLUState) -> bool:
+    """Whether a call of a submodule is more than its class's forward."""
     if torch_module._has_any_global_hook():
         return True
-    for module in modules:
-        own = vars(module)
-        if (
-            own["_forward_hooks"]
-            or own["_forward_pre_hooks"]
-            or own["_backward_hooks"]
-            or own["_backward_pre_hooks"]
-            or "forward" in own
-        ):
+    if not state.hooks:
+        own = [vars(module) for module in state.modules if module is not None]
+        state.hooks = [one[name] for one in own for name in _HOOKS]
+        state.attributes = own
+    for attributes in state.attributes:
+        if "forward" in attributes:
             return True
-    return False
+    return any(state.hooks)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @functools.cache
 def _fused_class(mixin: type[FusedBlock], kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    @functools.wraps(kind.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return call(self, *args, **kwargs)
-
-    call = mixin.forward
+    # A copy of the function, which has the signature of the block's own, and saves the call of a wrapper.
+    call: Any = mixin.forward
+    copied = FunctionType(call.__code__, call.__globals__, call.__name__, call.__defaults__, call.__closure__)
+    forward = functools.wraps(kind.forward)(copied)
     names = {"forward": forward, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (mixin, kind), names)
 
@@ -135,10 +135,11 @@ class State:
 
     Attributes:
       is_proved: whether the block's attributes are those of the proof.
-      forward: of the block's own class, as it was then.
+      kind, forward: the block's own class, and its forward as it was then.
     """
 
     is_proved: bool = True
+    kind: Any = None
     forward: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,7 +180,8 @@ class FusedRMSNorm(FusedBlock):
             or not isinstance(args[0], torch.Tensor)
             or args[0].dtype is not state.dtype
             or weight.dtype is not state.dtype
-            or args[0].shape[-1:] != weight.shape
+            or not args[0].ndim
+            or args[0].size(-1) != len(weight)
             or autocast_dtype(args[0]) is not None
         ):
             return super().forward(*args, **kwargs)
@@ -223,6 +225,7 @@ class SwiGLUState(State):
       joined: weight and scales of gate and up as one product, whose memory is that of the two layers.
       addresses: of the weights and the scales of the two in it.
       joined_parameters: weight and scales of gate, then of up.
+      hooks, attributes: dicts of the submodules, found at the first call.
     """
 
     parts: SwiGLUParts
@@ -231,10 +234,19 @@ class SwiGLUState(State):
     joined: tuple[torch.Tensor, torch.Tensor] | None = None
     addresses: tuple[int, ...] = ()
     joined_parameters: list[Any] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+    attributes: list[Any] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the layers has memory of its own, which is joined anew."""
-        return {**super().__getstate__(), "joined": None, "addresses": (), "joined_parameters": []}
+        return {
+            **super().__getstate__(),
+            "joined": None,
+            "addresses": (),
+            "joined_parameters": [],
+            "hooks": [],
+            "attributes": [],
+        }
 
 
 class FusedSwiGLU(FusedBlock):
@@ -249,7 +261,7 @@ class FusedSwiGLU(FusedBlock):
             return super().forward(*args, **kwargs)
         (x,) = args
         modules = self._modules
-        if [*modules.values()] != state.modules or _is_watched(state.modules) or autocast_dtype(x) is not None:
+        if [*modules.values()] != state.modules or _is_watched(state) or autocast_dtype(x) is not None:
             return super().forward(x)
         layers: list[Any] = [modules[name] for name in (*state.parts.gate_up, state.parts.down)]
         if any(type(one) is not Float8InferenceLinear or one._parameters["bias"] is not None for one in layers):

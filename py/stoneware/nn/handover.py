@@ -62,40 +62,47 @@ class Route:
     def __init__(self, owner: torch.nn.Module, places: Sequence[tuple[torch.nn.Module, str]]) -> None:
         self.owner = owner
         self.places = [(place, name, place.get_submodule(name)) for place, name in places]
-        self.forwards: list[tuple[Any, Any]] | None = self._forwards()
-
-    def _forwards(self) -> list[tuple[Any, Any]]:
-        return [(type(one).forward, one) for one in (self.owner, *(module for *_, module in self.places))]
+        self._modules = [self.owner, *(module for *_, module in self.places)]
+        self._forwards: list[Any] | None = [type(one).forward for one in self._modules]
+        self._dicts: tuple[Any, ...] | None = None
 
     def is_open(self) -> bool:
         """Whether the modules are the same, and nothing else sees the result."""
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             return False
-        for place, name, module in self.places:
-            if place._modules.get(name) is not module:
+        hooks, places, classes = self._dicts or self._found_dicts()
+        for modules, name, module in places:
+            if modules.get(name) is not module:
                 return False
-        if self.forwards is None:  # a pickle has no functions
-            self.forwards = self._forwards()
-        for idx, (forward, module) in enumerate(self.forwards):
-            own = vars(module)
-            if type(module).forward is not forward or "forward" in own:
+        for module, attributes, kind, forward in classes:
+            if type(module) is not kind or kind.forward is not forward or "forward" in attributes:
                 return False
-            # The owner's hooks and the norm's pre-hooks do not see the result. A hook of the module that gets it
-            # runs before its forward, or when its readers have read.
-            is_reader = idx > 2 or (idx == 2 and len(self.forwards) == 3)
-            if (is_reader or idx == 1) and own["_forward_hooks"]:
-                return False
-            if idx > 1 and own["_forward_pre_hooks"]:
-                return False
-        return True
+        return not any(hooks)
+
+    def _found_dicts(self) -> tuple[Any, ...]:
+        """What `is_open` reads, in the modules of this route; a copy has others."""
+        if self._forwards is None:  # a pickle has no functions
+            self._forwards = [type(one).forward for one in self._modules]
+        # The owner's hooks and the norm's pre-hooks do not see the result. A hook of the module that gets it runs
+        # before its forward, or when its readers have read.
+        _, norm, reader, *layers = map(vars, self._modules)
+        hooks = [norm["_forward_hooks"], reader["_forward_pre_hooks"]]
+        for own in layers or [reader]:
+            hooks += [own["_forward_pre_hooks"], own["_forward_hooks"]]
+        self._dicts = (
+            tuple(hooks),
+            tuple((place._modules, name, module) for place, name, module in self.places),
+            tuple((one, vars(one), type(one), forward) for one, forward in zip(self._modules, self._forwards)),
+        )
+        return self._dicts
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "forwards": None}
+        return {**vars(self), "_forwards": None, "_dicts": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Route | None:
         """The route of a copy of the owner; a norm that is copied alone has none."""
         if id(self.owner) not in memo:
             return None
         new = memo[id(self)] = Route.__new__(Route)
-        vars(new).update(copy.deepcopy(vars(self), memo))
+        vars(new).update(copy.deepcopy({**vars(self), "_dicts": None}, memo))
         return new

@@ -136,7 +136,28 @@ def _replace(*, remove: tuple[Scope, ...] = (), add: tuple[Scope, ...] = ()) -> 
         _torch_c = getattr(sys.modules.get("torch"), "_C", None)
     if _torch_c is not None:
         scopes = tuple([scope for scope in _thread_scopes() if scope.is_open and scope not in remove])
-        _torch_c._stash_obj_in_tls(_TLS_KEY, scopes + add)
+        _stash(scopes + add)
+
+
+class _ThreadScopes(threading.local):
+    """A list of each thread with its scopes, which torch copies to the threads of autograd."""
+
+    def __init__(self) -> None:
+        self.scopes: list[tuple[Scope, ...]] = [()]
+
+
+_LOCAL = _ThreadScopes()
+
+
+def _stash(scopes: tuple[Scope, ...]) -> None:
+    import ctypes
+
+    holder = _LOCAL.scopes
+    holder[0] = scopes
+    # torch 2.11 does not count the reference that it takes, but releases it later; 2.13 counts. A thread has one
+    # object as long as the process lives, so that a reference too many costs no memory.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
+    _torch_c._stash_obj_in_tls(_TLS_KEY, holder)
 
 
 def _thread_scopes() -> tuple[Scope, ...]:
@@ -144,7 +165,7 @@ def _thread_scopes() -> tuple[Scope, ...]:
     copies (at::ThreadLocalState). Some may be closed since."""
     if _torch_c is None or not _torch_c._is_key_in_tls(_TLS_KEY):
         return ()
-    scopes: tuple[Scope, ...] = _torch_c._get_obj_in_tls(_TLS_KEY)
+    scopes: tuple[Scope, ...] = _torch_c._get_obj_in_tls(_TLS_KEY)[0]
     return scopes
 
 
