@@ -89,7 +89,7 @@ def unfuse(block: torch.nn.Module) -> None:
     del vars(block)[_STATE]
 
 
-def _is_proved(block: FusedBlock, state: State) -> bool:
+def _is_proved(state: State) -> bool:
     """Whether attributes and class of the block are those of the proof, so that its own forward computes the same."""
     kind: Any = state.kind
     if state.forward is None:  # in a pickle
@@ -176,12 +176,12 @@ class FusedRMSNorm(FusedBlock):
             kwargs
             or len(args) != 1
             or torch.compiler.is_compiling()
-            or not _is_proved(self, state)
+            or not _is_proved(state)
             or not isinstance(args[0], torch.Tensor)
             or args[0].dtype is not state.dtype
             or weight.dtype is not state.dtype
             or not args[0].ndim
-            or args[0].size(-1) != len(weight)
+            or args[0].size(-1) != weight.size(0)
             or autocast_dtype(args[0]) is not None
         ):
             return super().forward(*args, **kwargs)
@@ -257,7 +257,7 @@ class FusedSwiGLU(FusedBlock):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         state: SwiGLUState = self._stoneware  # type: ignore[assignment]
-        if kwargs or len(args) != 1 or not _is_proved(self, state) or not isinstance(args[0], torch.Tensor):
+        if kwargs or len(args) != 1 or not _is_proved(state) or not isinstance(args[0], torch.Tensor):
             return super().forward(*args, **kwargs)
         (x,) = args
         modules = self._modules
