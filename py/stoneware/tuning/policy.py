@@ -180,6 +180,8 @@ def run_in(state: State | None, function: Callable[..., Any], *arguments: Any) -
       state: `policy.state()` at the call whose backward this is; None adds nothing.
       function: called with the arguments; its result is returned.
     """
+    if state is None and _torch_c is None:  # no scope was ever opened
+        return function(*arguments)
     here = around = _STATE.get()
     if here is None and (scopes := _thread_scopes()):
         around = _state_of_backward_caller(scopes)
