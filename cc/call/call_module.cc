@@ -1,15 +1,20 @@
-// stoneware.ops._call: calls of ops that were made before, without Python. No CUDA call of its own.
+// stoneware.ops._call: what runs without Python: calls of ops that were made before, and checks of
+// what these calls depend on. No CUDA call of its own.
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "cc/call/fast_call.h"
+#include "cc/call/guard.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -130,28 +135,54 @@ PyMethodDef Definition(const char* name) {
 PyMethodDef call_definition = Definition<&FastCall::Call>("call");
 PyMethodDef plan_definition = Definition<&FastCall::Plan>("plan");
 
+void InitGuard(Guard* self, const std::vector<std::tuple<nb::dict, nb::object, nb::object>>& items,
+               const std::vector<nb::dict>& empty,
+               const std::vector<std::tuple<nb::object, nb::object>>& kinds,
+               const std::vector<std::tuple<nb::object, nb::str, nb::object>>& attributes,
+               const std::vector<std::tuple<nb::object, std::uint64_t>>& addresses) {
+  std::vector<Guard::Item> as_items;
+  for (const auto& [dict, key, value] : items) as_items.push_back({dict, key, value});
+  std::vector<Guard::Kind> as_kinds;
+  for (const auto& [object, type] : kinds) as_kinds.push_back({object, type});
+  std::vector<Guard::Attribute> as_attributes;
+  for (const auto& [owner, name, value] : attributes) as_attributes.push_back({owner, name, value});
+  std::vector<Guard::Address> as_addresses;
+  for (const auto& [tensor, address] : addresses) as_addresses.push_back({tensor, address});
+  new (self) Guard(std::move(as_items), {empty.begin(), empty.end()}, std::move(as_kinds),
+                   std::move(as_attributes), std::move(as_addresses));
+}
+
+PyObject* Holds(PyObject* self, PyObject*) {
+  return PyBool_FromLong(nb::inst_ptr<Guard>(self)->Holds());
+}
+
+PyMethodDef holds_definition = {"holds", &Holds, METH_NOARGS, nullptr};
+
 // CPython's own bound function: calling it costs less than calling a method of nanobind's.
 nb::object Bound(PyMethodDef* definition, nb::handle self) {
   if (!nb::inst_ready(self)) {
-    throw nb::type_error("a FastCall must be made by FastCall(...), not by __new__ alone");
+    throw nb::type_error("an object of this class must be made by its constructor, not by __new__ alone");
   }
   return nb::steal(PyCFunction_NewEx(definition, self.ptr(), nullptr));
 }
 
 // Py_VISIT takes the name `arg`.
+template <class T>
 int Traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
-  return nb::inst_ready(self) ? nb::inst_ptr<FastCall>(self)->Traverse(visit, arg) : 0;
+  return nb::inst_ready(self) ? nb::inst_ptr<T>(self)->Traverse(visit, arg) : 0;
 }
 
+template <class T>
 int Clear(PyObject* self) {
   // The garbage collector also clears an instance of which the constructor did not run.
-  if (nb::inst_ready(self)) nb::inst_ptr<FastCall>(self)->Clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<T>(self)->Clear();
   return 0;
 }
 
-PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Traverse)},
-                       {Py_tp_clear, reinterpret_cast<void*>(&Clear)},
+template <class T>
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&Traverse<T>)},
+                       {Py_tp_clear, reinterpret_cast<void*>(&Clear<T>)},
                        {0, nullptr}};
 
 }  // namespace
@@ -162,7 +193,7 @@ NB_MODULE(_call, m) {
   // Torch keeps what was registered with it until the process ends, and plans with that.
   nb::set_leak_warnings(false);
   m.doc() = "The plans of ops, and calls whose plan is known without Python.";
-  nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots),
+  nb::class_<FastCall>(m, "FastCall", nb::type_slots(slots<FastCall>),
                        "The calls of one op, and their plans.")
       .def("__init__", &Init, "torch"_a, nb::kw_only(), "make"_a, "slow"_a, "state"_a, "epoch"_a,
            "num_tensors"_a, "num_objects"_a, "outs"_a, "optional"_a, "aligned"_a, "plan_order"_a,
@@ -199,4 +230,18 @@ NB_MODULE(_call, m) {
       .def_prop_ro("num_hits", &FastCall::num_hits, "Calls without Python whose plan was known.")
       .def_prop_ro("num_made", &FastCall::num_made, "Plans that were asked of `make`.")
       .def_prop_ro("num_slow", &FastCall::num_slow, "Calls that were unusual.");
+  nb::class_<Guard>(m, "Guard", nb::type_slots(slots<Guard>),
+                    "Conditions on Python objects, checked together.")
+      .def("__init__", &InitGuard, nb::kw_only(), "items"_a, "empty"_a, "kinds"_a, "attributes"_a,
+           "addresses"_a,
+           "Args:\n"
+           "  items: (dict, key, value): dict.get(key) is value.\n"
+           "  empty: dicts that have no item.\n"
+           "  kinds: (object, type): type(object) is type.\n"
+           "  attributes: (owner, name, value): getattr(owner, name) is value.\n"
+           "  addresses: (tensor, address): tensor.data_ptr() == address.")
+      .def_prop_ro(
+          "holds", [](nb::handle self) { return Bound(&holds_definition, self); },
+          "holds() returns whether every condition holds; an object that raises an exception does "
+          "not fulfil its own.");
 }

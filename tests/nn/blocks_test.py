@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import gc
 import inspect
 import io
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -75,6 +77,10 @@ class Block(torch.nn.Module):
 
 @pytest.fixture
 def model():
+    return new_model()
+
+
+def new_model():
     torch.manual_seed(1)
     return torch.nn.Sequential(Block(), Block()).bfloat16().eval().requires_grad_(False)
 
@@ -486,3 +492,14 @@ def test_compiled_blocks_give_what_eager_ones_do(model):
 def test_frozen_layers_need_fp8():
     with pytest.raises(ValueError, match="recipe='bf16' must be one of tensorwise"):
         nn.SwiGLU(HIDDEN, WIDTH, recipe="bf16", frozen=True)
+
+
+def test_a_converted_model_is_freed_with_its_conversion():
+    model = new_model()
+    done = nn.convert(model)
+    with torch.no_grad():
+        model(rows(1, 4, HIDDEN))
+    weights = [weakref.ref(parameter) for parameter in model.parameters()]
+    del model, done
+    gc.collect()
+    assert not [one for one in weights if one() is not None]

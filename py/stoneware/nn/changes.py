@@ -15,7 +15,7 @@ import torch
 from stoneware.nn import fused_blocks
 from stoneware.nn.experts import WEIGHTS, Experts, Float8InferenceExperts
 from stoneware.nn.fused_blocks import FusedBlock
-from stoneware.nn.handover import Handover, Route
+from stoneware.nn.handover import Route
 from stoneware.nn.inference import Float8InferenceLinear, frozen_parameter
 from stoneware.nn.linear import Float8Linear, Linear
 from stoneware.nn.proofs import SwiGLUParts
@@ -268,10 +268,9 @@ class NormHandover(Change):
     def change(self) -> None:
         norm_name = self.name.rpartition(".")[2]
         module = self.owner._modules[self.reader]
-        state, handover = self.module._stoneware, Handover()
+        state, handover = self.module._stoneware, self.owner._stoneware.of_norms
         places = [(self.owner, norm_name), (self.owner, self.reader), *((module, layer) for layer in self.layers)]
         state.handover, state.route = handover, Route(self.owner, places)
-        self.owner._stoneware.handovers.append(handover)
         for reader in self._readers():
             if isinstance(reader, Float8InferenceLinear):
                 reader.handover = handover

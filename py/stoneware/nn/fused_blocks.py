@@ -9,14 +9,16 @@ block's own forward.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
 
-from stoneware.nn import swiglu
+from stoneware.nn import conditions, swiglu
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.handover import Handover, Route
@@ -78,7 +80,7 @@ class FusedBlock(torch.nn.Module):
 
 def fuse(block: torch.nn.Module, mixin: type[FusedBlock], state: Any) -> None:
     """Adds a class to those of a block, in place."""
-    state.kind, state.forward = type(block), type(block).forward
+    state.block, state.kind, state.forward = block, type(block), type(block).forward
     vars(block)[_STATE] = state
     block.__class__ = _fused_class(mixin, type(block))  # type: ignore[arg-type]  # a class has a hash
 
@@ -87,31 +89,6 @@ def unfuse(block: torch.nn.Module) -> None:
     """Takes `fuse` back."""
     _, block.__class__ = type(block).__bases__
     del vars(block)[_STATE]
-
-
-def _is_proved(state: State) -> bool:
-    """Whether attributes and class of the block are those of the proof, so that its own forward computes the same."""
-    kind: Any = state.kind
-    if state.forward is None:  # in a pickle
-        state.forward = kind.forward
-    return state.is_proved and kind.forward is state.forward
-
-
-def _is_watched(state: SwiGLUState) -> bool:
-    """Whether a call of a submodule is more than its class's forward."""
-    if torch_module._has_any_global_hook():
-        return True
-    if not state.hooks:
-        own = [vars(module) for module in state.modules if module is not None]
-        state.hooks = [one[name] for one in own for name in _HOOKS]
-        state.attributes = own
-    for attributes in state.attributes:
-        if "forward" in attributes:
-            return True
-    return any(state.hooks)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @functools.cache
@@ -135,16 +112,33 @@ class State:
 
     Attributes:
       is_proved: whether the block's attributes are those of the proof.
+      block: whose proof it is.
       kind, forward: the block's own class, and its forward as it was then.
     """
 
     is_proved: bool = True
+    block: Any = field(default=None, repr=False)
     kind: Any = None
     forward: Any = None
 
+    @functools.cached_property
+    def holds(self) -> Callable[[], bool]:
+        """holds() returns whether attributes and class of the block are those of the proof, so that the kernel
+        computes what its own forward does."""
+        return self.check()
+
+    def check(self, items: Sequence[Any] = (), **others: Any) -> Callable[[], bool]:
+        """`conditions.check` of the proof and of others."""
+        if self.forward is None:  # in a pickle
+            self.forward = self.kind.forward
+        items = [(vars(self), "is_proved", True), *items]
+        return conditions.check(items=items, attributes=[(self.kind, "forward", self.forward)], **others)
+
     def __getstate__(self) -> dict[str, Any]:
         """A pickle has no functions of classes."""
-        return {**vars(self), "forward": None}
+        own = {**vars(self), "forward": None}
+        own.pop("holds", None)
+        return own
 
 
 @dataclass(kw_only=True)
@@ -176,7 +170,7 @@ class FusedRMSNorm(FusedBlock):
             kwargs
             or len(args) != 1
             or torch.compiler.is_compiling()
-            or not _is_proved(state)
+            or not state.holds()
             or not isinstance(args[0], torch.Tensor)
             or args[0].dtype is not state.dtype
             or weight.dtype is not state.dtype
@@ -187,11 +181,11 @@ class FusedRMSNorm(FusedBlock):
             return super().forward(*args, **kwargs)
         (x,) = args
         handover, route = state.handover, state.route
-        if handover is None or route is None or not handover.is_open() or not route.is_open():
+        if handover is None or route is None or handover.thread != get_ident() or not route.is_open():
             return torch.nn.functional.rms_norm(x, weight.shape, weight, state.eps)
         y, values, scale = rms_norm_fp8(state.eps)(x, weight)
         if values is not None:
-            handover.give(y, values, scale)
+            handover.result = y, values, scale
         return y
 
 
@@ -225,7 +219,7 @@ class SwiGLUState(State):
       joined: weight and scales of gate and up as one product, whose memory is that of the two layers.
       addresses: of the weights and the scales of the two in it.
       joined_parameters: weight and scales of gate, then of up.
-      hooks, attributes: dicts of the submodules, found at the first call.
+      operands: weight and scales of gate and up, and of down, of the calls for which `holds()`.
     """
 
     parts: SwiGLUParts
@@ -234,19 +228,32 @@ class SwiGLUState(State):
     joined: tuple[torch.Tensor, torch.Tensor] | None = None
     addresses: tuple[int, ...] = ()
     joined_parameters: list[Any] = field(default_factory=list)
-    hooks: list[Any] = field(default_factory=list)
-    attributes: list[Any] = field(default_factory=list)
+    operands: tuple[torch.Tensor, ...] = ()
+
+    @functools.cached_property
+    def holds(self) -> Callable[[], bool]:
+        """holds() returns whether the block is that of the proof, its layers are frozen ones that nothing watches,
+        and their weights are `operands`."""
+        own = self.block._modules
+        layers = [own.get(name) for name in (*self.parts.gate_up, self.parts.down)]
+        if not all(_is_frozen(layer) for layer in layers):
+            return lambda: False
+        self.operands = (*(self.joined or _weights(layers[0])), *_weights(layers[-1]))
+        if len(self.operands) != 4 or (len(layers) == 3 and self.joined is None):
+            return lambda: False
+        children = [module for module in self.modules if module is not None]
+        parameters = [(layer._parameters, name) for layer in layers for name in ("weight", "weight_scale_inv", "bias")]
+        return self.check(
+            [(of_layer, name, of_layer.get(name)) for of_layer, name in parameters],
+            submodules=[(self.block, *item) for item in own.items()],
+            forwards=[(child, type(child), type(child).forward) for child in children],
+            hooks=[(child, name) for child in children for name in conditions.HOOKS],
+            memory=[*zip(self.joined_parameters, self.addresses)],
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the layers has memory of its own, which is joined anew."""
-        return {
-            **super().__getstate__(),
-            "joined": None,
-            "addresses": (),
-            "joined_parameters": [],
-            "hooks": [],
-            "attributes": [],
-        }
+        return {**super().__getstate__(), "joined": None, "addresses": (), "joined_parameters": [], "operands": ()}
 
 
 class FusedSwiGLU(FusedBlock):
@@ -257,41 +264,70 @@ class FusedSwiGLU(FusedBlock):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         state: SwiGLUState = self._stoneware  # type: ignore[assignment]
-        if kwargs or len(args) != 1 or not _is_proved(state) or not isinstance(args[0], torch.Tensor):
-            return super().forward(*args, **kwargs)
+        if (
+            kwargs
+            or len(args) != 1
+            or torch.compiler.is_compiling()
+            or state.block is not self
+            or not state.holds()
+            or not isinstance(args[0], torch.Tensor)
+            or autocast_dtype(args[0]) is not None
+        ):
+            return _unusual_swiglu(self, state, args, kwargs)
         (x,) = args
-        modules = self._modules
-        if [*modules.values()] != state.modules or _is_watched(state) or autocast_dtype(x) is not None:
-            return super().forward(x)
-        layers: list[Any] = [modules[name] for name in (*state.parts.gate_up, state.parts.down)]
-        if any(type(one) is not Float8InferenceLinear or one._parameters["bias"] is not None for one in layers):
-            return super().forward(x)
-        down = layers.pop()
-        is_compiling = torch.compiler.is_compiling()
-        if len(layers) == 1:
-            gate_up, scale_gate_up = layers[0].weight, layers[0].weight_scale_inv
-        else:
-            if not is_compiling and _addresses(layers) != state.addresses:
-                parameters = _parameters(layers)
-                if not state.joined_parameters or [*map(id, parameters)] == [*map(id, state.joined_parameters)]:
-                    join(self)
-                else:  # others, perhaps for a time, as torch.func.functional_call puts them there
-                    return super().forward(x)
-            if state.joined is None:
-                return super().forward(x)
-            gate_up, scale_gate_up = state.joined
-        if is_compiling:
-            return swiglu.frozen_by_ops(x, gate_up, scale_gate_up, down.weight, down.weight_scale_inv)
-        given = () if state.handover is None else state.handover.take(x)
-        parameters = down._parameters
-        return swiglu.frozen(bool(given))(
-            x, *given, gate_up, scale_gate_up, parameters["weight"], parameters["weight_scale_inv"]
-        )
+        x_fp8 = () if state.handover is None else state.handover.take(x)
+        return swiglu.frozen(bool(x_fp8))(x, *x_fp8, *state.operands)
 
     def _apply(self, fn: Any, recurse: bool = True) -> FusedSwiGLU:
         super()._apply(fn, recurse)
         join(self)
         return self
+
+
+def _unusual_swiglu(block: FusedSwiGLU, state: SwiGLUState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call for which not everything holds, or that is traced."""
+    own_forward = super(FusedSwiGLU, block).forward
+    modules = block._modules
+    layers: list[Any] = [modules.get(name) for name in (*state.parts.gate_up, state.parts.down)]
+    if (
+        kwargs
+        or len(args) != 1
+        or not isinstance(args[0], torch.Tensor)
+        or autocast_dtype(args[0]) is not None
+        or not state.is_proved
+        or state.kind.forward is not (state.forward or state.kind.forward)
+        or [*modules.values()] != state.modules
+        or any(_is_watched(module) for module in state.modules if module is not None)
+        or torch_module._has_any_global_hook()
+        or not all(_is_frozen(layer) for layer in layers)
+    ):
+        return own_forward(*args, **kwargs)
+    (x,) = args
+    *gate_up, down = layers
+    if torch.compiler.is_compiling():
+        weights = _weights(gate_up[0]) if len(gate_up) == 1 else state.joined
+        return own_forward(x) if weights is None else swiglu.frozen_by_ops(x, *weights, *_weights(down))
+    if len(gate_up) == 2 and _addresses(gate_up) != state.addresses:
+        parameters = _parameters(gate_up)
+        if state.joined_parameters and [*map(id, parameters)] != [*map(id, state.joined_parameters)]:
+            return own_forward(x)  # others, perhaps for a time, as torch.func.functional_call puts them there
+        join(block)
+    vars(state).pop("holds", None)
+    return FusedSwiGLU.forward(block, x) if state.holds() and state.block is block else own_forward(x)
+
+
+def _is_watched(module: torch.nn.Module) -> bool:
+    """Whether a call of the module is more than its class's forward."""
+    own = vars(module)
+    return "forward" in own or any(own[name] for name in conditions.HOOKS)
+
+
+def _is_frozen(layer: Any) -> bool:
+    return type(layer) is Float8InferenceLinear and layer._parameters["bias"] is None
+
+
+def _weights(layer: Any) -> tuple[torch.Tensor, ...]:
+    return layer._parameters["weight"], layer._parameters["weight_scale_inv"]
 
 
 def _parameters(layers: list[Any]) -> list[Any]:
@@ -308,8 +344,8 @@ def join(block: torch.nn.Module) -> None:
     Within a CUDA graph capture nothing is copied, and the layers stay two products.
     """
     state: SwiGLUState = block._stoneware  # type: ignore[assignment]
-    state.joined, state.addresses = None, ()
-    state.joined_parameters = []
+    state.joined, state.addresses, state.joined_parameters = None, (), []
+    vars(state).pop("holds", None)
     layers: list[Any] = [block.get_submodule(name) for name in state.parts.gate_up]
     if len(layers) == 1 or any(type(layer) is not Float8InferenceLinear for layer in layers):
         return
@@ -357,9 +393,9 @@ class FusedFloat8Experts(FusedBlock, Float8InferenceExperts):
 
 @dataclass(kw_only=True)
 class OwnerState(State):
-    """The handovers of the norms that a module has."""
+    """What the norms of a module hand over."""
 
-    handovers: list[Handover] = field(default_factory=list)
+    of_norms: Handover = field(default_factory=Handover)
 
 
 class HandoverOwner(FusedBlock):
@@ -368,11 +404,9 @@ class HandoverOwner(FusedBlock):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
-        state: OwnerState = self._stoneware  # type: ignore[assignment]
-        for handover in state.handovers:
-            handover.open()
+        handover: Handover = self._stoneware.of_norms  # type: ignore[union-attr, assignment]
+        handover.thread, handover.result = get_ident(), None
         try:
             return super().forward(*args, **kwargs)
         finally:
-            for handover in state.handovers:
-                handover.close()
+            handover.thread = handover.result = None
