@@ -161,7 +161,8 @@ PyMethodDef holds_definition = {"holds", &Holds, METH_NOARGS, nullptr};
 // CPython's own bound function: calling it costs less than calling a method of nanobind's.
 nb::object Bound(PyMethodDef* definition, nb::handle self) {
   if (!nb::inst_ready(self)) {
-    throw nb::type_error("an object of this class must be made by its constructor, not by __new__ alone");
+    throw nb::type_error(
+        "an object of this class must be made by its constructor, not by __new__ alone");
   }
   return nb::steal(PyCFunction_NewEx(definition, self.ptr(), nullptr));
 }

@@ -11,8 +11,7 @@ bool IsItem(const Guard::Item& item) {
 }
 
 bool IsAttribute(const Guard::Attribute& attribute) {
-  const nb::object value =
-      nb::steal(PyObject_GetAttr(attribute.owner.ptr(), attribute.name.ptr()));
+  const nb::object value = nb::steal(PyObject_GetAttr(attribute.owner.ptr(), attribute.name.ptr()));
   return value.is(attribute.value);
 }
 
