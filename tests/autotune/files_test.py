@@ -265,3 +265,8 @@ def test_a_key_that_comes_twice_in_a_line_is_a_problem(tmp_path):
     assert len(sample_format.read_samples(path, problems)) == 1
     (problem,) = problems
     assert f"{path}:3: " in problem and "'run' comes twice" in problem
+
+
+def test_a_file_without_an_end_is_not_read_into_memory():
+    with pytest.raises(OSError, match="longer than its size, 0 bytes"):
+        regular_file.read("/proc/self/maps")

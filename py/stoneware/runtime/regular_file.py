@@ -25,7 +25,7 @@ def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
       most_bytes: a longer file is refused, unread.
 
     Raises:
-      OSError: it cannot be read, is not a regular file, or is too long.
+      OSError: it cannot be read, is not a regular file, is too long, or has more bytes than its size says.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         status = os.fstat(file.fileno())
@@ -34,7 +34,11 @@ def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
             raise OSError(
                 errno.EFBIG, f"it has {status.st_size} bytes, and at most {most_bytes} are read", os.fspath(path)
             )
-        return file.read()
+        content = file.read(status.st_size + 1)
+        if len(content) > status.st_size:
+            reason = f"it is longer than its size, {status.st_size} bytes: it grows, or belongs to the system; copy it"
+            raise OSError(errno.EINVAL, reason, os.fspath(path))
+        return content
 
 
 def size_bytes(path: str | os.PathLike[str]) -> int:
