@@ -59,10 +59,10 @@ def test_no_text_of_a_plot_is_cut():
 
 
 def test_a_run_without_any_figure_has_a_page_and_no_pictures(tmp_path):
-    missing = {"matmul": "AttributeError"}
-    files = program.write(report(rows=[], host_us={}, first_calls=[], missing=missing), tmp_path)
+    problems = ["matmul: no figure"]
+    files = program.write(report(rows=[], host_us={}, first_calls=[], problems=problems), tmp_path)
     assert [path.name for path in files] == ["bench.md"]
-    assert "Not in this installation: matmul" in files[0].read_text()
+    assert "PROBLEM: matmul: no figure" in files[0].read_text()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -91,11 +92,11 @@ def test_full_collections_are_counted_and_others_are_not():
 
 
 def test_the_page_has_every_family_and_every_shape():
-    text = bench_summary.to_markdown(report(missing={"matmul": "AttributeError: no matmul"}))
+    text = bench_summary.to_markdown(report(problems=["matmul o m=16:\nno figure"]))
     assert "an L2 that holds lines that were read of another buffer" in text
     assert "lines that were written" in bench_summary.to_markdown(report(l2="dirty"))
     assert "| scaled_mm, fp8 with row scales | torch_row | up to 128 | 4.000 | 2.000 | o, m=1 | 2 |" in text
-    assert "- Not in this installation: matmul: AttributeError: no matmul" in text
+    assert "- PROBLEM: matmul o m=16: no figure\n" in text
     assert "| scaled_mm, fp8 with row scales | stoneware | - | - | 9.0 | 5.00 | 14.0 | 0.040 | 3 | 3 |" in text
     assert "| matmul, bf16 | stoneware | 5.0 ± 0.2 | 5.0 ± 0.2 | - | - | - | - | - | - |" in text
     assert "| o | 16 | 64 | 32 | - | `cutlass_sm90:x` | exact | - | - | - | - | - | - |" in text
@@ -104,47 +105,28 @@ def test_the_page_has_every_family_and_every_shape():
 
 def test_what_fails_a_run():
     good = report(rows=[ROWS[0]])
-    assert bench.problems_of(good) == []
+    assert bench.problems_of(good) == [] and bench.why_no_figure(ROWS[0]) == []
+    assert bench.why_no_figure(wrong(16)) == ["no figure: relative error 0.5"]
     (run, *_) = good["first_calls"]
     slow = {**run, "import_and_first_call_ms": 120.0, "outside": ["open 'x' for writing"]}
-    problems = bench.problems_of(report(rows=[wrong(16)], first_calls=[slow], host_failures={"matmul": "OSError"}))
+    problems = bench.problems_of(report(first_calls=[slow], host_failures={"matmul": "OSError"}))
     for said in (
-        "matmul o m=16: no figure: relative error 0.5",
         "took 120.0 ms with its import and must take under 100 ms", "reached outside: open 'x' for writing",
         "matmul: no host time: OSError",
     ):  # fmt: skip
         assert any(said in problem for problem in problems), said
-    assert len(problems) == 4
-    # Of a family that is missing nothing else is said.
+    assert len(problems) == 3
     failed = {"family": "grouped_mm", "call": OURS, "error": "no such op"}
-    gone = report(rows=[], first_calls=[failed], missing={"grouped_mm": "no such op"})
-    assert bench.problems_of(gone) == []
+    assert bench.problems_of(report(first_calls=[failed])) == ["the first call of grouped_mm failed: no such op"]
 
 
 def test_the_json_has_a_row_a_line_and_reads_back():
     text = document.to_json(report())
     assert json.loads(text) == report()
+    assert json.loads(document.to_json({"a": {1: [], 2: {}, "b": [1, "x", {"c": [[0]]}]}})) == {
+        "a": {"1": [], "2": {}, "b": [1, "x", {"c": [[0]]}]}
+    }
     assert sum('"device_us"' in line for line in text.splitlines()) == len(ROWS) - 1
-
-
-def test_a_family_that_is_missing_is_listed_with_its_error(monkeypatch):
-    def gone():
-        raise AttributeError("module 'stoneware' has no attribute 'matmul'")
-
-    family = FAMILIES["matmul"]
-
-    def make(workload, device):
-        case = family.make(workload, device)
-        return case.__class__(**{**vars(case), "calls": {**case.calls, OURS: Call(load=gone)}})
-
-    first = Workload(layer="first", m=2, n=32, k=16)
-    small = {"first": first, "workloads": lambda weights: [first]}
-    monkeypatch.setitem(FAMILIES, "matmul", family.__class__(**{**vars(family), **small, "make": make}))
-    found, missing = bench.find_families(["matmul"], "bench", CPU)
-    assert found == {}
-    assert missing == {"matmul": "AttributeError: module 'stoneware' has no attribute 'matmul'"}
-    monkeypatch.setitem(FAMILIES, "matmul", family.__class__(**{**vars(family), **small}))
-    assert bench.find_families(["matmul"], "bench", CPU) == ({"matmul": [first]}, {})
 
 
 def test_only_right_calls_are_timed():
@@ -166,9 +148,9 @@ def test_only_right_calls_are_timed():
     }
     right, checks = bench.right_calls(case.__class__(**{**vars(case), "calls": calls}), "bf16")
     assert list(right) == ["right"]
-    assert checks[OURS]["error"] is None  # NaN is left where nothing was written
-    assert "not on this device" in checks["refuses"]["detail"]
-    assert "gave torch.float32" in checks["elsewhere"]["detail"]
+    assert checks[OURS].errors[OURS] is None  # NaN is left where nothing was written
+    assert "not on this device" in checks["refuses"].wrong[0]
+    assert "gave torch.float32" in checks["elsewhere"].wrong[0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -212,7 +194,7 @@ def test_workloads_are_those_that_the_family_takes():
     assert len(FAMILIES["scaled_mm"].workloads("all")) > 2 * 11 * 7
     experts = FAMILIES["grouped_mm"].workloads("bench")
     assert {item.groups for item in experts} >= {8, 256}
-    assert {item.rows_each for item in experts} == set(bench_cases.TOKENS_PER_EXPERT)
+    assert {item.m // item.groups for item in experts} == set(bench_cases.TOKENS_PER_EXPERT)
     assert max(item.m for item in experts) <= bench_cases.MAX_ROUTED_TOKENS
 
 
@@ -220,18 +202,6 @@ def test_weight_bytes_leave_out_groups_without_rows():
     case = FAMILIES["grouped_mm"].make(Workload(layer="x", m=1, n=32, k=16, groups=4), CPU)
     assert case.weight_bytes == 32 * 16 * 2
     assert case.num_bytes == 32 * 16 * 2 + 16 * 2 + 32 * 2
-
-
-def test_the_schedule_spreads_what_is_left():
-    clock = [0.0]
-    assert bench.Schedule(100.0, 10, 3.0, now=lambda: 0.0).seconds_for_timing() == 3.0
-    schedule = bench.Schedule(100.0, 10, 20.0, now=lambda: clock[0])
-    assert schedule.seconds_for_timing() == 10.0
-    clock[0] = 46.0
-    schedule.done(untimed=4.0)
-    assert schedule.seconds_for_timing() == pytest.approx(54 / 9 - 4)
-    clock[0] = 120.0
-    assert schedule.seconds_for_timing() == bench._LEAST_SECONDS
 
 
 class FakeTimer:
@@ -248,16 +218,62 @@ class FakeTimer:
         return {name: Timing.of([6.0, 7.0, 8.0]) for name in calls}
 
 
+def prepared() -> tuple[dict, dict]:
+    row = {"family": "matmul", "layer": "x", "m": 8, "n": 32, "k": 64, "groups": 0}
+    more, calls = bench.prepare(row, device.CPU)
+    return row | more, calls
+
+
 def test_a_peer_that_fails_when_it_is_timed_leaves_the_others_their_figures():
-    family, workload = FAMILIES["matmul"], Workload(layer="x", m=8, n=32, k=64)
-    schedule = bench.Schedule(1e9, 1, 1.0)
-    found = bench.measure(family, workload, device.CPU, FakeTimer("torch_mm"), schedule, 3)
-    assert set(found["device_us"]) == {OURS}
-    assert found["device_us"][OURS]["median_us"] == 7.0
-    assert "lost" in found["no_figure"]["torch_mm"]
-    assert (found["weight_bytes"], found["m"], found["family"]) == (32 * 64 * 2, 8, "matmul")
+    row, calls = prepared()
+    figures = bench.time_calls(calls, 1.0, row, FakeTimer("torch_mm"), 3)
+    assert set(figures) == {OURS}
+    assert figures[OURS]["median_us"] == 7.0
+    assert "lost" in row["no_figure"]["torch_mm"]
+    assert (row["weight_bytes"], row["m"], row["family"]) == (32 * 64 * 2, 8, "matmul")
     with pytest.raises(TimingFailed):
-        bench.measure(family, workload, device.CPU, FakeTimer(OURS), schedule, 3)
+        bench.time_calls(calls, 1.0, row, FakeTimer(OURS), 3)
+
+
+def test_nothing_is_timed_where_ours_is_wrong(monkeypatch):
+    monkeypatch.setattr(operands, "compare_within", lambda *_: operands.Comparison(error=1, element_error=1, limit=0))
+    row, calls = prepared()
+    assert calls == {} and "relative error 1" in row["no_figure"][OURS]
+
+
+def test_the_program_measures_all_and_goes_on_with_what_it_lacks(tmp_path, monkeypatch, capsys):
+    family, ran, runs = FAMILIES["matmul"], [], report()["first_calls"]
+    workloads = [Workload(layer="x", m=m, n=32, k=64) for m in (1, 2, 3)]
+    small = {**vars(family), "first": workloads[0], "workloads": lambda weights: workloads}
+    monkeypatch.setitem(FAMILIES, "matmul", family.__class__(**small))
+    monkeypatch.setattr(bench, "installed", lambda: {"num_files": 1, "num_bytes": 1})
+    monkeypatch.setattr(bench, "cuda_device", lambda ordinal: device.CPU)
+    monkeypatch.setattr(bench, "CudaStopwatch", lambda *_: None)
+    monkeypatch.setattr(bench, "DeviceTimer", lambda *_: FakeTimer())
+    monkeypatch.setattr(bench.Bench, "ordinal", None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda ordinal: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(
+        bench, "first_calls", lambda names, _: ran.append("first") or [{**run, "family": "matmul"} for run in runs]
+    )
+    prepare = bench.prepare
+    monkeypatch.setattr(bench, "prepare", lambda row, device: ran.append(row["m"]) or prepare(row, device))
+    values = {"out": tmp_path, "commit": "c0ffee", "wheel_sha256": "w", "command": "bench", "device": 0}
+    values |= {"families": ["matmul"], "workloads": "bench", "rounds": 3, "seconds": 100.0, "seconds_per_shape": 1.0}
+    values |= {"l2": "clean", "processes": 1}
+
+    def run(**changed):
+        return bench.Bench(types.SimpleNamespace(**{**values, **changed})).run()
+
+    assert run(seconds=0.0) == 1
+    assert "FAILED bench: time was over before 3 cases; the same command goes on with them" in capsys.readouterr().out
+    assert run() == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert [row["device_us"][OURS]["median_us"] for row in found["rows"]] == [7.0] * 3
+    assert found["host_us"]["matmul"]["out"][OURS]["count"] == 12 * 25
+    assert "| matmul, bf16 | torch_mm | all | 1.000 |" in (tmp_path / "bench.md").read_text()
+    assert run() == 0
+    assert ran == ["first", 1, 2, 3]
 
 
 def test_a_process_that_cannot_measure_its_first_call_says_why(monkeypatch):
@@ -265,7 +281,7 @@ def test_a_process_that_cannot_measure_its_first_call_says_why(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     (found,) = first_call.in_new_process("matmul")
     assert (found["family"], found["call"]) == ("matmul", OURS)
-    assert "ended with exit code 1" in found["error"]
+    assert "first_call must end with exit code 0 and ended with 1" in found["error"]
     assert "CUDA" in found["error"]
 
 

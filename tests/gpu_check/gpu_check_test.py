@@ -17,7 +17,7 @@ from tools.gpu_check import bundle, runner
 HERE = pathlib.Path(__file__).parent
 SOURCES = [
     f"tools/gpu_check/{name}={HERE.parents[1] / 'tools/gpu_check' / name}"
-    for name in ("compute_sanitizer.py", "runner.py")
+    for name in ("compute_sanitizer.py", "document.py", "processes.py", "runner.py")
 ]
 
 
@@ -90,11 +90,11 @@ def test_no_wheel_that_fits_is_an_error_that_lists_them(tmp_path):
 def test_sample_tunes_into_the_folder_of_the_results(tmp_path, monkeypatch):
     ran = []
     sampler = runner.Runner.__new__(runner.Runner)
-    sampler._out_dir = tmp_path
+    sampler._out_dir, sampler._commit = tmp_path, "c0ffee"
     monkeypatch.setattr(sampler, "_run", lambda name, arguments: ran.append(arguments) or 0)
     assert sampler.sample(["--ops", "matmul"]) == 0
     assert ran == [[
-        "-m", "stoneware", "tune", f"--store={tmp_path}/samples.sqlite3", "--ops", "matmul",
+        "stoneware", "tune", f"--store={tmp_path}/samples.sqlite3", "--commit=c0ffee", "--ops", "matmul",
     ]]  # fmt: skip
 
 

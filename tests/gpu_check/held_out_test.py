@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import types
 from collections import Counter
 
@@ -141,7 +142,7 @@ def test_ops_and_sets_are_named_alike():
 
 
 class FakeWorker:
-    """Samples of fixed times in place of the measuring process."""
+    """Samples of fixed times instead of the measuring process."""
 
     log: Counter = Counter()
     commands: set = set()
@@ -184,14 +185,14 @@ def worker(monkeypatch):
     return FakeWorker
 
 
-def measure(held, part, wanted, minutes=0.0, ranks=Ranks()):
-    held_out.measure(held, part, wanted, ranks, Settings(), minutes)
+def measure(held, part, wanted, seconds=math.inf, ranks=Ranks()):
+    held_out.measure(held, part, wanted, ranks, Settings(), seconds)
 
 
 def test_a_run_whose_time_is_over_reports_and_the_next_goes_on(tmp_path, worker, capsys):
     drawn = problems(1, 2, 3)
     held = held_out.HeldOut(tmp_path, {"fp8_row": drawn}, GPU, decision)
-    measure(held, "first", drawn, minutes=1e-9)
+    measure(held, "first", drawn, seconds=1e-9)
     assert set(worker.log) == {(1, one) for one in (CHOICE, OTHER, VENDOR)}
     assert "start again" in capsys.readouterr().out
     assert held.report()["groups"]["fp8_row"]["problems"] == 1
@@ -208,18 +209,17 @@ def test_the_program_measures_every_part_and_goes_on(tmp_path, worker, monkeypat
     values = {"seed": 5, "problems": 3, "ops": ["fp8_row", "bf16_nn"], "minutes": 0.0, "again": 1, "cold": 2}
     values |= {"rounds": 2, "seconds_per_problem": 1.0, "part": None, "out": str(tmp_path), "command": "held_out"}
     values |= {"commit": "c", "wheel_sha256": "w"}
-    monkeypatch.setattr(held_out, "flags", types.SimpleNamespace(FLAGS=types.SimpleNamespace(**values)))
     monkeypatch.setattr(held_out, "wheels_decision", lambda device: decision)
-    monkeypatch.setattr(held_out.machine, "describe", lambda ordinal: {"gpu": "none"})
+    monkeypatch.setattr(held_out.HeldOutExperiment, "ordinal", None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert held_out.main(["held_out"]) == 0
+    assert held_out.HeldOutExperiment(types.SimpleNamespace(**values)).run() == 0
     report = json.loads((tmp_path / "held_out.json").read_text())
     assert report["of_problems"] == {"fp8_row": 3, "bf16_nn": 3}
     assert sum("again" in row for row in report["rows"]) == 2
     assert report["timers"]["problems"] == 4
     assert "bf16_nn, nearest shape" in (tmp_path / "held_out.txt").read_text()
     num_measured = worker.log.total()
-    assert held_out.main(["held_out"]) == 0
+    assert held_out.HeldOutExperiment(types.SimpleNamespace(**values)).run() == 0
     assert worker.log.total() == num_measured, "measured again"
 
 

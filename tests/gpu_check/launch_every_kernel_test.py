@@ -7,15 +7,15 @@ import sys
 import pytest
 import torch
 
-from stoneware.kernels import manifest, tile_rule
+from stoneware.kernels import manifest, registry, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
 from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.runtime.device import Device, DeviceFingerprint
-from tools.gpu_check import launch_every_kernel
+from tools.gpu_check import launch_every_kernel, machine
 
-KERNELS = list(manifest.packaged().kernels.values())
+KERNELS = [kernel for kernel in manifest.packaged().kernels.values() if kernel.op in registry.OPS]
 H200 = Device(
     ordinal=0,
     fingerprint=DeviceFingerprint(
@@ -51,9 +51,9 @@ def test_every_kernel_has_launches_that_cut_tiles_off_and_fill_its_stages(kernel
     assert clusters * tiling.cluster_m * tiling.cluster_n > last.num_sms
 
 
-@pytest.mark.parametrize("kernel", launch_every_kernel.runnable(KERNELS, H200), ids=lambda kernel: kernel.id)
+@pytest.mark.parametrize("kernel", machine.runnable(KERNELS, (9, 0)), ids=lambda kernel: kernel.id)
 def test_every_launch_has_a_plan_of_its_kernel(kernel, monkeypatch):
-    # torch's build for the CPU lacks what a plan asks for the stream when it is launched.
+    # torch's build for the CPU lacks what a plan needs for the stream when it is launched.
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda ordinal: 0, raising=False)
     for launch in launch_every_kernel.launches_of(kernel):
         launch_every_kernel.plan(launch, kernel, H200)
@@ -63,22 +63,28 @@ def right(launch, kernel, tensors, device):
     tensors.out.copy_(operands.reference(tensors).to(tensors.out.dtype))
 
 
+def report_of(kernels, run) -> dict:
+    report = launch_every_kernel.Report()
+    launch_every_kernel.run_all(kernels, H200, "cpu", run, report)
+    return report.to_json(kernels)
+
+
 def some_kernels() -> list[KernelRecord]:
     """One of each op and layout and kind of scales that an H200 runs."""
     kinds = {
         (kernel.op, kernel.backend, kernel.config.get("layout"), kernel.config.get("scales")): kernel
-        for kernel in launch_every_kernel.runnable(KERNELS, H200)
+        for kernel in machine.runnable(KERNELS, (9, 0))
     }
     return list(kinds.values())
 
 
 def test_runnable_kernels_are_those_of_the_arch():
-    assert {kernel.arch for kernel in launch_every_kernel.runnable(KERNELS, H200)} == {"sm_90", "sm_90a"}
+    assert {kernel.arch for kernel in machine.runnable(KERNELS, (9, 0))} == {"sm_90", "sm_90a"}
 
 
 def test_right_results_are_no_failures():
     kernels = some_kernels()
-    report = launch_every_kernel.run_all(kernels, H200, "cpu", right)
+    report = report_of(kernels, right)
     assert report["failures"] == [] and report["not_launched"] == []
     assert report["kernels"] == len(kernels) >= 7
     assert report["launches"] == sum(len(launch_every_kernel.launches_of(kernel)) for kernel in kernels)
@@ -90,7 +96,7 @@ def test_the_public_ops_take_the_operands():
     def run(launch, kernel, tensors, device):
         launch_every_kernel.call_op(kernel.op, launch.problem, reference, tensors)
 
-    report = launch_every_kernel.run_all(some_kernels(), H200, "cpu", run)
+    report = report_of(some_kernels(), run)
     assert report["failures"] == [] and report["launches"] > report["kernels"]
 
 
@@ -114,7 +120,7 @@ def nothing(launch, kernel, tensors, device):
 )
 def test_what_is_wrong_is_a_failure_of_every_kernel(run, message):
     kernels = some_kernels()
-    report = launch_every_kernel.run_all(kernels, H200, "cpu", run)
+    report = report_of(kernels, run)
     assert {failure["kernel"] for failure in report["failures"]} == {kernel.id for kernel in kernels}
     assert len(report["failures"]) == report["launches"]
     assert all(message in failure["message"] for failure in report["failures"])
@@ -128,7 +134,7 @@ def test_a_kernel_that_cannot_be_launched_is_named_and_the_others_are():
             raise RuntimeError("no such kernel")
         right(launch, kernel, tensors, device)
 
-    report = launch_every_kernel.run_all(kernels, H200, "cpu", run)
+    report = report_of(kernels, run)
     assert report["not_launched"] == [kernels[1].id]
     assert report["kernels"] == len(kernels) - 1
     assert {failure["message"] for failure in report["failures"]} == {"RuntimeError: no such kernel"}
@@ -147,11 +153,23 @@ def test_a_copy_that_fails_is_named_and_the_other_kernels_are_tried(monkeypatch)
         return copied(tensors, device)
 
     monkeypatch.setattr(launch_every_kernel, "copied", copied_but_the_first)
-    report = launch_every_kernel.run_all(kernels, H200, "cpu", right)
+    report = report_of(kernels, right)
     assert [(failure["kernel"], failure["message"]) for failure in report["failures"]] == [
         (kernels[0].id, "RuntimeError: an illegal memory access")
     ]
     assert report["not_launched"] == [] and report["kernels"] == len(kernels)
+
+
+def test_every_call_of_quantize_gives_what_plain_torch_does_and_another_is_a_failure(monkeypatch):
+    report = launch_every_kernel.Report()
+    launch_every_kernel.quantize_all("cpu", report)
+    assert report.failures == [] and report.num_launches == 84
+    monkeypatch.setattr(
+        launch_every_kernel, "_by_plan", lambda plan, inputs, like, where: [torch.zeros_like(one) for one in like]
+    )
+    monkeypatch.setattr(launch_every_kernel.layout, "SCALES", ())
+    launch_every_kernel.quantize_all("cpu", report)
+    assert [failure["message"] for failure in report.failures] == ["other values"] * 12
 
 
 def all_bytes(tensor: torch.Tensor) -> torch.Tensor:

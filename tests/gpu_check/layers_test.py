@@ -14,8 +14,9 @@ import types
 import pytest
 import torch
 
-from tools.gpu_check import layers, layers_clock, layers_linear, layers_peers, layers_summary, layers_train
-from tools.gpu_check.layers_clock import Budget, HostClock
+from tools.gpu_check import layers, layers_clock, layers_linear, layers_peers, layers_summary, layers_train, processes
+from tools.gpu_check.experiment import Deadline
+from tools.gpu_check.layers_clock import HostClock
 from tools.gpu_check.layers_sizes import TINY, TORCH
 
 NEEDS_TRANSFORMERS = pytest.mark.skipif(
@@ -32,16 +33,24 @@ def flags_of(folder, **changed):
     return types.SimpleNamespace(**{**values, **changed})
 
 
-def test_every_kind_of_linear_is_right_and_timed():
-    part = layers_linear.measure(ONE_LAYER, HostClock(), Budget(1.0))
-    assert part["problems"] == []
+def part_of(folder, monkeypatch, measure, sizes=TINY):
+    """The part `linear` of layers.json, measured so."""
+    monkeypatch.setitem(layers.PARTS, "linear", (1.0, measure))
+    monkeypatch.setitem(layers.BY_NAME, "tiny", sizes)
+    layers.Layers(flags_of(folder, seconds=1.0)).run()
+    return json.loads((folder / "layers.json").read_text())["parts"]["linear"]
+
+
+def test_every_kind_of_linear_is_right_and_timed(tmp_path, monkeypatch):
+    part = part_of(tmp_path, monkeypatch, layers_linear.measure, ONE_LAYER)
     (row,) = part["rows"]
+    assert "problems" not in row and part["is_complete"]
     assert all(check["is_right"] for check in row["checks"].values()), row["checks"]
     assert len(row["step"]) == 8
-    assert all(step["median_ms"] > 0 and step["blocks"] == 2 for step in row["step"].values())
+    assert all(step["median_ms"] > 0 and step["count"] == 2 for step in row["step"].values())
 
 
-def test_a_wrong_gradient_has_no_figure_and_fails_the_part(monkeypatch):
+def test_a_wrong_gradient_has_no_figure_and_fails_the_part(tmp_path, monkeypatch):
     right = layers_peers._Rowwise.backward
 
     def doubled(ctx, gradient):
@@ -56,11 +65,14 @@ def test_a_wrong_gradient_has_no_figure_and_fails_the_part(monkeypatch):
         "ours": dataclasses.replace(wrong, is_compiled=False, is_ours=True),
     }
     monkeypatch.setattr(layers_linear, "_contenders", lambda: chosen)
-    part = layers_linear.measure(ONE_LAYER, HostClock(), Budget(1.0))
+    part = part_of(tmp_path, monkeypatch, layers_linear.measure, ONE_LAYER)
     (row,) = part["rows"]
     assert set(row["step"]) == {TORCH}
-    (problem,) = part["problems"]
-    assert problem.startswith("ours: down at 48 tokens: dx: torch.bfloat16, relative error ")
+    (problem,) = row["problems"]
+    assert (
+        problem.startswith("layer down, tokens 48, in 512, out 256: ours: dx: relative error ")
+        and not part["is_complete"]
+    )
 
 
 def test_a_call_that_raises_leaves_the_others_their_figures():
@@ -68,19 +80,8 @@ def test_a_call_that_raises_leaves_the_others_their_figures():
     calls = {"good": lambda: next(counter), "bad": lambda: 1 / 0}
     found = layers_clock.compare(calls, HostClock(), rounds=4, seconds=10.0)
     assert found["bad"] == {"failure": "ZeroDivisionError: division by zero"}
-    assert found["good"]["blocks"] == 4
+    assert found["good"]["count"] == 4
     assert next(counter) == 3 + 3 + 4 * found["good"]["steps_in_block"]
-
-
-def test_rounds_end_with_the_time_but_not_before_the_third():
-    found = layers_clock.compare({"one": lambda: sum(range(1000))}, HostClock(), rounds=9, seconds=0.0)
-    assert found["one"]["blocks"] == 3
-
-
-def test_the_budget_leaves_half_for_preparing():
-    now = iter([0.0, 0.0, 8.0, 20.0])
-    budget = Budget(10.0, lambda: next(now))
-    assert [budget.share(2, 100.0), budget.share(1, 0.5), budget.share(1, 9.0)] == [2.5, 0.5, 0.0]
 
 
 def test_rows_are_quantized_as_the_triton_kernel_does():
@@ -91,25 +92,31 @@ def test_rows_are_quantized_as_the_triton_kernel_does():
     torch.testing.assert_close(values.float() * scale, x.float(), rtol=2**-4, atol=float(scale.max()) * 2**-9)
 
 
+FOUR_STEPS = dataclasses.replace(TINY, train_steps=4)
+
+
 def test_a_run_that_is_killed_and_resumed_has_the_losses_of_the_whole_run(tmp_path):
-    arguments = ["--sizes=tiny", "--device=cpu"]
-    runs = layers_train.Runs(tmp_path / "runs", {"wheel": 1}, arguments, 4, Budget(300.0))
+    runs = layers_train.Runs(tmp_path / "runs", FOUR_STEPS, torch.device("cpu"), Deadline(300.0))
     results = {"rowwise": runs.whole("rowwise"), layers_train.KILLED: runs.killed_and_resumed("rowwise")}
     losses, wrong = layers_train.judged(results, 2)
     assert wrong == []
     assert losses[layers_train.KILLED]["first_step"] == 2
     assert losses[layers_train.KILLED]["first_difference"] is None
     assert results["rowwise"]["num_bytes"] > 1e6
-    # Results of the same key are read; those of another one are not.
+    # Results that are there are read.
     (tmp_path / "runs" / "rowwise.json").write_text("{}")
-    assert layers_train.Runs(tmp_path / "runs", {"wheel": 1}, arguments, 4, Budget(0.0)).whole("rowwise") == {}
-    with pytest.raises(layers_train.RunFailed, match="within the part's budget"):
-        layers_train.Runs(tmp_path / "runs", {"wheel": 2}, arguments, 4, Budget(0.0)).whole("rowwise")
+    late = layers_train.Runs(tmp_path / "runs", FOUR_STEPS, torch.device("cpu"), Deadline(0.0))
+    assert late.whole("rowwise") == {}
+    with pytest.raises(processes.ProcessFailed, match="must end within 0 s and did not; give it more time"):
+        late.whole("torch")
 
 
 def test_a_run_that_fails_says_why(tmp_path):
-    runs = layers_train.Runs(tmp_path / "runs", {}, ["--sizes=huge", "--device=cpu"], 4, Budget(300.0))
-    with pytest.raises(layers_train.RunFailed, match="(?s)must end with 0 and ended with 2:.*invalid choice: 'huge'"):
+    sizes = dataclasses.replace(FOUR_STEPS, name="huge")
+    runs = layers_train.Runs(tmp_path / "runs", sizes, torch.device("cpu"), Deadline(300.0))
+    with pytest.raises(
+        processes.ProcessFailed, match="(?s)must end with exit code 0 and ended with 2:.*invalid choice: 'huge'"
+    ):
         runs.whole("torch")
 
 
@@ -140,31 +147,34 @@ def test_what_fails_the_training(changed, problem):
         assert any(problem in one for one in wrong), wrong
 
 
-def test_parts_are_written_as_they_end_and_not_measured_twice(tmp_path, monkeypatch, capsys):
+def test_parts_have_their_share_of_the_time_and_begin_anew_with_other_layers_or_steps(tmp_path, monkeypatch):
     measured = []
+    for name, (share, _) in layers.PARTS.items():
 
-    def measure(name, *arguments):
-        measured.append(name)
-        if name == "train":
-            raise RuntimeError("no such GPU")
-        return {"rows": [], "problems": ["wrong"] if name == "lora" and len(measured) < 4 else []}
+        def measure(part, sizes, clock):
+            measured.append((part.name, round(part.deadline.left), sizes.train_steps, sizes.inference_layers))
 
-    monkeypatch.setattr(layers, "_measure", measure)
-    monkeypatch.setattr(layers_summary, "TABLES", {})
-    parts = ["linear", "train", "lora"]
-    assert layers.measure(flags_of(tmp_path, parts=parts)) == 1
-    report = json.loads((tmp_path / "layers.json").read_text())
-    assert report["parts"]["train"]["problems"] == ["RuntimeError: no such GPU"]
-    assert report["parts"]["linear"]["machine"]["torch"] == torch.__version__
-    assert "layers: train: FAILED RuntimeError: no such GPU" in capsys.readouterr().out
-    assert "- PROBLEM: wrong" in (tmp_path / "layers.md").read_text()
-    assert layers.measure(flags_of(tmp_path, parts=parts)) == 1
-    assert measured == [*parts, "train", "lora"]  # what failed is measured again
-    assert layers.measure(flags_of(tmp_path, parts=["linear", "lora"])) == 0
-    assert layers.measure(flags_of(tmp_path, parts=["train"], steps=5)) == 1
-    assert measured == [*parts, "train", "lora", "train"]
-    assert layers.measure(flags_of(tmp_path, parts=["lora"], wheel_sha256="another")) == 0
-    assert set(json.loads((tmp_path / "layers.json").read_text())["parts"]) == {"lora"}
+        monkeypatch.setitem(layers.PARTS, name, (share, measure))
+    assert layers.Layers(flags_of(tmp_path, parts=list(layers.PARTS))).run() == 0
+    assert measured == [(name, round(100 * share), 4, 1) for name, (share, _) in layers.PARTS.items()]
+    measured.clear()
+    assert layers.Layers(flags_of(tmp_path, parts=list(layers.PARTS), steps=5, layers=2)).run() == 0
+    assert [(name, *sizes) for name, _, *sizes in measured] == [("inference", 5, 2), ("train", 5, 2)]
+    page = (tmp_path / "layers.md").read_text()
+    assert "commit c0ffee, wheel sha256 5ha.\n\nCommand: `python3 gpu_check.pyz layers --out DIR`\n" in page
+    assert "## models" in page and "PROBLEM" not in page
+
+
+def test_a_part_that_was_killed_and_one_that_was_not_begun_are_not_on_the_page(tmp_path, monkeypatch):
+    def kill(part, sizes, clock):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(layers.PARTS, "linear", (1.0, kill))
+    with pytest.raises(KeyboardInterrupt):
+        layers.Layers(flags_of(tmp_path)).run()
+    assert layers.Layers(flags_of(tmp_path, parts=["train", "lora"], seconds=0.0)).run() == 1
+    page = (tmp_path / "layers.md").read_text()
+    assert "## linear" not in page and "- PROBLEM: lora: time was over before it began" in page
 
 
 def test_the_page_has_the_sum_of_the_layers_where_all_have_a_figure():
@@ -175,14 +185,15 @@ def test_the_page_has_the_sum_of_the_layers_where_all_have_a_figure():
 
     rows = [row("o", **{"torch bf16": 4.0, "ours": 2.0}), row("qkv", **{"torch bf16": 6.0, "ours": 3.0, "a peer": 1.0})]
     assert layers_summary.linear_sums(rows) == [{"tokens": 64, "sum_ms": {"torch bf16": 10.0, "ours": 5.0}}]
-    table = layers_summary.figures({"parts": {"linear": {"rows": rows}, "train": {"problems": ["it failed"]}}})
+    failed = {"rows": [{"tokens": 64, "problems": ["it failed"]}]}
+    table = layers_summary.figures({"parts": {"linear": {"rows": rows}, "train": failed}})
     assert "| ours | 2.000 ± 0.100 (2.00) | 3.000 ± 0.100 (2.00) | 5.00 (2.00) | 1.0e-02 |" in table
     assert "| a peer | - | 1.000 ± 0.100 (6.00) | - | 1.0e-02 |" in table
     assert "train" not in table
 
 
 def page_of_part(name, folder):
-    assert layers.measure(flags_of(folder, parts=[name])) == 0
+    assert layers.Layers(flags_of(folder, parts=[name])).run() == 0
     part = json.loads((folder / "layers.json").read_text())["parts"][name]
     assert all("median_ms" in step for row in part["rows"] for step in row["step"].values())
     return (folder / "layers.md").read_text()
@@ -213,8 +224,8 @@ def test_a_part_of_transformers_models_runs_at_tiny_sizes(name, tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="transformers is here")
 def test_without_transformers_a_part_fails_by_its_name(tmp_path):
-    assert layers.measure(flags_of(tmp_path, parts=["lora"])) == 1
-    (problem,) = json.loads((tmp_path / "layers.json").read_text())["parts"]["lora"]["problems"]
+    assert layers.Layers(flags_of(tmp_path, parts=["lora"])).run() == 1
+    (problem,) = json.loads((tmp_path / "layers.json").read_text())["parts"]["lora"]["wrong"]
     assert "transformers" in problem
 
 

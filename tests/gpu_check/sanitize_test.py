@@ -105,14 +105,17 @@ def test_compute_sanitizer_is_found_on_the_path_and_then_in_the_toolkit(tmp_path
 def runner_in(folder: pathlib.Path) -> runner.Runner:
     made = runner.Runner.__new__(runner.Runner)
     made._out_dir = made._root = folder
+    made._commit = "c0ffee"
     made._environment = {**os.environ, "PYTHONPATH": str(folder)}
     made.wheel = pathlib.Path("stoneware-1-cp312-abi3-linux.whl")
     made.wheel_sha256 = "a" * 64
-    machine = folder / "tools" / "gpu_check" / "machine.py"
-    machine.parent.mkdir(parents=True, exist_ok=True)
-    machine.write_text("def describe(ordinal):\n    return {'gpu': f'H200 {ordinal}'}\n")
-    (folder / "torch.py").write_text("class cuda:\n    device_count = staticmethod(lambda: 2)\n")
+    (folder / "tools" / "gpu_check").mkdir(parents=True, exist_ok=True)
+    describe_machine(folder, """print('{"gpus": [{"gpu": "H200 0"}, {"gpu": "H200 1"}], "kernels": {"a": "5ha"}}')""")
     return made
+
+
+def describe_machine(folder: pathlib.Path, code: str) -> None:
+    (folder / "tools" / "gpu_check" / "machine.py").write_text(code)
 
 
 GOOD = {"kernels": 2, "launches": 5, "failures": [], "not_launched": []}
@@ -181,7 +184,8 @@ def test_each_tool_runs_over_the_broken_kernel_and_over_ours(tmp_path, monkeypat
 def test_the_results_name_what_they_were_got_with(tmp_path, monkeypatch):
     start = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     _, document, _ = sanitize(tmp_path, monkeypatch, [])
-    assert list(document)[:5] == ["date", "command", "wheel", "wheel_sha256", "gpus"]
+    assert list(document)[:7] == ["date", "command", "commit", "wheel", "wheel_sha256", "gpus", "kernels"]
+    assert (document["commit"], document["kernels"]) == ("c0ffee", {"a": "5ha"})
     date = datetime.datetime.fromisoformat(document["date"])
     assert start <= date <= datetime.datetime.now(datetime.UTC)
     assert document["command"].startswith("python3 ")
@@ -190,20 +194,15 @@ def test_the_results_name_what_they_were_got_with(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "torch, reason",
-    [
-        ("raise OSError('no driver')", "no driver"),
-        ("class cuda: device_count = lambda: 0", ""),
-        ("import os; os._exit(0)", "IndexError"),
-    ],
+    ("code", "reason"), [("raise OSError('no driver')", "no driver"), ("import os; os._exit(0)", "IndexError")]
 )
-def test_a_machine_that_cannot_say_what_it_is_keeps_its_results(tmp_path, torch, reason):
+def test_a_machine_that_cannot_say_what_it_is_keeps_its_results(tmp_path, code, reason):
     made = runner_in(tmp_path)
-    (tmp_path / "torch.py").write_text(torch)
-    made._write_json("check.json", {"gpus": made._gpus(), "exit_code": 0})
+    describe_machine(tmp_path, code)
+    made._write_json("check.json", {**made._machine(), "exit_code": 0})
     document = json.loads((tmp_path / "check.json").read_text())
-    assert document["exit_code"] == 0
-    assert (not reason and document["gpus"] == []) or reason in document["gpus"][0]["unknown"]
+    assert (document["exit_code"], document["kernels"]) == (0, {})
+    assert reason in document["gpus"][0]["unknown"]
 
 
 def test_arguments_go_where_they_belong(tmp_path, monkeypatch):
@@ -213,7 +212,7 @@ def test_arguments_go_where_they_belong(tmp_path, monkeypatch):
     before, after = ours[: ours.index("-m")], ours[ours.index("-m") :]
     assert before[-3:] == ["--suppressions", "x.xml", sys.executable]
     assert after[-1] == "--kernels=splitk"
-    # What an option leaves out of our kernels is no reason to doubt the tool.
+    # What an option leaves out of our kernels does not discredit the tool.
     assert "--suppressions" not in control and "--kernels=splitk" not in control
 
 

@@ -7,11 +7,11 @@ is chosen, on all rows and on parts of them. A pair is one such run; every row m
 it has in the first run. The operands make rounding visible (vendor_bits.py). `digest` is over all
 operands and results: two GPUs of a capability that draw alike give the same one.
 
-Cost: the config that is chosen in this mode beside the free choice and beside torch's own kernel,
+Cost: the config that is chosen in this mode next to the free choice and torch's own kernel,
 interleaved, with a cold L2, at the shapes of the benchmark and at others that no table has. Every
 result is compared with float64 first.
 
-Writes batch_invariance.json; the exit code is 1 if a row differed or a value was wrong.
+The exit code is 1 if a row differed or a value was wrong. experiment.py has the rest.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ import contextlib
 import functools
 import hashlib
 import math
-import pathlib
 import random
 import statistics
-import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from absl import app, flags, logging
+from absl import flags
 
 import stoneware as sw
 from stoneware.errors import UnsupportedError
@@ -40,11 +37,8 @@ from stoneware.measuring import operands
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.ops import vendor_bits
 from stoneware.runtime.device import Device, cuda_device
-from tools.gpu_check import bench_cases, document, machine
-
-_PAIRS = flags.DEFINE_integer("pairs", 20000, "Runs to compare, at least.")
-_SEED = flags.DEFINE_integer("seed", 1, "Of products, operands and shapes.")
-_COST_SECONDS = flags.DEFINE_float("cost_seconds", 90.0, "For timing; 0 leaves it out.")
+from tools.gpu_check import bench_cases
+from tools.gpu_check.experiment import Call, Experiment, Prepared, Row
 
 ROWS = 640
 PARTS = ((0, 1), (17, 1), (3, 7), (37, 32), (5, 100), (256, 128), (77, 300), (0, ROWS))
@@ -65,7 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp8 grouped": {"op": "grouped_mm"},
 }
 
-Call = Callable[[slice, Config | None], torch.Tensor]
+RowsCall = Callable[[slice, Config | None], torch.Tensor]
 
 
 def _drawn_sizes(rng: random.Random, kind: str) -> tuple[int, int]:
@@ -74,7 +68,7 @@ def _drawn_sizes(rng: random.Random, kind: str) -> tuple[int, int]:
     return n, max(unit, unit * round(2 ** rng.uniform(8, 13.5) / unit))
 
 
-def _call(kind: str, n: int, k: int) -> tuple[Call, list[torch.Tensor]]:
+def _call(kind: str, n: int, k: int) -> tuple[RowsCall, list[torch.Tensor]]:
     """A call on rows of operands that are drawn here, and the operands."""
     described = KINDS[kind]
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(described.get("dtype", ""), torch.float8_e4m3fn)
@@ -131,7 +125,7 @@ def _configs(op: str) -> list[Config]:
 
 
 def bits(pairs: int, seed: int) -> dict[str, Any]:
-    """Compares rows until there are so many pairs of each kind's share."""
+    """Compares rows of all kinds in turn until there are this many pairs."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     digest = hashlib.sha256()
@@ -184,13 +178,12 @@ LAYERS = {  # n, k of layers that no table has, apart and cut for tensor paralle
 COST_ROWS = (1, 16, 64, 128, 300, 512, 1024, 2048, 4096)
 
 
-def _problems(rng: random.Random) -> Iterator[tuple[str, str, Any]]:
-    """(kind, group, problem), of the benchmark's shapes, of layers that no table has and random."""
+def cost_cases(seed: int) -> list[Row]:
+    """Shapes of the benchmark, of layers that no table has and random ones, in random order: whatever is cut off at
+    the end is of all groups."""
+    rng, cases = random.Random(seed), []
     for name, kind in (("matmul", "bf16 nt"), ("scaled_mm", "fp8 row"), ("scaled_mm_block", "fp8 block")):
-        spec = registry.spec(str(KINDS[kind]["op"]))
-        make = {key: value for key, value in KINDS[kind].items() if key not in ("op", "use_fast_accum")}
-        family = bench_cases.FAMILIES[name]
-        sizes = [("benchmark", w.m, w.n, w.k) for w in family.workloads("bench")]
+        sizes = [("benchmark", w.m, w.n, w.k) for w in bench_cases.FAMILIES[name].workloads("bench")]
         sizes += [("layers", m, n, k) for layers in LAYERS.values() for n, k in layers for m in COST_ROWS]
         for _ in range(120):
             n, k = (128 * round(2 ** rng.uniform(3, 7.8)) for _ in range(2))
@@ -198,50 +191,35 @@ def _problems(rng: random.Random) -> Iterator[tuple[str, str, Any]]:
         for group, m, n, k in sizes:
             # torch takes block scales of rows in fours.
             m = -(-m // 4) * 4 if kind == "fp8 block" else m
-            yield kind, group, spec.make_problem(m=m, n=n, k=k, **make)
+            cases.append({"kind": kind, "group": group, "m": m, "n": n, "k": k})
+    random.Random(seed).shuffle(cases)
+    return cases
 
 
-def cost(seconds: float, seed: int, device: Device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Times each problem's free and invariant choice and torch's kernel: what it says, and each product."""
-    timer, rows, wrong = DeviceTimer(0), [], []
-    problems = list(_problems(random.Random(seed)))
-    random.Random(seed).shuffle(problems)  # whatever is cut off at the end is of all groups
-    deadline = time.monotonic() + seconds
-    for kind, group, problem in problems:
-        if time.monotonic() > deadline:
-            break
-        operation = registry.spec(problem.op).operation
-        tensors = operands.make(problem, "cuda")
-        with sw.batch_invariant():
-            invariant = operation.plan(problem, device)
-            chosen = operation.decide(problem, device, checks_vendor=True).config
-        free = operation.decide(problem, device).config
-        calls = {"invariant": invariant, "free": operation.make_plan(problem, free, device)}
-        with contextlib.suppress(UnsupportedError):
-            calls["torch"] = operation.plan(problem, device, backend="vendor")
-        arguments = tensors.arguments
-        expected = operands.reference(tensors)
-        for name in ("free", "invariant"):
-            tensors.out.fill_(math.nan)
-            calls[name](*arguments)
-            comparison = operands.compare(tensors.out, expected, problem)
-            if not comparison.is_right:
-                wrong.append(f"{problem} {name}: {comparison}")
-        bound = {name: functools.partial(call, *arguments) for name, call in calls.items()}
-        for call in bound.values():
-            call()
-        timings = timer.time(bound, rounds=12, max_seconds=0.6)
-        rows.append(
-            {
-                "kind": kind,
-                "group": group,
-                **{name: getattr(problem, name) for name in ("m", "n", "k")},
-                "config": str(chosen),
-                "free": str(free),
-                "us": {name: round(timing.median_us, 3) for name, timing in timings.items()},
-            }
-        )
-    return {"of_problems": len(problems), "wrong": wrong, "summary": summary(rows)}, rows
+def prepare(case: Row, device: Device) -> Prepared:
+    """The free and the invariant choice of a problem, and torch's kernel; no calls if one of ours is wrong."""
+    described = {name: value for name, value in KINDS[case["kind"]].items() if name not in ("op", "use_fast_accum")}
+    spec = registry.spec(KINDS[case["kind"]]["op"])
+    problem = spec.make_problem(**{name: case[name] for name in ("m", "n", "k")}, **described)
+    operation = spec.operation
+    tensors = operands.make(problem, "cuda")
+    with sw.batch_invariant():
+        invariant = operation.plan(problem, device)
+        chosen = operation.decide(problem, device, checks_vendor=True).config
+    free = operation.decide(problem, device).config
+    plans = {"invariant": invariant, "free": operation.make_plan(problem, free, device)}
+    expected, wrong = operands.reference(tensors), []
+    for name, plan in plans.items():
+        tensors.out.fill_(math.nan)
+        plan(*tensors.arguments)
+        comparison = operands.compare(tensors.out, expected, problem)
+        wrong += [] if comparison.is_right else [f"{name}: {comparison}"]
+    with contextlib.suppress(UnsupportedError):
+        plans["torch"] = operation.plan(problem, device, backend="vendor")
+    calls = {name: functools.partial(plan, *tensors.arguments) for name, plan in plans.items()}
+    for call in calls.values():
+        call()
+    return {"config": str(chosen), "free": str(free), "wrong": wrong}, {} if wrong else calls
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -271,47 +249,60 @@ def _mean(ratios: list[float]) -> float | None:
     return round(statistics.geometric_mean(ratios), 4) if ratios else None
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    torch.cuda.init()
-    device = cuda_device(0)
-    begin = time.monotonic()
-    with sw.batch_invariant():
-        compared = bits(_PAIRS.value, _SEED.value)
-    bits_seconds = time.monotonic() - begin
-    total = {
-        name: sum(kind[name] for kind in compared["by_kind"].values()) for name in ("pairs", "rows", "rows_that_differ")
-    }
-    print(
-        f"bits: {total['pairs']} pairs, {total['rows']} rows, {total['rows_that_differ']} differ; {compared['digest']}"
-    )
-    for line in compared["differing"]:
-        logging.error("differs: %s", line)
+class BatchInvariance(Experiment):
+    name = "batch_invariance"
+    page_suffix = ".txt"
 
-    def write(costs: dict[str, Any] | None, rows: list[dict[str, Any]]) -> None:
-        report = {
-            **document.origin("batch_invariance", flags.FLAGS),
-            "machine": machine.describe(0),
-            "seed": _SEED.value,
-            "bits": compared,
-            "bits_seconds": round(bits_seconds, 1),
-            "cost": costs,
-            "rows": rows,
+    def settings(self) -> Row:
+        return {"pairs": self.values.pairs, "seed": self.values.seed}
+
+    def measure(self) -> None:
+        torch.cuda.init()
+        if "bits" not in self.report:
+            begin = self.now()
+            with sw.batch_invariant():
+                self.report["bits"] = bits(self.values.pairs, self.values.seed)
+            self.report["bits_seconds"] = round(self.now() - begin, 1)
+        self.save()  # whoever stops the timing keeps the bits
+        if self.values.cost_seconds:
+            device, timer, cases = cuda_device(0), DeviceTimer(0), cost_cases(self.values.seed)
+
+            def time_calls(calls: Mapping[str, Call], seconds: float, row: Row) -> dict[str, float]:
+                timings = timer.time(calls, rounds=12, max_seconds=seconds)
+                return {name: round(timing.median_us, 3) for name, timing in timings.items()}
+
+            self.rows(self.values.cost_seconds).measure(
+                cases,
+                functools.partial(prepare, device=device),
+                time_calls,
+                judge=lambda row: row["wrong"],
+                most_s=0.6,
+                figures_as="us",
+                is_sample=True,
+            )
+            rows = [row for row in self.report["rows"] if "us" in row]
+            self.report["cost"] = {"of_problems": len(cases), "summary": summary(rows)}
+
+    def problems(self) -> list[str]:
+        return super().problems() + [f"differs: {where}" for where in self.report["bits"]["differing"]]
+
+    def page(self) -> str:
+        compared = self.report["bits"]
+        total = {
+            name: sum(kind[name] for kind in compared["by_kind"].values())
+            for name in ("pairs", "rows", "rows_that_differ")
         }
-        path = pathlib.Path(flags.FLAGS.out) / "batch_invariance.json"
-        path.write_text(document.to_json(report), encoding="utf-8")
+        lines = [f"{name:22} {means}" for name, means in self.report.get("cost", {}).get("summary", {}).items()]
+        lines.insert(0, f"bits: {', '.join(f'{count} {name}' for name, count in total.items())}; {compared['digest']}")
+        return "\n".join(lines) + "\n"
 
-    write(None, [])  # whoever stops the timing keeps the bits
-    costs, rows = cost(_COST_SECONDS.value, _SEED.value, device) if _COST_SECONDS.value else (None, [])
-    write(costs, rows)
-    for name, found in (costs["summary"] if costs else {}).items():
-        print(f"{name:22} {found}")
-    for line in costs["wrong"] if costs else ():
-        logging.error("wrong: %s", line)
-    if total["rows_that_differ"] or (costs and costs["wrong"]):
-        sys.exit(1)
+    @classmethod
+    def define_flags(cls) -> None:
+        super().define_flags()
+        flags.DEFINE_integer("pairs", 20000, "Runs to compare, at least.")
+        flags.DEFINE_integer("seed", 1, "Of products, operands and shapes.")
+        flags.DEFINE_float("cost_seconds", 90.0, "For timing; 0 leaves it out.")
 
 
 if __name__ == "__main__":
-    document.define_flags()
-    app.run(main)
+    BatchInvariance.start()

@@ -1,7 +1,6 @@
 """What the benchmark times: families of matmuls, each with its workloads, operands, ours and peers.
 
-Imports torch alone: Stoneware is imported by `Call.load`, so that first_call.py can time that. A
-family that the installation lacks fails there, or where its workloads are asked for.
+Imports torch alone: Stoneware is imported by `Call.load`, so that first_call.py can time that.
 """
 
 from __future__ import annotations
@@ -37,15 +36,6 @@ class Workload:
     n: int
     k: int
     groups: int = 0
-
-    @property
-    def rows_each(self) -> int:
-        """Rows that one weight is multiplied by: m, or its mean over the groups."""
-        return self.m // max(self.groups, 1)
-
-    def __str__(self) -> str:
-        groups = f" groups={self.groups}" if self.groups else ""
-        return f"{self.layer} m={self.m} n={self.n} k={self.k}{groups}"
 
 
 FIRST = Workload(layer="first", m=16, n=4096, k=4096)
@@ -87,7 +77,7 @@ class Case:
 
     @property
     def weight_bytes(self) -> int:
-        """Of b, without the groups that have no row."""
+        """Bytes of b, without the groups that have no row."""
         if self.b.dim() == 2:
             return self.b.numel() * self.b.element_size()
         begins = [0, *self.ends[:-1]]
@@ -96,7 +86,7 @@ class Case:
 
     @property
     def num_bytes(self) -> int:
-        """Of a, b and out, each once."""
+        """Bytes of a, b and out, each once."""
         of_a = self.a.numel() * self.a.element_size()
         return of_a + self.weight_bytes + self.out.numel() * self.out.element_size()
 
@@ -124,10 +114,10 @@ class Family:
       name, title: for flags, and for people.
       op: of Stoneware.
       dtype: of a and b, as Stoneware names it; the result is bf16.
-      problem: what the op's `make_problem` wants besides the sizes.
-      workloads: the workloads for weights of "bench" or "all".
       make: draws operands.
       rival: the peer whose first call is timed too.
+      workloads: the workloads for weights of "bench" or "all".
+      problem: what the op's `make_problem` wants besides the sizes.
       first: the workload of first calls and of host time.
     """
 
@@ -135,40 +125,40 @@ class Family:
     title: str
     op: str
     dtype: str
-    problem: Mapping[str, Any]
-    workloads: Callable[[str], list[Workload]]
     make: Callable[[Workload, torch.device], Case]
     rival: str
+    workloads: Callable[[str], list[Workload]]
+    problem: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     first: Workload = FIRST
 
 
 def _row_scales(workload: Workload, device: torch.device) -> Case:
-    m, n, k = workload.m, workload.n, workload.k
-    a = _random(m, k, torch.float8_e4m3fn, device)
-    b = _random(n, k, torch.float8_e4m3fn, device).t()
+    m, n = workload.m, workload.n
+    a, b = _dense(workload, torch.float8_e4m3fn, device)
     row = (_scale(m, 1, device), _scale(1, n, device))
     tensor = (_scale(1, 1, device), _scale(1, 1, device))
-    return _dense_case(
-        a,
-        b,
-        {
-            OURS: Call(load=_scaled_mm(a, b, *row), scales=row),
-            "torch_row": Call(load=_torch_scaled_mm(a, b, *row), scales=row),
-            "torch_tensor": Call(load=_torch_scaled_mm(a, b, *tensor), scales=tensor),
-        },
-    )
+
+    def torch_scaled_mm(scale_a: torch.Tensor, scale_b: torch.Tensor) -> Run:
+        return lambda out: torch._scaled_mm(
+            a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True, out=out
+        )
+
+    calls = {
+        OURS: Call(load=_scaled_mm(a, b, *row), scales=row),
+        "torch_row": Call(load=lambda: torch_scaled_mm(*row), scales=row),
+        "torch_tensor": Call(load=lambda: torch_scaled_mm(*tensor), scales=tensor),
+    }
+    return _case(a, b, calls)
 
 
 def _block_scales(workload: Workload, device: torch.device) -> Case:
     m, n, k = workload.m, workload.n, workload.k
-    a = _random(m, k, torch.float8_e4m3fn, device)
-    b = _random(n, k, torch.float8_e4m3fn, device).t()
+    a, b = _dense(workload, torch.float8_e4m3fn, device)
     # The layouts that torch asks for: both "outer-dimension-major", the rows of scale_b in fours.
     num_blocks = k // BLOCK
     scale_a = _scale(num_blocks, m, device).t()
     padded_b = _scale(-(-n // BLOCK), -(-num_blocks // 4) * 4, device).t()
     scales = (scale_a, padded_b[:num_blocks])
-
     of_a, of_b = [4], [5]  # BlockWise1x128, BlockWise128x128 of torch.nn.functional.ScalingType
 
     def run_torch(out: torch.Tensor | None) -> torch.Tensor:
@@ -177,104 +167,70 @@ def _block_scales(workload: Workload, device: torch.device) -> Case:
             a, b, [scale_a], of_a, [], [padded_b], of_b, [], None, torch.bfloat16, [], False, out=out
         )
 
-    return _dense_case(
-        a,
-        b,
-        {
-            OURS: Call(load=_scaled_mm(a, b, *scales), scales=scales),
-            "torch_block": Call(load=lambda: run_torch, scales=scales),
-        },
-    )
+    calls = {
+        OURS: Call(load=_scaled_mm(a, b, *scales), scales=scales),
+        "torch_block": Call(load=lambda: run_torch, scales=scales),
+    }
+    return _case(a, b, calls)
 
 
 def _dense_bf16(workload: Workload, device: torch.device) -> Case:
-    a = _random(workload.m, workload.k, torch.bfloat16, device)
-    b = _random(workload.n, workload.k, torch.bfloat16, device).t()
-
-    def load_ours() -> Run:
-        import stoneware
-
-        matmul = stoneware.matmul
-        return lambda out: matmul(a, b, out=out)
-
-    return _dense_case(
-        a, b, {OURS: Call(load=load_ours), "torch_mm": Call(load=lambda: lambda out: torch.mm(a, b, out=out))}
-    )
+    a, b = _dense(workload, torch.bfloat16, device)
+    ours = _ours("matmul", lambda matmul: lambda out: matmul(a, b, out=out))
+    calls = {OURS: Call(load=ours), "torch_mm": Call(load=lambda: lambda out: torch.mm(a, b, out=out))}
+    return _case(a, b, calls)
 
 
 def _grouped_bf16(workload: Workload, device: torch.device) -> Case:
     a, b, ends, offs = _routed(workload, torch.bfloat16, device)
+    ours = _ours("grouped_mm", lambda grouped_mm: lambda out: grouped_mm(a, b, offs, out=out))
 
-    def load_ours() -> Run:
-        import stoneware
+    def run_torch(out: torch.Tensor | None) -> torch.Tensor:
+        return torch._grouped_mm(a, b, offs=offs)
 
-        grouped_mm = stoneware.grouped_mm
-        return lambda out: grouped_mm(a, b, offs, out=out)
-
-    return _grouped_case(a, b, ends, load_ours, lambda out: torch._grouped_mm(a, b, offs=offs))
+    calls = {OURS: Call(load=ours), "torch_grouped": Call(load=lambda: run_torch, takes_out=False)}
+    return _case(a, b, calls, ends)
 
 
 def _grouped_fp8(workload: Workload, device: torch.device) -> Case:
     a, b, ends, offs = _routed(workload, torch.float8_e4m3fn, device)
-    scale_a = _scale(1, workload.m, device)[0]
-    scale_b = _scale(workload.groups, workload.n, device)
+    scales = scale_a, scale_b = _scale(1, workload.m, device)[0], _scale(workload.groups, workload.n, device)
+    ours = _ours(
+        "grouped_mm",
+        lambda grouped_mm: lambda out: grouped_mm(a, b, offs, scale_a, scale_b, out_dtype=torch.bfloat16, out=out),
+    )
 
-    def load_ours() -> Run:
-        import stoneware
-
-        grouped_mm = stoneware.grouped_mm
-        return lambda out: grouped_mm(a, b, offs, scale_a, scale_b, out_dtype=torch.bfloat16, out=out)
-
-    def run_grouped(out: torch.Tensor | None) -> torch.Tensor:
+    def run_torch(out: torch.Tensor | None) -> torch.Tensor:
         return torch._scaled_grouped_mm(
             a, b, scale_a, scale_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
-    return _grouped_case(a, b, ends, load_ours, run_grouped, scales=(scale_a, scale_b))
+    calls = {
+        OURS: Call(load=ours, scales=scales),
+        "torch_grouped": Call(load=lambda: run_torch, scales=scales, takes_out=False),
+    }
+    return _case(a, b, calls, ends)
 
 
-def _dense_case(a: torch.Tensor, b: torch.Tensor, calls: Mapping[str, Call]) -> Case:
-    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16, device=a.device)
-    return Case(a=a, b=b, ends=(), out=out, calls=calls)
-
-
-def _grouped_case(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    ends: Sequence[int],
-    load_ours: Callable[[], Run],
-    run_grouped: Run,
-    scales: tuple[torch.Tensor, ...] = (),
-) -> Case:
-    out = torch.empty(a.shape[0], b.shape[2], dtype=torch.bfloat16, device=a.device)
-    return Case(
-        a=a,
-        b=b,
-        ends=ends,
-        out=out,
-        calls={
-            OURS: Call(load=load_ours, scales=scales),
-            "torch_grouped": Call(load=lambda: run_grouped, scales=scales, takes_out=False),
-        },
-    )
+def _ours(op: str, bind: Callable[[Callable[..., torch.Tensor]], Run]) -> Callable[[], Run]:
+    """Imports the op of Stoneware, and binds operands to it."""
+    return lambda: bind(getattr(importlib.import_module("stoneware"), op))
 
 
 def _scaled_mm(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> Callable[[], Run]:
-    def load() -> Run:
-        import stoneware
-
-        scaled_mm = stoneware.scaled_mm
-        return lambda out: scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, out=out)
-
-    return load
-
-
-def _torch_scaled_mm(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
-) -> Callable[[], Run]:
-    return lambda: (
-        lambda out: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, use_fast_accum=True, out=out)
+    return _ours(
+        "scaled_mm", lambda scaled_mm: lambda out: scaled_mm(a, b, scale_a, scale_b, out_dtype=torch.bfloat16, out=out)
     )
+
+
+def _case(a: torch.Tensor, b: torch.Tensor, calls: Mapping[str, Call], ends: Sequence[int] = ()) -> Case:
+    out = torch.empty(a.shape[0], b.shape[-1], dtype=torch.bfloat16, device=a.device)
+    return Case(a=a, b=b, ends=ends, out=out, calls=calls)
+
+
+def _dense(workload: Workload, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = (_random(rows, workload.k, dtype, device) for rows in (workload.m, workload.n))
+    return a, b.t()
 
 
 def _random(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -328,7 +284,6 @@ FAMILIES: dict[str, Family] = {
             title="scaled_mm, fp8 with row scales",
             op="scaled_mm",
             dtype="e4m3",
-            problem={},
             workloads=_dense_workloads,
             make=_row_scales,
             rival="torch_row",
@@ -348,7 +303,6 @@ FAMILIES: dict[str, Family] = {
             title="matmul, bf16",
             op="matmul",
             dtype="bf16",
-            problem={},
             workloads=_dense_workloads,
             make=_dense_bf16,
             rival="torch_mm",

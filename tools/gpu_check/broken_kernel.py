@@ -60,8 +60,8 @@ class Driver:
             raise RuntimeError(f"{name} must succeed, and it returned CUresult {code}; check nvidia-smi")
 
     def synchronize(self) -> int:
-        """The CUresult: memcheck ends a kernel at its fault, which is no failure of this
-        program."""
+        """The CUresult: memcheck ends a kernel at its fault, and this program did not
+        fail."""
         return self._library.cuCtxSynchronize()
 
 

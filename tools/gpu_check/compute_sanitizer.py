@@ -18,19 +18,25 @@ Standard library only, as runner.py.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from tools.gpu_check import processes
 
 PROGRAM = "compute-sanitizer"
 
 TOOLS: dict[str, tuple[str, ...]] = {
-    # Calls of the driver that fail are the program's to report, and some are asked to find out: the
+    # Calls of the driver that fail are the program's to report, and some are made to find out: the
     # count of a kernel's parameters ends with the first that is refused. After a fault the context
     # lives on, so that one kernel does not hide the others.
     "memcheck": ("--report-api-errors", "no", "--destroy-on-device-error", "kernel", "--padding", "4096"),
@@ -113,28 +119,86 @@ def read_report(lines: Iterable[str], exit_code: int) -> Report:
     return Report(errors=errors, warnings=warnings, findings=findings, exit_code=exit_code)
 
 
-def run(
+def run_on_all(
     program: str,
     tool: str,
     options: Sequence[str],
-    command: Sequence[str],
-    *,
+    arguments: Sequence[str],
     folder: pathlib.Path,
     environment: Mapping[str, str],
     say: Callable[[str], None],
-) -> Report:
-    """Runs a command under a tool; `say` gets each line, without its end, as it comes."""
-    process = subprocess.Popen(
-        [program, "--tool", tool, *_OPTIONS, *TOOLS[tool], *options, *command],
-        cwd=folder,
-        env=dict(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    lines = []
-    for line in process.stdout:
-        lines.append(line.rstrip("\n"))
-        say(lines[-1])
-    return read_report(lines, process.wait())
+) -> dict[str, Any]:
+    """Runs a tool on the broken kernel, and then on all of ours.
+
+    Args:
+      options: of the tool, for ours.
+      arguments: of launch_every_kernel.py.
+      folder: of the unpacked archive.
+      say: gets each line, without its end, as it comes.
+
+    Returns:
+      As sanitize.json has it.
+    """
+    launched_path = folder / f"launched_{tool}.json"
+    # Each tensor is an allocation of the driver's: of torch's, which are cut from large ones,
+    # memcheck knows no bounds, and initcheck takes what was freed for written.
+    environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    begin = time.monotonic()
+
+    def run(module: str, options: Sequence[str], arguments: Sequence[str]) -> Report:
+        lines: list[str] = []
+
+        def keep(line: str) -> None:
+            lines.append(line)
+            say(line)
+
+        command = [program, "--tool", tool, *_OPTIONS, *TOOLS[tool], *options]
+        command += [sys.executable, "-m", f"tools.gpu_check.{module}", *arguments]
+        return read_report(lines, processes.stream(command, keep, folder=folder, environment=environment))
+
+    control = run("broken_kernel", [], [])
+    report = run("launch_every_kernel", options, [f"--json_out={launched_path}", *arguments])
+    launched = json.loads(launched_path.read_text()) if launched_path.exists() else None
+    return {
+        "errors": report.errors,
+        "warnings": report.warnings,
+        "exit_code": report.exit_code,
+        "seconds": round(time.monotonic() - begin, 1),
+        "kernels": launched["kernels"] if launched else 0,
+        "launches": launched["launches"] if launched else 0,
+        "errors_of_broken_kernel": control.errors,
+        "failures": failures(tool, control, report, launched),
+        "findings": [
+            {"what": what, "kernel": kernel, "times": times}
+            for (what, kernel), times in sorted(report.findings.items())
+        ],
+    }
+
+
+def failures(tool: str, control: Report, report: Report, launched: Mapping[str, Any] | None) -> list[str]:
+    """Why a tool's run does not show that the kernels are sound; empty if it does.
+
+    Args:
+      control: of the kernel that is broken.
+      report: of ours.
+      launched: what launch_every_kernel.py wrote; None if it wrote nothing.
+    """
+    wrong = []
+    if not control.errors:
+        wrong.append(
+            f"{tool} must report errors of broken_kernel.py, and reports {control.errors}: it does "
+            "not work with this GPU and driver; take the compute-sanitizer of the driver's CUDA"
+        )
+    if report.errors is None:
+        wrong.append(f"{tool} wrote no summary, so nothing is shown; see sanitize.log")
+    elif report.errors:
+        wrong.append(f"{tool} found {report.errors} errors; see findings, and sanitize.log")
+    if launched is None:
+        wrong.append("launch_every_kernel.py wrote no report; see the end of sanitize.log")
+    else:
+        wrong += [] if launched["kernels"] else ["no kernel was launched, so nothing is shown"]
+        wrong += [f"{kernel} was not launched" for kernel in launched["not_launched"]]
+        wrong += [f"{one['kernel']}: {one['problem']}: {one['message']}" for one in launched["failures"]]
+    if report.exit_code and not wrong:
+        wrong.append(f"exit code {report.exit_code}; see the end of sanitize.log")
+    return wrong

@@ -8,27 +8,25 @@ quicker to make, but its imports take half as long again, as each page it writes
 `import_and_first_call_ms` is the number to look at: the time from a process that has no Stoneware to
 its first result. Beside it stands how many full garbage collections Python ran meanwhile: with torch
 loaded, one takes longer than all the rest. It also reports what the call did to the outside: files
-opened for writing and programs started, which must be none, and whether Triton was imported.
+opened for writing and programs started (there must not be any), and whether Triton was imported.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from absl import app, flags
 
+from tools.gpu_check import processes
 from tools.gpu_check.bench_cases import FAMILIES, OURS, Call
-
-_FAMILIES = flags.DEFINE_list("of", list(FAMILIES), "Whose first call.")
-_PROCESSES = flags.DEFINE_integer("repeat", 9, "New processes for each family; 0 measures in this one.", lower_bound=0)
+from tools.gpu_check.processes import ProcessFailed
 
 _WRITING_MODES = frozenset("wax+")
 _STARTING_EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.system")
@@ -78,7 +76,8 @@ def full_collections() -> Iterator[list[int]]:
         gc.callbacks.remove(note)
 
 
-def _timed_ms(step: Callable[[], object]) -> float:
+def timed_ms(step: Callable[[], object]) -> float:
+    """Milliseconds until the GPU has finished a step."""
     begin = time.perf_counter()
     step()
     torch.cuda.synchronize()
@@ -104,12 +103,12 @@ def _first(call: Call, *, is_ours: bool) -> dict[str, object]:
             def import_package() -> None:
                 import stoneware  # noqa: F401
 
-            package_ms = _timed_ms(import_package)
+            package_ms = timed_ms(import_package)
         begin = time.perf_counter()
         run = call.load()
         import_ms = package_ms + (time.perf_counter() - begin) * 1e3
-        first_ms = _timed_ms(lambda: run(None))
-    second_ms = _timed_ms(lambda: run(None))
+        first_ms = timed_ms(lambda: run(None))
+    second_ms = timed_ms(lambda: run(None))
     watch.is_on = False
     return {
         "package_ms": round(package_ms, 3),
@@ -124,26 +123,25 @@ def _first(call: Call, *, is_ours: bool) -> dict[str, object]:
 
 
 def in_new_process(family_name: str) -> list[dict[str, object]]:
-    """`measure` in a process of its own; with "error" in place of figures if it failed."""
-    command = [sys.executable, "-m", "tools.gpu_check.first_call", f"--of={family_name}", "--repeat=0"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        message = f"the process ended with exit code {done.returncode}: {done.stderr[-1000:]}"
-        return [{"family": family_name, "call": OURS, "error": message}]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    """`measure` in a process of its own; with "error" instead of figures if it failed."""
+    try:
+        output = processes.run_module("tools.gpu_check.first_call", f"--of={family_name}", "--repeat=0")
+    except ProcessFailed as error:
+        return [{"family": family_name, "call": OURS, "error": str(error)}]
+    return processes.json_lines(output)
 
 
-def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"only flags are taken, found {argv[1:]}")
-    for name in _FAMILIES.value if not _PROCESSES.value else ():
-        for result in measure(name):
-            print(json.dumps(result), flush=True)
-    for _ in range(_PROCESSES.value):
-        for name in _FAMILIES.value:
-            for result in in_new_process(name):
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--of", default=",".join(FAMILIES), help="whose first call")
+    parser.add_argument("--repeat", type=int, default=9, help="new processes for each family; 0: this process measures")
+    options = parser.parse_args(arguments)
+    measured_by = in_new_process if options.repeat else measure
+    for _ in range(max(options.repeat, 1)):
+        for name in options.of.split(","):
+            for result in measured_by(name):
                 print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()

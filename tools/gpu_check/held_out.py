@@ -10,8 +10,9 @@ Three parts, each a tune into a store of its own in DIR:
     again   the same at the worst problems of each set, to tell whether they are noise
     cold    some problems by the timer of `stoneware tune`, to tell where the two differ
 
-All visible GPUs share a part, one process each. Samples are stored as they are taken: the same command
-goes on where an interrupted one stopped. Choices are those of the wheel's table, without any store.
+All visible GPUs share a part, one process each. Samples are stored as they are taken, apart from held_out.json: the
+same command goes on where an interrupted one stopped, and measures kernels that changed anew. Choices are those of the
+wheel's table, without any store.
 
 Writes held_out.json and held_out.txt (held_out_figures.py), of what was measured until --minutes if that
 is given; the exit code is 1 if a candidate was wrong, failed or hung, or nothing was measured.
@@ -24,12 +25,11 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from absl import app, flags
+from absl import flags
 
 from stoneware.kernels import registry
 from stoneware.kernels.config import Config
@@ -43,7 +43,8 @@ from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.store import Store
-from tools.gpu_check import document, held_out_figures, held_out_problems, machine, weight_walk
+from tools.gpu_check import held_out_figures, held_out_problems, weight_walk
+from tools.gpu_check.experiment import Deadline, Experiment, Row
 from tools.gpu_check.held_out_problems import SETS
 
 PARTS = {"first": 0.8, "again": 0.12, "cold": 0.08}
@@ -60,13 +61,12 @@ class TimeIsUp(Exception):
 class TimedReporter(Reporter):
     """Prints the progress, and ends the session after the problem in which its time is over."""
 
-    def __init__(self, minutes: float, name: str, now: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._now = name, now
-        self._deadline = now() + 60 * minutes if minutes else math.inf
+    def __init__(self, deadline: Deadline, name: str) -> None:
+        self._name, self._deadline = name, deadline
 
     def end(self, problem: str, cost: float, outcome: str) -> None:
         super().end(problem, cost, outcome)
-        if self._now() >= self._deadline:
+        if not self._deadline.left:
             raise TimeIsUp
 
     def say(self, text: str, level: int = 0) -> None:
@@ -104,12 +104,12 @@ class HeldOut:
         return Store(self._folder / f"held_out_{part}.sqlite3")
 
     def samples(self, part: str) -> list[Sample]:
-        """Those of this hardware."""
+        """The samples that this hardware took."""
         here = self._device.fingerprint
         return [sample for run, sample in self.store(part).samples() if here is None or run.device.same_hardware(here)]
 
     def rows(self, part: str) -> list[held_out_figures.Row]:
-        """Of the problems that have a time of the choice."""
+        """The rows of the problems whose choice was timed."""
         right = held_out_figures.right_samples(self.samples(part), candidates.kernel_sha256)
         found = [
             held_out_figures.row_of(name, str(problem), problem.key.m, self._decide(problem), right[problem.key])
@@ -169,7 +169,7 @@ def wheels_decision(device: Device) -> Callable[[Product], Decision]:
 
 
 def measure(
-    held_out: HeldOut, part: str, problems: Sequence[Product], ranks: Ranks, settings: Settings, minutes: float
+    held_out: HeldOut, part: str, problems: Sequence[Product], ranks: Ranks, settings: Settings, seconds: float
 ) -> None:
     """This rank's share of a part; returns when it is done, or its time is over."""
     ordinal = ranks.local_rank
@@ -179,13 +179,13 @@ def measure(
             held_out.store(part),
             ordinal,
             settings,
-            TimedReporter(minutes, f"{part}, GPU {ordinal}" if ranks.world_size > 1 else part),
+            TimedReporter(Deadline(seconds), f"{part}, GPU {ordinal}" if ranks.world_size > 1 else part),
             ranks=ranks,
             command=child.COMMAND if part == "cold" else weight_walk.COMMAND,
             candidates_of=held_out.candidates_of,
         )
     except TimeIsUp:
-        print(f"{part}: stopped after {minutes:.1f} minutes; start again without --minutes to measure the rest")
+        print(f"{part}: stopped after {seconds / 60:.1f} minutes; start again without --minutes to measure the rest")
 
 
 def measure_on_all(part: str, num_gpus: int) -> None:
@@ -206,64 +206,75 @@ def measure_on_all(part: str, num_gpus: int) -> None:
         sys.exit(f"held_out: {part} failed on GPU {', '.join(map(str, failed))}; start again to go on")
 
 
-def _define_flags() -> None:
-    document.define_flags()
-    flags.DEFINE_integer("seed", None, "Of the problems; take one that no one tuned to.", required=True)
-    flags.DEFINE_integer("problems", 600, "Of each set.", lower_bound=1)
-    flags.DEFINE_list("ops", list(SETS), "Ops, or sets of problems: " + ", ".join(SETS) + ".")
-    flags.DEFINE_float("minutes", 0.0, "Stop after so many and report; 0: measure all.", lower_bound=0.0)
-    flags.DEFINE_integer("again", 20, "Worst problems of each set that are measured twice.", lower_bound=0)
-    flags.DEFINE_integer("cold", 20, "Problems of each set that are measured by both timers.", lower_bound=0)
-    flags.DEFINE_integer("rounds", 20, "Timings of each candidate.", lower_bound=1)
-    flags.DEFINE_float("seconds_per_problem", 2.0, "For timing one at most.")
-    flags.DEFINE_enum("part", None, list(PARTS), "Measure this part only, as one of several processes.")
-
-
-def main(argv: Sequence[str]) -> int:
-    if len(argv) > 1:
-        raise app.UsageError(f"only flags are taken, found {argv[1:]}")
-    values = flags.FLAGS
-    ranks = Ranks.from_environment()
-    device = cuda_device(ranks.local_rank)
-    folder = pathlib.Path(values.out).resolve()
+def _are_known(names: Sequence[str]) -> bool:
     try:
-        names = chosen_sets(values.ops)
+        return bool(chosen_sets(names))
     except ValueError as error:
-        raise app.UsageError(str(error)) from error
-    problems = {name: held_out_problems.take(name, values.seed, values.problems) for name in names}
-    held_out = HeldOut(folder, problems, device, wheels_decision(device))
-    origin = document.origin("held_out", values)
-    settings = Settings(
-        rounds=values.rounds,
-        rounds_before_drop=min(4, values.rounds),
-        seconds_per_problem=values.seconds_per_problem,
-        command=origin["command"],
-        commit=origin["commit"],
-    )
-    num_gpus, begin = torch.cuda.device_count(), time.monotonic()
-    for part in [values.part] if values.part else PARTS:
-        if num_gpus > 1 and not values.part:
-            measure_on_all(part, num_gpus)
-        else:
-            wanted = held_out.to_measure(part, values.again, values.cold)
-            measure(held_out, part, wanted, ranks, settings, values.minutes * PARTS[part])
-    if values.part:
+        raise flags.ValidationError(str(error)) from error
+
+
+class HeldOutExperiment(Experiment):
+    """The program; with --part one of its processes, which measures its share of a part and writes no report."""
+
+    name = "held_out"
+    page_suffix = ".txt"
+    anew = "samples of the same kernels are kept"
+
+    def settings(self) -> Row:
+        return {name: getattr(self.values, name) for name in ("seed", "problems", "ops")}
+
+    def run(self) -> int:
+        if not self.values.part:
+            return super().run()
+        self.measure()
         return 0
-    report = {
-        **origin,
-        "machine": machine.describe(0),
-        "num_gpus": num_gpus,
-        "seed": values.seed,
-        "seconds": round(time.monotonic() - begin, 1),
-        **held_out.report(),
-    }
-    (folder / "held_out.json").write_text(document.to_json(report), encoding="utf-8")
-    text = held_out_figures.table(report)
-    (folder / "held_out.txt").write_text(text, encoding="utf-8")
-    print(text, end="")
-    return int(bool(report["bad"]) or not report["rows"])
+
+    def measure(self) -> None:
+        values = self.values
+        ranks = Ranks.from_environment()
+        device = cuda_device(ranks.local_rank)
+        problems = {
+            name: held_out_problems.take(name, values.seed, values.problems) for name in chosen_sets(values.ops)
+        }
+        held_out = HeldOut(self.folder, problems, device, wheels_decision(device))
+        settings = Settings(
+            rounds=values.rounds,
+            rounds_before_drop=min(4, values.rounds),
+            seconds_per_problem=values.seconds_per_problem,
+            command=self.report["command"],
+            commit=values.commit,
+        )
+        num_gpus = torch.cuda.device_count()
+        for part in [values.part] if values.part else PARTS:
+            if num_gpus > 1 and not values.part:
+                measure_on_all(part, num_gpus)
+            else:
+                wanted = held_out.to_measure(part, values.again, values.cold)
+                seconds = 60 * values.minutes * PARTS[part] or math.inf
+                measure(held_out, part, wanted, ranks, settings, seconds)
+        if not values.part:
+            self.report |= {"num_gpus": num_gpus, "seed": values.seed, **held_out.report()}
+
+    def problems(self) -> list[str]:
+        return self.report["bad"] or ([] if self.report["rows"] else ["nothing was measured"])
+
+    def page(self) -> str:
+        return held_out_figures.table(self.report)
+
+    @classmethod
+    def define_flags(cls) -> None:
+        super().define_flags()
+        flags.DEFINE_integer("seed", None, "Of the problems; take one that no one tuned to.", required=True)
+        flags.DEFINE_integer("problems", 600, "Of each set.", lower_bound=1)
+        flags.DEFINE_list("ops", list(SETS), "Ops, or sets of problems: " + ", ".join(SETS) + ".")
+        flags.register_validator("ops", _are_known)
+        flags.DEFINE_float("minutes", 0.0, "Stop after these and report; 0: measure all.", lower_bound=0.0)
+        flags.DEFINE_integer("again", 20, "Worst problems of each set that are measured twice.", lower_bound=0)
+        flags.DEFINE_integer("cold", 20, "Problems of each set that are measured by both timers.", lower_bound=0)
+        flags.DEFINE_integer("rounds", 20, "Timings of each candidate.", lower_bound=1)
+        flags.DEFINE_float("seconds_per_problem", 2.0, "For timing one at most.")
+        flags.DEFINE_enum("part", None, list(PARTS), "Measure this part only, as one of several processes.")
 
 
 if __name__ == "__main__":
-    _define_flags()
-    app.run(main)
+    HeldOutExperiment.start()

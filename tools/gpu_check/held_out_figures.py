@@ -5,9 +5,9 @@ A row is a problem with the times of its candidates:
     regret           time of the look-up's choice over that of the fastest candidate
     torch_over_ours  torch's time over that of the choice; none where torch cannot run the problem
 
-Where one candidate alone runs there is nothing to regret: such a problem counts beside torch, and not
-among the regrets. The fastest of some twenty medians is partly luck, so a regret of 1.01 may be none at
-all. The worst problems are therefore measured a second time. `is_noise` says what that does not confirm:
+Where one candidate alone runs there is nothing to regret: such a problem counts against torch, and not
+among the regrets. The fastest of some twenty medians is partly luck, so a regret of 1.01 may be
+noise. The worst problems are therefore measured a second time. `is_noise` says what that does not confirm:
 a regret, or a lead of torch, that is then within a tie of the table.
 
 Free of torch.

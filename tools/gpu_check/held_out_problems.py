@@ -23,7 +23,7 @@ from stoneware.tuning import table_file
 TENSOR_PARALLEL = (1, 2, 4, 8)
 
 MOST_M_LOG2 = 13
-"""Tokens of a batch, which are m but for a mixture and for the gradient of a weight: 1 to 8192, log-uniform."""
+"""Tokens of a batch, which are m except of a mixture and of the gradient of a weight: 1 to 8192, log-uniform."""
 
 N_LOG2, K_LOG2 = (6.0, 16.0), (7.0, 15.0)
 """Of random weights: n from 64 to 65536, k from 128 to 32768, log-uniform."""
@@ -228,7 +228,7 @@ def _layers() -> tuple[Layer, ...]:
         try:
             layers = model.layers(config, ranks)
         except ValueError:
-            continue  # heads or widths that so many GPUs cannot share
+            continue  # heads or widths that these GPUs cannot share
         for layer in layers:
             found.setdefault((layer.n, layer.k, layer.num_experts), layer)
     return tuple(found.values())

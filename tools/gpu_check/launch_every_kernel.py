@@ -4,7 +4,7 @@
 
 Made for compute-sanitizer (runner.py sanitize), under which a launch is slow:
 
-- Each kernel has two problems of few tiles, of which the last is cut off along m, n and k. One has
+- Each kernel has two problems of few tiles; the last tile is cut off along m, n and k. One has
   enough k to use every stage of shared memory twice, and goes through the public op; kernels that
   split k have it with 1, 2 and the most splits. In the other a block goes from tile to tile: its
   plan is made for a GPU of a few SMs.
@@ -22,19 +22,20 @@ The exit code is 0 if every kernel was launched and every result is right.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from absl import app, flags
 
 import stoneware
-from stoneware.kernels import aot_kernels, cutlass_kernels, manifest, split_k, tile_rule
+from stoneware.kernels import aot_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import SPLITS, Config
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.registry import spec
@@ -45,9 +46,10 @@ from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.quantizing import fused, layout, reference
 from stoneware.quantizing import kernels as quantizing_kernels
 from stoneware.runtime.device import Device, cuda_device
+from tools.gpu_check import machine
 
 _MAX_SHARED_BYTES = 227 * 1024
-"""Of a block on sm_90, the most of any GPU here (CUDA C++ Programming Guide, technical
+"""The most of a block on sm_90, and so of any GPU here (CUDA C++ Programming Guide, technical
 specifications per compute capability): no kernel has more stages than fit into it."""
 
 _PART = 16
@@ -57,7 +59,7 @@ _PAD_A, _PAD_B, _PAD_OUT = 16, 32, 32
 """Elements that rows of operands and result skip, as views do."""
 
 _CLUSTERS_AT_ONCE = 2
-"""Of the GPU that the second problem's plan is made for."""
+"""The size of the GPU that the second problem's plan is made for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,23 +89,6 @@ class Launch:
 
 _QUANTIZED_SHAPES = ((144, 272), (16, 4112), (16, 16400))
 """For sw.quantize: tiles that are cut off, and rows for each kernel of rows; k for the layers that quantize."""
-
-
-def runnable(kernels: Sequence[KernelRecord], device: Device) -> list[KernelRecord]:
-    """Those that the GPU runs: CUTLASS's for its compute capability, Triton's for the nearest.
-
-    Raises:
-      KeyError: a backend is neither.
-    """
-    capability = device.compute_capability
-    return [
-        kernel
-        for kernel in kernels
-        if kernel.compute_capability
-        == {cutlass_kernels.BACKEND: capability, aot_kernels.BACKEND: aot_kernels.built_for(kernel.op, capability)}[
-            kernel.backend
-        ]
-    ]
 
 
 def launches_of(kernel: KernelRecord) -> list[Launch]:
@@ -224,137 +209,132 @@ def what_is_wrong(tensors: Operands, out_base: torch.Tensor) -> str:
     return "" if result.is_guard_unharmed() else "it wrote outside of out"
 
 
+class Report:
+    """What was launched, and what was wrong.
+
+    Attributes:
+      launched: ids of kernels.
+      failures: kernel, problem and message of each launch that was wrong or failed.
+    """
+
+    def __init__(self) -> None:
+        self.launched: set[str] = set()
+        self.num_launches = 0
+        self.failures: list[dict[str, str]] = []
+
+    def launch(self, kernel: str, problem: str, run: Callable[[], str]) -> None:
+        """Has `run` launch a kernel and say what is wrong with its result, "" if nothing is."""
+        try:
+            message = run()
+            self.num_launches += 1
+            self.launched.add(kernel)
+        except Exception as error:  # reported, and the next kernel is tried
+            message = f"{type(error).__name__}: {error}"
+        if message:
+            print(f"FAILED {kernel}: {problem}: {message}", flush=True)
+            self.failures.append({"kernel": kernel, "problem": problem, "message": message})
+
+    def to_json(self, kernels: Sequence[KernelRecord]) -> dict[str, Any]:
+        """As runner.py reads it; `kernels` are those that were to be launched."""
+        not_launched = sorted({kernel.id for kernel in kernels} - self.launched)
+        return {
+            "kernels": len(kernels) - len(not_launched),
+            "launches": self.num_launches,
+            "failures": self.failures,
+            "not_launched": not_launched,
+        }
+
+
 def run_all(
     kernels: Sequence[KernelRecord],
     device: Device,
     torch_device: torch.device | str,
     run: Callable[[Launch, KernelRecord, Operands, Device], None],
-) -> dict[str, Any]:
-    """Runs every launch of every kernel, whatever becomes of the others.
+    report: Report,
+) -> None:
+    """Runs every launch of every kernel, whatever becomes of the others."""
 
-    Returns:
-      The JSON document: kernels that were launched, launches, failures with kernel, problem and
-      message, and kernels of which no launch went through.
-    """
-    launched: set[str] = set()
-    num_launches = 0
-    failures = []
+    def checked(launch: Launch, kernel: KernelRecord) -> str:
+        tensors = make(launch)
+        # After a fault without memcheck the context is lost, and with it every copy to it.
+        on_device = copied(tensors, torch_device)
+        run(launch, kernel, on_device, device)
+        return what_is_wrong(tensors, on_device.out_base)
+
     for idx, kernel in enumerate(kernels, start=1):
         print(f"[{idx}/{len(kernels)}] {kernel.id}", flush=True)
         for launch in launches_of(kernel):
-            try:
-                tensors = make(launch)
-                # After a fault without memcheck the context is lost, and with it every copy to it.
-                on_device = copied(tensors, torch_device)
-                run(launch, kernel, on_device, device)
-                launched.add(kernel.id)
-                num_launches += 1
-                message = what_is_wrong(tensors, on_device.out_base)
-            except Exception as error:  # reported below, and the next kernel is tried
-                message = f"{type(error).__name__}: {error}"
-            if message:
-                print(f"FAILED {kernel.id}: {launch}: {message}", flush=True)
-                failures.append({"kernel": kernel.id, "problem": str(launch), "message": message})
-    return {
-        "kernels": len(launched),
-        "launches": num_launches,
-        "failures": failures,
-        "not_launched": [kernel.id for kernel in kernels if kernel.id not in launched],
-    }
+            report.launch(kernel.id, str(launch), functools.partial(checked, launch, kernel))
 
 
-def _norm_by_kernel(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The call of a norm by the kernel that also writes fp8."""
-    return lambda x: fused_blocks.rms_norm_fp8(norm.eps)(x, norm.weight)[0]
-
-
-def quantize_all(kernels: Sequence[KernelRecord], torch_device: torch.device | str) -> dict[str, Any]:
-    """The same report for kernels of sw.quantize."""
-    wanted = {kernel.id for kernel in kernels}
-    launched: set[str] = set()
+def quantize_all(where: torch.device | str, report: Report) -> None:
+    """Makes every call that takes a kernel of sw.quantize; the kernels that it loads are launched."""
     load = aot_kernels.load
 
     def recorded(kernel_id: str, num_arguments: int) -> Any:
-        launched.add(kernel_id)
+        report.launched.add(kernel_id)
         return load(kernel_id, num_arguments)
 
-    num_launches, failures = 0, []
+    def checked(call: Callable[[], Sequence[torch.Tensor]], expected: Sequence[torch.Tensor], limit: float) -> str:
+        pairs = [(found.cpu().float(), want.float()) for found, want in zip(call(), expected, strict=True)]
+        is_right = all((found - want).norm() <= limit * want.norm() for found, want in pairs)
+        return "" if is_right else "other values"
+
     aot_kernels.load = recorded
     try:
-        for call in itertools.product(
-            layout.SCALES, (False, "both"), (torch.bfloat16, torch.float16), layout.MAX, _QUANTIZED_SHAPES
-        ):
-            scales, transpose, in_dtype, dtype, shape = call
-            if dtype == torch.float8_e5m2 and scales != "tensor":
-                continue
-            x = torch.randn(shape).to(in_dtype)
-            expected = [*reference.quantize(x, scales, dtype, False)]
-            if transpose:
-                expected += reference.quantize(x.t(), scales, dtype, False)
-            print(f"[quantize] {call}", flush=True)
-            try:
-                found = stoneware.quantize(x.to(torch_device), scales, transpose=transpose, dtype=dtype)
-                torch.cuda.synchronize()
-                num_launches += 1
-                pairs = zip(found, expected, strict=True)
-                message = "" if all(torch.equal(a.cpu().float(), b.float()) for a, b in pairs) else "other bits"
-            except Exception as error:  # reported below, and the next call is tried
-                message = f"{type(error).__name__}: {error}"
-            if message:
-                print(f"FAILED quantize: {call}: {message}", flush=True)
-                failures.append({"kernel": "quantize", "problem": str(call), "message": message})
-        for in_dtype, (_, k) in itertools.product((torch.bfloat16, torch.float16), _QUANTIZED_SHAPES):
-            norm = torch.nn.RMSNorm(k, 1e-6, dtype=in_dtype)
-            feed_forward = stoneware.nn.SwiGLU(32, k, frozen=True, dtype=in_dtype)
-            with torch.no_grad():
-                for layer in (feed_forward.gate_up_proj, feed_forward.down_proj):
-                    layer.quantize_(torch.randn(layer.out_features, layer.in_features).to(in_dtype))
-                for layer, size in ((norm, k), (feed_forward, 32)):
-                    x = torch.randn(3, size).to(in_dtype)
-                    expected = layer(x)
-                    print(f"[quantize] {type(layer).__name__} {in_dtype} {k}", flush=True)
-                    layer.to(torch_device)
-                    call = layer if layer is feed_forward else _norm_by_kernel(layer)
-                    found = call(x.to(torch_device)).cpu()
-                    num_launches += 1
-                    if not (found - expected).float().norm() <= 0.05 * expected.float().norm():
-                        problem = f"{type(layer).__name__} {in_dtype} {k}"
-                        print(f"FAILED quantize: {problem}: other values", flush=True)
-                        failures.append({"kernel": "quantize", "problem": problem, "message": "other values"})
-                for name, plan, inputs, wanted_bits in _of_frozen_gradients(k, in_dtype):
-                    problem = f"{name} {in_dtype} {k}"
-                    print(f"[quantize] {problem}", flush=True)
-                    operands_there = [one.to(torch_device) for one in inputs]
-                    outputs = [torch.empty_like(one, device=torch_device) for one in wanted_bits]
-                    plan(*operands_there)(*operands_there, *outputs)
-                    torch.cuda.synchronize()
-                    num_launches += 1
-                    if not all(torch.equal(a.cpu().float(), b.float()) for a, b in zip(outputs, wanted_bits)):
-                        print(f"FAILED quantize: {problem}: other bits", flush=True)
-                        failures.append({"kernel": "quantize", "problem": problem, "message": "other bits"})
+        with torch.no_grad():
+            for problem, *call_and_result in _quantizing_calls(where):
+                print(f"[quantize] {problem}", flush=True)
+                report.launch("quantize", problem, functools.partial(checked, *call_and_result))
     finally:
         aot_kernels.load = load
-    return {
-        "kernels": len(wanted & launched),
-        "launches": num_launches,
-        "failures": failures,
-        "not_launched": sorted(wanted - launched),
-    }
 
 
-def _of_frozen_gradients(k: int, dtype: torch.dtype) -> list[tuple[str, Callable[..., Any], list[Any], list[Any]]]:
-    """(name, maker of the plan, inputs, outputs) of the plans that only gradients of frozen layers have."""
-    x, factors = torch.randn(3, k).to(dtype), torch.rand(k, 1)
-    x8 = torch.randn(144, k).to(torch.float8_e4m3fn)
-    return [
-        (
-            "scaled rows",
-            lambda x, factors: fused.scaled_rows_plan(x, factors, False),
-            [x, factors],
-            [*reference.quantize(x.float() * factors.t(), "row", torch.float8_e4m3fn, False)],
-        ),
-        ("transpose", fused.transpose_plan, [x8], [x8.t().contiguous(), torch.ones(k, 1)]),
-    ]
+def _quantizing_calls(where: torch.device | str) -> Iterator[tuple[Any, ...]]:
+    """(problem, call on the GPU, results by plain torch on the CPU, limit of their relative error), of 0: same bits."""
+    dtypes = (torch.bfloat16, torch.float16)
+    for call in itertools.product(layout.SCALES, (False, "both"), dtypes, layout.MAX, _QUANTIZED_SHAPES):
+        scales, transpose, in_dtype, dtype, shape = call
+        if dtype == torch.float8_e5m2 and scales != "tensor":
+            continue
+        x = torch.randn(shape).to(in_dtype)
+        expected = [*reference.quantize(x, scales, dtype, False)]
+        if transpose:
+            expected += reference.quantize(x.t(), scales, dtype, False)
+        quantize = functools.partial(stoneware.quantize, scales=scales, transpose=transpose, dtype=dtype)
+        yield str(call), lambda x=x, quantize=quantize: quantize(x.to(where)), expected, 0.0
+    for dtype, (_, k) in itertools.product(dtypes, _QUANTIZED_SHAPES):
+        feed_forward = stoneware.nn.SwiGLU(32, k, frozen=True, dtype=dtype)
+        for layer in (feed_forward.gate_up_proj, feed_forward.down_proj):
+            layer.quantize_(torch.randn(layer.out_features, layer.in_features).to(dtype))
+        norm = torch.nn.RMSNorm(k, 1e-6, dtype=dtype)
+        # The norm by the kernel that also writes fp8.
+        norm_call = lambda x, norm=norm: fused_blocks.rms_norm_fp8(norm.eps)(x, norm.weight)[0]  # noqa: E731
+        for layer, call, size in ((norm, norm_call, k), (feed_forward, feed_forward, 32)):
+            x = torch.randn(3, size).to(dtype)
+            expected = [layer(x)]
+            layer.to(where)
+            yield f"{type(layer).__name__} {dtype} {k}", lambda x=x, call=call: [call(x.to(where))], expected, 0.05
+        # Only gradients of frozen layers have these plans.
+        x, factors = torch.randn(3, k).to(dtype), torch.rand(k, 1)
+        x8 = torch.randn(144, k).to(torch.float8_e4m3fn)
+        scaled_rows = functools.partial(fused.scaled_rows_plan, power_of_two=False)
+        rows = [*reference.quantize(x.float() * factors.t(), "row", torch.float8_e4m3fn, False)]
+        for name, plan, inputs, expected in (
+            ("scaled rows", scaled_rows, [x, factors], rows),
+            ("transpose", fused.transpose_plan, [x8], [x8.t().contiguous(), torch.ones(k, 1)]),
+        ):
+            call = functools.partial(_by_plan, plan, inputs, expected, where)
+            yield f"{name} {dtype} {k}", call, expected, 0.0
+
+
+def _by_plan(
+    plan: Callable[..., Any], inputs: Sequence[torch.Tensor], like: Sequence[torch.Tensor], where: torch.device | str
+) -> list[torch.Tensor]:
+    on_device = [tensor.to(where) for tensor in inputs]
+    outputs = [torch.empty_like(tensor, device=where) for tensor in like]
+    plan(*on_device)(*on_device, *outputs)
+    return outputs
 
 
 def main(argv: Sequence[str]) -> None:
@@ -366,25 +346,26 @@ def main(argv: Sequence[str]) -> None:
     seed = torch.seed() % (1 << 62)
     torch.manual_seed(seed)
     print(f"torch.manual_seed({seed})", flush=True)
-    of_device = runnable(list(manifest.packaged().kernels.values()), device)
+    of_device = machine.runnable(manifest.packaged().kernels.values(), device.compute_capability)
     kernels = [kernel for kernel in of_device if pattern.search(kernel.id)]
     if not kernels:
         sys.exit(
             f"--kernels={pattern.pattern} must match one of the {len(of_device)} kernels that run "
             f"on {device}, and matches none; kernel_manifest.json of the wheel has their ids"
         )
-    quantizing = [kernel for kernel in kernels if kernel.op == quantizing_kernels.OP]
-    report = run_all([kernel for kernel in kernels if kernel not in quantizing], device, "cuda", run)
-    if quantizing:
-        report = {name: part + report[name] for name, part in quantize_all(quantizing, "cuda").items()}
-    pathlib.Path(flags.FLAGS.json_out).write_text(json.dumps(report, indent=1) + "\n")
+    report, of_ops = Report(), [kernel for kernel in kernels if kernel.op != quantizing_kernels.OP]
+    run_all(of_ops, device, "cuda", run, report)
+    if len(of_ops) < len(kernels):
+        quantize_all("cuda", report)
+    result = report.to_json(kernels)
+    pathlib.Path(flags.FLAGS.json_out).write_text(json.dumps(result, indent=1) + "\n")
     print(
-        f"{report['launches']} launches of {report['kernels']} of {len(kernels)} kernels, "
-        f"{len(report['failures'])} failures"
+        f"{result['launches']} launches of {result['kernels']} of {len(kernels)} kernels, "
+        f"{len(report.failures)} failures"
     )
-    for kernel_id in report["not_launched"]:
+    for kernel_id in result["not_launched"]:
         print(f"NOT LAUNCHED {kernel_id}")
-    sys.exit(int(bool(report["failures"] or report["not_launched"])))
+    sys.exit(int(bool(report.failures or result["not_launched"])))
 
 
 if __name__ == "__main__":

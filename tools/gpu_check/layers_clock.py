@@ -8,24 +8,20 @@ their number: what one more step costs a busy program.
 from __future__ import annotations
 
 import math
-import random
-import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from stoneware.measuring.device_timer import spread
 from tools.gpu_check.document import text_of
-
-Call = Callable[[], object]
+from tools.gpu_check.experiment import Call, Row, figures, interleaved
 
 BLOCK_MS = 25.0
 """A block has as many steps as take this long, so that its first launch does not count."""
 
 _LEAST_STEPS, _MOST_STEPS = 3, 50
-_LEAST_ROUNDS = 3
 _WARM_UP_STEPS = 3
 
 
@@ -71,11 +67,6 @@ class Clock:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
 
-    def release(self) -> None:
-        """Gives back what torch holds and does not use."""
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
 
 class HostClock(Clock):
     """The same on a CPU, where nothing is asynchronous; graphs are calls, and memory is not counted."""
@@ -95,44 +86,19 @@ class HostClock(Clock):
         call()
         return 0
 
-    def release(self) -> None:
-        pass
 
-
-class Budget:
-    """Divides what is left of some seconds.
-
-    Args:
-      seconds: for all of it.
-      now: seconds.
-    """
-
-    def __init__(self, seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._deadline = now() + seconds
-
-    @property
-    def left(self) -> float:
-        return max(0.0, self._deadline - self._now())
-
-    def share(self, num_left: int, most: float) -> float:
-        """Seconds for timing the next of `num_left` problems; half of its time goes into preparing it."""
-        return min(most, self.left / max(num_left, 1) / 2)
-
-
-def compare(calls: Mapping[str, Call], clock: Clock, *, rounds: int, seconds: float, seed: int = 0) -> dict[str, Any]:
+def compare(calls: Mapping[str, Call], clock: Clock, *, rounds: int, seconds: float) -> dict[str, Any]:
     """Times calls in rounds of random order.
 
     Args:
       calls: name -> a step; it returns nothing that must live.
       rounds: blocks of each call.
-      seconds: no round begins after so many, but for the first three.
+      seconds: see `experiment.interleaved`.
 
     Returns:
-      name -> {"median_ms", "spread_ms", "blocks", "steps_in_block"}, or {"failure": text} for a call that
-      raised. The spread is the interquartile range of the blocks.
+      name -> `experiment.figures` of the blocks and "steps_in_block", or {"failure": text} for a call that raised.
     """
-    order, results = random.Random(seed), {}
+    results: dict[str, Any] = {}
     num_steps: dict[str, int] = {}
     for name, call in calls.items():
         try:
@@ -142,20 +108,16 @@ def compare(calls: Mapping[str, Call], clock: Clock, *, rounds: int, seconds: fl
             results[name] = {"failure": text_of(error)}
             continue
         num_steps[name] = min(max(math.ceil(BLOCK_MS / ms), _LEAST_STEPS), _MOST_STEPS)
-    blocks: dict[str, list[float]] = {name: [] for name in num_steps}
-    begin = time.monotonic()
-    for round_idx in range(rounds):
-        if round_idx >= _LEAST_ROUNDS and time.monotonic() - begin > seconds:
-            break
-        names = list(num_steps)
-        order.shuffle(names)
-        for name in names:
-            blocks[name].append(clock.block_ms(calls[name], num_steps[name]) / num_steps[name])
-    for name, ms_of in blocks.items():
-        results[name] = {**spread_of(ms_of), "blocks": len(ms_of), "steps_in_block": num_steps[name]}
+
+    def step_ms(name: str) -> list[float]:
+        return [clock.block_ms(calls[name], num_steps[name]) / num_steps[name]]
+
+    blocks_ms = interleaved({name: partial(step_ms, name) for name in num_steps}, rounds, seconds=seconds)
+    for name, samples_ms in blocks_ms.items():
+        results[name] = {**figures(samples_ms, "ms"), "steps_in_block": num_steps[name]}
     return {name: results[name] for name in calls}
 
 
-def spread_of(samples_ms: list[float]) -> dict[str, float]:
-    """Median and interquartile range, as JSON values."""
-    return {"median_ms": round(statistics.median(samples_ms), 5), "spread_ms": round(spread(samples_ms), 5)}
+def timing(clock: Clock, rounds: int) -> Callable[[Mapping[str, Call], float, Row], dict[str, Any]]:
+    """`compare`, as `experiment.Part` calls it."""
+    return lambda calls, seconds, row: compare(calls, clock, rounds=rounds, seconds=seconds)

@@ -1,22 +1,22 @@
-"""The part `inference`: forward passes of Llama 3 8B, eager and in CUDA graphs."""
+"""The parts `inference` and `models`: forward passes of Llama 3 8B, eager and in CUDA graphs; and of several models of
+transformers, compiled and in a CUDA graph, as they are and converted."""
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 import stoneware as sw
 from tools.gpu_check import layers_llama
-from tools.gpu_check.document import text_of
-from tools.gpu_check.layers_clock import Budget, Call, Clock, compare
+from tools.gpu_check.checks import BF16_LIMIT, E4M3_LIMIT, Check, failures
+from tools.gpu_check.experiment import Call, Part, Prepared, Row
+from tools.gpu_check.layers_clock import Clock, timing
 from tools.gpu_check.layers_peers import ScaledMmLinear
 from tools.gpu_check.layers_sizes import MODES, OURS, OURS_BF16, TORCH, Sizes
-from tools.gpu_check.layers_values import BF16_LIMIT, E4M3_LIMIT, Check, failures
 
 PEER = "torch._scaled_mm, Triton quantizer"
 
@@ -34,7 +34,7 @@ BF16_LOGITS_LIMIT = 0.25
 """Relative error in the Frobenius norm against torch's bf16 model."""
 
 LOGITS_RATIO = 1.2
-"""Of the error of fp8 logits over the peer's, which has the same weights. A random model amplifies what each
+"""Limit of the error of fp8 logits over the peer's, which has the same weights. A random model amplifies what each
 product rounds, and 32 blocks leave no limit that holds for itself."""
 
 _MOST_SECONDS = 12.0
@@ -46,7 +46,7 @@ def models(sizes: Sizes, device: torch.device) -> dict[str, torch.nn.Module]:
     base = layers_llama.build("LlamaForCausalLM", sizes.llama, sizes.inference_layers, device)
     ours_bf16, ours = layers_llama.sharing_copy(base), layers_llama.sharing_copy(base)
     sw.nn.convert(ours_bf16, recipe="bf16", frozen=True)
-    logging.info("inference: %s", sw.nn.convert(ours, recipe="rowwise", frozen=True))
+    print(f"inference: {sw.nn.convert(ours, recipe='rowwise', frozen=True)}", flush=True)
     peer = layers_llama.sharing_copy(base)
     frozen = ours.state_dict()  # names the layers as the model had them, whatever they were fused to
     layers_llama.replace(
@@ -56,45 +56,49 @@ def models(sizes: Sizes, device: torch.device) -> dict[str, torch.nn.Module]:
 
 
 @torch.no_grad()
-def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
-    """Rows of each number of tokens, and what was wrong: {"num_layers", "limits", "rows", "problems"}."""
+def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
+    """A row of each number of tokens."""
     by_name = models(sizes, clock.device)
-    clock.release()
-    rows, problems = [], []
-    for idx, tokens in enumerate(sizes.inference_tokens):
-        ids = torch.randint(sizes.llama["vocab_size"], (1, tokens), device=clock.device)
-        row: dict[str, Any] = {"tokens": tokens, "checks": _checks(by_name, ids)}
+    part.report |= {
+        "num_layers": sizes.inference_layers,
+        "limits": {
+            "linears": {"bf16": BF16_LIMIT, "fp8": E4M3_LIMIT},
+            "feed-forwards": {"bf16": MLP_BF16_LIMIT, "fp8": MLP_E4M3_LIMIT},
+            "logits": {"bf16": BF16_LOGITS_LIMIT, "fp8, over the peer's": LOGITS_RATIO},
+        },
+        "weight_bytes": {name: layers_llama.weight_bytes(by_name[name]) for name in (TORCH, OURS)},
+    }
+
+    def prepare(case: Row) -> Prepared:
+        ids = torch.randint(sizes.llama["vocab_size"], (1, case["tokens"]), device=clock.device)
+        checks = _checks(by_name, ids)
         calls: dict[str, Call] = {}
-        uncaptured: dict[str, Any] = {}
-        for name, check in row["checks"].items():
+        for name, check in checks.items():
             if check["is_right"]:
                 call = forward(by_name[name], ids)
-                calls[f"{name}, {MODES[0]}"] = call
-                try:
-                    calls[f"{name}, {MODES[1]}"] = clock.graphed(call)
-                except Exception as error:  # a peer may launch what cannot be captured
-                    uncaptured[f"{name}, {MODES[1]}"] = {"failure": text_of(error)}
-        seconds = budget.share(len(sizes.inference_tokens) - idx, _MOST_SECONDS)
-        row["step"] = compare(calls, clock, rounds=sizes.rounds, seconds=seconds, seed=idx) | uncaptured
-        rows.append(row)
-        problems += [
-            f"{name}: at {tokens} tokens: {why}" for name, why in failures(row).items() if not name.startswith(PEER)
-        ]
-        logging.info("inference: %d tokens: %s ms", tokens, {k: v.get("median_ms") for k, v in row["step"].items()})
-        del calls
-        clock.release()
-    limits = {
-        "linears": {"bf16": BF16_LIMIT, "fp8": E4M3_LIMIT},
-        "feed-forwards": {"bf16": MLP_BF16_LIMIT, "fp8": MLP_E4M3_LIMIT},
-        "logits": {"bf16": BF16_LOGITS_LIMIT, "fp8, over the peer's": LOGITS_RATIO},
-    }
-    return {
-        "num_layers": sizes.inference_layers,
-        "limits": limits,
-        "weight_bytes": {name: layers_llama.weight_bytes(by_name[name]) for name in (TORCH, OURS)},
-        "rows": rows,
-        "problems": problems,
-    }
+                calls |= {f"{name}, {MODES[0]}": call, f"{name}, {MODES[1]}": _graphed(call, clock)}
+        return {"checks": checks}, calls
+
+    part.measure(
+        [{"tokens": tokens} for tokens in sizes.inference_tokens],
+        prepare,
+        timing(clock, sizes.rounds),
+        judge=lambda row: [why for why in failures(row) if not why.startswith(PEER)],
+        most_s=_MOST_SECONDS,
+    )
+
+
+def _graphed(call: Call, clock: Clock) -> Call:
+    """The call in a graph; a peer may launch what cannot be captured, and then each call raises the reason."""
+    try:
+        return clock.graphed(call)
+    except Exception as error:
+        reason = error
+
+    def refuse() -> None:
+        raise reason
+
+    return refuse
 
 
 def forward(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -105,7 +109,7 @@ def forward(model: torch.nn.Module, ids: torch.Tensor) -> Callable[[], torch.Ten
 
 
 def _checks(by_name: dict[str, torch.nn.Module], ids: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """Of each model: the layers of its first and last blocks against float64, and its logits against the
+    """For each model: the layers of its first and last blocks against float64, and its logits against the
     bf16 model's: {"is_right", "errors", "detail"}."""
     inputs, logits = _inputs_and_logits(by_name[TORCH], ids)
     checks: dict[str, dict[str, Any]] = {TORCH: {"is_right": True, "errors": {}, "detail": "the reference"}}
@@ -150,3 +154,83 @@ def _inputs_and_logits(model: torch.nn.Module, ids: torch.Tensor) -> tuple[dict[
         for hook in hooks:
             hook.remove()
     return inputs, logits
+
+
+BLOCK_LIMITS = {TORCH: 0.02, OURS_BF16: 0.02, OURS: 0.2}
+"""Relative error of what a block returns against torch's eager block, in the norm; the median over the tokens, since a
+router sends a few to another expert for the last bit. The model as a whole has no limit: a random one amplifies what
+each block rounds."""
+
+MODEL_RECIPES = {OURS_BF16: "bf16", OURS: "rowwise"}
+
+_MOST_MODEL_SECONDS = 3.0
+"""For timing both at one number of tokens."""
+
+
+@torch.no_grad()
+def measure_models(part: Part, sizes: Sizes, clock: Clock) -> None:
+    """A row of each model and number of tokens.
+
+    Every block is compiled for each number of tokens, and the model captured in a CUDA graph.
+    """
+    part.report |= {"num_layers": sizes.models_layers, "limits": BLOCK_LIMITS}
+    kept = part.report.setdefault("kept", {})
+    models: dict[str, dict[str, torch.nn.Module]] = {}
+
+    def prepare(case: Row) -> Prepared:
+        kind = case["model"]
+        if kind not in models:
+            models.clear()  # before there are others
+            base = layers_llama.build(kind, sizes.models[kind], sizes.models_layers, clock.device)
+            models[kind] = {TORCH: base} | {name: layers_llama.sharing_copy(base) for name in MODEL_RECIPES}
+            kept[kind] = {
+                name: dict(sw.nn.convert(models[kind][name], recipe, frozen=True).kept)
+                for name, recipe in MODEL_RECIPES.items()
+            }
+        ids = torch.randint(sizes.models[kind]["vocab_size"], (1, case["tokens"]), device=clock.device)
+        return _prepare_models(models[kind], ids, clock)
+
+    part.measure(
+        [{"model": kind, "tokens": tokens} for kind in sizes.models for tokens in sizes.inference_tokens],
+        prepare,
+        timing(clock, 15),
+        judge=failures,
+        most_s=_MOST_MODEL_SECONDS,
+    )
+
+
+def _prepare_models(models: Mapping[str, torch.nn.Module], ids: torch.Tensor, clock: Clock) -> Prepared:
+    """Compiled models at these tokens, each captured."""
+    torch.compiler.reset()  # or the code of a block would have more versions than dynamo keeps
+    given = _given(models[TORCH], ids)
+    checks: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Call] = {}
+    for name, model in models.items():
+        for block in model.model.layers:
+            block.compile(dynamic=False)
+        check = Check()
+        with check.refusals():
+            for idx, (block, (arguments, named, want)) in enumerate(zip(model.model.layers, given)):
+                off = (block(*arguments, **named).float() - want).norm(dim=-1) / want.norm(dim=-1)
+                check.error(f"block {idx}", float(off.median()), BLOCK_LIMITS[name])
+            if not check.wrong:
+                calls[name] = clock.graphed(forward(model, ids))
+        checks[name] = check.to_json()
+    return {"checks": checks}, calls
+
+
+def _given(model: torch.nn.Module, ids: torch.Tensor) -> list[tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]]:
+    """What each block is called with, and what it returns by itself, uncompiled, in float32."""
+    given: list[Any] = []
+
+    def keep(block: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], y: torch.Tensor) -> None:
+        given.append((arguments, named, y.float()))
+
+    hooks = [block.register_forward_hook(keep, with_kwargs=True) for block in model.model.layers]
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            forward(model, ids)()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return given

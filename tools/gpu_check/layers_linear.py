@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 import stoneware as sw
 from stoneware.measuring import operands
-from tools.gpu_check.layers_clock import Budget, Clock, compare
+from tools.gpu_check.checks import BF16_LIMIT, E4M3_LIMIT, E5M2_LIMIT, Check, failures
+from tools.gpu_check.experiment import Part, Prepared
+from tools.gpu_check.layers_clock import Clock, timing
 from tools.gpu_check.layers_peers import Float8Peer
 from tools.gpu_check.layers_sizes import OURS_BF16, TORCH, Sizes
-from tools.gpu_check.layers_values import BF16_LIMIT, E4M3_LIMIT, E5M2_LIMIT, Check, failures
 
 _MOST_SECONDS = 4.0
 """For timing one layer at one number of tokens."""
@@ -64,37 +63,30 @@ def _contenders() -> dict[str, Contender]:
     }
 
 
-def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
-    """Rows of each layer and number of tokens, and what was wrong: {"limits", "rows", "problems"}."""
+def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
+    """A row of each layer and number of tokens."""
     contenders = _contenders()
-    problems: list[str] = []
-    todo = [(tokens, name) for tokens in sizes.linear_tokens for name in sizes.linears]
-    rows = []
-    for idx, (tokens, name) in enumerate(todo):
-        in_features, out_features = sizes.linears[name]
-        row: dict[str, Any] = {"layer": name, "tokens": tokens, "in": in_features, "out": out_features}
-        steps, row["checks"] = _right_steps(contenders, tokens, in_features, out_features, clock.device)
-        seconds = budget.share(len(todo) - idx, _MOST_SECONDS)
-        row["step"] = compare(steps, clock, rounds=sizes.rounds, seconds=seconds, seed=idx)
-        rows.append(row)
-        where = f"{name} at {tokens} tokens"
-        problems += [
-            f"{contender}: {where}: {why}"
-            for contender, why in failures(row).items()
-            if contenders[contender].is_ours or contender == TORCH
-        ]
-        logging.info("linear: %s: %s ms", where, {key: one.get("median_ms") for key, one in row["step"].items()})
-        del steps
-        torch.compiler.reset()  # the layers of the next problem are compiled for its own sizes
-        clock.release()
-    limits = {name: dict(zip(("y", "dx", "dw"), one.limits)) for name, one in contenders.items()}
-    return {"limits": limits, "rows": rows, "problems": problems}
+    part.report["limits"] = {name: dict(zip(("y", "dx", "dw"), one.limits)) for name, one in contenders.items()}
+    cases = [
+        {"layer": name, "tokens": tokens, "in": in_features, "out": out_features}
+        for tokens in sizes.linear_tokens
+        for name, (in_features, out_features) in sizes.linears.items()
+    ]
+    counted = {TORCH, *(name for name, one in contenders.items() if one.is_ours)}
+    part.measure(
+        cases,
+        lambda case: _prepare(contenders, case["tokens"], case["in"], case["out"], clock.device),
+        timing(clock, sizes.rounds),
+        judge=lambda row: failures(row, counted),
+        most_s=_MOST_SECONDS,
+    )
+    torch.compiler.reset()
 
 
-def _right_steps(
+def _prepare(
     contenders: Mapping[str, Contender], tokens: int, in_features: int, out_features: int, device: torch.device
-) -> tuple[dict[str, Step], dict[str, Any]]:
-    """Steps of those whose values are right, and the check of each."""
+) -> Prepared:
+    torch.compiler.reset()  # layers are compiled for their own sizes
     x, weight, gradient = (
         torch.randn(shape, device=device, dtype=torch.bfloat16)
         for shape in ((tokens, in_features), (out_features, in_features), (tokens, out_features))
@@ -120,7 +112,7 @@ def _right_steps(
         checks[name] = check.to_json()
         if not check.wrong:
             steps[name] = step
-    return steps, checks
+    return {"checks": checks}, steps
 
 
 def _step(layer: torch.nn.Linear, is_compiled: bool, x: torch.Tensor, gradient: torch.Tensor) -> Step:

@@ -53,13 +53,13 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
 
 
 def replace(model: torch.nn.Module, make: Callable[[str, torch.nn.Linear], torch.nn.Module]) -> None:
-    """Puts make(name, layer) in the place of each of `linears`."""
+    """Replaces each of `linears` by make(name, layer)."""
     for name, layer in linears(model).items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, make(name, layer))
 
 
 def weight_bytes(model: torch.nn.Module, suffix: str = "") -> int:
-    """Of the linear layers of the blocks whose names end so, scales included."""
+    """Bytes of the blocks' linear layers whose names end with the suffix, scales included."""
     found = [layer for name, layer in linears(model).items() if name.endswith(suffix)]
     return sum(one.numel() * one.element_size() for layer in found for one in layer.parameters())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.nn import functional
 
 import stoneware as sw
 from tools.gpu_check import layers_llama
-from tools.gpu_check.layers_clock import Budget, Clock, compare
+from tools.gpu_check.checks import Check, failures
+from tools.gpu_check.experiment import Call, Part, Prepared, Row
+from tools.gpu_check.layers_clock import Clock, compare
 from tools.gpu_check.layers_peers import TorchLora
 from tools.gpu_check.layers_sizes import OURS, TORCH, Sizes
-from tools.gpu_check.layers_values import Check, failures
 
 GRADIENT_LIMIT = 0.25
 """Relative error of all adapters' gradients together, against the bf16 model's: fp8 products one after
@@ -23,8 +22,8 @@ another in both directions. Gradients of another input differ by 1 or more."""
 _MOST_SECONDS = 10.0
 
 
-def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
-    """A row of each kind of model: {"limits", "weight_bytes", "peak_bytes", "rows", "problems"}."""
+def measure(part: Part, sizes: Sizes, clock: Clock) -> None:
+    """One row: a step of each kind of model."""
     base = layers_llama.build("LlamaModel", sizes.llama, sizes.lora_layers, clock.device)
     ours = layers_llama.sharing_copy(base)
     models = {TORCH: base, OURS: ours}
@@ -32,34 +31,32 @@ def measure(sizes: Sizes, clock: Clock, budget: Budget) -> dict[str, Any]:
     layers_llama.replace(
         ours, lambda name, layer: sw.nn.Lora(sw.nn.Float8InferenceLinear.from_linear(layer, "rowwise"), sizes.lora_rank)
     )
-    weight_bytes = {name: layers_llama.weight_bytes(model, ".base") for name, model in models.items()}
     _draw_adapters(base, ours)
     shape = (1, sizes.lora_tokens, sizes.llama["hidden_size"])
     x, target = (torch.randn(shape, device=clock.device, dtype=torch.bfloat16) for _ in range(2))
-    gradients = {}
-    for name, model in models.items():
-        _loss(model, x, target).backward()
-        gradients[name] = torch.cat([one.grad.flatten().float() for one in _adapters(model)])
-        model.zero_grad()
-    error = float((gradients[OURS] - gradients[TORCH]).norm() / gradients[TORCH].norm())
-    check = Check()
-    check.error("gradients", error, GRADIENT_LIMIT)
-    steps = {name: _step(model, x, target) for name, model in models.items() if name == TORCH or not check.wrong}
-    times = compare(steps, clock, rounds=sizes.rounds, seconds=budget.share(1, _MOST_SECONDS))
-    row = {"checks": {OURS: check.to_json()}, "step": times}
-    peak_bytes = {name: clock.peak_bytes(step) for name, step in steps.items() if "failure" not in times[name]}
-    logging.info("lora: %s ms", {name: one.get("median_ms") for name, one in times.items()})
-    return {
-        "num_layers": sizes.lora_layers,
-        "tokens": sizes.lora_tokens,
-        "rank": sizes.lora_rank,
-        "limits": {"gradients": GRADIENT_LIMIT},
-        "errors": check.errors,
-        "weight_bytes": weight_bytes,
-        "peak_bytes": peak_bytes,
-        "rows": [row],
-        "problems": [f"{name}: {why}" for name, why in failures(row).items()],
-    }
+
+    def prepare(case: Row) -> Prepared:
+        gradients = {}
+        for name, model in models.items():
+            _loss(model, x, target).backward()
+            gradients[name] = torch.cat([one.grad.flatten().float() for one in _adapters(model)])
+            model.zero_grad()
+        error = float((gradients[OURS] - gradients[TORCH]).norm() / gradients[TORCH].norm())
+        check = Check()
+        check.error("gradients", error, GRADIENT_LIMIT)
+        steps = {name: _step(model, x, target) for name, model in models.items() if name == TORCH or not check.wrong}
+        weight_bytes = {name: layers_llama.weight_bytes(model, ".base") for name, model in models.items()}
+        return {"checks": {OURS: check.to_json()}, "weight_bytes": weight_bytes}, steps
+
+    def time_steps(steps: Mapping[str, Call], seconds: float, row: Row) -> Row:
+        times = compare(steps, clock, rounds=sizes.rounds, seconds=seconds)
+        row["peak_bytes"] = {
+            name: clock.peak_bytes(step) for name, step in steps.items() if "failure" not in times[name]
+        }
+        return times
+
+    part.report |= {"num_layers": sizes.lora_layers, "rank": sizes.lora_rank, "limits": {"gradients": GRADIENT_LIMIT}}
+    part.measure([{"tokens": sizes.lora_tokens}], prepare, time_steps, judge=failures, most_s=_MOST_SECONDS)
 
 
 def _adapters(model: torch.nn.Module) -> list[torch.nn.Parameter]:

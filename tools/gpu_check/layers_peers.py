@@ -20,14 +20,14 @@ _LEAST_AMAX = 1e-12
 
 
 def _cast_tensor(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in fp8, and the scale that multiplies it, one for the matrix."""
+    """x in fp8, and the scale that dequantizes it, one for the matrix."""
     most = torch.finfo(dtype).max
     scale = most / x.abs().amax().float().clamp_min(_LEAST_AMAX)
     return (x.float() * scale).clamp(-most, most).to(dtype), scale.reciprocal()
 
 
 def _cast_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, k] in e4m3, and scales [rows, 1] that multiply it, powers of two."""
+    """x [rows, k] in e4m3, and scales [rows, 1] that dequantize it, powers of two."""
     most = torch.finfo(E4M3).max
     scale = most / x.abs().amax(1, keepdim=True).float().clamp_min(_LEAST_AMAX)
     scale = torch.exp2(torch.floor(torch.log2(scale)))
@@ -100,7 +100,7 @@ class ScaledMmLinear(torch.nn.Module):
 
     Args:
       weight: [n, k], float8_e4m3fn.
-      scale: [n, 1], float32, which multiplies it.
+      scale: [n, 1], float32, which dequantizes it.
     """
 
     def __init__(self, weight: torch.Tensor, scale: torch.Tensor) -> None:
@@ -131,7 +131,7 @@ class TorchLora(torch.nn.Module):
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [m, k] of 16 bits in e4m3, and scales [m, 1] that multiply it: amax / 448."""
+    """x [m, k] of 16 bits in e4m3, and scales [m, 1] that dequantize it: amax / 448."""
     if not x.is_cuda:
         scale = x.float().abs().amax(1, keepdim=True).clamp_min(_LEAST_AMAX) / torch.finfo(E4M3).max
         return (x.float() / scale).to(E4M3), scale

@@ -18,7 +18,7 @@ def _quantize_row(x_ptr, out_ptr, scale_ptr, k, BLOCK_K: tl.constexpr):
 
 
 def launch(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [m, k], contiguous, in e4m3, and scales [m, 1] that multiply it."""
+    """x [m, k], contiguous, in e4m3, and scales [m, 1] that dequantize it."""
     m, k = x.shape
     out = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(m, 1, dtype=torch.float32, device=x.device)

@@ -19,7 +19,7 @@ LLAMA_3_8B = {
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
 }
-"""Arguments of transformers.LlamaConfig, but for the number of blocks."""
+"""Arguments of transformers.LlamaConfig, except the number of blocks."""
 
 _TINY_LLAMA = {
     "hidden_size": 256,
@@ -36,17 +36,19 @@ class Sizes:
     """Of all parts: Llama 3 8B's, or tiny ones that run anywhere.
 
     Attributes:
+      name: by which a flag chooses them.
       linears: name -> (in_features, out_features) of one block's layers, as `linear` measures them.
       linear_tokens: rows of x in `linear`.
-      llama: arguments of transformers.LlamaConfig, but for the number of layers.
+      llama: arguments of transformers.LlamaConfig, except the number of layers.
       inference_layers, inference_tokens: of `inference`.
       models, models_layers: of `models`: a class of transformers -> arguments of its config, and how many blocks.
       train_model: arguments of examples/llama_model.py's Llama.
-      train_batch, train_steps, train_mean_steps: of `train`; the mean is of so many last losses.
+      train_batch, train_steps, train_mean_steps: of `train`; the mean is of the last train_mean_steps losses.
       lora_layers, lora_tokens, lora_rank: of `lora`.
       rounds: blocks of steps that are timed of each call.
     """
 
+    name: str = "full"
     linears: Mapping[str, tuple[int, int]] = field(
         default_factory=lambda: {
             "qkv": (4096, 6144), "o": (4096, 4096), "gate_up": (4096, 28672), "down": (14336, 4096)
@@ -81,9 +83,8 @@ class Sizes:
     rounds: int = 12
 
 
-FULL = Sizes()
-
 TINY = Sizes(
+    name="tiny",
     linears={"qkv": (256, 384), "down": (512, 256)},
     linear_tokens=(128, 64),
     llama=_TINY_LLAMA,
@@ -101,4 +102,4 @@ TINY = Sizes(
     rounds=2,
 )
 
-BY_NAME = {"full": FULL, "tiny": TINY}
+BY_NAME = {sizes.name: sizes for sizes in (Sizes(), TINY)}

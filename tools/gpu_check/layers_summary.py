@@ -11,54 +11,44 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.gpu_check.document import line
-from tools.gpu_check.layers_sizes import MODES, TORCH
+from tools.gpu_check.document import heading, table, timing
+from tools.gpu_check.layers_sizes import MODES, OURS, TORCH
 
 Row = Mapping[str, Any]
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
     """The report as a page: machine and command, a table for each part, what was wrong."""
-    lines = [f"# Layers on {report['key']['gpu']}, beside torch's", ""]
-    if report["parts"]:
-        facts = next(iter(report["parts"].values()))["machine"]
-        lines += [
-            f"Driver {facts['driver']}, torch {facts['torch']} with CUDA {facts['cuda_of_torch']}, triton "
-            f"{facts['triton']}, transformers {facts['transformers']}, Python {facts['python']}, power limit "
-            f"{facts['power_limit_w']} W, stoneware {facts['stoneware']}.",
-            "",
-            "Medians of blocks of several steps between two events ± their interquartile range, in ms; ours and "
-            "torch's interleaved in random order in one run. In brackets: torch's bf16 time over this one, so "
-            "above 1 is faster than torch's bf16. Values were checked first; what is wrong has no figure.",
-        ]
-    for name, part in report["parts"].items():
-        before, after = part["machine"], part["machine_after"]
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            f"{part['date']}, {part['seconds']} s, SM clock {before['sm_clock_mhz']} MHz before and "
-            f"{after['sm_clock_mhz']} MHz after. Commit {part['commit']}, wheel sha256 {part['key']['wheel_sha256']}. "
-            f"Command: `{part['command']}`.",
-        ]
-        lines += ["", *TABLES[name](part)] if name in TABLES and is_measured(part) else []
-        lines += ["", *(f"- PROBLEM: {problem}" for problem in part["problems"])] if part["problems"] else []
-    return "\n".join(lines) + "\n"
+    lines = [
+        *heading("Layers next to torch's", report),
+        "Medians of blocks of several steps between two events ± their interquartile range, in ms; ours and "
+        "torch's interleaved in random order in one run. In brackets: torch's bf16 time over this one, so "
+        "above 1 is faster than torch's bf16. Values were checked first; what is wrong has no figure.",
+    ]
+    for name, part in report.get("parts", {}).items():
+        if "machine_after" not in part:
+            continue  # it was not begun, or it was killed
+        clocks = [part[when]["sm_clock_mhz"] for when in ("machine", "machine_after")]
+        dated = f"{part['date']}, {part['seconds']} s, SM clock {clocks[0]} MHz before and {clocks[1]} MHz after."
+        lines += ["", f"## {name}", "", dated]
+        lines += ["", *TABLES[name](part)] if timed_rows(part) else []
+    problems = [f"- PROBLEM: {problem}" for problem in report["problems"]]
+    return "\n".join([*lines, *([""] if problems else []), *problems]) + "\n"
 
 
 def figures(report: Mapping[str, Any]) -> str:
     """The tables alone, for docs/layers.md."""
-    found = [(name, TABLES[name](part)) for name, part in report["parts"].items() if is_measured(part)]
-    return "\n\n".join("\n".join([f"**{name}**", "", *lines]) for name, lines in found) + "\n"
+    tables = {name: TABLES[name](part) for name, part in report["parts"].items() if timed_rows(part)}
+    return "\n\n".join("\n".join([f"**{name}**", "", *lines]) for name, lines in tables.items()) + "\n"
 
 
-def is_measured(part: Row) -> bool:
-    """Whether a part has figures; one that failed as a whole has problems alone."""
-    return "rows" in part
+def timed_rows(part: Row) -> list[Row]:
+    """The rows that have figures."""
+    return [row for row in part.get("rows", ()) if "step" in row]
 
 
 def linear_sums(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Of each number of tokens: the sum of the layers' medians by contender, without those that lack one."""
+    """For each number of tokens: the sum of the layers' medians by contender, without those that lack one."""
     found = []
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
         members = [row for row in rows if row["tokens"] == tokens]
@@ -71,7 +61,7 @@ def linear_sums(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _linear(part: Row) -> list[str]:
-    rows = part["rows"]
+    rows = timed_rows(part)
     contenders = list(rows[0]["checks"])
     sums = {item["tokens"]: item["sum_ms"] for item in linear_sums(rows)}
     lines = []
@@ -85,14 +75,14 @@ def _linear(part: Row) -> list[str]:
             figures = [_timing(row["step"], name, TORCH) for row in members]
             found.append([name, *figures, _ratio(of_tokens, name), f"{max(errors):.1e}" if errors else "-"])
         header = ["", *(f"{row['layer']} {row['in']}→{row['out']}" for row in members), "sum", "worst error"]
-        lines += [f"Forward and backward at {tokens} tokens:", "", *_table(header, found)]
+        lines += [f"Forward and backward at {tokens} tokens:", "", *table(header, found)]
     return lines
 
 
 def _inference(part: Row) -> list[str]:
-    rows = part["rows"]
+    rows = timed_rows(part)
     names = list(rows[0]["checks"])
-    table = _table(
+    lines = table(
         ["", "", *(f"{row['tokens']} tokens" for row in rows)],
         [
             [name, mode, *(_timing(row["step"], f"{name}, {mode}", f"{TORCH}, {mode}") for row in rows)]
@@ -102,11 +92,11 @@ def _inference(part: Row) -> list[str]:
     )
     held = ", ".join(f"{num_bytes / 1e9:.3f} GB in {name}" for name, num_bytes in part["weight_bytes"].items())
     head = f"A forward pass of {part['num_layers']} blocks:"
-    return [head, "", *table, "", f"The linears of the blocks hold {held}."]
+    return [head, "", *lines, "", f"The linears of the blocks hold {held}."]
 
 
 def _models(part: Row) -> list[str]:
-    rows = part["rows"]
+    rows = timed_rows(part)
     tokens = dict.fromkeys(row["tokens"] for row in rows)
     found = []
     for kind in dict.fromkeys(row["model"] for row in rows):
@@ -115,13 +105,13 @@ def _models(part: Row) -> list[str]:
             [kind, name, *(_timing(row["step"], name, TORCH) for row in members)] for name in members[0]["checks"]
         ]
     head = f"A forward pass of {part['num_layers']} blocks, each compiled, in a CUDA graph:"
-    return [head, "", *_table(["", "", *(f"{num_tokens} tokens" for num_tokens in tokens)], found)]
+    return [head, "", *table(["", "", *(f"{num_tokens} tokens" for num_tokens in tokens)], found)]
 
 
 def _train(part: Row) -> list[str]:
-    (row,) = part["rows"]
+    [row] = timed_rows(part)
     head = (
-        f"{part.get('parameters', 0) / 1e6:.1f} M parameters, {part['tokens_per_step']} tokens a step of "
+        f"{part.get('parameters', 0) / 1e6:.1f} M parameters, {row['tokens']} tokens a step of "
         f"{part.get('num_bytes', 0) / 1e6:.1f} MB of {part.get('text', 'text')} (sha256 {part.get('sha256', '-')})."
     )
     found = []
@@ -143,15 +133,15 @@ def _train(part: Row) -> list[str]:
             ]
         )
     mean = f"loss, mean of the last {part['mean_steps']}"
-    return [head, "", *_table(["run", "ms a step", "steps", mean, "against bf16", "note"], found)]
+    return [head, "", *table(["run", "ms a step", "steps", mean, "against bf16", "note"], found)]
 
 
 def _lora(part: Row) -> list[str]:
-    (row,) = part["rows"]
-    weights, peaks = part["weight_bytes"], part["peak_bytes"]
+    [row] = timed_rows(part)
+    weights, peaks = row["weight_bytes"], row["peak_bytes"]
     head = (
-        f"A step of {part['num_layers']} blocks at {part['tokens']} tokens, rank {part['rank']}; gradients differ by "
-        f"{part['errors']['gradients']:.2g} from bf16's (limit {part['limits']['gradients']})."
+        f"A step of {part['num_layers']} blocks at {row['tokens']} tokens, rank {part['rank']}; gradients differ by "
+        f"{row['checks'][OURS]['errors']['gradients']:.2g} from bf16's (limit {part['limits']['gradients']})."
     )
     found = [
         [
@@ -162,8 +152,8 @@ def _lora(part: Row) -> list[str]:
         ]
         for name, num_bytes in weights.items()
     ]
-    header = ["frozen weights", "ms a step", "GB of weights", "GB at most beside them in a step"]
-    return [head, "", *_table(header, found)]
+    header = ["frozen weights", "ms a step", "GB of weights", "GB at most in addition in a step"]
+    return [head, "", *table(header, found)]
 
 
 TABLES = {"linear": _linear, "inference": _inference, "models": _models, "train": _train, "lora": _lora}
@@ -171,11 +161,9 @@ TABLES = {"linear": _linear, "inference": _inference, "models": _models, "train"
 
 def _timing(step: Mapping[str, Row], name: str, reference: str) -> str:
     one = step.get(name, {})
-    if "median_ms" not in one:
-        return "-"
-    text = f"{one['median_ms']:.3f} ± {one['spread_ms']:.3f}"
+    text = timing(one, "ms", 3)
     against = step.get(reference, {}).get("median_ms")
-    return text if against is None or name == reference else f"{text} ({against / one['median_ms']:.2f})"
+    return text if against is None or name == reference or text == "-" else f"{text} ({against / one['median_ms']:.2f})"
 
 
 def _ratio(sums_ms: Mapping[str, float], name: str) -> str:
@@ -183,10 +171,6 @@ def _ratio(sums_ms: Mapping[str, float], name: str) -> str:
         return "-"
     ratio = f" ({sums_ms[TORCH] / sums_ms[name]:.2f})" if TORCH in sums_ms else ""
     return f"{sums_ms[name]:.2f}{ratio}"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    return [line(*header), "|" + "---|" * len(header), *(line(*row) for row in rows)]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Checks and measures a built Stoneware wheel on this machine: python3 gpu_check.pyz COMMAND --out
-DIR
+"""Checks and measures a built Stoneware wheel on this machine: python3 gpu_check.pyz COMMAND --out DIR
 
 The file carries everything but Python (3.11 or later), torch and the NVIDIA driver: the wheels, the
 GPU tests, pytest and the measuring programs. Nothing is installed, built or fetched; all of it is
@@ -7,20 +6,22 @@ unpacked into a temporary folder that is removed at the end.
 
 commands
   check    the tests of tests/gpu, under pytest            -> check.json, check.log
-  bench    every family of matmuls beside torch's          -> bench.json, bench.md, bench.log
+  bench    every family of matmuls next to torch's         -> bench.json, bench.md, bench.log
   sample   stoneware tune: every candidate at every shape   -> samples.sqlite3, sample.log
-  autotune sw.autotune beside triton.autotune              -> autotune.json, .md, .log
-  invariance  the bits of sw.batch_invariant, and what it costs -> batch_invariance.json, .log
+  autotune sw.autotune next to triton.autotune             -> autotune.json, .md, .log
+  invariance  the bits of sw.batch_invariant, and what it costs -> batch_invariance.json, .txt, .log
   all      all of these; one that fails does not keep the next from running
   sanitize every kernel under compute-sanitizer            -> sanitize.json, sanitize.log
   held_out the look-up's choices at problems that no one tuned for -> held_out.json, .txt, .log
-  layers   the layers of stoneware.nn beside torch's and torchao's -> layers.json, .md, .log
+  layers   the layers of stoneware.nn next to torch's and torchao's -> layers.json, .md, .log
 
 sanitize runs memcheck, racecheck and initcheck at once, each over launch_every_kernel.py. It is not
 in all, since it needs NVIDIA's compute-sanitizer, of the CUDA toolkit, on the machine. What the
 tools do not see is said in compute_sanitizer.py. held_out is not in all either, since it takes hours:
--- --seed S [--minutes M]; the same command goes on where it stopped. layers is not in all, since it
-needs transformers: -- [--parts linear,inference]; the same command goes on with the parts that it lacks.
+-- --seed S [--minutes M]. layers is not in all, since it needs transformers: -- [--parts linear,inference].
+
+Every report has the commit, if --commit has it, and the digests of the kernels. A measuring program that
+was stopped goes on with the same command; pass another DIR to measure everything again.
 
 Arguments after -- go to the program of the command: gpu_check.pyz check --out DIR -- -k values.
 sanitize takes --tools=memcheck,racecheck and --options="...", more of compute-sanitizer's, and
@@ -44,13 +45,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.gpu_check import compute_sanitizer
+from tools.gpu_check import compute_sanitizer, document, processes
+from tools.gpu_check.processes import ProcessFailed
+
+PROGRAMS = {
+    "bench": "bench",
+    "autotune": "autotune_bench",
+    "invariance": "batch_invariance",
+    "held_out": "held_out",
+    "layers": "layers",
+}
+"""Command -> its measuring program, which experiment.py runs."""
 
 COMMANDS_OF_ALL = ("check", "bench", "sample", "autotune", "invariance")
 COMMANDS = (*COMMANDS_OF_ALL, "sanitize", "held_out", "layers")
@@ -117,9 +127,8 @@ def check_machine() -> None:
 class Runner:
     """Unpacks the archive and runs its programs, each with a log of its own."""
 
-    def __init__(self, archive: pathlib.Path, root: pathlib.Path, out_dir: pathlib.Path) -> None:
-        self._root = root
-        self._out_dir = out_dir
+    def __init__(self, archive: pathlib.Path, root: pathlib.Path, out_dir: pathlib.Path, commit: str) -> None:
+        self._root, self._out_dir, self._commit = root, out_dir, commit
         with zipfile.ZipFile(archive) as file:
             file.extractall(root)
         self.wheel = choose_wheel(root / "wheels", sys.version_info[:2])
@@ -135,20 +144,27 @@ class Runner:
             "PYTHONUNBUFFERED": "1",
         }
 
+    def run(self, command: str, extra: Sequence[str]) -> int:
+        """Runs a command with the arguments after --; its exit code."""
+        own = {"check": self.check, "sample": self.sample, "sanitize": self.sanitize}
+        if command in own:
+            return own[command](extra)
+        program = PROGRAMS[command]
+        name = "autotune" if command == "autotune" else program
+        origin = [f"--wheel_sha256={self.wheel_sha256}", f"--commit={self._commit}", f"--command={_typed_command()}"]
+        return self._run(name, [f"tools.gpu_check.{program}", f"--out={self._out_dir}", *origin, *extra])
+
     def check(self, extra: Sequence[str]) -> int:
-        gpus = self._gpus()  # before a test can break one
+        machine = self._machine()  # before a test can break it
         outcomes = self._out_dir / "check.jsonl"
         outcomes.unlink(missing_ok=True)
+        arguments = [
+            "pytest", str(self._root / "tests" / "gpu"), "-v", "-ra", "--tb=short", "-p", "no:cacheprovider",
+            f"--outcomes={outcomes}", *extra,
+        ]  # fmt: skip
         exit_code = 0
         for start_idx in range(_MAX_STARTS):
-            code = self._run(
-                "check",
-                [
-                    "-m", "pytest", str(self._root / "tests" / "gpu"), "-v", "-ra", "--tb=short",
-                    "-p", "no:cacheprovider", f"--outcomes={outcomes}", *extra,
-                ],
-                is_continued=start_idx > 0,
-            )  # fmt: skip
+            code = self._run("check", arguments, is_continued=start_idx > 0)
             if start_idx > 0 and code == _NO_TESTS_EXIT_CODE:
                 break  # the test that ended the process before was the last one
             exit_code = exit_code or code
@@ -156,7 +172,7 @@ class Runner:
                 break
             print(f"check: exit code {code}; going on after the test that ended the process")
         summary = summarise_outcomes(outcomes)
-        self._write_json("check.json", {"gpus": gpus, "exit_code": exit_code, **summary})
+        self._write_json("check.json", {**machine, "exit_code": exit_code, **summary})
         print(f"check: {summary['counts']}")
         for failure in summary["failures"]:
             print(f"check: FAILED {failure['test']}")
@@ -165,40 +181,9 @@ class Runner:
             return exit_code or 1
         return exit_code or int(bool(summary["failures"]))
 
-    def bench(self, extra: Sequence[str]) -> int:
-        return self._measured("bench", extra)
-
-    def invariance(self, extra: Sequence[str]) -> int:
-        return self._measured("batch_invariance", extra)
-
-    def held_out(self, extra: Sequence[str]) -> int:
-        return self._measured("held_out", extra)
-
-    def layers(self, extra: Sequence[str]) -> int:
-        return self._measured("layers", extra)
-
     def sample(self, extra: Sequence[str]) -> int:
-        return self._run("sample", ["-m", "stoneware", "tune", f"--store={self._out_dir / 'samples.sqlite3'}", *extra])
-
-    def autotune(self, extra: Sequence[str]) -> int:
-        return self._run(
-            "autotune",
-            ["-m", "tools.gpu_check.autotune_bench", f"--out={self._out_dir}", f"--command={_typed_command()}", *extra],
-        )
-
-    def _measured(self, name: str, extra: Sequence[str]) -> int:
-        """Runs a measuring program whose report names the wheel and the command."""
-        return self._run(
-            name,
-            [
-                "-m",
-                f"tools.gpu_check.{name}",
-                f"--out={self._out_dir}",
-                f"--wheel_sha256={self.wheel_sha256}",
-                f"--command={_typed_command()}",
-                *extra,
-            ],
-        )
+        arguments = [f"--store={self._out_dir / 'samples.sqlite3'}", f"--commit={self._commit}", *extra]
+        return self._run("sample", ["stoneware", "tune", *arguments])
 
     def sanitize(self, extra: Sequence[str]) -> int:
         chosen, for_program = _parse_sanitize(extra)
@@ -209,35 +194,28 @@ class Runner:
                 "(CUDA_HOME, /usr/local/cuda), and is in none; install the CUDA toolkit, or add "
                 "its folder to PATH"
             )
-        gpus = self._gpus()
-        start = time.monotonic()
-        lock = threading.Lock()
-        with (self._out_dir / "sanitize.log").open("w", encoding="utf-8") as log:
+        machine, begin = self._machine(), time.monotonic()
+        # Most of the time a tool is busy on one CPU core; the tools know nothing of each other.
+        with (
+            (self._out_dir / "sanitize.log").open("w", encoding="utf-8") as log,
+            concurrent.futures.ThreadPoolExecutor(len(chosen.tools)) as pool,
+        ):
 
-            def say(line: str) -> None:
-                with lock:
-                    print(line, flush=True)
-                    log.write(line + "\n")
+            def run(tool: str) -> dict[str, Any]:
+                def say(line: str) -> None:
+                    text = f"[{tool}] {line}\n"  # in one piece, since the tools write at once
+                    sys.stdout.write(text)
+                    log.write(text)
 
-            # Most of the time a tool is busy on one CPU core; the tools know nothing of each other.
-            with concurrent.futures.ThreadPoolExecutor(len(chosen.tools)) as pool:
-                results = list(
-                    pool.map(
-                        lambda tool: self._sanitize_with(
-                            program, tool, chosen.options, for_program, lambda line: say(f"[{tool}] {line}")
-                        ),
-                        chosen.tools,
-                    )
+                return compute_sanitizer.run_on_all(
+                    program, tool, chosen.options, for_program, self._root, self._environment, say
                 )
-        by_tool = dict(zip(chosen.tools, results))
+
+            by_tool = dict(zip(chosen.tools, pool.map(run, chosen.tools)))
+        seconds = round(time.monotonic() - begin, 1)
+        version = compute_sanitizer.version(program)
         self._write_json(
-            "sanitize.json",
-            {
-                "gpus": gpus,
-                "compute_sanitizer": compute_sanitizer.version(program),
-                "seconds": round(time.monotonic() - start, 1),
-                "tools": by_tool,
-            },
+            "sanitize.json", {**machine, "compute_sanitizer": version, "seconds": seconds, "tools": by_tool}
         )
         for tool, result in by_tool.items():
             print(
@@ -247,102 +225,43 @@ class Runner:
             )
             for reason in result["failures"]:
                 print(f"sanitize: {tool}: FAILED {reason}")
-        return int(any(result["failures"] for result in results))
-
-    def _sanitize_with(
-        self, program: str, tool: str, options: Sequence[str], extra: Sequence[str], say: Callable[[str], None]
-    ) -> dict[str, Any]:
-        """Runs a tool on the broken kernel, then on all of ours."""
-        launched_path = self._root / f"launched_{tool}.json"
-        # Each tensor is an allocation of the driver's: of torch's, which are cut from large ones,
-        # memcheck knows no bounds, and initcheck takes what was freed for written.
-        environment = {**self._environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        start = time.monotonic()
-
-        def run(module: str, options: Sequence[str], arguments: Sequence[str]) -> compute_sanitizer.Report:
-            return compute_sanitizer.run(
-                program,
-                tool,
-                options,
-                [sys.executable, "-m", f"tools.gpu_check.{module}", *arguments],
-                folder=self._root,
-                environment=environment,
-                say=say,
-            )
-
-        control = run("broken_kernel", [], [])
-        report = run("launch_every_kernel", options, [f"--json_out={launched_path}", *extra])
-        launched = json.loads(launched_path.read_text()) if launched_path.exists() else None
-        return {
-            "errors": report.errors,
-            "warnings": report.warnings,
-            "exit_code": report.exit_code,
-            "seconds": round(time.monotonic() - start, 1),
-            "kernels": launched["kernels"] if launched else 0,
-            "launches": launched["launches"] if launched else 0,
-            "errors_of_broken_kernel": control.errors,
-            "failures": sanitize_failures(tool, control, report, launched),
-            "findings": [
-                {"what": what, "kernel": kernel, "times": times}
-                for (what, kernel), times in sorted(report.findings.items())
-            ],
-        }
+        return int(any(result["failures"] for result in by_tool.values()))
 
     def _write_json(self, name: str, results: Mapping[str, Any]) -> None:
         """Writes results, and before them what they were got with."""
-        document = {**self.record(), **results}
-        (self._out_dir / name).write_text(json.dumps(document, indent=1) + "\n")
+        document.write(self._out_dir / name, json.dumps({**self.record(), **results}, indent=1) + "\n")
 
     def record(self) -> dict[str, Any]:
         """When, how and of which wheel."""
         return {
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": _typed_command(),
+            "commit": self._commit,
             "wheel": self.wheel.name,
             "wheel_sha256": self.wheel_sha256,
         }
 
-    def _gpus(self) -> list[dict[str, Any]]:
-        """GPUs, driver and versions, as bench.json has its machine; or why they are unknown."""
-        code = (
-            "import json, torch\n"
-            "from tools.gpu_check import machine\n"
-            "print(json.dumps([machine.describe(i) for i in range(torch.cuda.device_count())]))"
-        )
+    def _machine(self) -> dict[str, Any]:
+        """GPUs, driver and versions, or why they are unknown, and the digests of the kernels that the GPUs run."""
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                cwd=self._root,
-                env=self._environment,
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=_GPUS_LIMIT_S,
+            output = processes.run_module(
+                "tools.gpu_check.machine", environment=self._environment, folder=self._root, limit_s=_GPUS_LIMIT_S
             )
-            return json.loads(done.stdout.splitlines()[-1])
-        except subprocess.CalledProcessError as error:
-            return [{"unknown": error.stderr.strip()[-500:]}]
-        except (subprocess.TimeoutExpired, json.JSONDecodeError, IndexError) as error:
-            return [{"unknown": f"{type(error).__name__}: {error}"}]
+            return processes.json_lines(output)[-1]
+        except (ProcessFailed, ValueError, IndexError) as error:
+            return {"gpus": [{"unknown": document.text_of(error)}], "kernels": {}}
 
     def _run(self, name: str, arguments: Sequence[str], *, is_continued: bool = False) -> int:
-        """Runs a Python program; its output goes to the console and to <name>.log."""
+        """Runs a Python module; its output goes to the console and to <name>.log."""
         log_path = self._out_dir / f"{name}.log"
         with log_path.open("a" if is_continued else "w", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                cwd=self._root,
-                env=self._environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-            for line in process.stdout:
-                sys.stdout.write(line)
-                sys.stdout.flush()
-                log.write(line)
-            return process.wait()
+
+            def say(line: str) -> None:
+                print(line, flush=True)
+                log.write(line + "\n")
+
+            command = [sys.executable, "-m", *arguments]
+            return processes.stream(command, say, folder=self._root, environment=self._environment)
 
 
 def _typed_command() -> str:
@@ -359,9 +278,7 @@ def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:
     A test that was started and has no outcome took its process down: it counts as "crashed".
     """
     last: dict[str, dict[str, str]] = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in lines:
-        outcome = json.loads(line)
+    for outcome in processes.json_lines(path.read_text(encoding="utf-8") if path.exists() else ""):
         known = last.get(outcome["test"])
         if known is None or known["outcome"] != "failed":
             last[outcome["test"]] = outcome
@@ -375,40 +292,6 @@ def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:
         elif kind == "skipped":
             skips[test] = outcome["message"]
     return {"counts": counts, "failures": failures, "skipped": skips}
-
-
-def sanitize_failures(
-    tool: str, control: compute_sanitizer.Report, report: compute_sanitizer.Report, launched: Mapping[str, Any] | None
-) -> list[str]:
-    """Why a tool's run does not show that the kernels are sound; empty if it does.
-
-    Args:
-      control: of the kernel that is broken.
-      report: of ours.
-      launched: what launch_every_kernel.py wrote; None if it wrote nothing.
-    """
-    failures = []
-    if not control.errors:
-        failures.append(
-            f"{tool} must report errors of broken_kernel.py, and reports {control.errors}: it does "
-            "not work with this GPU and driver; take the compute-sanitizer of the driver's CUDA"
-        )
-    if report.errors is None:
-        failures.append(f"{tool} wrote no summary, so nothing is shown; see sanitize.log")
-    elif report.errors:
-        failures.append(f"{tool} found {report.errors} errors; see findings, and sanitize.log")
-    if launched is None:
-        failures.append("launch_every_kernel.py wrote no report; see the end of sanitize.log")
-    else:
-        if not launched["kernels"]:
-            failures.append("no kernel was launched, so nothing is shown")
-        failures += [f"{kernel} was not launched" for kernel in launched["not_launched"]]
-        failures += [
-            f"{failure['kernel']}: {failure['problem']}: {failure['message']}" for failure in launched["failures"]
-        ]
-    if report.exit_code and not failures:
-        failures.append(f"exit code {report.exit_code}; see the end of sanitize.log")
-    return failures
 
 
 def _tools(text: str) -> list[str]:
@@ -429,20 +312,18 @@ def _parse_sanitize(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
 
 
 def _parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    extra_arguments: list[str] = []
-    arguments = list(argv)
-    if "--" in arguments:
-        split = arguments.index("--")
-        arguments, extra_arguments = arguments[:split], arguments[split + 1 :]
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    extra = list(argv[end + 1 :])
     parser = argparse.ArgumentParser(
         prog="gpu_check.pyz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=[*COMMANDS, "all"])
     parser.add_argument("--out", required=True, type=pathlib.Path, help="folder for the results")
-    parsed = parser.parse_args(arguments)
-    if extra_arguments and parsed.command == "all":
+    parser.add_argument("--commit", default="unknown", help="that the wheels were built from")
+    parsed = parser.parse_args(argv[:end])
+    if extra and parsed.command == "all":
         parser.error("arguments after -- need one command, not all: each program has its own")
-    return parsed, extra_arguments
+    return parsed, extra
 
 
 def main(argv: Sequence[str], archive: pathlib.Path) -> int:
@@ -461,12 +342,12 @@ def main(argv: Sequence[str], archive: pathlib.Path) -> int:
     results: dict[str, dict[str, float]] = {}
     try:
         check_machine()
-        runner = Runner(archive, root, out_dir)
+        runner = Runner(archive, root, out_dir, arguments.commit)
         print(f"wheel {runner.wheel.name}, sha256 {runner.wheel_sha256}", flush=True)
         for idx, command in enumerate(commands, start=1):
-            print(f"[{idx}/{len(commands)}] {command}: log in {out_dir / command}.log", flush=True)
+            print(f"[{idx}/{len(commands)}] {command}: results and log in {out_dir}", flush=True)
             start = time.monotonic()
-            exit_code = getattr(runner, command)(extra)
+            exit_code = runner.run(command, extra)
             seconds = round(time.monotonic() - start, 1)
             results[command] = {"exit_code": exit_code, "seconds": seconds}
             print(f"[{idx}/{len(commands)}] {command}: exit code {exit_code} after {seconds} s")
@@ -475,6 +356,5 @@ def main(argv: Sequence[str], archive: pathlib.Path) -> int:
         return 2
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    summary = {**runner.record(), "results": results}
-    (out_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    document.write(out_dir / "summary.json", json.dumps({**runner.record(), "results": results}, indent=1) + "\n")
     return max(int(result["exit_code"] != 0) for result in results.values())

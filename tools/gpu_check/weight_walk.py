@@ -30,7 +30,7 @@ COPIES_BYTES = 300 << 20
 """Of all copies of a weight: several times the L2 of any GPU, of 50 to 126 MB."""
 
 MOST_COPIES = 512
-"""Of a small weight, so that a walk takes milliseconds. A weight below a 500th of the L2 stays there."""
+"""The most copies of a weight, so that a walk takes milliseconds. A weight below a 500th of the L2 stays there."""
 
 
 def num_copies(weight_bytes: int) -> int:
