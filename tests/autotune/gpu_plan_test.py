@@ -224,9 +224,9 @@ def test_second_call_of_a_kind_makes_no_plan_and_asks_no_backend(gpu, monkeypatc
 
 
 def test_plan_cache_is_bounded(gpu, monkeypatch):
-    from stoneware.ops import plan_cache
+    from stoneware.ops import native_call
 
-    monkeypatch.setattr(plan_cache, "MAX_PLANS", 8)
+    monkeypatch.setattr(native_call, "MAX_PLANS", 8)
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
     for m in range(1, 21):
         sw.scaled_mm(*operands(m, 16, 16), backend="cutlass_sm90")

@@ -17,7 +17,7 @@ from operands import random_fp8, scaled_operands
 
 import stoneware as sw
 from stoneware.kernels.config import Config
-from stoneware.ops import plan_cache
+from stoneware.ops import native_call
 from stoneware.ops.scaled_mm import api
 from stoneware.tuning import policy as tuning
 
@@ -84,7 +84,7 @@ def test_objects_go_with_the_plans_that_have_them(monkeypatch):
         def __hash__(self):
             return id(self)
 
-    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    monkeypatch.setattr(native_call, "MAX_PLANS", 4)
     plans = type(api._PLANS)()
     monkeypatch.setattr(api, "_PLANS", plans)
     x = scaled_operands(M, N, K)
@@ -101,7 +101,7 @@ def test_objects_go_with_the_plans_that_have_them(monkeypatch):
 
 
 def test_a_full_table_starts_anew(monkeypatch):
-    monkeypatch.setattr(plan_cache, "MAX_PLANS", 4)
+    monkeypatch.setattr(native_call, "MAX_PLANS", 4)
     plans = type(api._PLANS)()
     monkeypatch.setattr(api, "_PLANS", plans)
     for m in range(1, 9):
@@ -126,7 +126,7 @@ def test_error_of_a_plan_is_the_call_s(plans, monkeypatch):
 
 
 def without_module(monkeypatch):
-    monkeypatch.setattr(plan_cache.native, "_try_import", lambda name: (None, "it is not there"))
+    monkeypatch.setattr(native_call.native, "_try_import", lambda name: (None, "it is not there"))
 
 
 def test_without_the_module_calls_are_the_same(monkeypatch):
@@ -187,7 +187,7 @@ def test_child_forked_while_a_thread_ends_plans_can_call(monkeypatch, has_module
     """A lock that another thread holds at a fork is never released in the child."""
     if not has_module:
         without_module(monkeypatch)
-    monkeypatch.setattr(plan_cache, "MAX_PLANS", 1)
+    monkeypatch.setattr(native_call, "MAX_PLANS", 1)
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
     is_ending, may_end = threading.Event(), threading.Event()
     ending = []

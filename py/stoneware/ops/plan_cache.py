@@ -3,7 +3,7 @@
 The call path, after the op's function in `api.py`:
 
     OpPlans.call   the native module's: reads the tensors, finds the plan and launches it, all
-                   without Python; asks `_made` for a plan that it does not have
+                   without Python; asks `_make` for a plan that it does not have
     OpPlans.slow   the whole call in Python, for what the native module leaves to it: gradients,
                    forward-mode AD, torch.func, negated views, subclasses of torch.Tensor, torch
                    dispatch modes, tensors without memory. It asks the native module for the plan,
@@ -22,24 +22,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from stoneware.errors import UnsupportedError
-from stoneware.kernels.registry import CALL_MODULE
-from stoneware.ops import registration, tensor_checks
+from stoneware.ops import native_call, registration, tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.spec import OpSpec
-from stoneware.runtime import native
-from stoneware.tuning import policy as tuning
-
-MAX_PLANS = 4096
-"""A key and its plan took 1.0 KB of Python memory (tracemalloc over 399 scaled_mm plans on a CPU); a
-server that sees every m up to 8192 would otherwise keep them all, for each of its layers."""
 
 
 class OpPlans:
     """The calls of an op, and their plans; a full table of plans is emptied.
 
-    A plan's key also has `tuning.state()` and the epoch, on which the plan depends too.
+    A plan's key also has `policy.state()` and the epoch, on which the plan depends too.
 
     A subclass is made in the op's `api.py`, with the op's backends and checks, and has its one instance
     there as `_PLANS`; making it registers the op's operator. Its methods take the arguments of a call:
@@ -88,7 +80,7 @@ class OpPlans:
         if self.fast is not None:
             self.call, self.plan = self.fast.call, self.fast.plan
         else:
-            self.call, self.plan = self.slow, lambda *arguments: self._made(*arguments)[0]
+            self.call, self.plan = self.slow, lambda *arguments: self._make(*arguments)[0]
 
     def checked_plan(self, *arguments: Any) -> Plan:
         """Checks the arguments, and makes the plan for every call with arguments of this kind."""
@@ -134,17 +126,14 @@ class OpPlans:
         plan(*[tensors[position] for position in self._order])
         return out
 
-    def _made(self, *arguments: Any) -> tuple[Any, ...]:
+    def _make(self, *arguments: Any) -> tuple[Any, ...]:
         """A new plan and what is kept with it: (plan, is_kept, device, outputs), of which out is the
         only one: (shape, strides, dtype)."""
         plan = self.checked_plan(*arguments)
         if self.spec.must_be_aligned:  # of a plan that is kept they are: the key tells
             tensor_checks.check_addresses([(self.spec.tensors[idx], arguments[idx]) for idx in self._aligned])
-        shape, dtype = self.checks.result(*arguments[:-2])
-        strides = tuple(torch.empty(shape, device="meta").stride())
-        # During a capture nothing is measured; a call outside of it will be.
-        is_kept = tuning.current_mode() != "on_miss" or not tuning.is_capturing()
-        return plan, is_kept, arguments[0].device, ((shape, strides, dtype),)
+        output = native_call.dense(*self.checks.result(*arguments[:-2]))
+        return plan, native_call.is_kept(), arguments[0].device, (output,)
 
     def _run_negated(self, arguments: tuple[Any, ...]) -> torch.Tensor:
         """A call with views that are negated when they are read, as of a conjugate's imaginary
@@ -161,21 +150,13 @@ class OpPlans:
         """The native module's part of this op, or None and why."""
         spec = self.spec
         optional = [idx for idx, kind in enumerate(spec.inputs.values()) if kind == "Tensor?"]
-        try:
-            return native.load(CALL_MODULE).FastCall(
-                torch,
-                make=self._made,
-                slow=self.slow,
-                state=tuning.state,
-                epoch=tuning.EPOCH,
-                num_tensors=self._num_tensors,
-                num_objects=len(spec.arguments) + 2,  # backend and config
-                outs=[len(spec.inputs)],
-                optional=[*optional, len(spec.inputs)],
-                aligned=self._aligned,
-                plan_order=self._order,
-                max_plans=MAX_PLANS,
-            ), ""
-        except (UnsupportedError, AttributeError) as error:
-            # An installation without the module, or a torch without the DLPack exchange API.
-            return None, str(error)
+        return native_call.build(
+            self._make,
+            self.slow,
+            num_tensors=self._num_tensors,
+            num_objects=len(spec.arguments) + 2,  # backend and config
+            outs=[len(spec.inputs)],
+            optional=[*optional, len(spec.inputs)],
+            aligned=self._aligned,
+            order=self._order,
+        )
