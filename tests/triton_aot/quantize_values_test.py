@@ -200,7 +200,7 @@ def test_silu_times_up_is_what_torch_quantizes(quantized, monkeypatch, loops):
         monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
     z = (torch.randn(5, 2 * 272) * 4).bfloat16()
     values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
-    kernels.silu_mul_plan(z, True, device.CPU)(z, values, scale)
+    kernels.rows_plan("silu_mul", z, 272, 3, [1], device.CPU)(z, values, scale)
     assert_same_bits([values, scale], reference.quantize(fused.silu_mul(z), "row", values.dtype, True))
 
 
@@ -210,7 +210,7 @@ def test_rows_times_factors_are_multiplied_in_32_bits(quantized, monkeypatch, lo
         monkeypatch.setattr(kernels, "ROW_BLOCKS", ())
     x, factors = torch.randn(5, 272).half(), torch.rand(272, 1) * 1e6
     values, scale = torch.full((5, 272), 3.0).to(torch.float8_e4m3fn), torch.full((5, 1), -5.0)
-    kernels.scaled_rows_plan(x, False, device.CPU)(x, factors, values, scale)
+    kernels.rows_plan("scaled_rows", x, 272, 4, [0], device.CPU)(x, factors, values, scale)
     assert_same_bits([values, scale], reference.quantize(x.float() * factors.t(), "row", values.dtype, False))
 
 
@@ -227,7 +227,7 @@ def test_partial_results_of_another_call_are_taken(quantized):
     plain = [torch.empty(144, 272).to(torch.float8_e4m3fn), torch.empty(1)]
     kernels.plan(x, "tensor", False, "e4m3", False, device.CPU)(x, *plain, partial)
     transposed = [torch.full((272, 144), 3.0).to(torch.float8_e4m3fn), torch.full((1,), -5.0)]
-    kernels.plan(x, "tensor", True, "e4m3", False, device.CPU, is_known=True)(x, *transposed, partial)
+    kernels.plan(x, "tensor", True, "e4m3", False, device.CPU, shares=True)(x, *transposed, partial)
     assert_same_bits(transposed, expected(x, "tensor", True))
 
 
@@ -241,12 +241,12 @@ def test_scales_of_columns_are_given_and_taken(quantized, monkeypatch, shape, is
     x = x.bfloat16()
     partial = torch.full(*kernels.partial_shape(m, k, "row")[:1], 2**30, dtype=torch.int32)
     given = [torch.full((m, k), 3.0).to(torch.float8_e4m3fn), torch.full((m, 1), -5.0), torch.full((k, 1), -5.0)]
-    kernels.plan(x, "row", False, "e4m3", True, device.CPU, gives_columns=True)(x, *given, partial)
+    kernels.plan(x, "row", False, "e4m3", True, device.CPU, shares=True)(x, *given, partial)
     values, scale = reference.quantize(x.t(), "row", torch.float8_e4m3fn, True)
     assert_same_bits(given, [*expected(x, "row", False, power_of_two=True), scale])
     if m % kernels.MULTIPLE == 0:
         transposed = torch.full((k, m), 3.0).to(torch.float8_e4m3fn)
-        kernels.plan(x, "row", True, "e4m3", True, device.CPU, is_known=True)(x, transposed, given[2])
+        kernels.plan(x, "row", True, "e4m3", True, device.CPU, shares=True)(x, transposed, given[2])
         assert_same_bits([transposed], [values])
 
 
@@ -265,6 +265,6 @@ def test_a_norm_writes_its_result_and_that_in_fp8(quantized):
     x, weight = (torch.randn(5, 272) * 3).bfloat16(), torch.rand(272).bfloat16()
     y, values = torch.full_like(x, 3), torch.full((5, 272), 3.0).to(torch.float8_e4m3fn)
     scale = torch.full((5, 1), -5.0)
-    kernels.rms_norm_plan(x, 1e-5, False, device.CPU)(x, weight, y, values, scale)
+    kernels.rows_plan("rms_norm", x, 272, 5, [fused.bits(1e-5), 0], device.CPU)(x, weight, y, values, scale)
     torch.testing.assert_close(y, torch.nn.functional.rms_norm(x, (272,), weight, 1e-5), rtol=2**-7, atol=0)
     assert_same_bits([values, scale], reference.quantize(y, "row", values.dtype, False))

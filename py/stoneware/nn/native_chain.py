@@ -129,15 +129,8 @@ def quantizing_step(
       gives: whether a later step with the transpose of the same x takes what this one has found.
       takes: whether what an earlier step has found is an input, whose name is the last.
     """
-    plan, _, _, described = quantizing.made(
-        x,
-        has_partial(cast, transpose=bool(transpose), gives=gives, takes=takes),
-        cast.scales,
-        transpose,
-        cast.dtype,
-        cast.power_of_two,
-        gives_columns=gives and cast.scales == "row",
-        is_known=takes,
+    plan, described = quantizing.make_plan(
+        x, cast.scales, transpose, cast.dtype, cast.power_of_two, shares=gives or takes
     )
     return (plan, names), list(described)
 

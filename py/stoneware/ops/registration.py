@@ -101,6 +101,7 @@ def define(
     fake: Callable[..., Any],
     *,
     rule: Rule | None = None,
+    refuse: Callable[..., None] | None = None,
     is_out: bool = False,
 ) -> Callable[..., Any]:
     """Defines an operator, and returns it.
@@ -111,25 +112,31 @@ def define(
       eager: computes it.
       fake: infers the result.
       rule: the rule for its gradients; None refuses a call that needs one.
+      refuse: refuse(*tensors) raises the errors of calls that need a gradient or a tangent; None: those of
+        `tensor_checks`.
       is_out: whether they are refused for the sake of `out` alone.
     """
     name = schema.partition("(")[0]
 
-    def followed(*arguments: Any) -> Any:
-        named = list(zip(tensors, arguments))
-        tensor_checks.refuse_tangents(name.removesuffix("_out"), named)
-        if rule is not None and tensor_checks.needs_gradient(arguments[: len(tensors)]):
-            from stoneware.ops import backward
+    def above_autograd(*arguments: Any) -> Any:
+        inputs = arguments[: len(tensors)]
+        if refuse is not None:
+            refuse(*inputs)
+        else:
+            named = list(zip(tensors, inputs))
+            tensor_checks.refuse_tangents(name.removesuffix("_out"), named)
+            if rule is not None and tensor_checks.needs_gradient(inputs):
+                from stoneware.ops import backward
 
-            return backward.apply_below_autograd(operator, rule, len(tensors), *arguments)
-        tensor_checks.refuse_gradients(name.removesuffix("_out"), named, is_out=is_out)
+                return backward.apply_below_autograd(operator, rule, len(tensors), *arguments)
+            tensor_checks.refuse_gradients(name.removesuffix("_out"), named, is_out=is_out)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*arguments)
 
     _LIBRARY.define(schema, tags=_TAGS)
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
     # Not register_autograd, whose functions the transforms of torch.func refuse.
-    _LIBRARY.impl(name, followed, "Autograd")
+    _LIBRARY.impl(name, above_autograd, "Autograd")
     # Not register_fake, which reads the source of its caller, 6 ms for all.
     _LIBRARY.impl(name, fake, "Meta")
     operator: Callable[..., Any] = getattr(torch.ops.stoneware, name)

@@ -9,14 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from stoneware.errors import ForwardOnlyError, UnsupportedError, quoted
-from stoneware.kernels.registry import CALL_MODULE
-from stoneware.ops import tensor_checks
+from stoneware.errors import ForwardOnlyError, quoted
+from stoneware.ops import native_call, registration, tensor_checks
 from stoneware.quantizing import kernels, reference
 from stoneware.quantizing.layout import IN_DTYPES, MAX, SCALES, dense_shape
-from stoneware.runtime import native
 from stoneware.runtime.dtypes import DTYPE_NAMES
-from stoneware.tuning import policy
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -73,93 +70,71 @@ def quantize(
         return values.view(x.shape), scale.view(*x.shape[:-1], 1) if scales == "row" else scale
     if _is_compiling():
         return _traced(x, scales, transpose, dtype, power_of_two)
+    has_partial = scales == "tensor" or (scales == "row" and transpose is not False)  # as `kernels.has_partial`
     num_results = 4 if transpose == "both" else 2
-    has_partial = scales == "tensor" or (scales == "row" and transpose is not False)
     call = _call(num_results, has_partial)
-    return call(x, *_NOTHING[: num_results + has_partial], scales, transpose, dtype, power_of_two)
+    return call(x, *_NONE[: num_results + has_partial], scales, transpose, dtype, power_of_two)
 
 
-_NOTHING = (None,) * 5
-"""Of the outputs, which are always allocated."""
+_NONE = (None,) * 5
+"""The outputs, which are always allocated."""
 
 
 @functools.cache
 def _call(num_results: int, has_partial: bool) -> Any:
-    """The native call with so many results, and memory for partial results."""
+    """The native call with so many results, and memory for partial results if it `has_partial`."""
     num_outputs = num_results + has_partial
+    outs = range(1, 1 + num_outputs)
 
     def make(x: object, *arguments: Any) -> tuple[Any, ...]:
-        return made(x, has_partial, *arguments[num_outputs:])
+        plan, outputs = make_plan(x, *arguments[num_outputs:])
+        return plan, True, x.device, outputs  # type: ignore[attr-defined]  # it was checked
 
     def slow(x: object, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        return _slow(x, has_partial, *arguments[num_outputs:])
+        return _slow(x, *arguments[num_outputs:])[:num_results]
 
-    try:
-        return (
-            native.load(CALL_MODULE)
-            .FastCall(
-                torch,
-                make=make,
-                slow=slow,
-                state=_no_state,
-                epoch=policy.EPOCH,
-                num_tensors=1 + num_outputs,
-                num_objects=4,
-                outs=list(range(1, 1 + num_outputs)),
-                optional=list(range(1, 1 + num_outputs)),
-                aligned=[0],
-                plan_order=list(range(1 + num_outputs)),
-                max_plans=4096,
-                num_results=num_results,
-            )
-            .call
-        )
-    except (UnsupportedError, AttributeError):
-        return slow
+    fast, _ = native_call.build(
+        make,
+        slow,
+        num_tensors=1 + num_outputs,
+        num_objects=4,
+        outs=outs,
+        optional=outs,
+        aligned=[0],
+        num_results=num_results,
+    )
+    return slow if fast is None else fast.call
 
 
-def _no_state() -> None:
-    """Plans depend on nothing but their arguments."""
+def make_plan(
+    x: object, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool, *, shares: bool = False
+) -> tuple[Any, tuple[native_call.Output, ...]]:
+    """The plan of a call, and what it writes; the last output is for partial results if `kernels.has_partial`.
 
-
-def made(
-    x: object,
-    has_partial: bool,
-    scales: str,
-    transpose: bool | str,
-    dtype: torch.dtype,
-    power_of_two: bool,
-    *,
-    gives_columns: bool = False,
-    is_known: bool = False,
-) -> tuple[Any, ...]:
-    """(plan, is_kept, device, outputs), as a FastCall asks for; the last output may be for partial
-    results. With `gives_columns` and `is_known`, of `kernels.plan`, what is known is among the outputs, too."""
+    With `shares`, a reduction of x is among the outputs, even if it is an input (`kernels.plan`).
+    """
     tensor = _checked(x, scales, transpose, dtype)
     device = tensor_checks.check_one_device([("x", tensor)])
     m, k = tensor.shape
-    outputs = []
+    outputs: list[native_call.Output] = []
     if transpose is not True:
         outputs += [((m, k), (k or 1, 1), dtype), (*dense_shape(scales, m, k), torch.float32)]
     if transpose is not False:
         outputs += [((k, m), (m or 1, 1), dtype)]
-    if transpose is not False or gives_columns:
+    if transpose is not False or (shares and scales == "row"):
         outputs += [(*dense_shape(scales, k, m), torch.float32)]
     name = DTYPE_NAMES[dtype]
     is_dense = tensor.stride(1) == 1 or k <= 1
     plan: Any
+    partial: Any = (0,), (1,)
     if tensor.numel() and is_dense and kernels.why_not(tensor, scales, name, transpose is not False, device) is None:
-        plan = kernels.plan(
-            tensor, scales, transpose, name, power_of_two, device, gives_columns=gives_columns, is_known=is_known
-        )
-        if has_partial:
-            outputs.append((*kernels.partial_shape(m, k, scales), torch.int32))
+        plan = kernels.plan(tensor, scales, transpose, name, power_of_two, device, shares=shares)
+        partial = kernels.partial_shape(m, k, scales)
     else:
-        run = functools.partial(_run_reference, scales, transpose, dtype, power_of_two)
-        plan = functools.partial(run, gives_columns, is_known)
-        if has_partial:
-            outputs.append(((0,), (1,), torch.int32))
-    return plan, True, tensor.device, tuple(outputs)
+        plan = functools.partial(_run_reference, scales, transpose, dtype, power_of_two, shares)
+    if kernels.has_partial(scales, transpose, shares):
+        outputs.append((*partial, torch.int32))
+    return plan, tuple(outputs)
 
 
 def _run_reference(
@@ -167,33 +142,36 @@ def _run_reference(
     transpose: bool | str,
     dtype: torch.dtype,
     power_of_two: bool,
-    gives_columns: bool,
-    is_known: bool,
+    shares: bool,
     x: torch.Tensor,
     *outputs: torch.Tensor,
 ) -> None:
     """The plan where no kernel runs: plain torch."""
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     if transpose is not True:
-        found += reference.quantize(x, scales, dtype, power_of_two)
+        results += reference.quantize(x, scales, dtype, power_of_two)
     if transpose is not False:
         values, scale = reference.quantize(x.t(), scales, dtype, power_of_two)
-        found += [values] if is_known and scales == "row" else [values, scale]
-    if gives_columns:
-        found += reference.quantize(x.t(), scales, dtype, power_of_two)[1:]
-    for output, one in zip(outputs, found):
-        output.copy_(one)
+        results += [values] if shares and scales == "row" else [values, scale]
+    elif shares and scales == "row":
+        results += reference.quantize(x.t(), scales, dtype, power_of_two)[1:]
+    for output, result in zip(outputs, results):
+        output.copy_(result)
 
 
 def _slow(
-    x: Any, has_partial: bool, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
+    x: Any, scales: str, transpose: bool | str, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, ...]:
     """A call that is more than its plan: for modes and subclasses of torch, and to refuse gradients."""
     tensor = _checked(x, scales, transpose, dtype)
     _refuse_gradient(tensor)
     if tensor_checks.is_traced([tensor]):
         return _traced(tensor, scales, transpose, dtype, power_of_two)
-    return _run(tensor.resolve_neg(), has_partial, scales, transpose, dtype, power_of_two)
+    tensor = tensor.resolve_neg()
+    plan, outputs = make_plan(tensor, scales, transpose, dtype, power_of_two)
+    results = tuple(native_call.empty(output, tensor.device) for output in outputs)
+    plan(tensor, *results)
+    return results
 
 
 def _refuse_gradient(x: torch.Tensor) -> None:
@@ -203,15 +181,6 @@ def _refuse_gradient(x: torch.Tensor) -> None:
             "quantize has no backward, and x requires a gradient; use a layer that has one, such as "
             "sw.nn.Float8Linear, call it under torch.no_grad(), or pass x.detach()"
         )
-
-
-def _run(x: torch.Tensor, has_partial: bool, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    plan, _, device, described = made(x, has_partial, *arguments)
-    outputs = tuple(
-        torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in described
-    )
-    plan(x, *outputs)
-    return outputs[:-1] if has_partial else outputs
 
 
 def _checked(x: object, scales: str, transpose: bool | str, dtype: torch.dtype) -> torch.Tensor:
@@ -244,46 +213,30 @@ def _refuse_rank(x: torch.Tensor, scales: str, transpose: bool | str) -> NoRetur
     )
 
 
-_LIBRARY = torch.library.Library("stoneware", "FRAGMENT")
-
-
 def _define(name: str, num_results: int) -> Any:
-    """An operator with so many results, for torch.compile, torch.export and dispatch modes."""
+    """The operator with so many results, for torch.compile, torch.export and dispatch modes."""
     results = ", ".join(["Tensor"] * num_results)
     # Torch keeps `eager` for ever. With the module itself, and not its globals alone, the interpreter's
     # end clears the module, and with it the native calls.
     api = sys.modules[__name__]
-    _LIBRARY.define(
-        f"{name}(Tensor x, str scales, bool transpose, ScalarType dtype, bool power_of_two) -> ({results})",
-        tags=(torch.Tag.pt2_compliant_tag,),
-    )
 
-    def eager(
-        x: torch.Tensor, scales: str, transpose: bool, dtype: torch.dtype, power_of_two: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def eager(x: torch.Tensor, scales: str, transpose: bool, *arguments: Any) -> tuple[torch.Tensor, ...]:
         both: bool | str = "both" if num_results == 4 else transpose
-        return api.quantize(x, scales, transpose=both, dtype=dtype, power_of_two=power_of_two)
+        return api.quantize(x, scales, transpose=both, dtype=arguments[0], power_of_two=arguments[1])
 
     def fake(
         x: torch.Tensor, scales: str, transpose: bool, dtype: torch.dtype, power_of_two: bool
     ) -> tuple[torch.Tensor, ...]:
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
         for is_transposed in (False, True) if num_results == 4 else (transpose,):
             m, k = (x.shape[1], x.shape[0]) if is_transposed else (x.shape[0], x.shape[1])
-            found.append(x.new_empty((m, k), dtype=dtype))
+            outputs.append(x.new_empty((m, k), dtype=dtype))
             shape, strides = dense_shape(scales, m, k)
-            found.append(torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device))
-        return tuple(found)
+            outputs.append(torch.empty_strided(shape, strides, dtype=torch.float32, device=x.device))
+        return tuple(outputs)
 
-    def refused(x: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        _refuse_gradient(x)
-        with torch._C._AutoDispatchBelowAutograd():
-            return getattr(torch.ops.stoneware, name)(x, *arguments)
-
-    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, refused, "Autograd")
-    _LIBRARY.impl(name, fake, "Meta")
-    return getattr(torch.ops.stoneware, name)
+    schema = f"{name}(Tensor x, str scales, bool transpose, ScalarType dtype, bool power_of_two) -> ({results})"
+    return registration.define(schema, ["x"], eager, fake, refuse=_refuse_gradient)
 
 
 _OPERATORS = {2: _define("quantize", 2), 4: _define("quantize_both", 4)}

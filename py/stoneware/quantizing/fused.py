@@ -1,19 +1,20 @@
 """Plans that quantize what they compute: rows of silu(gate) * up, of a norm, and of a gradient times the scales
-of a weight; and the transpose of what is fp8 already.
+of a weight; and the transpose of fp8 values.
 
-The first two give the values that torch has in x's dtype, and those in fp8 with a scale for each row, as
-`sw.quantize` gives them.
+The first two write the values of torch in x's dtype, and the same in fp8 with a scale for each row, like
+`sw.quantize`. Each plan is a kernel, or plain torch where no kernel runs.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.quantizing import kernels, reference
-from stoneware.runtime.device import Device
 
 _DTYPE = torch.float8_e4m3fn
 
@@ -22,16 +23,13 @@ def silu_mul_plan(z: torch.Tensor, power_of_two: bool) -> Any:
     """plan(z, y8, scale): y = silu(z[:, :k]) * z[:, k:], each of the two rounded to z's dtype.
 
     Args:
-      z: like that of the calls, [m, 2 k].
+      z: [m, 2 k], like that of the calls.
     """
-    device = tensor_checks.check_one_device([("z", z)])
-    if _has_kernel(z, z.shape[1] // 2, device):
-        return kernels.silu_mul_plan(z, power_of_two, device)
 
     def run(z: torch.Tensor, y8: torch.Tensor, scale: torch.Tensor) -> None:
         _store(silu_mul(z), power_of_two, y8, scale)
 
-    return run
+    return _rows_plan("silu_mul", {"z": z}, z.shape[1] // 2, 3, [int(power_of_two)], run)
 
 
 def silu_mul(z: torch.Tensor) -> torch.Tensor:
@@ -44,19 +42,17 @@ def rms_norm_plan(x: torch.Tensor, weight: torch.Tensor, epsilon: float, power_o
     """plan(x, weight, y, y8, scale): y = rms_norm(x) * weight, computed in float32 and rounded once.
 
     Args:
-      x, weight: like those of the calls, [m, k] and [k].
+      x, weight: [m, k] and [k], like those of the calls.
     """
-    device = tensor_checks.check_one_device([("x", x), ("weight", weight)])
     k = x.shape[1]
-    is_plain = weight.dtype == x.dtype and weight.data_ptr() % kernels.MULTIPLE == 0 and weight.stride() == (1,)
-    if is_plain and k <= kernels.ROW_BLOCKS[-1] and _has_kernel(x, k, device):
-        return kernels.rms_norm_plan(x, epsilon, power_of_two, device)
+    is_plain = weight.dtype == x.dtype and k <= kernels.ROW_BLOCKS[-1]
 
     def run(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, y8: torch.Tensor, scale: torch.Tensor) -> None:
         y.copy_(torch.nn.functional.rms_norm(x, (k,), weight, epsilon))
         _store(y, power_of_two, y8, scale)
 
-    return run
+    options = [bits(epsilon), int(power_of_two)]
+    return _rows_plan("rms_norm", {"x": x, "weight": weight}, k, 5, options, run, is_plain=is_plain)
 
 
 def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool) -> Any:
@@ -65,22 +61,18 @@ def scaled_rows_plan(x: torch.Tensor, factors: torch.Tensor, power_of_two: bool)
     Args:
       x, factors: like those of the calls, [m, k], and [k] float32 of any shape.
     """
-    device = tensor_checks.check_one_device([("x", x), ("factors", factors)])
-    is_plain = factors.is_contiguous() and factors.data_ptr() % kernels.MULTIPLE == 0
-    if is_plain and _has_kernel(x, x.shape[1], device):
-        return kernels.scaled_rows_plan(x, power_of_two, device)
 
     def run(x: torch.Tensor, factors: torch.Tensor, x8: torch.Tensor, scale: torch.Tensor) -> None:
         _store(x.float() * factors.reshape(1, -1), power_of_two, x8, scale)
 
-    return run
+    return _rows_plan("scaled_rows", {"x": x, "factors": factors}, x.shape[1], 4, [int(power_of_two)], run)
 
 
 def transpose_plan(x8: torch.Tensor) -> Any:
     """plan(x8, xt8, ones): x8.t(), dense, and 1 for each of its rows.
 
     Args:
-      x8: like that of the calls, [m, k] fp8.
+      x8: [m, k] fp8, like that of the calls.
     """
     device = tensor_checks.check_one_device([("x8", x8)])
     is_dense = x8.is_contiguous() and not any(size % kernels.MULTIPLE for size in (*x8.shape, x8.data_ptr()))
@@ -94,9 +86,35 @@ def transpose_plan(x8: torch.Tensor) -> Any:
     return run
 
 
-def _has_kernel(x: torch.Tensor, k: int, device: Device) -> bool:
-    is_dense = x.stride(1) == 1 and k % kernels.MULTIPLE == 0
-    return bool(x.numel()) and is_dense and kernels.why_not(x, "row", "e4m3", False, device) is None
+def bits(number: float) -> int:
+    """The bits of a number in float32, which is how a kernel takes it."""
+    (value,) = struct.unpack("i", struct.pack("f", number))
+    return int(value)
+
+
+def _rows_plan(
+    name: str,
+    inputs: Mapping[str, torch.Tensor],
+    k: int,
+    num_tensors: int,
+    options: Sequence[int],
+    run: Callable[..., None],
+    *,
+    is_plain: bool = True,
+) -> Any:
+    """The kernel's plan (`kernels.rows_plan`), or `run` if no kernel takes these inputs, x and factors of its k."""
+    device = tensor_checks.check_one_device(inputs.items())
+    x, *factors = inputs.values()
+    is_plain &= all(one.is_contiguous() and one.data_ptr() % kernels.MULTIPLE == 0 for one in factors)
+    if (
+        is_plain
+        and x.numel()
+        and x.stride(1) == 1
+        and k % kernels.MULTIPLE == 0
+        and kernels.why_not(x, "row", "e4m3", False, device) is None
+    ):
+        return kernels.rows_plan(name, x, k, num_tensors, options, device)
+    return run
 
 
 def _store(y: torch.Tensor, power_of_two: bool, y8: torch.Tensor, scale: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels import aot_kernels, built_products, manifest
@@ -83,18 +83,16 @@ def plan(
     power_of_two: bool,
     device: Device,
     *,
-    gives_columns: bool = False,
-    is_known: bool = False,
+    shares: bool = False,
 ) -> Any:
-    """The plan for calls like this one; takes x, the outputs of `sw.quantize`, and partial results, if there are
-    any.
+    """The plan for calls like this one; takes x, the outputs of `sw.quantize`, and partial results if
+    `has_partial`.
 
     Args:
       x, scales, transpose, dtype, power_of_two, device: of the call.
-      gives_columns: of rows without their transpose: whether the scales of columns are a third output, for a call
-        that transposes the same x later.
-      is_known: of a transpose: whether an earlier call with the same x has found what is shared by more than a
-        tile: the partial results of the matrix, or the scales of columns, which are no output then.
+      shares: whether two calls share a reduction of the same x: the partial results of the matrix, or the scales
+        of columns. The first, without the transpose, writes them; scales of columns are its third output. The
+        second, with the transpose, reads them.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
@@ -106,16 +104,17 @@ def plan(
     ldx = _ldx(x)
     in_dtype, pow2 = _name(x), int(power_of_two)
     plain, transposed = transpose is not True, transpose is not False
+    writes, reads = shares and not transposed, shares and not plain
     # Tensor 0 is x; then the outputs; partial results are the last.
     addresses = iter([("address", position) for position in range(6)])
     source, nothing = next(addresses), ("address", 1)
     x8, scale = (next(addresses), next(addresses)) if plain else (nothing, nothing)
     xt8 = next(addresses) if transposed else nothing
-    scale_t = next(addresses) if transposed or gives_columns else nothing
+    unit = _UNITS[scales]
+    scale_t = next(addresses) if transposed or (writes and unit == "column") else nothing
     partial = next(addresses)
     num_tensors = partial[1]
-    unit = _UNITS[scales]
-    finds_columns = unit == "column" and (gives_columns or (transposed and not is_known))
+    finds_columns = unit == "column" and has_partial(scales, transpose, shares)
     num_partials = 0
     steps: list[Any] = []
 
@@ -134,7 +133,7 @@ def plan(
     if (finds_columns or unit == "matrix") and not num_partials:
         blocks, rows_per_block = amax_blocks(m, k, unit)
         num_partials = blocks[0] * (blocks[1] if unit == "matrix" else 1)
-        if not is_known:
+        if not reads:
             add(f"amax_{unit}", (blocks[0], blocks[1], 1), [source, partial, m, k, ldx, rows_per_block], "e4m3")
     if finds_columns:
         grid = (-(-k // _COLUMN_SCALES[1]), 1, 1)
@@ -149,17 +148,29 @@ def plan(
     return aot_kernels.plan(device, num_tensors + bool(num_partials), steps)
 
 
-def scaled_rows_plan(x: torch.Tensor, power_of_two: bool, device: Device) -> Any:
-    """The plan for x [m, k], factors [k] float32 and the outputs x8 [m, k] and its scales [m, 1].
+def has_partial(scales: str, transpose: bool | str, shares: bool) -> bool:
+    """Whether a plan takes memory for partial results, the last of its tensors; arguments as for `plan`."""
+    return scales == "tensor" or (scales == "row" and (transpose is not False) != shares)
+
+
+def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Sequence[int], device: Device) -> Any:
+    """The plan of a kernel with a program for each row of k elements; it takes x and then the kernel's other tensors.
+
+    Args:
+      name: of the kernel, without the elements of a row that a program keeps.
+      x: [m, k], or [m, 2 k] for "silu_mul".
+      num_tensors: how many the kernel takes.
+      options: its last arguments, behind m, k and ldx.
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
       BackwardNotBuiltError: it is for gradients, and this installation was built without them.
     """
-    m, k = x.shape
     block = next((block for block in ROW_BLOCKS if k <= block), "loop")
-    addresses = [("address", position) for position in range(4)]
-    return _rows_plan(f"scaled_rows_{block}", x, [*addresses, m, k, _ldx(x), int(power_of_two)], device)
+    addresses = [("address", position) for position in range(num_tensors)]
+    arguments = [*addresses, x.shape[0], k, _ldx(x), *options]
+    kernel = _kernel(f"{name}_{block}", _name(x), arguments, device)
+    return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
 
 
 def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
@@ -170,50 +181,16 @@ def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
       BackwardNotBuiltError: it is for gradients, and this installation was built without them.
     """
     m, k = x8.shape
-    addresses = [("address", position) for position in range(3)]
-    kernel = _kernel("transpose", "e4m3", [*addresses, m, k], device)
-    return aot_kernels.plan(device, 3, [(kernel, (-(-m // BLOCK), -(-k // BLOCK), 1), [*addresses, m, k])])
-
-
-def silu_mul_plan(z: torch.Tensor, power_of_two: bool, device: Device) -> Any:
-    """The plan for z [m, 2 k] and the outputs y8 [m, k] and its scales [m, 1].
-
-    Raises:
-      UnsupportedError, TableError: a kernel cannot be loaded.
-    """
-    m, k = z.shape[0], z.shape[1] // 2
-    block = next((block for block in ROW_BLOCKS if k <= block), "loop")
-    addresses = [("address", position) for position in range(3)]
-    return _rows_plan(f"silu_mul_{block}", z, [*addresses, m, k, _ldx(z), int(power_of_two)], device)
-
-
-def rms_norm_plan(x: torch.Tensor, epsilon: float, power_of_two: bool, device: Device) -> Any:
-    """The plan for x [m, k], weight [k] and the outputs y, y8 [m, k] and its scales [m, 1].
-
-    Raises:
-      UnsupportedError, TableError: a kernel cannot be loaded.
-    """
-    m, k = x.shape
-    block = next(block for block in ROW_BLOCKS if k <= block)
-    addresses = [("address", position) for position in range(5)]
-    (epsilon_bits,) = struct.unpack("i", struct.pack("f", epsilon))
-    return _rows_plan(
-        f"rms_norm_{block}", x, [*addresses, m, k, _ldx(x), epsilon_bits, int(power_of_two)], device
-    )  # fmt: skip
-
-
-def _rows_plan(variant: str, x: torch.Tensor, arguments: list[Any], device: Device) -> Any:
-    """Of a kernel with a program a row, whose tensors come in the order of its arguments."""
-    kernel = _kernel(variant, _name(x), arguments, device)
-    num_tensors = sum(isinstance(argument, tuple) for argument in arguments)
-    return aot_kernels.plan(device, num_tensors, [(kernel, (x.shape[0], 1, 1), arguments)])
+    arguments = [*[("address", position) for position in range(3)], m, k]
+    kernel = _kernel("transpose", "e4m3", arguments, device)
+    return aot_kernels.plan(device, 3, [(kernel, (-(-m // BLOCK), -(-k // BLOCK), 1), arguments)])
 
 
 def _kernel(variant: str, in_dtype: str, arguments: list[Any], device: Device) -> Any:
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
     id = _id(arch, variant, in_dtype, "e4m3")
-    built_products.check_kernel(id, f"the gradient of a product with a frozen weight ({variant})")
+    built_products.check_kernel(id, f"the gradient of a matmul with a frozen weight ({variant})")
     return aot_kernels.load(id, len(arguments))
 
 
