@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import re
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from stoneware import nn
-from stoneware.nn import float8
+from stoneware.nn import float8, frozen_linear, steps
 from stoneware.nn.recipes import RECIPES
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -177,13 +176,15 @@ def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypat
         )
         return [y.detach(), *grads]
 
-    by_ops = float8._gradients_by_ops
-    monkeypatch.setattr(float8, "_gradients_by_ops", None)  # a chain would call it where it cannot run
-    chained = found()
-    monkeypatch.setattr(float8, "_gradients_by_ops", by_ops)
-    monkeypatch.setattr(float8.trained_product, "is_chained", lambda *arguments: False)
-    monkeypatch.setattr(float8, "_chained_forward", lambda recipe, *needs: functools.partial(float8._forward, recipe))
-    for one, other in zip(chained, found(), strict=True):
+    run = steps.Steps.run
+    monkeypatch.setattr(steps.Steps, "run", None)  # what a native call does where it cannot run
+    native = found()
+    monkeypatch.setattr(steps.Steps, "run", run)
+    monkeypatch.setattr(steps.native, "build", lambda *arguments, **named: (None, "not in this test"))
+    for name in ("_native_forward", "_native_backward"):  # without those that were built
+        monkeypatch.setattr(float8, name, getattr(float8, name).__wrapped__)
+    by_ops = found()
+    for one, other in zip(native, by_ops, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert one.stride() == other.stride()
 
@@ -225,9 +226,9 @@ def test_nothing_is_computed_for_backward_under_no_grad(recipe, no_gradients, mo
     x = torch.randn(32, K).bfloat16()
     expected = layer(x)
     needed = []
-    forward = float8._chained_forward
+    forward = float8._native_forward
     monkeypatch.setattr(
-        float8, "_chained_forward", lambda recipe, *needs: needed.append(needs) or forward(recipe, *needs)
+        float8, "_native_forward", lambda recipe, *needs: needed.append(needs) or forward(recipe, *needs)
     )
     with no_gradients():
         y = layer(x)
@@ -306,8 +307,8 @@ def test_a_compiled_frozen_layer_is_one_graph_with_the_same_values(recipe):
 def test_one_native_call_is_the_gradient_of_a_frozen_layer(recipe, monkeypatch):
     layer = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16), recipe)
     x, dy = torch.randn(4, 5, K).bfloat16(), torch.randn(4, 5, N).bfloat16()
-    by_ops = float8._grad_input_of_quantized(RECIPES[recipe].forward[0], dy, layer.weight, layer.weight_scale_inv)
-    monkeypatch.setattr(float8, "_grad_input_slow", lambda cast: None)  # what runs where the chain cannot
+    (by_ops,) = frozen_linear.GRAD_INPUT[recipe, False].run(dy, layer.weight, layer.weight_scale_inv)
+    monkeypatch.setattr(steps.Steps, "run", None)  # what a native call does where it cannot run
     dx = gradients(layer, x, dy)["x"]
     assert error(dx, by_ops) < FP8_ERROR  # one rounds dy times the scales to 16 bits first
     assert error(dx, dy.double() @ layer.dequantized().double()) < tolerance(E4M3)

@@ -23,10 +23,9 @@ from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.experts import Experts, Float8InferenceExperts
 from stoneware.nn.handover import Handover, Route
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.native_chain import Call, chain, dense, rows_of
 from stoneware.nn.proofs import SwiGLUParts
 from stoneware.nn.recipes import RECIPES
-from stoneware.quantizing import fused
+from stoneware.nn.steps import Call, RMSNorm, Step, Steps, native_call
 from stoneware.tuning import policy
 
 _STATE = "_stoneware"
@@ -192,20 +191,13 @@ class FusedRMSNorm(FusedBlock):
 @functools.cache
 def rms_norm_fp8(epsilon: float) -> Call:
     """call(x, weight) -> (y, y8, scale); the last two are None for autograd and for torch dispatch modes."""
-    cast = RECIPES["rowwise"].forward[0]
-
-    def make(x: torch.Tensor, weight: torch.Tensor) -> Any:
-        rows = rows_of(x)
-        plan = fused.rms_norm_plan(rows, weight, epsilon, cast.power_of_two)
-        step = plan, ("x.rows", "weight", "y.rows", "y8.rows", "scale.rows")
-        of_scale = (*(x.shape[:-1] or (1,)), 1)
-        outputs = [dense(x.shape, x.dtype), dense(x.shape, cast.dtype), dense(of_scale, torch.float32)]
-        return [step], x.device, outputs, rows.data_ptr() == x.data_ptr()
+    step = Step(RMSNorm(epsilon, RECIPES["rowwise"].forward[0]), ("x", "weight"), ("y", "y8", "scale"))
+    listed = Steps(step.inputs, step.outputs, (step,), rows=("y", "y8"))
 
     def slow(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, epsilon), None, None
 
-    return chain(("x", "weight"), ("y", "y8", "scale"), make, slow, num_results=3)
+    return native_call(listed, slow)
 
 
 @dataclass(kw_only=True)
@@ -276,7 +268,7 @@ class FusedSwiGLU(FusedBlock):
             return _unusual_swiglu(self, state, args, kwargs)
         (x,) = args
         x_fp8 = () if state.handover is None else state.handover.take(x)
-        return swiglu.frozen(bool(x_fp8))(x, *x_fp8, *state.operands)
+        return swiglu.frozen(bool(x_fp8))(x, *state.operands, *x_fp8)
 
     def _apply(self, fn: Any, recurse: bool = True) -> FusedSwiGLU:
         super()._apply(fn, recurse)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from stoneware.nn import float8, frozen_product
+from stoneware.nn import frozen_linear
 from stoneware.nn.arguments import autocast_dtype
 from stoneware.nn.handover import Handover
 from stoneware.nn.linear import check_recipe
-from stoneware.nn.native_chain import Call, chain, of_product, rows_of, scaled_mm_step
-from stoneware.nn.recipes import RECIPES, Cast, check_is_built
-from stoneware.ops.backward import in_state_of_call
-from stoneware.ops.scaled_mm.api import scaled_mm
+from stoneware.nn.recipes import RECIPES, Cast
 from stoneware.quantizing.api import quantize
-from stoneware.tuning import policy
 
 
 class KeepsFloat8(torch.nn.Module):
@@ -153,10 +147,10 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
         if dtype is not None:
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if torch.compiler.is_dynamo_compiling():
-            return followed(x, weight, scale, bias, self.recipe)
+            return frozen_linear.linear(x, weight, scale, bias, self.recipe)
         if self.handover is not None and (x_fp8 := self.handover.take(x)):
-            return chained("rowwise", True)(x, *x_fp8, weight, scale, bias)
-        return chained(self.recipe, False)(x, weight, scale, bias)
+            return frozen_linear.native_linear("rowwise", True)(x, weight, scale, bias, *x_fp8)
+        return frozen_linear.native_linear(self.recipe, False)(x, weight, scale, bias)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8InferenceLinear:
         super()._apply(fn, recurse)
@@ -179,75 +173,6 @@ class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
             values, scale = self.quantized(weight, self.recipe)
             state_dict = {**state_dict, f"{prefix}weight": values, f"{prefix}weight_scale_inv": scale}
         super()._load_from_state_dict(state_dict, prefix, *others)
-
-
-class _Frozen(torch.autograd.Function):
-    """The product with a frozen weight; of the operands it saves the weight alone."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
-    ) -> torch.Tensor:
-        ctx.save_for_backward(weight, scale)
-        ctx.recipe = recipe
-        if torch.compiler.is_dynamo_compiling():
-            return followed(x, weight, scale, bias, recipe)
-        ctx.state = policy.state()
-        return policy.run_in(None, chained(recipe, False), x, weight, scale, bias)
-
-    @staticmethod
-    @once_differentiable
-    @in_state_of_call
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        weight, scale = ctx.saved_tensors
-        needs_x, _, _, needs_bias = ctx.needs_input_grad[:4]
-        gradient = gradient.contiguous()
-        grad_x = grad_bias = None
-        if needs_x:
-            grad_x = float8.grad_input_of_quantized(gradient, weight, scale, RECIPES[ctx.recipe].forward[0])
-        if needs_bias:
-            grad_bias = rows_of(gradient).sum(0, dtype=torch.float32).to(gradient.dtype)
-        return grad_x, None, None, grad_bias, None
-
-
-@functools.cache
-def chained(recipe: str, has_fp8: bool) -> Call:
-    """call(x, weight, scale, bias) -> y as one native call, and where a plan alone cannot do it as `followed`.
-
-    Args:
-      recipe: a name of RECIPES.
-      has_fp8: whether the calls have x in fp8 and its scales, too, behind x; for "rowwise" alone.
-    """
-    cast = RECIPES[recipe].forward[0]
-    of_x = frozen_product.names_of_operand(cast)
-    given, written = (of_x, ()) if has_fp8 else ((), of_x)
-
-    def make(x: torch.Tensor, *tensors: Any) -> Any:
-        *x_fp8, weight, scale, bias = tensors
-        frozen_product.check(x, weight, bias)
-        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, x_fp8)
-        names = (*of_x[:2], "weight", "scale", "bias", "y")
-        steps.append(scaled_mm_step(x8, weight, scale_x, scale, bias, x.dtype, names))
-        return steps, x.device, [of_product(x, weight), *described], is_direct
-
-    def slow(x: torch.Tensor, *tensors: Any) -> torch.Tensor:
-        *_, weight, scale, bias = tensors
-        return followed(x, weight, scale, bias, recipe)
-
-    return chain(("x", *given, "weight", "scale", "bias"), ("y", *written), make, slow, optional=("bias",))
-
-
-def followed(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
-) -> torch.Tensor:
-    """The call as calls of ops, for autograd, for traces and for torch dispatch modes."""
-    frozen_product.check(x, weight, bias)
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)
-        return _Frozen.apply(x, weight, scale, bias, recipe)
-    values, scale_a = _cast(rows_of(x), RECIPES[recipe].forward[0])
-    y = scaled_mm(values, weight.t(), scale_a, scale.t() if scale.ndim == 2 else scale, bias, x.dtype)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _cast(x: torch.Tensor, cast: Cast) -> tuple[torch.Tensor, torch.Tensor]:

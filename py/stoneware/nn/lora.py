@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoneware.nn import float8, frozen_product, inference
+from stoneware.nn import frozen_linear
 from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
-from stoneware.nn.native_chain import rows_of
-from stoneware.nn.recipes import RECIPES, check_is_built
+from stoneware.nn.recipes import check_is_built
+from stoneware.nn.steps import rows_of
 from stoneware.ops.backward import in_state_of_call
 from stoneware.tuning import policy
 
@@ -49,7 +49,7 @@ class Lora(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         base = self.base
         if type(base) is Float8InferenceLinear and self._is_plain(x):
-            frozen_product.check(x, base.weight, base.bias)
+            frozen_linear.check(x, base.weight, base.bias)
             check_is_built(base.recipe, x.dtype, x.requires_grad, False, False)
             return _Adapted.apply(
                 x,
@@ -98,7 +98,7 @@ class _Adapted(torch.autograd.Function):
         recipe: str,
     ) -> torch.Tensor:
         ctx.state = policy.state()
-        y: torch.Tensor = policy.run_in(None, inference.chained(recipe, False), x, weight, scale, bias)
+        y: torch.Tensor = policy.run_in(None, frozen_linear.native_linear(recipe, False), x, weight, scale, bias)
         narrow = rows_of(x) @ a.t()
         if scaling != 1:
             narrow *= scaling
@@ -122,7 +122,7 @@ class _Adapted(torch.autograd.Function):
             if ctx.scaling != 1:
                 grad_narrow *= ctx.scaling
             if needs_x:
-                grad_x = float8.grad_input_of_quantized(gradient, weight, scale, RECIPES[ctx.recipe].forward[0])
+                grad_x = frozen_linear.grad_input(gradient, weight, scale, ctx.recipe)
                 rows_of(grad_x).addmm_(grad_narrow, a)
             if needs_a:
                 grad_a = grad_narrow.t() @ rows_of(x)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from stoneware.errors import quoted
-from stoneware.nn import frozen_product, inference
+from stoneware.nn import frozen_linear, steps
 from stoneware.nn.arguments import autocast_dtype, has_hooks, is_distributed
 from stoneware.nn.inference import Float8InferenceLinear
 from stoneware.nn.linear import Float8Linear, Linear
-from stoneware.nn.native_chain import Call, chain, dense, like, of_product, scaled_mm_step
 from stoneware.nn.recipes import BF16, RECIPES
-from stoneware.quantizing.fused import silu_mul, silu_mul_plan
+from stoneware.nn.steps import Call
+from stoneware.quantizing.fused import silu_mul
 
 HALVES = ("gate_proj", "up_proj")
 """Names of the two layers that are one product here, in the order of its rows."""
@@ -96,40 +96,30 @@ def frozen(has_fp8: bool) -> Call:
     """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers.
 
     Args:
-      has_fp8: whether the calls have x in fp8 and its scales, too, behind x.
+      has_fp8: whether the calls have x in fp8 and its scales, too, behind the weights.
     """
     cast = RECIPES[ONE_CALL].forward[0]
-    of_x = frozen_product.names_of_operand(cast)
-    given, written = (of_x, ()) if has_fp8 else ((), of_x)
-    weights, between = ("gate_up", "scale_gate_up", "down", "scale_down"), ("z", "h8", "scale_h")
-
-    def make(x: torch.Tensor, *tensors: torch.Tensor) -> Any:
-        *x_fp8, gate_up, scale_gate_up, down, scale_down = tensors
-        frozen_product.check(x, gate_up, None)
-        steps, x8, scale_x, described, is_direct = frozen_product.operand(cast, x, x_fp8)
-        m, width = x8.shape[0], down.shape[1]
-        inner = [dense((m, 2 * width), x.dtype), dense((m, width), cast.dtype), dense((m, 1), torch.float32)]
-        z, h8, scale_h = (like(one, x.device) for one in inner)
-        to_z, to_y = (*of_x, *weights[:2], "none", "z"), (*between[1:], *weights[2:], "none", "y")
-        steps += [
-            scaled_mm_step(x8, gate_up, scale_x, scale_gate_up, None, x.dtype, to_z),
-            (silu_mul_plan(z, cast.power_of_two), between),
-            scaled_mm_step(h8, down, scale_h, scale_down, None, x.dtype, to_y),
-        ]
-        return steps, x.device, [of_product(x, down), *described, *inner], is_direct
-
-    def slow(x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        return frozen_by_ops(x, *tensors[-4:])
-
-    return chain(("x", *given, *weights), ("y", *written, *between), make, slow)
+    x_fp8, quantized = frozen_linear.input_steps(cast, has_fp8)
+    listed = (
+        *quantized,
+        steps.scaled_mm("x", "gate_up", "z"),
+        steps.Step(steps.SiluMul(cast), ("z",), ("h8", "scale_h")),
+        steps.scaled_mm("h", "down", "y"),
+    )
+    weights = ("gate_up8", "scale_gate_up", "down8", "scale_down")
+    return steps.native_call(
+        steps.Steps(("x", *weights, *x_fp8), ("y",), listed, rows=("y",)),
+        lambda *tensors: frozen_by_ops(*tensors[:5]),
+        check=lambda x, gate_up, *others: frozen_linear.check(x, gate_up, None),
+    )
 
 
 def frozen_by_ops(
     x: torch.Tensor, gate_up: torch.Tensor, scale_gate_up: torch.Tensor, down: torch.Tensor, scale_down: torch.Tensor
 ) -> torch.Tensor:
     """The call of `frozen` as calls of ops, for autograd, for traces and for torch dispatch modes."""
-    z = inference.followed(x, gate_up, scale_gate_up, None, ONE_CALL)
-    return inference.followed(silu_mul(z), down, scale_down, None, ONE_CALL)
+    z = frozen_linear.linear(x, gate_up, scale_gate_up, None, ONE_CALL)
+    return frozen_linear.linear(silu_mul(z), down, scale_down, None, ONE_CALL)
 
 
 def halves_of(joined: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,149 @@
+"""x @ weight.t() + bias with a frozen fp8 weight, and its gradient: the weight takes none, x does."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoneware.nn import steps
+from stoneware.nn.arguments import FLOATS, check_x
+from stoneware.nn.recipes import RECIPES, Cast, check_is_built
+from stoneware.nn.steps import Call, Step, Steps, rows_of
+from stoneware.ops.backward import in_state_of_call
+from stoneware.tuning import policy
+
+
+def check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Raises TypeError or ValueError for an x that does not fit a frozen layer."""
+    check_x(x, weight.shape[1], FLOATS if bias is None else (bias.dtype,))
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
+) -> torch.Tensor:
+    """y as calls of ops, for autograd, for traces and for torch dispatch modes.
+
+    Args:
+      x: [..., k] in 16 or 32 bits.
+      weight, scale: [n, k], as `sw.quantize` returns them for the recipe.
+      bias: [n] of x's dtype, or None.
+      recipe: a name of RECIPES.
+    """
+    check(x, weight, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        check_is_built(recipe, x.dtype, x.requires_grad, False, bias is not None and bias.requires_grad)
+        return _Linear.apply(x, weight, scale, bias, recipe)
+    (y,) = FORWARD[recipe].run(x, weight, scale, bias)
+    return y
+
+
+@functools.cache
+def native_linear(recipe: str, has_fp8: bool) -> Call:
+    """call(x, weight, scale, bias) -> y as one native call, or as `linear`.
+
+    Args:
+      recipe: a name of RECIPES.
+      has_fp8: whether the calls also have x in fp8 and its scales, behind bias; for "rowwise" alone.
+    """
+    return steps.native_call(
+        _forward(recipe, has_fp8),
+        lambda x, weight, scale, bias, *x_fp8: linear(x, weight, scale, bias, recipe),
+        optional=("bias",),
+        check=lambda x, weight, scale, bias, *x_fp8: check(x, weight, bias),
+    )
+
+
+def grad_input(
+    dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, recipe: str, *, is_trained: bool = False
+) -> torch.Tensor:
+    """dx = dy [..., n] @ weight [n, k], whose scales are those of its forward matmul.
+
+    The weight is transposed for the time of the call.
+
+    Args:
+      dy: in 16 or 32 bits.
+      weight, scale, recipe: as for `linear`.
+      is_trained: whether dy is cast like that of a layer that trains, else like x.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        (dx,) = GRAD_INPUT[recipe, is_trained].run(dy, weight, scale)
+        return dx
+    native: torch.Tensor = native_grad_input(recipe, is_trained)(dy, weight, scale)
+    return native
+
+
+@functools.cache
+def native_grad_input(recipe: str, is_trained: bool) -> Call:
+    """call(dy, weight, scale) -> dx as one native call."""
+    listed = GRAD_INPUT[recipe, is_trained]
+    return steps.native_call(listed, lambda *tensors: listed.run(*tensors)[0])
+
+
+def input_steps(cast: Cast, has_fp8: bool) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+    """(inputs, steps) of a layer that reads x in fp8: it is quantized, unless the calls have it."""
+    return (("x8", "scale_x"), ()) if has_fp8 else ((), (steps.quantize("x", cast),))
+
+
+def _forward(recipe: str, has_fp8: bool) -> Steps:
+    x_fp8, quantized = input_steps(RECIPES[recipe].forward[0], has_fp8)
+    return Steps(
+        ("x", "weight8", "scale_weight", "bias", *x_fp8),
+        ("y",),
+        (*quantized, steps.scaled_mm("x", "weight", "y", bias="bias")),
+        rows=("y",),
+    )
+
+
+def _grad_input(cast: Cast) -> Steps:
+    transpose, scale = Step(steps.Transpose(), ("weight8",), ("weight_t8", "ones")), "scale_weight"
+    listed = [steps.quantize("dy", cast), transpose]
+    if cast.scales == "row":
+        # A scale of the weight's rows is along the summed dimension, so it goes into dy.
+        listed[0] = Step(steps.ScaleRows(cast), ("dy", scale), ("dy8", "scale_dy"))
+        scale = "ones"
+    elif cast.scales == "block":
+        listed.append(Step(steps.TransposeScales(), (scale,), ("scale_weight_t",)))
+        scale = "scale_weight_t"
+    listed.append(Step(steps.ScaledMM(False), ("dy8", "weight_t8", "scale_dy", scale, steps.NONE), ("dx",)))
+    return Steps(("dy", "weight8", "scale_weight"), ("dx",), tuple(listed), rows=("dx",))
+
+
+FORWARD = {name: _forward(name, False) for name in RECIPES}
+GRAD_INPUT = {
+    (name, is_trained): _grad_input((recipe.grad_input if is_trained else recipe.forward)[0])
+    for name, recipe in RECIPES.items()
+    for is_trained in (False, True)
+}
+"""(recipe, `is_trained`) -> the steps of dx."""
+
+
+class _Linear(torch.autograd.Function):
+    """Of the operands it saves the weight alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, recipe: str
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight, scale)
+        ctx.recipe = recipe
+        y: torch.Tensor
+        if torch.compiler.is_dynamo_compiling():
+            (y,) = FORWARD[recipe].run(x, weight, scale, bias)
+        else:
+            ctx.state = policy.state()
+            y = policy.run_in(None, native_linear(recipe, False), x, weight, scale, bias)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    @in_state_of_call
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        weight, scale = ctx.saved_tensors
+        needs_x, _, _, needs_bias = ctx.needs_input_grad[:4]
+        dy = dy.contiguous()
+        dx = grad_input(dy, weight, scale, ctx.recipe) if needs_x else None
+        dbias = rows_of(dy).sum(0, dtype=torch.float32).to(dy.dtype) if needs_bias else None
+        return dx, None, None, dbias, None
