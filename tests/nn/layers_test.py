@@ -160,7 +160,7 @@ def test_a_gradient_is_the_same_whatever_else_is_needed(recipe):
 
 
 @recipes
-@pytest.mark.parametrize("shape", [(256, K), (2, 128, K)])
+@pytest.mark.parametrize("shape", [(256, K), (2, 128, K), (3, 9, K), (0, K)])
 @pytest.mark.parametrize("needs", [("x",), ("weight",), ("x", "weight", "bias")])
 def test_one_native_call_has_the_bits_of_its_ops(recipe, shape, needs, monkeypatch):
     layer = nn.Float8Linear(K, N, recipe=recipe, dtype=torch.bfloat16)
@@ -303,7 +303,7 @@ def test_a_compiled_frozen_layer_is_one_graph_with_the_same_values(recipe):
         assert value is expected is None or torch.equal(value, expected), name
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "blockwise"])
 def test_one_native_call_is_the_gradient_of_a_frozen_layer(recipe, monkeypatch):
     layer = nn.Float8InferenceLinear.from_linear(torch.nn.Linear(K, N, dtype=torch.bfloat16), recipe)
     x, dy = torch.randn(4, 5, K).bfloat16(), torch.randn(4, 5, N).bfloat16()

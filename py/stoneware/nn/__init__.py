@@ -1,4 +1,4 @@
-"""Layers on Stoneware's products, and `convert`, which swaps those of a model.
+"""Layers on Stoneware's matmuls, and `convert`, which swaps those of a model.
 
     sw.nn.convert(model, recipe="rowwise")     # in place; print() says what was swapped
     sw.nn.Linear, Float8Linear, Float8InferenceLinear

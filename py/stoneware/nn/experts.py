@@ -1,4 +1,4 @@
-"""The experts of a mixture: each token goes through a few of many small MLPs, by grouped products."""
+"""The experts of a mixture: each token goes through a few of many small MLPs, by grouped matmuls."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _reordered(rows: torch.Tensor, order: torch.Tensor, place: torch.Tensor, cop
 class Experts(torch.nn.Module):
     """SwiGLU experts: down(silu(gate(x)) * up(x)) of each token's experts, summed with its weights.
 
-    Gate and up projection are one product. The tokens are sorted by expert on the device; nothing
+    Gate and up projection are one matmul. The tokens are sorted by expert on the device; nothing
     waits for it, so one CUDA graph serves any routing.
 
     Args:
@@ -59,7 +59,7 @@ class Experts(torch.nn.Module):
     Attributes:
       gate_up_proj: [num_experts, 2 * intermediate_size, hidden_size], gate first.
       down_proj: [num_experts, hidden_size, intermediate_size]; both named as transformers does.
-      fuse_wgrad_accumulation: whether the gradients of both are added to their `main_grad`, as `Linear` has it.
+      fuse_wgrad_accumulation: whether the gradients of both are added to their `main_grad`, like that of `Linear`.
 
     Shapes:
       x: [..., hidden_size], bfloat16.
@@ -108,8 +108,8 @@ class Experts(torch.nn.Module):
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
         numbers = torch.arange(self.down_proj.shape[0], device=x.device)
         offs = torch.searchsorted(by_expert, numbers, right=True).to(torch.int32)
-        gate, up = self.product(_reordered(rows, order, place, top_k), "gate_up_proj", offs).chunk(2, dim=-1)
-        y = self.product(torch.nn.functional.silu(gate) * up, "down_proj", offs)
+        gate, up = self.matmul(_reordered(rows, order, place, top_k), "gate_up_proj", offs).chunk(2, dim=-1)
+        y = self.matmul(torch.nn.functional.silu(gate) * up, "down_proj", offs)
         of_token = _reordered(y, place, order, 1).view(*experts.shape, x.shape[-1])
         return (of_token * weights.unsqueeze(-1).to(y.dtype)).sum(-2)
 
@@ -134,7 +134,7 @@ class Experts(torch.nn.Module):
                     "tokens that no expert takes any number, and the weight 0"
                 )
 
-    def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
+    def matmul(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
         """rows @ weight[expert].t(), of the weight of this name; offs as in `sw.grouped_mm`."""
         weight = getattr(self, name)
         if main_grad.is_wanted(self, weight):
@@ -149,7 +149,7 @@ class Experts(torch.nn.Module):
         return grouped_mm(rows, weight.mT, offs)
 
 
-class _FrozenProduct(torch.autograd.Function):
+class _FrozenMatmul(torch.autograd.Function):
     """rows @ weight[expert].t() in fp8, for rows [m, k] and a weight [num_experts, n, k] with scales of its rows."""
 
     @staticmethod
@@ -158,17 +158,17 @@ class _FrozenProduct(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(weight, scale, offs)
         if torch.compiler.is_dynamo_compiling():
-            return _frozen_product(rows, weight, scale, offs)
+            return _frozen_matmul(rows, weight, scale, offs)
         ctx.state = policy.state()
-        product: torch.Tensor = policy.run_in(None, _frozen_product, rows, weight, scale, offs)
-        return product
+        y: torch.Tensor = policy.run_in(None, _frozen_matmul, rows, weight, scale, offs)
+        return y
 
     @staticmethod
     @once_differentiable
     @in_state_of_call
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """dy @ weight[expert]. A scale of the weight's rows is along the summed dimension, so it goes into dy, relative
-        to the largest of its expert, lest float16 overflows."""
+        to the largest of its expert; float16 would overflow otherwise."""
         weight, scale, offs = ctx.saved_tensors
         largest = scale.amax(1)
         expert = torch.searchsorted(offs, torch.arange(len(gradient), device=offs.device), right=True)
@@ -176,17 +176,17 @@ class _FrozenProduct(torch.autograd.Function):
         weight_t = weight.mT.contiguous()
         scale_t = largest[:, None].expand(-1, weight_t.shape[1]).contiguous()
         scaled = gradient * relative[expert.clamp_(max=len(offs) - 1)]
-        return _frozen_product(scaled, weight_t, scale_t, offs), None, None, None
+        return _frozen_matmul(scaled, weight_t, scale_t, offs), None, None, None
 
 
-def _frozen_product(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def _frozen_matmul(rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     values, row_scale = quantize(rows, "row")
     return grouped_mm(values, weight.mT, offs, row_scale.squeeze(-1), scale, rows.dtype)
 
 
 class Float8InferenceExperts(KeepsFloat8, Experts):
     """`Experts` with frozen fp8 weights, a scale for each row of a weight and of x. A weight of `Experts`' checkpoint
-    is quantized when it is loaded. The gradient of x is a product with the same weights.
+    is quantized when it is loaded. The gradient of x is a matmul with the same weights.
 
     Attributes:
       gate_up_proj_scale: [num_experts, 2 * intermediate_size] float32.
@@ -227,12 +227,12 @@ class Float8InferenceExperts(KeepsFloat8, Experts):
         setattr(self, name, frozen_parameter(values))
         self.register_buffer(f"{name}_scale", scale)
 
-    def product(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
+    def matmul(self, rows: torch.Tensor, name: str, offs: torch.Tensor) -> torch.Tensor:
         weight, scale = getattr(self, name), getattr(self, f"{name}_scale")
         if torch.is_grad_enabled() and rows.requires_grad:
-            product: torch.Tensor = _FrozenProduct.apply(rows, weight, scale, offs)
-            return product
-        return _frozen_product(rows, weight, scale, offs)
+            y: torch.Tensor = _FrozenMatmul.apply(rows, weight, scale, offs)
+            return y
+        return _frozen_matmul(rows, weight, scale, offs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         """Quantizes weights that are not fp8 yet."""

@@ -121,7 +121,7 @@ GRAD_INPUT = {
 
 
 class _Linear(torch.autograd.Function):
-    """Of the operands it saves the weight alone."""
+    """Saves only the weight of the operands."""
 
     @staticmethod
     def forward(

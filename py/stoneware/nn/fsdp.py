@@ -16,7 +16,7 @@ def gather_in_fp8(model: torch.nn.Module) -> list[str]:
 
     A rank quantizes its own rows and gathers all, in forward and again in backward. y has the bits that it
     has without. So has dx for "tensorwise" and "blockwise"; for the recipes with scales of rows dx is a
-    product with the same fp8 weight, whose scales go into dy before its cast. "tensorwise" reduces one
+    matmul with the same fp8 weight, whose scales go into dy before its cast. "tensorwise" reduces one
     number per weight among the ranks. The state_dict stays the same. Layers of an earlier call are left as
     they are.
 

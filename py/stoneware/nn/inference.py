@@ -45,10 +45,10 @@ def weight_cast(recipe: str) -> Cast:
 
 
 class Float8InferenceLinear(KeepsFloat8, torch.nn.Linear):
-    """A linear layer with a frozen fp8 weight: half the memory, and an fp8 product.
+    """A linear layer with a frozen fp8 weight: half the memory, and an fp8 matmul.
 
-    x is quantized at each call. The weight takes no gradient, x does: dx is an fp8 product with the
-    same weight, which is transposed for the time of that product alone. So adapters (LoRA) train over
+    x is quantized at each call. The weight takes no gradient, x does: dx is an fp8 matmul with the
+    same weight, which is transposed for the time of that matmul alone. So adapters (LoRA) train over
     it, and no copy of the weight in 16 bits exists.
 
     The state_dict has `weight` in fp8, `bias`, and `weight_scale_inv`, by which fp8 values are

@@ -1,4 +1,4 @@
-"""Linear layers whose products are Stoneware's, forward and backward."""
+"""Linear layers whose matmuls are Stoneware's, forward and backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Linear(torch.nn.Linear):
     """torch.nn.Linear by `sw.matmul`: y = x @ weight.t() + bias, in bfloat16 or float16.
 
     Arguments, parameters and state_dict are those of torch.nn.Linear, and so is torch.autocast: inside
-    it x, weight and bias are cast to its dtype. Gradients are products of `sw.matmul`, too, and only
+    it x, weight and bias are cast to its dtype. Gradients are `sw.matmul`s like y, and only
     those that are needed are computed.
 
     Attributes:
@@ -40,29 +40,29 @@ class Linear(torch.nn.Linear):
             is_quantized = self.recipe != BF16 and RECIPES[self.recipe].grad_weight is not None
             dtype = autocast_dtype(x)
             x = x if dtype is None else x.to(dtype)
-            return main_grad.linear(lambda w: self._checked_product(x, w), x, weight, is_quantized=is_quantized)
+            return main_grad.linear(lambda w: self._checked_linear(x, w), x, weight, is_quantized=is_quantized)
         if is_distributed(weight):
             from stoneware.nn import sharded
 
-            return sharded.linear(self._product_of_part, *autocast(x, weight, self.bias))
-        return self._checked_product(x, weight)
+            return sharded.linear(self._linear_of_part, *autocast(x, weight, self.bias))
+        return self._checked_linear(x, weight)
 
-    def _checked_product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _checked_linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x, weight, bias = autocast(x, weight, self.bias)
         check(x, weight, BITS_16 if self.recipe == BF16 else FLOATS)
-        return self._product(x, weight, bias)
+        return self._linear(x, weight, bias)
 
-    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self.recipe == BF16:
             return matmul(x, weight.t(), bias)
         return float8.linear(x, weight, bias, self.recipe)
 
-    def _product_of_part(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _linear_of_part(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out_features, in_features = weight.shape
         reason = why_not(self.recipe, in_features, out_features)
         if reason is not None:
             raise ValueError(f"{reason} on each rank; cut it among fewer ranks, or leave it a torch.nn.Linear")
-        return self._product(x, weight, bias)
+        return self._linear(x, weight, bias)
 
 
 class Float8Linear(Linear):
@@ -70,7 +70,7 @@ class Float8Linear(Linear):
 
     x, weight and the gradient of y are quantized at each use, by the recipe, with scales of the values
     at hand. x and weight are saved for backward as they are, and quantized there again. The bias and
-    its gradient stay in the dtype of y. Where the gradient of the weight is an fp8 product, rows (all
+    its gradient stay in the dtype of y. Where the gradient of the weight is an fp8 matmul, rows (all
     dimensions of x but the last) that are no multiple of 16 are padded with zeros for it.
 
     Args:
@@ -110,7 +110,7 @@ class Float8Linear(Linear):
 
 
 def check_recipe(name: str, in_features: int, out_features: int) -> None:
-    """Raises ValueError if there is no recipe of this name for a layer of this size."""
+    """Raises ValueError if the name is not that of a recipe for a layer of this size."""
     if name not in RECIPES:
         raise ValueError(f"recipe={quoted(name)} must be one of {', '.join(RECIPES)}; pass one of these")
     reason = why_not(name, in_features, out_features)

@@ -19,7 +19,7 @@ from stoneware.tuning import policy
 class Lora(torch.nn.Module):
     """y = base(x) + alpha / rank * b(a(x)), of which a and b alone are trained.
 
-    Over a `Float8InferenceLinear` the weight is held in fp8 once; the gradient of x is an fp8 product
+    Over a `Float8InferenceLinear` the weight is held in fp8 once; the gradient of x is an fp8 matmul
     with it. b begins at zero, so that y begins as base(x).
 
     Args:
@@ -64,13 +64,13 @@ class Lora(torch.nn.Module):
         y, narrow = base(x), self.a(x)
         if has_hooks(self.b):
             return y + self.scaling * self.b(narrow)
-        # b's product is added where it is computed: a sum of its own would read and write y once more.
+        # b's matmul is added where it is computed: a sum of its own would read and write y once more.
         sums = torch.addmm(rows_of(y), rows_of(narrow), self.b.weight.t(), alpha=self.scaling)
         # Not a view for autograd, of which FSDP's hooks warn; torch's linear shapes its own result so.
         return torch.ops.aten._unsafe_view(sums, y.shape)
 
     def _is_plain(self, x: torch.Tensor) -> bool:
-        """Whether the layers' calls are their products, which `_Adapted` computes."""
+        """Whether the layers' calls are their matmuls, which `_Adapted` computes."""
         return (
             torch.is_grad_enabled()
             and not torch.compiler.is_dynamo_compiling()
@@ -83,7 +83,7 @@ class Lora(torch.nn.Module):
 
 class _Adapted(torch.autograd.Function):
     """The layer as one step for autograd, which adds to what it has just computed: sums of tensors as large as y
-    and dx, each with a pass over memory, and the calls of four more steps, took as long as the fp8 product saves."""
+    and dx, each with a pass over memory, and the calls of four more steps, took as long as the fp8 matmul saves."""
 
     @staticmethod
     def forward(
@@ -131,4 +131,4 @@ class _Adapted(torch.autograd.Function):
 
 
 class Adapter(torch.nn.Linear):
-    """torch's product, which costs the host least; a class of its own, which `convert` leaves as it is."""
+    """torch's matmul, which costs the host least; a class of its own, which `convert` leaves as it is."""

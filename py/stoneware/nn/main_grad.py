@@ -1,6 +1,6 @@
 """Gradients of weights that are added to a buffer, `weight.main_grad`, as Megatron-LM's optimizers have it.
 
-A product in 16 bits adds to the buffer as it is computed (beta = 1); an fp8 product is added after it.
+A matmul in 16 bits adds to the buffer as it is computed (beta = 1); an fp8 matmul is added after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stoneware.ops.backward import in_state_of_call
 from stoneware.ops.matmul.api import matmul
 from stoneware.tuning import policy
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Compute = Callable[[torch.Tensor], torch.Tensor]
 """weight -> y."""
 
 
@@ -25,22 +25,22 @@ def is_wanted(layer: torch.nn.Module, parameter: torch.Tensor) -> bool:
     return bool(layer.fuse_wgrad_accumulation) and parameter.requires_grad and torch.is_grad_enabled()
 
 
-def linear(product: Product, x: torch.Tensor, parameter: torch.Tensor, *, is_quantized: bool) -> torch.Tensor:
-    """The product, whose gradient of the weight goes into `parameter.main_grad`.
+def linear(compute: Compute, x: torch.Tensor, parameter: torch.Tensor, *, is_quantized: bool) -> torch.Tensor:
+    """The matmul, whose gradient of the weight goes into `parameter.main_grad`.
 
     Args:
-      product: of x.
-      x: [..., k], in the dtype of the product.
+      compute: of x.
+      x: [..., k], in the dtype of the matmul.
       parameter: [n, k].
-      is_quantized: whether the gradient of the weight is a product of the recipe's, in fp8.
+      is_quantized: whether the gradient of the weight is a matmul of the recipe's, in fp8.
 
     Raises:
       TypeError, ValueError: as `added`.
     """
     if is_quantized:
-        return product(added(parameter))
+        return compute(added(parameter))
     _check(parameter)
-    return _Accumulated.apply(product(parameter.detach()), x.detach(), parameter, parameter)
+    return _Accumulated.apply(compute(parameter.detach()), x.detach(), parameter, parameter)
 
 
 def added(parameter: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ def _placeholder(parameter: Any) -> torch.Tensor | None:
 
 
 class _Accumulated(torch.autograd.Function):
-    """y, or the weight itself if there is no x; what was computed has no other gradient of the weight."""
+    """y, or the weight itself if x is None; what was computed has no other gradient of the weight."""
 
     @staticmethod
     def forward(
@@ -107,11 +107,11 @@ class _Accumulated(torch.autograd.Function):
         if x is None:
             ctx.parameter.main_grad.add_(gradient)
         else:
-            _add_product(ctx.parameter.main_grad, gradient, x)
+            _add_matmul(ctx.parameter.main_grad, gradient, x)
         return gradient, None, _placeholder(ctx.parameter), None
 
 
-def _add_product(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor) -> None:
+def _add_matmul(main_grad: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor) -> None:
     """main_grad += gradient^T @ x, of the rows of both."""
     rows = [one.reshape(-1, one.shape[-1]) for one in (gradient, x)]
     gradient, x = (one if one.dtype in BITS_16 else one.bfloat16() for one in rows)

@@ -1,15 +1,15 @@
-"""How a linear layer is computed in fp8: which scales each of its three products takes.
+"""How a linear layer is computed in fp8: which scales each of its three matmuls takes.
 
     forward      y[m, n]  = x[m, k] @ w[n, k]^T
     grad_input   dx[m, k] = dy[m, n] @ w[n, k]
     grad_weight  dw[n, k] = dy[m, n]^T @ x[m, k]
 
 The tensor cores of Hopper multiply fp8 operands that are contiguous along the summed dimension, so
-dy, w and x are quantized anew in the direction of each product, from the values in 16 bits.
+dy, w and x are quantized anew in the direction of each matmul, from the values in 16 bits.
 
 The recipes mean what torchao's of the same names mean (torchao/float8/config.py); `blockwise` is that
-of the DeepSeek-V3 report (section 3.3), with its scales of 1x128 and 128x128 elements, but for dw: on Hopper two
-more casts take longer than its product in fp8 saves.
+of the DeepSeek-V3 report (section 3.3), with its scales of 1x128 and 128x128 elements, except for dw: on Hopper two
+more casts take longer than its matmul in fp8 saves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The casts of (first, second operand) of each product; None leaves dw in 16 bits.
+    """The casts of (first, second operand) of each matmul; None leaves dw in 16 bits.
 
     Attributes:
       forward: of x and w.
@@ -80,7 +80,7 @@ BLOCK = 128
 
 
 def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: bool, needs_bias: bool) -> None:
-    """Refuses a call of a layer whose gradients need a product that is not built.
+    """Refuses a call of a layer whose gradients need a matmul that is not built.
 
     Args:
       name: of the recipe.
@@ -88,7 +88,7 @@ def check_is_built(name: str, dtype: torch.dtype, needs_x: bool, needs_weight: b
       needs_x, needs_weight, needs_bias: whether these need a gradient.
 
     Raises:
-      BackwardNotBuiltError: this installation was built without one of the products.
+      BackwardNotBuiltError: this installation was built without one of the matmuls.
     """
     _needed_products(name, dtype, (needs_x, needs_weight, needs_bias))
 

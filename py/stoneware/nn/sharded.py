@@ -16,18 +16,18 @@ from collections.abc import Callable
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """(x, weight, bias) -> y, of plain tensors."""
 
 
-def linear(product: Product, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def linear(compute: Compute, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """y = x @ weight.t() + bias, of DTensors of one mesh.
 
     x is redistributed as the weight needs it. Where the weight is cut along k, y is Partial, and the bias is
     added to it by torch.
 
     Args:
-      product: what a rank computes.
+      compute: what a rank computes.
       x: [..., k].
       weight: [n, k].
       bias: [n] or None, cut as the rows of the weight are.
@@ -46,7 +46,7 @@ def linear(product: Product, x: torch.Tensor, weight: torch.Tensor, bias: torch.
     cuts = [_cut(*placements, x.ndim - 1) for placements in zip(x.placements, weight.placements)]
     x_placements, y_placements, dx_placements, dw_placements = zip(*cuts)
     is_added_here = bias is not None and Shard(1) not in weight.placements
-    y = product(
+    y = compute(
         x.redistribute(mesh, x_placements).to_local(grad_placements=dx_placements),
         weight.to_local(grad_placements=dw_placements),
         _local_bias(bias, dw_placements) if is_added_here else None,

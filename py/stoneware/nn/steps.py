@@ -207,7 +207,7 @@ class ScaleRows(Op):
     cast: Cast
 
     def __call__(self, dtype: torch.dtype, x: torch.Tensor, factors: torch.Tensor) -> Sequence[torch.Tensor]:
-        # In x's dtype, which has kernels: relative to the largest factor, lest float16 overflows.
+        # In x's dtype, which has kernels: relative to the largest factor; float16 would overflow otherwise.
         largest = factors.amax(0)
         values, scale = Quantize(self.cast)(dtype, rows_of(x) * (factors / largest).t().to(x.dtype))
         return values, scale * largest

@@ -1,4 +1,4 @@
-"""The gated feed-forward of Llama and its kin: down(silu(gate(x)) * up(x))."""
+"""The gated feed-forward of Llama and related models: down(silu(gate(x)) * up(x))."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoneware.nn.steps import Call
 from stoneware.quantizing.fused import silu_mul
 
 HALVES = ("gate_proj", "up_proj")
-"""Names of the two layers that are one product here, in the order of its rows."""
+"""Names of the two layers that are one matmul here, in the order of its rows."""
 
 _PARAMETERS = ("weight", "weight_scale_inv")
 
@@ -26,10 +26,10 @@ ONE_CALL = "rowwise"
 
 
 class SwiGLU(torch.nn.Module):
-    """y = down(silu(gate(x)) * up(x)), where gate and up are one product.
+    """y = down(silu(gate(x)) * up(x)), where gate and up are one matmul.
 
     With frozen rowwise layers the whole is one native call: the activation is quantized by the kernel that
-    computes it, and what is between the products is not seen by Python.
+    computes it, and Python does not see the tensors between the matmuls.
 
     The state_dict has `gate_proj`, `up_proj` and `down_proj`, as Hugging Face has them; but one scale of the
     whole weight cannot be told apart, so that frozen tensorwise layers have `gate_up_proj`.
@@ -96,7 +96,7 @@ def frozen(has_fp8: bool) -> Call:
     """call(x, gate_up, its scale, down, its scale) -> y for rowwise layers.
 
     Args:
-      has_fp8: whether the calls have x in fp8 and its scales, too, behind the weights.
+      has_fp8: whether the calls also have x in fp8 and its scales, behind the weights.
     """
     cast = RECIPES[ONE_CALL].forward[0]
     x_fp8, quantized = frozen_linear.input_steps(cast, has_fp8)

@@ -130,7 +130,7 @@ class OpPlans:
         """A new plan and what is kept with it: (plan, is_kept, device, outputs), of which out is the
         only one: (shape, strides, dtype)."""
         plan = self.checked_plan(*arguments)
-        if self.spec.must_be_aligned:  # of a plan that is kept they are: the key tells
+        if self.spec.must_be_aligned:  # those of a later call with the same key are
             tensor_checks.check_addresses([(self.spec.tensors[idx], arguments[idx]) for idx in self._aligned])
         output = native_call.dense(*self.checks.result(*arguments[:-2]))
         return plan, native_call.is_kept(), arguments[0].device, (output,)

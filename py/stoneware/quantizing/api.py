@@ -52,7 +52,7 @@ def quantize(
       float32, [1], [..., m, 1], [m, ceil(k / 128)] column-major, or [ceil(m / 128), ceil(k / 128)].
 
     Raises:
-      TypeError: x is no dense tensor, or has the wrong dtype.
+      TypeError: x is not a dense tensor, or has the wrong dtype.
       ValueError: an argument or a shape breaks a rule.
       ForwardOnlyError: a gradient of x, which `sw.nn.Float8Linear` has, or a tangent would be needed.
       BackwardNotBuiltError: the transpose, or e5m2, is for gradients, and this installation was built
@@ -82,7 +82,7 @@ _NONE = (None,) * 5
 
 @functools.cache
 def _call(num_results: int, has_partial: bool) -> Any:
-    """The native call with so many results, and memory for partial results if it `has_partial`."""
+    """The native call with `num_results` results, and memory for partial results if it `has_partial`."""
     num_outputs = num_results + has_partial
     outs = range(1, 1 + num_outputs)
 
@@ -214,7 +214,7 @@ def _refuse_rank(x: torch.Tensor, scales: str, transpose: bool | str) -> NoRetur
 
 
 def _define(name: str, num_results: int) -> Any:
-    """The operator with so many results, for torch.compile, torch.export and dispatch modes."""
+    """The operator with `num_results` results, for torch.compile, torch.export and dispatch modes."""
     results = ", ".join(["Tensor"] * num_results)
     # Torch keeps `eager` for ever. With the module itself, and not its globals alone, the interpreter's
     # end clears the module, and with it the native calls.
