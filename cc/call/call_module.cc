@@ -159,10 +159,10 @@ PyObject* Holds(PyObject* self, PyObject*) {
 PyMethodDef holds_definition = {"holds", &Holds, METH_NOARGS, nullptr};
 
 // CPython's own bound function: calling it costs less than calling a method of nanobind's.
-nb::object Bound(PyMethodDef* definition, nb::handle self) {
+nb::object Bound(PyMethodDef* definition, nb::handle self, const std::string& type) {
   if (!nb::inst_ready(self)) {
-    throw nb::type_error(
-        "an object of this class must be made by its constructor, not by __new__ alone");
+    const std::string message = "a " + type + " must be made by " + type + "(...), not by __new__ alone";
+    throw nb::type_error(message.c_str());
   }
   return nb::steal(PyCFunction_NewEx(definition, self.ptr(), nullptr));
 }
@@ -221,10 +221,10 @@ NB_MODULE(_call, m) {
            "  AttributeError: this torch lacks what is needed.\n"
            "  ValueError: a position or a number is out of range.")
       .def_prop_ro(
-          "call", [](nb::handle self) { return Bound(&call_definition, self); },
+          "call", [](nb::handle self) { return Bound(&call_definition, self, "FastCall"); },
           "call(*tensors, *objects) returns the output, or a tuple of several.")
       .def_prop_ro(
-          "plan", [](nb::handle self) { return Bound(&plan_definition, self); },
+          "plan", [](nb::handle self) { return Bound(&plan_definition, self, "FastCall"); },
           "plan(*tensors, *objects) returns the plan of a call, of whatever kind.")
       .def("clear", &FastCall::Clear, "Forgets every plan.")
       .def("__len__", &FastCall::size)
@@ -242,7 +242,7 @@ NB_MODULE(_call, m) {
            "  attributes: (owner, name, value): getattr(owner, name) is value.\n"
            "  addresses: (tensor, address): tensor.data_ptr() == address.")
       .def_prop_ro(
-          "holds", [](nb::handle self) { return Bound(&holds_definition, self); },
+          "holds", [](nb::handle self) { return Bound(&holds_definition, self, "Guard"); },
           "holds() returns whether every condition holds; an object that raises an exception does "
           "not fulfil its own.");
 }
