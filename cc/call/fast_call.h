@@ -7,13 +7,13 @@
 // by the plan without further checks. A new epoch makes every plan stale: no later call has its
 // key. A full table is emptied.
 //
-// If the key is not known, `make` is asked for a plan, in Python. An unusual call is left to `slow`
-// as a whole, which asks `Plan` for the plan: a gradient is needed, forward-mode AD or a torch
+// If the table lacks the key, `make` makes a plan, in Python. An unusual call is passed to `slow`
+// as a whole, which gets the plan from `Plan`: a gradient is needed, forward-mode AD or a torch
 // dispatch mode is on, an argument is a negated view, a subclass of torch.Tensor or not a dense
 // tensor.
 //
 // Everything here runs with the GIL held, which makes it safe for threads, and for a fork while
-// other threads run: there is no lock. A call shares its plan with the table, which another thread
+// other threads run: no lock is used. A call shares its plan with the table, which another thread
 // may change whenever Python runs or the GIL is released.
 
 #pragma once
@@ -159,7 +159,7 @@ class FastCall {
 
   // False, with an exception, for a wrong number of arguments.
   bool CheckNumber(Py_ssize_t num_arguments) const;
-  // Fills views and the key's words of the tensors; false where an argument is no dense tensor.
+  // Fills views and the key's words of the tensors; false if an argument is not a dense tensor.
   bool Read(PyObject* const* arguments, TensorView* views, Key* key) const;
   // Whether a call needs more than its plan.
   bool IsUnusual(PyObject* const* arguments, const TensorView* views) const;

@@ -22,7 +22,7 @@ class ContextGuard {
     if (context == nullptr || context_device != device) PushPrimaryContext();
   }
   ~ContextGuard() {
-    // A failed pop leaves nothing to mend, and a destructor must not throw.
+    // A failed pop cannot be handled, and a destructor must not throw.
     CUcontext popped = nullptr;
     if (pushed_) api_.cuCtxPopCurrent(&popped);
   }

@@ -45,7 +45,7 @@ Elf64_Ehdr ElfHeader(std::string_view cubin) {
 std::string DeviceText(const DriverApi& api, int device) {
   int major = 0;
   int minor = 0;
-  // Only to word another error: where a query fails as well, the message does without it.
+  // Only for the text of another error: if a query fails as well, the message omits this part.
   if (api.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) !=
           CUDA_SUCCESS ||
       api.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device) !=

@@ -61,8 +61,8 @@ struct CutlassHost {
     typename Cutlass::Params params =
         Cutlass::to_underlying_arguments(ToArguments(problem, tensors), /*workspace=*/nullptr);
     void* parameters[] = {&params};
-    // Cannot return an error: the adapter throws where the driver refuses, and there is no fallback
-    // cluster that it would not support.
+    // Cannot return an error: the adapter throws if the driver refuses, and no fallback cluster
+    // is passed, which it would not support.
     adapter.launch(Cutlass::get_grid_shape(params), dim3(Config::kClusterM, Config::kClusterN, 1),
                    Cutlass::get_block_shape(), Cutlass::SharedStorageSize, stream, parameters,
                    /*kernel_index=*/0);

@@ -22,13 +22,13 @@ SCALED_MM_SM90 = [
     for tile in [(128, 128, 128), (128, 160, 128), (128, 192, 128)]
 ]
 
-# Tiles, with their stages, beside which shared memory has no room for partial sums.
+# Tiles, with their stages, that leave no room in shared memory for partial sums.
 _UNSPLIT = [((128, 192, 128), 5)]
 
 # Small and middling m: of the tile, n is what m needs; stages for one block an SM or, of the first,
 # three and two. Without swapped operands those with 64 rows are for m of 64 and 128, where n / 96 or
 # n / 112 makes better use of the SMs than n / 64; the wide ones for m above 64 where the problem has
-# as many tiles as there are SMs, or a few times as many, and k is long beside the tile's epilogue.
+# as many tiles as there are SMs, or a few times as many, and k is long compared with the tile's epilogue.
 PERSISTENT_MM_SM90 = [
     persistent_mm_config(
         op = "scaled_mm",
@@ -77,8 +77,8 @@ PERSISTENT_MM_SM90 = [
         ((64, 128, 128), 8),
     ]
 ] + [
-    # Block scales: up to four blocks of k a stage, as the accumulators allow. Of the first two blocks fit an
-    # SM, for split tiles.
+    # Block scales: up to four blocks of k a stage, as the accumulators allow. Two blocks of the first config fit
+    # an SM, for split tiles.
     persistent_mm_config(
         op = "scaled_mm",
         dtype = "e4m3",

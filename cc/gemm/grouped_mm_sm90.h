@@ -16,9 +16,9 @@
 //
 // The grid is persistent: at most one block per SM, and each block goes from output tile to output
 // tile. Only the device knows the tiles, from the offsets: each block makes a table of them in
-// shared memory. So there is no set-up kernel and no workspace, and two tensor maps are enough, one
-// for all of a and one for all of b. A tile of a begins at any row, which TMA allows; it also reads
-// rows of the next group, whose results are not stored.
+// shared memory. So neither a set-up kernel nor a workspace is needed, and two tensor maps are
+// enough, one for all of a and one for all of b. A tile of a begins at any row, which TMA allows;
+// it also reads rows of the next group, whose results are not stored.
 //
 // What makes it fast: one thread keeps TMA loads in flight, across the ends of tiles and groups,
 // while the other warp groups run wgmma and store straight from registers. With kSwapAb the weights

@@ -1,4 +1,4 @@
-"""A checked config as cutlass_kernels takes it, with the C++ of it."""
+"""Makes a checked config for cutlass_kernels, with its C++ code."""
 
 load("//py/stoneware:ops.bzl", "served_products")
 
@@ -126,7 +126,7 @@ def kernel_config(
       layout: of a and b, "n" for row-major and "t" for column-major.
       constants: dict of further members of the config's struct; bool, int, dtype or schedule.
       uses_cute: whether its device side takes wgmma from CuTe.
-      json_fields: of the manifest's "config", beside a, b, out, swap_ab and tile.
+      json_fields: of the manifest's "config", in addition to a, b, out, swap_ab and tile.
 
     Returns:
       A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side), serves

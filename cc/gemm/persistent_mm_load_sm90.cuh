@@ -68,7 +68,7 @@ __device__ void LoadTiles(const typename Shape::Params& params, const SharedMemo
 }
 
 // Copies the block scales of each stage. Runs on a warp. Its loop must be short, or the warps that
-// multiply wait for scales: addresses are advanced, and nothing branches but for the scale of b.
+// multiply wait for scales: addresses are advanced, and the only branch is for the scale of b.
 template <class Shape, bool kSplitsK>
 __device__ void LoadBlockScales(const typename Shape::Params& params,
                                 const SharedMemory<Shape>& shared, const KSlice<kSplitsK>& slice) {

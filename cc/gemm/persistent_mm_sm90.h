@@ -161,7 +161,7 @@ struct PersistentMmShape {
   // Scales of a chunk: one for each column, then the one of the rows, padded to 16 bytes.
   static constexpr int kChunkScales = kColumns + 4;
   static constexpr int kBlockScaleBytes = kBlockScales ? kStages * kChunks * kChunkScales * 4 : 0;
-  // Of the stages, and one for partial sums.
+  // Two barriers per stage, and one for partial sums.
   static constexpr int kBarrierBytes = (2 * kStages + 1) * 8;
 
   static_assert(kOutBytes == 2 && kColumns % 16 == 0, "gemm_configs.bzl refuses such a config");
@@ -174,7 +174,7 @@ struct PersistentMmShape {
   static constexpr int kBoxBytes = kBoxRows * kBoxColumns * 2;
   static constexpr bool kNarrowBoxes = !kSwapAb && kColumns % kBoxColumns != 0;
   static constexpr int kLastBoxColumns = kNarrowBoxes ? kColumns % kBoxColumns : kBoxColumns;
-  // Of a warp group and a tile.
+  // The boxes of a warp group for one tile.
   static constexpr int kBoxesWanted = kSwapAb ? 1 : kRowSteps * ((kColumns - 1) / kBoxColumns + 1);
   static constexpr int kWantedBytes =
       (kBoxesWanted - 1) * kBoxBytes + kBoxRows * kLastBoxColumns * 2;

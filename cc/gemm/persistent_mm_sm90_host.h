@@ -87,7 +87,7 @@ struct PersistentMmHost {
                : is_plain(problem.scale_a) && is_plain(problem.scale_b);
   }
 
-  // The map of d, in boxes of so many columns.
+  // The map of d, in boxes of `box_columns` columns.
   static void EncodeResult(CUtensorMap* map, const GemmProblem& problem, void* d, int box_columns,
                            CUtensorMapSwizzle swizzle) {
     const cuuint64_t extents[] = {static_cast<cuuint64_t>(problem.n),

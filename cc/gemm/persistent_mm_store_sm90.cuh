@@ -24,7 +24,7 @@ __device__ bool AddPartialSums(const SharedMemory<Shape>& shared, const KSlice<k
   const int num_warps = Shape::kConsumerThreads / 32 / slice.splits;  // that store, of a block
   const int warp = thread / 32 % num_warps;
   const int rank = thread / 32 / num_warps;  // of the block that stores what this warp has
-  // Of each sender the words of each warp, lane by lane.
+  // Each sender stores the words of each warp, lane by lane.
   const int sender_bytes = num_warps * kWords * 32 * 16;
   const std::uint32_t partial = SharedAddress(shared.partial) +
                                 static_cast<std::uint32_t>((warp * kWords * 32 + thread % 32) * 16);
@@ -87,8 +87,8 @@ struct TileVectors {
     }
   }
 
-  // They may be read once all consumers have come here. Their place is that of the tile before the
-  // last, of which the last one's barrier says that it has been read.
+  // They may be read once all consumers have come here. They use the memory of the tile before
+  // the last, which has been read when the last tile's barrier completes.
   __device__ void Share(const SharedMemory<Shape>& shared, int tile_idx) const {
     const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
@@ -148,8 +148,8 @@ class Boxes {
     SyncAtNamedBarrier(128, barrier_);
   }
 
-  // Writes four matrices as StoreMatrices has them: `row` and `chunk`, which counts 16 bytes, say
-  // where this lane's row goes.
+  // Writes four matrices in the layout of StoreMatrices: `row` and `chunk`, in units of 16 bytes,
+  // are the destination of this lane's row.
   template <int kColumnsOfBox, bool kTransposes>
   __device__ void Write(const unsigned (&words)[4], int row, int chunk) const {
     constexpr int kRowBytes = kColumnsOfBox * 2;
@@ -327,7 +327,7 @@ class TileStore {
   const int quad_lane_ = lane_ % 4;
   const int warp_ = thread_ / 32 % 4;
   const int warp_group_ = thread_ / 128;
-  // Of the matrices that stmatrix writes, the one and the row whose address this lane gives.
+  // The matrix and the row, of those that stmatrix writes, whose address this lane provides.
   const int lane_matrix_ = lane_ / 8;
   const int lane_row_ = lane_ % 8;
 

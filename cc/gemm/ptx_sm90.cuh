@@ -10,7 +10,7 @@
 
 namespace stoneware::gemm::sm90 {
 
-// An address in shared memory, as instructions take it.
+// An address in shared memory, as an operand of PTX instructions.
 __device__ __forceinline__ std::uint32_t SharedAddress(const void* shared) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
 }

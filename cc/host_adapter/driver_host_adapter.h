@@ -16,9 +16,9 @@
 
 namespace stoneware::host_adapter {
 
-// Stateless but for its kernels: what cuLaunchKernelEx takes, at most three. Cheap enough to make
-// for each launch. A failed launch throws driver::DriverError, which says more than cutlass::Status
-// can; the tensor map calls return the driver's result, as their signature asks.
+// Its only state is its kernels, as cuLaunchKernelEx expects them, at most three. Cheap enough to
+// make for each launch. A failed launch throws driver::DriverError, which says more than
+// cutlass::Status can; the tensor map calls return the driver's result, as their signature asks.
 class DriverHostAdapter final : public cutlass::CudaHostAdapter {
  public:
   using Status = cutlass::Status;
@@ -40,8 +40,8 @@ class DriverHostAdapter final : public cutlass::CudaHostAdapter {
   Status launch(dim3 grid, dim3 cluster, dim3 block, size_t smem_bytes, cudaStream_t stream,
                 void** parameters, int32_t kernel_index) const override;
 
-  // `fallback_cluster` is {0, 0, 0}, or equal to `cluster`: a preferred size beside a smaller one
-  // is a feature of sm_100 kernels, and refused as kErrorNotSupported.
+  // `fallback_cluster` is {0, 0, 0}, or equal to `cluster`: a preferred size with a smaller
+  // fallback is a feature of sm_100 kernels, and refused as kErrorNotSupported.
   Status launch(dim3 grid, dim3 cluster, dim3 fallback_cluster, dim3 block, size_t smem_bytes,
                 cudaStream_t stream, void** parameters, int32_t kernel_index) const override;
 

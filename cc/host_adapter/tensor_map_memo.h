@@ -1,8 +1,8 @@
 // The tensor maps of the last launch of a plan, so that the next one encodes none.
 //
-// CUTLASS encodes a kernel's tensor maps anew for each launch. Of one plan they differ in nothing
-// but the addresses: where an address is the same the kept map is copied, else its address is
-// replaced, which is a fraction of an encoding.
+// CUTLASS encodes a kernel's tensor maps anew for each launch. The maps of one plan differ only in
+// their addresses: if an address is unchanged, the kept map is copied, otherwise its address is
+// replaced, which takes a fraction of an encoding.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace stoneware::host_adapter {
 
-// What cuTensorMapEncodeTiled is given, but for the address: the choices, and four words for each
+// The arguments of cuTensorMapEncodeTiled except the address: the choices, and four words for each
 // dimension, which are 0 beyond the rank.
 struct TensorMapShape {
   static constexpr cuuint32_t kMaxRank = 5;
@@ -62,7 +62,8 @@ class TensorMapMemo {
     bool is_set = false;
   };
 
-  // The place of the next map in the memo that this thread uses; nullptr if there is none.
+  // The slot of the next map in the memo that this thread uses; nullptr without a memo or if it is
+  // full.
   static Kept* Next() {
     const bool has_next = current_ != nullptr && current_->next_ < kMaxMaps;
     return has_next ? &current_->kept_[current_->next_++] : nullptr;
