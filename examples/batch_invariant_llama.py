@@ -126,7 +126,7 @@ def logits_in_graph(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tenso
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--fp8", action="store_true", help="fp8 linears in place of bf16")
+    parser.add_argument("--fp8", action="store_true", help="fp8 linears instead of bf16")
     parser.add_argument("--compile", action="store_true", help="compare the compiled model too")
     parser.add_argument("--torch", action="store_true", help="torch's own linears, to see the difference")
     parser.add_argument("--without", action="store_true", help="without sw.batch_invariant, to see the difference")

@@ -1,4 +1,4 @@
-"""A Llama of bytes in plain PyTorch, and text to train it on, for the examples beside it."""
+"""A Llama of bytes in plain PyTorch, and text to train it on, for the other examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Predicts the next byte; positions are learnt."""
+    """Predicts the next byte; positions are trained embeddings."""
 
     def __init__(self, layers: int, width: int, length: int) -> None:
         super().__init__()

@@ -5,16 +5,16 @@
 with an installed stoneware, or an unpacked wheel on PYTHONPATH. --package DIR asks another folder
 that holds tables/ and kernel_manifest.json.
 
-- warm: what a call of a known kind takes but for its plan, which does nothing, `out` given; by the
-  native module, and in Python, as without it;
+- warm: the time of a call with a cached plan that does nothing, with `out`; through the
+  native module, and in Python, as without the module;
 - load: reading, checking and opening a table; and, where a user has a store of measurements,
   reading that and making a table of it, once in a process, and again after one more sample, up to
   a decision;
 - cold: from a problem to its decision, once these are loaded: the first of its family, of which
   nothing was read before; a later one; and the first of all, right after the load, which pushed
   everything else out of the processor's caches; exact, at another m of a weight that was measured,
-  and at another shape, which are both modelled. No problem is asked twice in a row, so that what is
-  kept of one does not answer for the next; the device is a GPU as the driver describes it.
+  and at another shape, which are both modelled. No problem is looked up twice in a row, so that a
+  cached result does not answer the next one; the device is a GPU as the driver describes it.
 
 Each is done with the table of the installation and the family that has the most entries there; cold
 ones also with a user's store that has measurements at some of the shapes.
@@ -133,9 +133,9 @@ def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     run()
     plans.checked_plan = lambda *arguments: lambda *tensors: None
     tuning.forget_plans()
-    calls = {"warm call but for the plan, in Python": run_in_python}
+    calls = {"warm call without the plan, in Python": run_in_python}
     if plans.fast is not None:
-        calls["warm call but for the plan"] = run
+        calls["warm call without the plan"] = run
     for call in calls.values():
         call()
     return calls
@@ -158,7 +158,7 @@ def measured_device(op: str) -> DeviceTable:
 
 
 def largest_family(op: str) -> AnyKey:
-    """Of that device the family with the most entries."""
+    """The family of that device with the most entries."""
     device = measured_device(op)
     return max(device.blocks, key=lambda family: len(device.block(family).sizes))
 
@@ -225,7 +225,7 @@ def cold_figures(op: str, layer: str, num_loads: int, **row: Any) -> Iterator[di
     device = gpu(op)
     decide_for = decides(op, device)
     all_problems, others = problems_of(op, layer)
-    # Packages are asked here, once per process. At another m a near weight may answer before its own.
+    # Packages are searched here, once per process. At another m, a near weight may answer before its own.
     all_problems = [each for each in all_problems if decide_for(each).layer == layer]
     if not all_problems:
         raise RuntimeError(f"{op}: no problem was answered by {layer!r}")

@@ -2,7 +2,7 @@
 
     ./bazelw run //tools/bench:report -- --bench docs/measured/nvidia_h200/bench.json
 
-Writes bench.md and the pictures that it shows, as SVG, beside the JSON or into --out_dir: for each
+Writes bench.md and the pictures that it shows, as SVG, next to the JSON or into --out_dir: for each
 family a map of the ratios by layer and m, a roofline of all families, and host times. Equal input
 gives equal bytes.
 """

@@ -7,7 +7,7 @@
 - held out: at shapes of other models, with m, n and k that no sample of the table has, what the
   look-up answers from --samples, and the time of that config as measured at the shape (--held_out)
   over the best one's: the regret; the vendor library's time over it; and how many of the estimates'
-  90 % intervals hold. Of each op, dtype, scales and layout, of each grade and bucket of m in it
+  90 % intervals hold. By op, dtype, scales and layout, and by grade and bucket of m
   (gpu_check/held_out_figures.py);
 - left out: the same of --samples alone, at NK shapes that are taken away;
 - again: a second tune of the same shapes (--again): at how many of them the table would choose
@@ -49,7 +49,7 @@ _AGAIN = flags.DEFINE_string("again", None, "Samples of a second tune of the sha
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 
 _HELD_OUT_SEED, _NUM_HELD_OUT = 7, 168
-"""Of the shapes that --print_held_out prints."""
+"""Seed and number of the shapes that --print_held_out prints."""
 
 
 def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:
@@ -144,8 +144,8 @@ def rows_of(table: Table, device: DeviceFingerprint, held_out: Mapping[Key, Entr
 
 
 def left_out_rows(op: str, taken: Sequence[tuple[Run, Sample]], device: DeviceFingerprint) -> list[Row]:
-    """The rows of problems whose n and k no sample of the table has: the NK shapes are dealt out to
-    a few folds, and each fold is asked of a table that is made of the others."""
+    """The rows of problems whose n and k no sample of the table has: the NK shapes are distributed
+    over a few folds, and each fold is looked up in a table that is made from the others."""
     whole = entries(sources.table_of_samples(op, taken))
     weights = sorted({(key.n, key.k) for key in whole})
     random.Random(7).shuffle(weights)

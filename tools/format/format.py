@@ -1,6 +1,6 @@
 """Formats Python, C++ and Starlark of the source tree: `./bazelw run //tools:format`.
 
-With `-- --check` nothing is written: it tells what would change, and ends with 1 if anything would.
+With `-- --check` it writes nothing, prints what would change, and exits with 1 if anything would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import style
 from absl import app, flags
 
-_CHECK = flags.DEFINE_bool("check", False, "Only tell what would change.")
+_CHECK = flags.DEFINE_bool("check", False, "Only print what would change.")
 
 
 def main(argv: list[str]) -> None:
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     if failed and _CHECK.value:
         sys.exit(f"format: {', '.join(failed)} must be formatted; run `./bazelw run //tools:format`")
     if failed:
-        sys.exit(f"format: {', '.join(failed)} cannot be formatted; mend what is named above, then run again")
+        sys.exit(f"format: {', '.join(failed)} cannot be formatted; fix the errors above, then run again")
 
 
 if __name__ == "__main__":

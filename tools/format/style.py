@@ -37,8 +37,8 @@ class Tool:
     Attributes:
       program: ruff, clang-format or buildifier.
       suffixes: which files it reads.
-      check: its options to only tell; it ends with another code than 0 if there is something.
-      fix: its options to write; None for what a person has to mend.
+      check: its options to check without writing; its exit code is not 0 if it finds something.
+      fix: its options to write; None if it cannot fix what it finds.
     """
 
     program: str
@@ -62,10 +62,10 @@ LINTERS: Mapping[str, Tool] = {
 
 
 def sources(root: pathlib.Path, suffixes: tuple[str, ...] = ("",)) -> list[str]:
-    """Paths below `root` of what git tracks or would add, and that is there.
+    """Existing paths below `root` that git tracks or would add.
 
     Raises:
-      ToolMissing: there is no git, or `root` is no clone.
+      ToolMissing: git is missing, or `root` is not a clone.
     """
     command = ["git", "-c", f"safe.directory={root}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:

@@ -2,9 +2,9 @@
 
     quickstart [--shapes 16x4096x4096,...]
 
-On a GPU each result is timed beside torch._scaled_mm. On any other machine the reference backend
-computes, and a second table says which kernels an NVIDIA H200 would run, and how long they took
-where that shape was measured. The exit code is 1 if a result is wrong.
+On a GPU each result is timed and compared with torch._scaled_mm. On other machines the reference backend
+computes, and a second table shows which kernels an NVIDIA H200 would run, and how long they took
+if that shape was measured. The exit code is 1 if a result is wrong.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
         raise app.UsageError(f"only flags are taken, found {argv[1:]}")
     if not _SHAPES.value:
         raise app.UsageError("--shapes= must name at least one shape as MxNxK, as 16x4096x4096")
-    # The table says itself which backend runs.
+    # The printed table already has the backend.
     python_logging.getLogger("stoneware").setLevel(python_logging.ERROR)
     problems = [parse_shape(text) for text in _SHAPES.value]
     device = cuda_device(torch.cuda.current_device()) if torch.cuda.is_available() else None

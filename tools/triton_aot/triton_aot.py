@@ -141,7 +141,7 @@ def parse_signature(signature: str, names: Sequence[str], function: str) -> list
     """Pairs the entries of `signature` with the function's parameters.
 
     Raises:
-      AotError: the counts differ, or an entry is none of those the module's text lists.
+      AotError: the counts differ, or an entry is not one of those listed in the module's docstring.
     """
     entries = [entry.strip() for entry in signature.split(",")]
     if len(entries) != len(names):
@@ -301,7 +301,7 @@ def _compile(
     from triton.compiler import ASTSource
 
     knobs.compilation.disable_line_info = True  # the line table holds the source's path
-    # The only way to learn of spills: printed to stdout, and caught there.
+    # The only way to detect spills: they are printed to stdout, and captured there.
     knobs.nvidia.dump_ptxas_log = True
     source = ASTSource(
         fn=jit_function,

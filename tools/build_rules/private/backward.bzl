@@ -1,8 +1,8 @@
 """Which kernels a build has for gradients: the flag //:enable_backward, and `backward` of kernel rules.
 
 A kernel serves products: "forward", "dgrad" (the gradient of an input) and "wgrad" (that of a weight).
-With backward off it serves the forward product alone, and is not built if that leaves it none. Of the
-three settings the narrowest that is not "inherit" wins: the kernel's, its library's, the flag.
+With backward off it serves only the forward product, and is not built if it does not serve that. The
+narrowest of three settings that is not "inherit" wins: the kernel's, its library's, the flag.
 """
 
 load(":providers.bzl", "BackwardInfo")

@@ -1,4 +1,4 @@
-"""A digest of what the GPU executes of a cubin: its code, not the names and notes beside it.
+"""A digest of the code in a cubin that the GPU executes, without its names and notes.
 
 The same kernel from a source that is arranged in another way has another symbol table, but the same
 code; measurements of it stay true.

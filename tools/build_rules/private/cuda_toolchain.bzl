@@ -11,7 +11,7 @@ def _cuda_toolchain_impl(ctx):
 
 cuda_toolchain = rule(
     implementation = _cuda_toolchain_impl,
-    doc = """A CUDA toolkit and the clang that works beside it.
+    doc = """A CUDA toolkit and the clang that works with it.
 
 clang is nvcc's preprocessor, for cuda_cubin, and compiles what cuda_library has.
 

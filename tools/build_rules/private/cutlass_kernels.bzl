@@ -220,7 +220,7 @@ def _host(name, configs, deps, copts, tags):
     )
 
 def check_ids(configs):
-    """Fails if two configs have one id; it tells which of their family they are.
+    """Fails if two configs have the same id, which identifies a config within its family.
 
     Args:
       configs: as of cutlass_kernels.

@@ -3,7 +3,7 @@
 load(":providers.bzl", "BackwardInfo", "KernelInfo")
 
 def _about(kernel):
-    """What the manifest says of a kernel, built or not."""
+    """The manifest's record of a kernel, built or not."""
     return {
         "arch": kernel.arch,
         "backend": kernel.backend,

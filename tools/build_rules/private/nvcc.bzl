@@ -41,7 +41,7 @@ def run_nvcc(ctx, *, src, out, flags, defines, includes, inputs, mnemonic):
       flags: list of strings for this kind of output.
       defines: list of "NAME=VALUE".
       includes: list of include folders, execution-root relative.
-      inputs: depset of Files beside the toolchain.
+      inputs: depset of Files in addition to the toolchain.
       mnemonic: the action's mnemonic.
     """
 

@@ -1,7 +1,7 @@
-"""nvcc_wrapper NVCC ARGUMENTS...: runs nvcc in a scratch folder of its own, and reads what ptxas says.
+"""nvcc_wrapper NVCC ARGUMENTS...: runs nvcc in a separate scratch folder, and reads the output of ptxas.
 
 Two silent losses of speed become errors: spilled registers, and wgmma that ptxas serialises.
-nvcc runs in the environment of the wrapper, but for TMPDIR.
+nvcc runs in the environment of the wrapper, except for TMPDIR.
 """
 
 import os
@@ -36,7 +36,7 @@ def _complaint(lines: list[str]) -> str | None:
 
 
 def main(nvcc: str, *arguments: str) -> int:
-    # Bazel ends an action with SIGTERM; the scratch folder shall go then, too.
+    # Bazel ends an action with SIGTERM, which must also remove the scratch folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="nvcc.") as scratch:
         result = subprocess.run(

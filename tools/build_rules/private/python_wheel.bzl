@@ -137,7 +137,7 @@ _python_wheel = rule(
         "platform": attr.string(
             # The glibc that the C++ toolchain of stoneware_toolchains() targets (//third_party/zig).
             default = "manylinux_2_28_x86_64",
-            doc = "Platform tag. Of a manylinux tag the modules are checked: one that needs a newer " +
+            doc = "Platform tag. With a manylinux tag the modules are checked: one that needs a newer " +
                   "symbol or another library fails the build. linux_x86_64 promises nothing.",
         ),
         "readme": attr.label(mandatory = True, allow_single_file = True),

@@ -120,7 +120,7 @@ def triton_aot(
         ids[id] = arch
     compiled = [":" + id for id in ids]
     if "forward" not in serves:
-        # As served() decides, so that what is not built is no action.
+        # Like in served(), so that kernels that are not built have no action.
         compiled = {
             "inherit": select({
                 Label("//:forward_only"): [],

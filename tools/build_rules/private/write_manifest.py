@@ -2,9 +2,9 @@
 
 The manifest's "digest" is the sha256 of the file with an empty digest; stoneware/kernels/manifest.py
 checks it by the same formula.
-Of each cubin "sha256" is that of its bytes, and "code_sha256" that of what the GPU executes of it.
+The "sha256" of a cubin covers its bytes, and "code_sha256" only the code that the GPU executes.
 "left_out" has the ids of kernels that exist but are not in this set, "removed" those that are not built because
-backward is off for them, "backward" what the flag says; without any there is no such list.
+backward is off for them, "backward" the value of the flag. Empty lists are omitted.
 """
 
 import hashlib
