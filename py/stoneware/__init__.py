@@ -4,15 +4,15 @@
     y = sw.scaled_mm(a8, b8, scale_a, scale_b)                # fp8
     y = sw.matmul(a, b)                                       # bf16, fp16
     y = sw.grouped_mm(a, b, offs)                             # experts: bf16; fp8 with scales
-    x8, scale = sw.quantize(x, scales="row")                  # fp8 and scales, as scaled_mm takes them
+    x8, scale = sw.quantize(x, scales="row")                  # fp8 and scales for scaled_mm
     sw.nn.convert(model, recipe="rowwise")                    # a model's linears, trained or frozen
     print(sw.explain("scaled_mm", m=16, n=4096, k=14336))     # which kernel, from where, and why
-    print(sw.info())                                          # what this installation has
+    print(sw.info())                                          # versions, GPUs, kernels, tables
     with sw.tuning("on_miss"): ...                            # measure what was not measured yet
     print(sw.tune(model, tokens=[1, 16, 512]))                # measure a model's linears, in minutes
     with sw.batch_invariant(): ...                            # a row's bits do not depend on the batch
 
-    @sw.autotune(configs=[...], key=["M", "N", "K"])          # as triton.autotune, and remembered
+    @sw.autotune(configs=[...], key=["M", "N", "K"])          # like triton.autotune, and persistent
     @triton.jit
     def my_kernel(...): ...
 

@@ -1,8 +1,8 @@
 """sw.distributed: checks that the ranks of a job choose the same kernels.
 
 Ranks do not communicate in a look-up, so they agree only if they read the same tables. A rank with
-more samples in the user's store, an older wheel or another STONEWARE_TUNING would run another kernel,
-with other rounding and, if it measures, minutes later than the rest.
+more samples in the user's store, an older wheel or another STONEWARE_TUNING would run a different
+kernel, with different rounding and, if it measures, minutes later than the others.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _OF_THE_WHEEL = ("stoneware", "kernels", *(f"table of {op}" for op in OPS))
 
 
 def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> str:
-    """Checks that the ranks of a process group choose kernels alike; every rank must call it.
+    """Checks that the ranks of a process group choose the same kernels; every rank must call it.
 
     It compares the version of Stoneware, its kernels and tables, the tables of other packages, the
-    user's store, the overlay, the mode of `sw.tuning`, and whether `sw.batch_invariant` holds.
+    user's store, the overlay, the mode of `sw.tuning`, and whether `sw.batch_invariant` is on.
 
     If they differ only outside the wheel, every rank logs a warning, and from then on uses only the
     wheel's tables: overlay, user's store and other packages are ignored, "on_miss" measures nothing,
@@ -44,10 +44,10 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
       group: torch's process group; None for the default one.
 
     Returns:
-      The digest of what all ranks now decide by: 64 hexadecimal digits.
+      The digest of the state that all ranks now choose by: 64 hexadecimal digits.
 
     Raises:
-      TuningMismatchError: the wheels themselves differ, or batch invariance; on every rank.
+      TuningMismatchError: the wheels or the batch invariance differ; raised on every rank.
       ImportError: torch is not installed.
       RuntimeError: torch.distributed is not initialised.
       TableError: a table of this installation is damaged.

@@ -33,11 +33,11 @@ def explained(error: ModuleNotFoundError) -> ImportError:
 
 
 class StonewareError(Exception):
-    """The base of every error that is Stoneware's own."""
+    """The base class of Stoneware's errors."""
 
 
 class DriverError(StonewareError, RuntimeError):
-    """The CUDA driver refused a call, or there is no driver.
+    """The CUDA driver refused a call, or was not found.
 
     Attributes:
       call: the driver call, such as "cuLibraryLoadData"; "dlopen" where libcuda itself is missing.
@@ -64,11 +64,11 @@ class TableError(StonewareError, RuntimeError):
 
 
 class ForwardOnlyError(StonewareError, RuntimeError):
-    """A gradient is needed, of backward or forward mode, and the operation has none."""
+    """A gradient in backward or forward mode is needed, and the operation does not support it."""
 
 
 class BackwardNotBuiltError(ForwardOnlyError):
-    """A gradient is needed whose products this installation was built without."""
+    """A gradient is needed whose kernels this installation was built without."""
 
 
 class StoreError(StonewareError, RuntimeError):

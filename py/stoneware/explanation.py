@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A decision with its context; `print` it, or take `as_dict()`.
+    """A decision with its context; `print` it, or use `as_dict()`.
 
     Attributes:
-      op, problem: what was asked.
-      device: where.
+      op, problem: the arguments of `explain`.
+      device: the device that would run it.
       decision: config, layer, source, grade, reason, runners-up and refusals.
-      sum_order: in which order an element is added up, in words; empty for a decorated kernel.
-      batch_invariant: whether `sw.batch_invariant` asks for one order.
+      sum_order: the order in which an element is summed, in words; empty for a decorated kernel.
+      batch_invariant: whether `sw.batch_invariant` requires a fixed order.
       table_digest: of the wheel's table; empty on a CPU, which needs none, and for a decorated kernel.
       run: versions, date and commit of the run behind the chosen measurement, or None.
     """
@@ -207,23 +207,23 @@ def explain(
     layout: str = "nt",
     device: str | torch.device | None = None,
 ) -> Explanation:
-    """Says which config would run a problem, and why; nothing is compiled, timed or launched.
+    """Shows which config would run a problem, and why; nothing is compiled, timed or launched.
 
     Args:
       op: "scaled_mm", "matmul" or "grouped_mm".
       m, n, k: sizes, ints up to 2**31-1.
-      dtype: of a and b, as torch or Stoneware names it; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
+      dtype: of a and b, by torch's or Stoneware's name; None for "e4m3" (scaled_mm, grouped_mm) or "bf16" (matmul).
       out_dtype: "bf16" or "fp16"; None for `dtype` (matmul) or "bf16".
-      scales: "row", "tensor", "block" (1x128 of a, 128x128 of b) or "block_1d" (1x128 of both), or that of a
-        and that of b as "tensor/row"; matmul has none and ignores it.
+      scales: "row", "tensor", "block" (1x128 of a, 128x128 of b) or "block_1d" (1x128 of both), or a
+        pair for a and b such as "tensor/row"; matmul has none and ignores it.
       has_bias: whether a bias is added; grouped_mm has none and ignores it.
       num_groups: of grouped_mm, whose m is the rows of all groups together; others ignore it.
-      batch: of matmul, products of this shape, each with its own b; others ignore it.
+      batch: of matmul, the number of matmuls of this shape, each with its own b; others ignore it.
       layout: of matmul, that of a and of b, "n" for row-major and "t" for column-major; "nt" is
         a @ weight.t(), "nn" the gradient of its input, "tn" that of the weight; others ignore it.
       device: the name or alias of a device in the tuning tables, or a part of one that only one
         device has, such as "H200"; the device need not be in this machine. Or "cpu", "cuda",
-        "cuda:1" or a torch.device. None is the current GPU, or the CPU if there is none.
+        "cuda:1" or a torch.device. None is the current GPU, or the CPU if no GPU is available.
 
     Raises:
       TypeError: a size is not an int, or the device is neither a str nor a torch.device.
@@ -331,7 +331,7 @@ def device_named(name: str, known: Sequence[DeviceTable], where: str, others: st
 
 def devices_named(name: str, known: Iterable[DeviceTable]) -> list[DeviceTable]:
     """The first device with this name or alias; without one, those with its words in a name, one of
-    each name. A part of a word is none: an H20 is no H200."""
+    each name. Words match as a whole: H20 does not match H200."""
     folded = normalized_name(name)
     parts: dict[str, DeviceTable] = {}
     for device in known:

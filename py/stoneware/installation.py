@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What `info` found; `print` it, or take `as_dict()`. A part that fails holds the failure.
+    """The result of `info`; `print` it, or use `as_dict()`. A part that fails contains the failure.
 
     Attributes:
-      stoneware, python, torch: versions; torch is with its CUDA, or "not installed".
-      driver: version of the CUDA driver as "13.0", or why there is none.
+      stoneware, python, torch: versions; torch includes its CUDA version, or is "not installed".
+      driver: version of the CUDA driver, such as "13.0", or why it is missing.
       devices: each GPU in words.
       modules: native module -> "found", or why not.
-      kernel_set: how many kernels this installation has, of how many.
-      backward: whether this installation has gradients, and how many kernels it is without if not.
-      kernels: "op backend arch" -> how many kernels.
+      kernel_set: the number of kernels in this installation, and in the full set.
+      backward: whether this installation has gradients; if not, the number of kernels left out.
+      kernels: "op backend arch" -> number of kernels.
       tables: op -> digest, with the number of entries by device; and, as "op (source)", those of
         the user's store and of installed packages.
       store: the file of the user's samples, how many it has, and what is wrong with it.
@@ -76,8 +76,8 @@ class Info:
 
 
 def info() -> Info:
-    """Reports versions, devices, native modules, kernels and tables; never raises for a part that
-    is missing, broken or damaged, whatever the part raises, but says so in its place."""
+    """Reports versions, devices, native modules, kernels and tables; a missing, broken or
+    damaged part never raises, but is reported as the value of that part."""
     kernels, found = _part(_kernels), _part(_driver)
     driver, devices = (found, ()) if isinstance(found, str) else found
     return Info(
@@ -169,7 +169,7 @@ def _store() -> str:
 
     store = user_store()
     if store is None:
-        return "none: there is no home for one; set STONEWARE_CACHE_DIR"
+        return "none: this user has no home folder; set STONEWARE_CACHE_DIR"
     problems = store.problems()
     wrong = f"; {len(problems)} problems, the first: {problems[0]}" if problems else ""
     return f"{store.path} ({len(store.samples())} samples{wrong})"

@@ -80,7 +80,7 @@ def test_backend_that_was_asked_for_is_named_with_its_reason_alone(package):
     with pytest.raises(UnsupportedError) as caught:
         OPERATION.decide(Problem(m=16, n=4096, k=4096, lda=4096, ldb=4096, ldd=4104), H200, backend="triton_aot")
     assert "ldd=4104" in str(caught.value)
-    assert "was asked for" not in str(caught.value)
+    assert "was requested" not in str(caught.value)
 
 
 def test_deeply_nested_table_is_a_damaged_one():
@@ -194,7 +194,7 @@ def test_candidates_are_every_backends_but_the_reference(package):
     assert large[0] == BIG
     assert [config.max_swizzle for config in large if config.kernel == BIG.kernel] == [1, 2, 4, 8]
     assert {config.backend for config in large} == {"cutlass_sm90", "triton_aot", "vendor"}
-    # Of the tiles that are far from m each backend's first one is there.
+    # The first of each backend's tiles that are far from m is included.
     assert OPERATION.candidates(Problem.dense(m=1, n=4096, k=4096), H200) == [TINY, small.triton(), small.VENDOR]
     assert OPERATION.candidates(Problem.dense(m=24, n=4096, k=4096), H200) == [
         small.cutlass(small.SMALL),

@@ -198,7 +198,7 @@ def test_groups_are_named_in_titles_rows_and_shapes(tmp_path, capsys):
     assert [family["title"] for family in families] == ["grouped_mm bf16"]
     problem, _ = families[0]["problems"]
     assert (problem["shape"], problem["speedup"]) == ("m=16 n=4096 k=14336 groups=8", 1.5)
-    # With 32 groups it is no layer of a model that is known.
+    # With 32 groups it is not a layer of a known model.
     rows = re.findall(r'<tr data-find="([^"]*)"><th>([^<]*)<', page(capsys, tmp_path / "x.html", folder))
     assert rows == [
         ("mixtral_8x7b mixtral_8x7b_down 8x4096x14336", "8 × 4096 × 14336"),
@@ -223,7 +223,7 @@ def test_names_that_look_like_html_are_escaped(tmp_path, capsys):
 
 
 def test_what_is_not_printable_is_escaped_in_the_page(tmp_path, capsys):
-    """Values of kernels, messages of failed candidates and paths may hold anything; 0xff is no text in UTF-8."""
+    """Values of kernels, messages of failed candidates and paths may hold anything; 0xff is not valid UTF-8."""
     bad = "\x1b[31m\x9b5m\u202e\a"
     config = KernelConfig(kwargs=(("MODE", f"fast{bad}"),))
     samples = [
@@ -240,7 +240,7 @@ def test_what_is_not_printable_is_escaped_in_the_page(tmp_path, capsys):
 def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
     folder = write_folder(tmp_path / "h200", [sample(SMALL, 1.0), sample(SMALL, 100.0, m=64)])
     text = page(capsys, tmp_path / "x.html", folder)
-    assert "A circled problem lies above it: what stays in the L2 cache is not read from memory" in text
+    assert "A circled problem is above it: operands that stay in the L2 cache are not read from memory" in text
     assert len(re.findall(r'<circle class="m\d ours above"', text)) == 1
 
 
@@ -270,7 +270,7 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
             if item.status != "ok":
                 continue
             at = place(item.key.family.to_json(), item.key.sizes)
-            us = float(f"{item.median_us:.4g}")  # as entries have it
+            us = float(f"{item.median_us:.4g}")  # like in entries
             times_us.setdefault(at, {})[item.config] = us
             if item.config.backend == "vendor":
                 vendor_us[at] = us

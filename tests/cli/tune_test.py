@@ -22,7 +22,7 @@ SMALL = ours()
 
 @pytest.fixture
 def measuring(monkeypatch):
-    """Puts a stand-in in the place of session.tune; returns what it is called with and stores."""
+    """Replaces session.tune by a stand-in; returns its arguments and what it stores."""
     state = {
         "samples": [sample(SMALL, 10.0), sample(VENDOR, 16.0)],
         "error": None,

@@ -185,7 +185,7 @@ def test_verify_finds_a_table_entry_of_an_unknown_kernel(native_module, package,
     (package / "kernel_manifest.json").write_text(manifest.text_of(document))
     forget()
     _, found = as_json(capsys, "verify")
-    assert any("is no kernel of the manifest" in item["problem"] for item in found["problems"])
+    assert any("is not a kernel of the manifest" in item["problem"] for item in found["problems"])
 
 
 def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):

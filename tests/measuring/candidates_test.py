@@ -52,7 +52,7 @@ class Stopwatch(FakeStopwatch):
 
 
 def make_plan(problem, config, device):
-    """A plan of the reference, spoilt as the kernel's name says."""
+    """A plan of the reference with the fault that the kernel's name specifies."""
     kind = config.kernel.partition("_")[0]
     if kind == "nobias" and problem.has_bias:
         raise UnsupportedError("no bias")

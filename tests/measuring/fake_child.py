@@ -1,4 +1,4 @@
-"""A measuring process without a GPU: speaks child.py's protocol, does what kernels' names say.
+"""A measuring process without a GPU: speaks child.py's protocol; kernel names specify its behaviour.
 
     ok_12.5        right, 12.5 us
     wrong          a wrong value
@@ -7,7 +7,7 @@
     sigkill        takes its process down with SIGKILL when it first runs, with exit_7 by itself
     lost           destroys the CUDA context
     vanish         takes its process down when it is timed
-    garbage        right, but the process prints what is no event
+    garbage        right, but the process prints something that is not an event
 
 Every candidate that runs for the first time is written to the file of argv[1]. Imports the standard
 library alone, so that it starts at once.

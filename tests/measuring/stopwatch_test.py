@@ -91,7 +91,7 @@ def test_a_late_host_is_noticed_and_the_call_timed_again_behind_longer_sleeps(ma
     assert gpu.sleeps == [100_000, 200_000, 400_000, 800_000]
     gpu.sleeps.clear()
     assert made.time_call("a", gpu.call) == pytest.approx(10.0, abs=0.01)
-    assert gpu.sleeps == [800_000], "what was learnt about a call is forgotten"
+    assert gpu.sleeps == [800_000], "the estimate for a call is dropped"
 
 
 def test_a_host_that_is_always_late_ends(make):

@@ -134,7 +134,7 @@ def test_grouped_mm_refuses():
 
 
 FORWARD_LAYOUTS = {"matmul": ("nt", "nn", "tt"), "grouped_mm": ("nt",), "scaled_mm": ("nt",)}
-"""Of the calls that kernels are built for. A call of matmul may have layout tn too, but the kernels of
+"""Layouts of the calls that kernels are built for. A call of matmul may have layout tn too, but the kernels of
 that layout are there for the gradient of a weight."""
 
 

@@ -76,7 +76,7 @@ def test_gradients_are_near_float64_whatever_the_layout(dtype, name, is_wide):
         if len(wide) > 2:
             expected = expected + wide[2]
         result = sw.matmul(*inputs, out_dtype=torch.float32 if is_wide else None)
-        # Of the operands' precision: the gradient of a float32 result is rounded to it.
+        # In the operands' precision: the gradient of a float32 result is rounded to it.
         dc = torch.randn(result.shape).to(a.dtype).to(result.dtype)
         grads = torch.autograd.grad(result, inputs, dc)
         wanted = torch.autograd.grad(expected, wide, dc.double())

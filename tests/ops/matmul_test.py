@@ -249,7 +249,7 @@ def test_kernels_of_hopper_take_what_the_others_refuse():
         configs = cutlass_sm90.BACKEND.configs(problem, H200)
         assert configs
         assert len(set(configs)) == len(configs)
-    # A block per product along z: the kernels that are not persistent cannot have so many.
+    # A block per product along z: the kernels that are not persistent cannot have that number.
     assert not any(
         "warpspecialized" in config.kernel
         for config in cutlass_sm90.BACKEND.configs(Problem.dense(**DENSE, batch=70000), H200)

@@ -19,7 +19,7 @@ M, N, K = 32, 48, 64
 
 
 def call(**changes):
-    """scaled_mm with good arguments but for `changes`."""
+    """scaled_mm with valid arguments except `changes`."""
     good = dataclasses.asdict(scaled_operands(M, N, K))
     return sw.scaled_mm(**{**good, **changes})
 
@@ -138,12 +138,12 @@ BAD = {
         ValueError,
         ["k=192", "multiple of 128", "zeros"],
     ),
-    "block scales of a beside row scales of b": (
+    "block scales of a with row scales of b": (
         lambda: {"a": random_fp8(M, 256), "b": random_fp8(N, 256).t(), "scale_a": torch.ones(M, 2)},
         ValueError,
         ["scale_b.shape=[1, 48]", "[2, 1]", "[4, 1]", "[2, 48]", "128 x 128"],
     ),
-    "block scales of b beside one scale of a": (
+    "block scales of b with one scale of a": (
         lambda: {
             "a": random_fp8(M, 256),
             "b": random_fp8(N, 256).t(),

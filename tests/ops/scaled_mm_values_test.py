@@ -81,7 +81,7 @@ def test_sliced_views_give_the_result_of_their_copies():
     sw.scaled_mm(a, b, scale_a, scale_b, out=base[:, :48])
     dense = sw.scaled_mm(a.contiguous(), b.t().contiguous().t(), scale_a.clone(), scale_b.clone())
     assert torch.equal(base[:, :48], dense)
-    assert base[:, 48:].isnan().all(), "columns beside the view were written"
+    assert base[:, 48:].isnan().all(), "columns outside the view were written"
 
 
 def test_strided_scales_and_bias_count_by_value_not_by_memory():

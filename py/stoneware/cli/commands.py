@@ -34,7 +34,7 @@ def info(json: Json = False) -> int:
 
 
 VERIFY_HELP = help.text(
-    "Look for damage, and show every bad entry with its place.\n\n"
+    "Look for damage, and show the location of every bad entry.\n\n"
     "Without PATHS this installation is checked: the kernel manifest, the native modules, the "
     "bytes of every kernel, the tables of the wheel and of other packages, the user's store, and "
     "STONEWARE_TUNING. "
@@ -88,8 +88,8 @@ def merge(
     keep: Annotated[
         str,
         typer.Option(
-            help="all; newest, of each problem, candidate and kernel; or current, of these only those of kernels "
-            "that this installation has, with the bytes that they have now."
+            help="all; newest: the newest sample of each problem, candidate and kernel; or current: like newest, but "
+            "only for kernels of this installation whose code is unchanged."
         ),
     ] = "all",
     json: Json = False,
@@ -184,7 +184,7 @@ def _files(paths: Sequence[str]) -> list[Path]:
 
 DIFF_HELP = help.text(
     "Compare what A and B choose: tables (.table), sample folders or stores.\n\n"
-    "Timings differ from tune to tune; what counts is whether another config is chosen, and what "
+    "Timings differ from tune to tune; what matters is whether another config is chosen, and what "
     "that costs. Each problem at which the choice differs is shown with the time that each side "
     "measured for its own choice, and their share of the common problems.",
     examples=[
@@ -245,7 +245,7 @@ def _lines(item: Difference) -> list[str]:
 
 
 REPORT_HELP = help.text(
-    "Draw what was measured as one HTML page that needs no network.\n\n"
+    "Show the measurements on one HTML page that needs no network.\n\n"
     "For each device: speed against torch's kernels by op and m, then a table of speed-ups by shape "
     "for each op, a roofline and the chosen kernels. SOURCES are sample folders, stores (.sqlite3) and "
     "tables (.table); without any, this installation's tables and the user's store are drawn.",
@@ -254,7 +254,7 @@ REPORT_HELP = help.text(
         "stoneware report --out h200.html samples/nvidia_h200",
         "stoneware report --json samples/nvidia_h200 > numbers.json",
     ],
-    json_keys="out (the page, or null if none was asked for), devices [{device, aliases, sources, "
+    json_keys="out (the page, or null without --out), devices [{device, aliases, sources, "
     "digests, statuses, runs, verdict [{title, num_problems, share_ours, same_scales, any_scales}], "
     "families [{family, title, num_problems, speedup_geomean, speedup_least, problems, roofs, "
     "roofline}]}]. --json needs no --out",

@@ -63,7 +63,7 @@ def explain(
     device: Annotated[
         str | None,
         typer.Option(
-            help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current GPU, else the CPU."
+            help="A device in the tables, such as 'NVIDIA H200'; cuda:1; cpu. Default: the current GPU, or the CPU."
         ),
     ] = None,
     json: Json = False,

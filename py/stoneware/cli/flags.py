@@ -40,7 +40,7 @@ def integers(name: str, text: str) -> list[int]:
     """The integers of a comma-separated flag.
 
     Raises:
-      ValueError: a part is no integer >= 1.
+      ValueError: a part is not an integer >= 1.
     """
     parts = listed(name, text)
     for part in parts:

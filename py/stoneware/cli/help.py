@@ -14,7 +14,7 @@ def text(summary: str, *, examples: Sequence[str], found: str = "", json_keys: s
       summary: paragraphs; the first sentence is shown in the list of commands.
       examples: command lines.
       found: what exit code 1 says of this command; empty if it never ends with 1.
-      json_keys: the keys of the JSON document besides "command" and "exit_code".
+      json_keys: the keys of the JSON document, except "command" and "exit_code".
     """
     meanings = dict(exit_codes.MEANINGS)
     if found:

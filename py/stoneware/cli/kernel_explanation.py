@@ -1,4 +1,4 @@
-"""What is known of a decorated kernel, from tables and stores; its module is not imported."""
+"""Explains a decorated kernel from tables and stores; its module is not imported."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
 
     Args:
       op: "package.module:function".
-      arguments: each "NAME=VALUE"; a VALUE is JSON, such as 128 or true, else text.
+      arguments: each "NAME=VALUE"; a VALUE is JSON, such as 128 or true, otherwise text.
       device: name or alias of a device in the tables, or "cuda" or "cuda:1"; None for each device
         in the tables.
 
     Returns:
-      What each device on which it would run chooses.
+      The choice for each device on which it would run.
 
     Raises:
-      ValueError: an argument breaks its rule, or nothing is known of the kernel or of such a key.
+      ValueError: an argument breaks its rule, or no table has the kernel or such a key.
       DriverError, UnsupportedError: `device` is a GPU that this machine does not have.
     """
     values = dict(map(_argument, arguments))
@@ -38,7 +38,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
     families = sorted(family for family in measured if isinstance(family, KernelKey))
     if not families:
         raise ValueError(
-            f"op={op!r} must be a kernel that was measured, and no table or store knows it; run it "
+            f"op={op!r} must be a kernel that was measured, and no table or store has it; run it "
             'under stoneware.tuning("on_miss"), or check the spelling: package.module:function'
         )
     named = [family for family in families if set(family.names) == set(values)]
@@ -59,7 +59,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
     if not answers:
         raise ValueError(
             f"{' '.join(arguments)} must be of a kind that was measured, and {op} was not "
-            "measured with such values; sizes may be any integers, other values must be known ones"
+            "measured with such values; sizes may be any integers, other values must have been measured"
         )
     return answers
 

@@ -54,7 +54,7 @@ def _program(
         print(f"stoneware {__version__}")
         raise typer.Exit(exit_codes.OK)
     if context.invoked_subcommand is None:
-        raise ValueError(f"a command must be given, and there is none; pass one of {', '.join(COMMANDS)}, or --help")
+        raise ValueError(f"a command must be given, and none was; pass one of {', '.join(COMMANDS)}, or --help")
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def _invoke(arguments: list[str]) -> int:
             del os.environ[name]
     command = typer.main.get_command(app)
     try:
-        # Not app(...): it ends the process itself, and prints errors in its own way.
+        # Not app(...): it ends the process itself, and prints errors in another format.
         with command.make_context("stoneware", arguments) as context:
             return command.invoke(context) or exit_codes.OK
     except typer.Exit as end:

@@ -45,12 +45,12 @@ class Output:
 
 
 def shown(text: str) -> str:
-    """Lines of text with escapes in the place of what a terminal would obey."""
+    """Lines of text in which escapes replace control characters."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def note(line: str) -> None:
-    """Prints a line on stderr; a stderr that is closed or full is no error, as nobody reads it."""
+    """Prints a line on stderr; a closed or full stderr is ignored, since nobody reads it."""
     if sys.stderr is not None:  # None to print means stdout
         try:
             print(printable(line), file=sys.stderr, flush=True)

@@ -268,7 +268,7 @@ def _store(path: str | None) -> Store:
     found = user_store()
     if found is None:
         raise StoreError(
-            "the user's store needs a folder, and there is no home for one; set "
+            "the user's store needs a folder, and this user has no home folder; set "
             "STONEWARE_CACHE_DIR, or pass --store=FILE"
         )
     return found

@@ -82,7 +82,7 @@ def _tables(kernels: Manifest | None) -> Iterator[str]:
         configs = {choice.config for device in found.devices for entry in device.entries() for choice in entry.choices}
         for config in sorted(configs):
             if not entries.is_known(config, kernels):
-                yield f"{place}: {config} is no kernel of the manifest; {package_files.REMEDY}"
+                yield f"{place}: {config} is not a kernel of the manifest; {package_files.REMEDY}"
 
 
 def _packages() -> Iterator[str]:

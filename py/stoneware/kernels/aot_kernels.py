@@ -59,7 +59,7 @@ def configs(key: Key, device: Device) -> list[Config]:
 
 
 def why_unusable(key: Key, device: Device) -> str | None:
-    """None if a kernel can run the problem on the device, else the reason."""
+    """None if a kernel can run the problem on the device; otherwise the reason."""
     if device.kind != "cuda":
         return f"{BACKEND} runs on NVIDIA GPUs, and the device is {device}"
     if not device.is_described and (reason := native.why_missing(DRIVER_MODULE)):
@@ -126,7 +126,7 @@ class AotKernel:
 def plan(
     device: Device, num_tensors: int, steps: Sequence[tuple[AotKernel, tuple[int, int, int], Sequence[Any]]]
 ) -> Any:
-    """Launches of kernels one after another, as a plan of so many tensors.
+    """Makes a plan that launches kernels one after another and takes `num_tensors` tensors.
 
     Args:
       device: where.
@@ -146,7 +146,7 @@ def load(kernel_id: str, num_arguments: int) -> AotKernel:
 
     Args:
       kernel_id: its id in the manifest.
-      num_arguments: how many arguments the caller passes, scratch pointers not counted.
+      num_arguments: the number of arguments that the caller passes, without scratch pointers.
 
     Raises:
       UnsupportedError: the manifest has no such kernel, or the driver module is missing.

@@ -62,7 +62,7 @@ class Config:
 
     @classmethod
     def of_kernel(cls, backend: str, kernel: str, *, max_swizzle: int = 1, splits: int = 1) -> Config:
-        """A config of a kernel of this build, whose fields are known to be right."""
+        """A config of a kernel of this build, whose fields are valid."""
         return unchecked(
             cls,
             {"backend": backend, "kernel": kernel, "max_swizzle": max_swizzle, "raster": "heuristic", "splits": splits},

@@ -21,7 +21,7 @@ MODULE = "stoneware.ops._cutlass_sm90"
 COMPUTE_CAPABILITY = (9, 0)
 
 CUDA_MAJOR = 13
-"""Of the toolkit that makes the cubins (third_party/cuda). Its cubins have a newer ELF ABI than those
+"""CUDA version of the toolkit that makes the cubins (third_party/cuda). Its cubins have a newer ELF ABI than those
 of 12.x, and NVIDIA promises that a driver loads cubins of its own major version."""
 
 MAX_EXTENT = 2**31 - 128
@@ -42,7 +42,7 @@ def kernels(op: str) -> Sequence[KernelRecord]:
 
 
 def why_unusable(device: Device) -> str | None:
-    """None if the device and this installation run kernels of the module, else the reason."""
+    """None if the device and this installation run kernels of the module; otherwise the reason."""
     if device.compute_capability != COMPUTE_CAPABILITY:
         return f"its kernels are built for sm_90a, compute capability 9.0, the device is {device}"
     missing = None if device.is_described else native.why_missing(MODULE)

@@ -69,8 +69,8 @@ class LaunchDescription:
         return cls(**{name: data[name] for name in names}, arguments=arguments)
 
     def num_scratch(self, num_arguments: int) -> int:
-        """How many pointers to scratch memory follow so many arguments; raises ValueError if
-        something else does."""
+        """The number of scratch pointers after `num_arguments` arguments; raises ValueError if
+        other parameters follow."""
         scratch = self.parameters[num_arguments:]
         if len(self.parameters) < num_arguments or scratch.strip("P"):
             raise ValueError(f"parameters={self.parameters!r} must be {num_arguments} arguments and then only pointers")

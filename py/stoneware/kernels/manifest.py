@@ -103,7 +103,7 @@ class Manifest:
 
     @functools.cached_property
     def _by_arch(self) -> dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]]:
-        """Every `by_arch`, since each look-up asks for several."""
+        """Every `by_arch`, since each look-up needs several."""
         groups: dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]] = {}
         for kernel in self.kernels.values():
             by_arch = groups.setdefault((kernel.op, kernel.backend), {})
@@ -141,7 +141,7 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
             )
         records = [KernelRecord(**kernel) for kernel in data["kernels"]]
         for record in records:
-            _ = record.compute_capability  # raises for an arch that is none
+            _ = record.compute_capability  # raises for an invalid arch
         left_out = frozenset(map(str, data.get("left_out", ())))
         removed = {kernel["id"]: KernelRecord(**kernel) for kernel in data.get("removed", ())}
         has_backward = {"on": True, "off": False}[data.get("backward", "on")]
@@ -164,10 +164,10 @@ def packaged() -> Manifest:
 
 
 def installed() -> Manifest | None:
-    """The same; None where there is none, as in a checkout, in which nothing is built.
+    """Like `packaged`; None without a manifest, for example in a checkout, where nothing is built.
 
     Raises:
-      TableError: as `packaged`, but for a file that is missing.
+      TableError: like `packaged`, except for a missing file.
     """
     is_built = package_files.path("kernel_manifest.json").exists()
     return packaged() if is_built else None

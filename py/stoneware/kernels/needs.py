@@ -1,4 +1,4 @@
-"""Which products a call needs: its own and, of those of its gradients, the ones that are asked for.
+"""Which matmuls a call needs: its own, and those of the requested gradients.
 
     matmul      c = a @ b + bias                da = dc @ b^T                            (dgrad)
                                                 db = a^T @ dc                            (wgrad)
@@ -7,7 +7,7 @@
     scaled_mm   c = scale_a * scale_b * ab      ab = a @ b, which scales had been applied to (unscaled)
                     + bias                      dscale_a, dscale_b = sums of dc * ab * the other scale
 
-Autograd saves and computes what this says, and nothing else: for a frozen weight there is no wgrad
+Autograd saves and computes only these: a frozen weight has no wgrad
 and `a` is not saved, for an input without a gradient no dgrad and `b` is not saved. Operands in fp8
 have no gradients. Free of torch.
 """
@@ -63,13 +63,13 @@ class Product:
 def products(
     op: str, *, dtypes: tuple[str, str, str], layout: str, scales: str = "", needs_input_grad: frozenset[str]
 ) -> tuple[Product, ...]:
-    """The products of a call, its own first.
+    """The matmuls of a call, its own first.
 
     Args:
       op: "matmul", "scaled_mm" or "grouped_mm".
       dtypes: of a, of b, and of the result and the bias.
-      layout: of a and b, as a Problem's.
-      scales: as a Problem's, of operands in fp8; else empty.
+      layout: of a and b, like a Problem's.
+      scales: like a Problem's for operands in fp8, otherwise empty.
       needs_input_grad: the inputs that need a gradient.
 
     Raises:
@@ -123,7 +123,7 @@ Operands = tuple[str, str, str]
 def of_quantizing_layer(
     *, dtype: str, forward: Operands, dgrad: Operands | None, wgrad: Operands | None, needs_input_grad: frozenset[str]
 ) -> tuple[Product, ...]:
-    """The products of a linear layer c = a @ b + bias that quantizes its operands, its own first.
+    """The matmuls of a linear layer c = a @ b + bias that quantizes its operands, its own first.
 
     Products in fp8 have layout nt, with operands that are transposed before they are quantized: the
     tensor cores want both contiguous along the summed dimension.

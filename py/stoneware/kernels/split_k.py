@@ -12,10 +12,10 @@ from stoneware.kernels.manifest import KernelRecord
 SCHEDULE = "splitk"
 
 PERSISTENT_SCHEDULE = "persistent"
-"""Of the kernels of the same source that do not split."""
+"""Schedule of the kernels of the same source that do not split."""
 
 _LEAST_STEPS = 2
-"""Tiles of k that a block should have: with one it would load, wait, multiply and be done."""
+"""Tiles of k that a block should have: with one, loads and MMAs would not overlap."""
 
 _MAX_BLOCKS_PER_SM = 2
 """So many blocks fit an SM where a kernel's stages leave room (64x16x256 with 5 of them); of the others
@@ -33,7 +33,7 @@ def is_splitk_sm90(kernel: KernelRecord) -> bool:
 
 
 def why_not(kernel: KernelRecord, k: int, splits: int) -> str | None:
-    """None if the kernel runs with so many splits at this k, else the reason."""
+    """None if the kernel runs with `splits` splits at this k; otherwise the reason."""
     if splits == 1:
         return None
     if not is_split_k(kernel):

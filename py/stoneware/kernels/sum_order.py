@@ -5,7 +5,7 @@ order of the arithmetic. All CUTLASS kernels of an op have one order: products a
 same instruction; then, of fp8, the sum is multiplied by scale_a, and with scale_b and the bias in one
 fused step; it is rounded once. Neither tile nor schedule nor cluster changes that. What is left is
 
-    chunk     elements of k whose sum is added to another one in full float32; 0: there is no other
+    chunk     elements of k whose sum is added to a second accumulator in full float32; 0 without one
     splits    shares of k that are summed apart, and then added
 
 `chunk` is in the kernel's config ("sum_chunk"), where the family states it; a kernel without is not
@@ -33,7 +33,7 @@ def of(kernel: KernelRecord | None, splits: int) -> str:
 
 
 def why_not_invariant(kernel: KernelRecord | None, config: Config, key: Key) -> str | None:
-    """None if a config of the kernel adds up in the order of batch-invariant results, else the reason."""
+    """None if a config of the kernel adds up in the order of batch-invariant results; otherwise the reason."""
     chunk = None if kernel is None else kernel.config.get("sum_chunk")
     if chunk is None:
         return "results must be batch invariant, and the order of its sums is not known"

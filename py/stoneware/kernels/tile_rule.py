@@ -30,7 +30,7 @@ def tiling_of(kernel: KernelRecord) -> Tiling:
     """The tiling of a kernel; one without a cluster has one of a block.
 
     Raises:
-      ValueError: its tile or cluster is none.
+      ValueError: its tile or cluster is invalid.
     """
     tile, cluster = extents(kernel, "tile"), extents(kernel, "cluster", (1, 1, 1))
     m, n = (1, 0) if kernel.config.get("swap_ab") else (0, 1)
@@ -60,7 +60,7 @@ def fits(kernel: KernelRecord, key: Key, compute_capability: tuple[int, int]) ->
     """
     config = kernel.config
     return (
-        # First what tells most kernels apart: a look-up asks of every one.
+        # The most selective property first: a look-up checks every kernel.
         config["out"] == key.out_dtype
         and config["a"] == key.a_dtype
         and config.get("scales", "") == (key.scales if "block" in key.scales else "")
@@ -102,8 +102,8 @@ LARGEST_SPLIT_M = 128
 """Up to here a split-k kernel may be the first without a measurement (docs/design/table.md)."""
 
 _SMALL_TILE_M = 16
-"""A tile this narrow is timed for every m below it too: which one streams the weights best is not
-told by m."""
+"""Tiles up to this size are timed for every smaller m as well: m does not determine which one streams
+the weights best."""
 
 _LARGE_M = 1024
 """From here on every m has the tiles of this one: with those of 128 and more rows the math is the

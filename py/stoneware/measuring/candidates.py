@@ -68,7 +68,7 @@ class Race:
       problem: an op's Problem.
       device: where it runs; a CPU in tests.
       run_id: of the Run that the samples belong to.
-      make_plan: the op's, unless a test has its own.
+      make_plan: the op's, unless a test replaces it.
       emit: called with samples as soon as they are final.
       announce: called with a candidate before each of its runs.
     """

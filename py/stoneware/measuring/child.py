@@ -71,7 +71,7 @@ class Worker:
 
     def __init__(self, command: Sequence[str], hello: Mapping[str, Any]) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - kill() closes it
-        # A session of its own: Ctrl-C at the terminal reaches the parent alone, which ends it.
+        # A separate session: Ctrl-C at the terminal reaches only the parent, which ends the child.
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.PIPE,
@@ -120,7 +120,7 @@ class Worker:
             if isinstance(event, dict) and event.get("event") in _EVENTS:
                 yield event
             else:
-                _LOG.warning("the measuring process wrote something that is no event: %r", line[:200].strip())
+                _LOG.warning("the measuring process wrote something that is not an event: %r", line[:200].strip())
 
     def kill(self) -> None:
         """Ends it and what it started, if it has not ended."""
@@ -159,7 +159,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
     """Runs the program.
 
     Args:
-      make_plan: in place of the ops' own.
+      make_plan: replaces that of the ops.
       make_timer: (ordinal of the GPU) -> DeviceTimer; None times cold calls.
     """
     _end_with_parent()

@@ -7,8 +7,8 @@ Slow calls are dropped after a few rounds, and keep the timings they have.
 
 Short calls: if the fastest takes less than SHORT_US between events, all that are left are timed in
 CUDA graphs instead, since the microseconds of the events would hide differences. If one of them
-cannot be captured, none is: two methods are never compared with each other. From the timings of
-dropped calls the cost of the events is taken, as those have it that were timed both ways; they stay
+cannot be captured, none is: two methods are never compared with each other. The cost of the
+events, measured on calls that were timed both ways, is subtracted from the timings of dropped calls; they stay
 DROP_RATIO times slower than the fastest.
 
 Drooped rounds: rounds in which the clock of the SMs is below DROOP_RATIO of its median over all

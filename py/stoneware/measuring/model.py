@@ -1,8 +1,8 @@
-"""The products of a model: of a torch module, or of a Hugging Face config.json; and `sw.tune`.
+"""The matmuls of a model, from a torch module or a Hugging Face config.json; and `sw.tune`.
 
-Of a config, linears as Hugging Face builds them (q, k, v, gate and up apart) and as serving engines fuse them (qkv,
-gate_up), each once. Under tensor parallelism the projections out of the hidden size are cut along n, and
-those back to it along k, as in Megatron-LM (https://arxiv.org/abs/1909.08053, section 3).
+A config gives the linears like Hugging Face builds them (separate q, k, v, gate and up) and like serving engines
+fuse them (qkv, gate_up), each once. Tensor parallelism shards the projections out of the hidden size along n, and
+those back to it along k, like Megatron-LM (https://arxiv.org/abs/1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stoneware.tuning.store import Store
 
 DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
-"""Of operands: matmul's two; e4m3 with a scale for each row and column; e4m3 with block scales."""
+"""Dtypes of operands: matmul's two; e4m3 with a scale for each row and column; e4m3 with block scales."""
 
 MAX_CONFIG_BYTES = 16 << 20
 """The longest config.json that is read. Most have a few KiB; names of labels can add some MiB."""
@@ -38,7 +38,7 @@ MAX_CONFIG_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Layer:
-    """A weight [n, k], or of experts [num_experts, n, k] of which each token goes to `per_token`."""
+    """A weight [n, k], or the weights [num_experts, n, k] of experts, `per_token` of which get each token."""
 
     name: str
     n: int
@@ -51,8 +51,8 @@ def read_config(path: str) -> dict[str, Any]:
     """A model's config.json, or that in a folder.
 
     Raises:
-      ValueError: it is missing, not a regular file, longer than MAX_CONFIG_BYTES, nested more deeply than Python's
-        parser goes, or not a JSON object.
+      ValueError: it is missing, not a regular file, longer than MAX_CONFIG_BYTES, nested too deeply for Python's
+        parser, or not a JSON object.
     """
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
@@ -103,10 +103,10 @@ class _Fields:
 
 
 def layers(config: Mapping[str, Any], tensor_parallel: int = 1) -> list[Layer]:
-    """The layers of a model on one of `tensor_parallel` GPUs, each shape once, the first name counts.
+    """The layers of a model on one of `tensor_parallel` GPUs: each shape once, under its first name.
 
     Raises:
-      ValueError: the config lacks a size, or a size is no multiple of `tensor_parallel`.
+      ValueError: the config lacks a size, or a size is not a multiple of `tensor_parallel`.
     """
     if tensor_parallel < 1:
         raise ValueError(f"tensor_parallel={tensor_parallel} must be at least 1; pass how many GPUs share a layer")
@@ -230,7 +230,7 @@ class Gain:
     Attributes:
       num_problems: that were measured.
       over_torch: torch's time over that of the choice now, geometric mean; 0 if torch ran none.
-      over_wheel: the same of what the wheel's table chooses; 0 if it knows nothing here.
+      over_wheel: the same for the choices of the wheel's table; 0 if it has no entry here.
       num_changed: problems that choose another kernel than by the wheel's table.
     """
 
@@ -301,21 +301,21 @@ def layers_of_module(module: torch.nn.Module) -> dict[str, list[Layer]]:
 
 
 def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024, 4096), *, rounds: int = 16) -> Gain:
-    """Measures the products of a module's linears on its GPU; later calls take the fastest kernels.
+    """Measures the matmuls of a module's linears on its GPU; later calls use the fastest kernels.
 
-    Samples go to the user's store as they are taken, and what it has is not measured again: an
-    interrupted call continues where it stopped. Progress and the time left are logged to
-    "stoneware.measuring". Another process measures, so the GPU needs room for one layer besides the
-    module.
+    Each sample is stored immediately in the user's store, and stored problems are not measured again,
+    so an interrupted call continues where it stopped. Progress and the time left are logged to
+    "stoneware.measuring". Another process measures, so the GPU needs room for one layer in addition
+    to the module.
 
     Args:
       module: with nn.Linear in bf16 or fp16, or modules with a `weight` [n, k] in float8_e4m3fn, which
         are measured with a scale per row; experts are not.
-      tokens: rows of the input, which are measured.
+      tokens: numbers of input rows to measure.
       rounds: timings of each candidate.
 
     Returns:
-      What was gained; print it.
+      The gain in speed; print it.
 
     Raises:
       ValueError: the module has no such linear, or an argument breaks its rule.
@@ -345,7 +345,7 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
             reporter.note(f"left out: {reason}")
     store = user_store()
     if store is None:
-        raise StoreError("the user's store needs a folder, and there is no home for one; set STONEWARE_CACHE_DIR")
+        raise StoreError("the user's store needs a folder, and this user has no home folder; set STONEWARE_CACHE_DIR")
     settings = Settings(rounds=rounds, command="sw.tune")
     session.tune(wanted, store, ordinal, settings, reporter, ranks=session.Ranks())
     policy.forget_plans()

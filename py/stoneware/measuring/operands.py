@@ -54,7 +54,7 @@ class Operands:
         return tuple(self.tensors[name] for name in registry.spec(self.problem.key.op).plan_order)
 
     def replace(self, **tensors: torch.Tensor | None) -> Operands:
-        """A copy with these tensors in place of those of the same name."""
+        """A copy in which these tensors replace those of the same name."""
         return dataclasses.replace(self, tensors={**self.tensors, **tensors})
 
     def poison(self) -> None:
@@ -212,7 +212,7 @@ def product(
     Args:
       batch: "a", "b" or "out" -> (matrices, elements from one to the next; 0 if all are the same one), where
         it is a batch.
-      period: only so many rows of a and columns of b are drawn, and repeated; None: all are drawn.
+      period: draw this number of rows of a and columns of b, and repeat them; None: draw all.
       others: the op's other tensors.
     """
     m, n, k, batch = problem.m, problem.n, problem.k, batch or {}
@@ -240,8 +240,8 @@ def _matrices(
     dtype: torch.dtype,
     device: Device,
 ) -> torch.Tensor:
-    """A view of normal values, of one matrix or of a batch; rows are contiguous, or else columns. What is
-    beyond `drawn` repeats it."""
+    """A view of normal values, of one matrix or of a batch; either rows or columns are contiguous. Elements
+    beyond `drawn` repeat it."""
     outer, inner = size if is_row_major else size[::-1]
     drawn = drawn if is_row_major else drawn[::-1]
     num, stride = batch or (1, 0)

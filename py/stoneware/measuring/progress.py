@@ -36,7 +36,7 @@ class Reporter:
         self.say(f"[{self._idx}/{self._num}] {problem}: {outcome}; {gone_s:.0f} s gone, about {left_s:.0f} s left")
 
     def note(self, text: str) -> None:
-        """Something to know, such as a candidate that hung."""
+        """A warning, for example about a candidate that hung."""
         self.say(text, logging.WARNING)
 
     def finish(self, outcome: str) -> None:

@@ -140,7 +140,7 @@ def tune(
       KeyboardInterrupt: on Ctrl-C, once the measuring process is ended and the run's end stored.
       StoreError: the store cannot be written; what it has is kept.
       WorkerError: the measuring process does not start, or the GPU no longer answers.
-      DriverError, UnsupportedError: there is no such GPU.
+      DriverError, UnsupportedError: this GPU does not exist.
     """
     device = cuda_device(ordinal)
     run = machine.new_run(ordinal, settings.command, settings.commit)

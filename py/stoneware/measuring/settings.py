@@ -12,8 +12,8 @@ class Settings:
 
     Attributes:
       rounds: timings of each candidate that is not dropped.
-      rounds_before_drop: after so many rounds slow candidates are dropped, see device_timer.py; 0
-        drops none.
+      rounds_before_drop: the number of rounds after which slow candidates are dropped, see
+        device_timer.py; 0 drops none.
       seconds_per_problem: stop timing the candidates of a problem after this long.
       hang_limit_s: a candidate that shows no progress for this long is killed and counts as hung.
       remeasure: measure again what has a sample.

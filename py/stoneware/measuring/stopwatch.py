@@ -34,10 +34,10 @@ _LEAST_FLUSH_BYTES = 256 << 20
 _FLUSH_ROWS = 4096
 
 _FIRST_SLEEP_CYCLES = 100_000
-"""Before a call that was timed too late, some 50 us on an H200; doubled each time."""
+"""Sleep before a call whose timing started too late, about 50 us on an H200; doubled each time."""
 
 _LONGEST_SLEEP_CYCLES = _FIRST_SLEEP_CYCLES << 6
-"""Some 3 ms. The figure includes a host that needs longer, or whose call waits for the GPU."""
+"""About 3 ms. The figure includes a host that needs longer, or whose call waits for the GPU."""
 
 _WARM_UP_CALLS = 3
 
@@ -62,7 +62,7 @@ class CudaStopwatch:
         num_bytes = max(_LEAST_FLUSH_BYTES, _FLUSH_BYTES_PER_L2_BYTE * l2_bytes)
         self._l2 = l2
         if l2 != "as_is":
-            # Rows, so that a sum of each needs no memory of torch's beside the result.
+            # Rows, so that torch needs no memory for their sums except the result.
             self._flush_rows = torch.zeros(_FLUSH_ROWS, num_bytes // 4 // _FLUSH_ROWS, device=self._device)
             self._flush_sums = torch.zeros(_FLUSH_ROWS, device=self._device)
         self._sleep_cycles: dict[Any, int] = {}  # by name: a call would keep its tensors alive

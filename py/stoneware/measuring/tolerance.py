@@ -12,7 +12,7 @@ OUTPUT_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
 """Half a unit in the last place, relative: bf16 keeps 8 significant bits, fp16 11, fp32 24."""
 
 ACCUMULATOR_ROUNDING = {"fp32": 2.0**-24, "truncated": 2.0**-23, "fast": 4e-5}
-"""Of one addition. "truncated": Hopper's 16-bit tensor cores cut a sum off where "fp32" rounds it.
+"""Relative rounding of one addition. "truncated": Hopper's 16-bit tensor cores cut a sum off where "fp32" rounds it.
 "fast": its fp8 tensor cores keep about 14 bits of each sum (DeepSeek-V3 Technical Report, section
 3.3.2). docs/design/measuring.md has the errors that an H200 shows."""
 

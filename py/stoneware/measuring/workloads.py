@@ -107,5 +107,5 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
 
 
 def cost(problem: Product) -> float:
-    """How long a problem takes beside others, for the time left: a fixed part, and the arithmetic."""
+    """Relative time of a problem, to estimate the remaining time: a fixed part, and the arithmetic."""
     return 1.0 + registry.spec(problem.key.op).num_operations(problem.key) / 2e12

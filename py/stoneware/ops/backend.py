@@ -1,4 +1,4 @@
-"""What an op asks of each of its backends, and the two backends that are torch's own."""
+"""The interface of an op's backends, and the two backends that run torch's own kernels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ stream."""
 
 
 class Conversion(NamedTuple):
-    """What a plan does at each call before its kernel, for a layout that its key does not tell.
+    """Work of a plan at each call before its kernel, for a layout that its key does not contain.
 
     Attributes:
-      text: a clause: what is done, what it costs, the remedy.
+      text: a clause: the work, its cost, the remedy.
       us: microseconds that this adds to the measured time.
     """
 

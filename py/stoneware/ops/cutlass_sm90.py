@@ -92,7 +92,7 @@ class CutlassSm90(Backend):
         return native.plan(launch, ordinal)
 
     def kind(self, problem: Any) -> str:
-        """What else a kernel must be built for, for the message that there is none."""
+        """Further properties that a kernel must be built for; used in the message that no kernel has them."""
         return ""
 
     def refusal(self, problem: Any, kernels: Sequence[KernelRecord]) -> str | None:

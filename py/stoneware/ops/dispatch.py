@@ -1,4 +1,4 @@
-"""From a problem to a plan: asks the backends, the table and the heuristic, and makes the plan.
+"""From a problem to a plan: queries the backends, the table and the heuristic, and makes the plan.
 
 Runs on a miss of an op's plan cache, and in `explain`.
 """
@@ -31,8 +31,8 @@ class Operation:
 
     Args:
       spec: of the op.
-      backends: in the order in which the default layer asks them. The last is the reference, which
-        runs anywhere and on a GPU is the last resort.
+      backends: in the order in which the default step tries them. The last is the reference, which
+        runs anywhere and is the last resort on a GPU.
 
     Attributes:
       spec: as above.
@@ -48,8 +48,8 @@ class Operation:
         return self.spec.preferred(key, compute_capability, manifest)
 
     def candidates(self, problem: Any, device: Device) -> list[Config]:
-        """The configs that are raced: of those that can run the problem, all but the ones whose tile
-        is far from m; the reference's only if there is no other."""
+        """The configs that are raced: all that can run the problem, except those whose tile is far
+        from m; the reference's only if no other can."""
         configs = _Backends(self, problem, device).configs()
         key, kernels = problem.key, manifest.packaged().kernels
         first = {config.backend: config for config in reversed(configs)}.values()
@@ -80,8 +80,8 @@ class Operation:
           device: where.
           backend: take configs of this backend only.
           config: take this config.
-          lists_refusals: whether the decision lists every backend that cannot run the problem; else
-            only what was in its way, which is less to ask.
+          lists_refusals: whether the decision lists every backend that cannot run the problem, or
+            only the refusals that it met, which takes less time.
           checks_vendor: whether the vendor's kernel may be run now, to see whether its bits are those
             of ours, where results must be batch invariant.
 
@@ -204,11 +204,11 @@ class Operation:
 
 
 class _Backends:
-    """What each backend says of one problem; each is asked once, when its answer is needed.
+    """The configs and refusals of each backend for one problem, computed once, when they are needed.
 
     Args:
-      operation, problem, device: what is asked.
-      only: the one backend that is asked; None for all.
+      operation, problem, device: the call to decide.
+      only: the only backend to use; None for all.
     """
 
     def __init__(self, operation: Operation, problem: Any, device: Device, only: str | None = None) -> None:
@@ -236,8 +236,8 @@ class _Backends:
         return [config for name in self._names for config in self._configs_of(name)]
 
     def refused(self, *, asks_all: bool) -> list[Refusal]:
-        """The backends that do not support the problem; of those alone that were asked before,
-        unless `asks_all`."""
+        """The backends that do not support the problem; without `asks_all`, only those that were
+        queried before."""
         return [
             Refusal(what=name, reason=reason)
             for name in self._names
@@ -248,14 +248,14 @@ class _Backends:
         """Why a config of a known or unknown backend cannot run the problem; None if it can."""
         name = config.backend
         if self._only is not None and name != self._only:
-            return f"backend={self._only!r} was asked for"
+            return f"backend={self._only!r} was requested"
         if name not in self._operation.backends:
             return f"{self._operation.spec.name} has no backend {quoted(name)}; it has {list(self._operation.backends)}"
         reason = self._reason(name)
         if reason is not None:
             return reason
         record = manifest.packaged().kernels.get(config.kernel)
-        # Where a backend says it of one kernel, that is less to ask than what all its configs are.
+        # To check one kernel is cheaper than to list all configs of the backend.
         is_known = (
             record is not None
             and (record.op, record.backend) == (self._operation.spec.name, name)
@@ -279,7 +279,7 @@ def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config]
 
 
 def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Found]:
-    """Packages are asked only where this installation has no measurement of the very problem on
+    """Packages are searched only if this installation has no measurement of the exact problem on
     this device: finding them takes 15 ms."""
     near = sources.sources(key.op, has_packages=False)
     fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)

@@ -23,7 +23,7 @@ torch's grouped products want it too. FastCall::kAlignment in cc/call/fast_call.
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """Products d = a @ b with sizes and strides in elements. A subclass is an op's Problem: it sets
-    `op`, gives its dtypes defaults, and checks what it asks beyond integers that kernels can count.
+    `op`, gives its dtypes defaults, and checks its rules beyond integers that kernels can count.
 
     Attributes:
       op: its name.
@@ -32,7 +32,7 @@ class Product:
       lda, ldb, ldd: leading dimensions.
 
     Raises:
-      TypeError: a size or a leading dimension is no int, or a bool.
+      TypeError: a size or a leading dimension is not an int, or is a bool.
       ValueError: one is above MAX_SIZE.
     """
 
@@ -143,10 +143,10 @@ def _spanned(layout: str) -> dict[str, str]:
 
 
 def dense(m: int, n: int, k: int, layout: str = "nt") -> dict[str, Any]:
-    """The sizes and leading dimensions of a product whose tensors are not views.
+    """The sizes and leading dimensions of a matmul whose tensors are not views.
 
     Raises:
-      TypeError: a size is no int.
+      TypeError: a size is not an int.
     """
     sizes = {"m": m, "n": n, "k": k}
     for name, value in sizes.items():

@@ -22,7 +22,7 @@ def check_tensors(spec: OpSpec, *tensors: object) -> list[tuple[str, torch.Tenso
     """Returns a call's tensors, in the order of the operator, with their names.
 
     Raises:
-      TypeError: one is no dense torch.Tensor and no absent option.
+      TypeError: one is neither a dense torch.Tensor nor an absent option.
     """
     named: list[tuple[str, torch.Tensor | None]] = []
     for name, tensor in zip(spec.tensors, tensors):
@@ -166,7 +166,7 @@ def check_out(out: torch.Tensor, shape: tuple[int, ...], out_dtype: torch.dtype,
     """Raises TypeError or ValueError unless out can hold the result.
 
     Args:
-      allowed: the dtypes that another out_dtype could ask for.
+      allowed: the dtypes that another out_dtype could select.
     """
     if out.dtype != out_dtype:
         is_known = DTYPE_NAMES.get(out.dtype) in allowed
@@ -233,7 +233,7 @@ def refuse_tangents(op: str, tensors: NamedTensors) -> None:
 
 
 def check_addresses(tensors: NamedTensors) -> None:
-    """Raises ValueError for tensors whose address is no multiple of UNIT_BYTES."""
+    """Raises ValueError for tensors whose address is not a multiple of UNIT_BYTES."""
     found = [
         f"{name}.data_ptr()={tensor.data_ptr():#x}"
         for name, tensor in tensors
@@ -261,7 +261,7 @@ def strided(**tensors: torch.Tensor | None) -> dict[str, Copy]:
 
 
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor in place of an out of any strides."""
+    """A dense tensor that replaces an out with any strides."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 

@@ -17,8 +17,8 @@ from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
 
 _MULTIPLE = 16
-"""Of n, k and the leading dimensions: Triton knows one promise of alignment, and without it a kernel
-would load and store two bytes at a time in place of sixteen."""
+"""Required multiple of n, k and the leading dimensions. Triton supports one promise of alignment; without the promise
+a kernel would load and store two bytes at a time instead of sixteen."""
 
 
 class TritonAot(Backend):

@@ -1,12 +1,12 @@
-"""Whether the vendor library's kernel gives the very bits of ours at a problem, checked at first use.
+"""Whether the vendor library's kernel is bitwise equal to ours at a problem, checked at first use.
 
 Its order of sums is not documented, and may change with a version of the library: it often splits k
-where m is small. So `sw.batch_invariant` takes it for a problem only after both have run it here, with
-the same result. Since the bits are then the same, a problem that is not checked, as during a capture,
-runs our kernel and loses time alone.
+where m is small. So `sw.batch_invariant` uses it for a problem only after both kernels have run here with
+the same result. A problem that is not checked, for example during a capture, runs our kernel: it
+loses time but has the same bits.
 
 The operands make rounding visible: in every other row of a the second half repeats the first, and the
-second half of b is minus the first, so that what is left of such an element is the rounding of its
+second half of b is minus the first, so that such an element consists only of the rounding of its
 sums. Where the vendor split k, 7 to 40 % of the elements differed (docs/batch_invariance.md).
 
 The vendor chooses its kernel by m, n and k, so the operands have the problem's size and strides, and b
@@ -41,7 +41,7 @@ PERIOD = 256
 """The longest side of a tile: of cuBLAS's, CUTLASS's and our own kernels for compute capability 9.0."""
 
 _CHUNK_BYTES = 1 << 26
-"""Size of the parts in which results are compared, since a comparison takes memory of its own."""
+"""Size of the parts in which results are compared, since a comparison needs additional memory."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,12 +52,12 @@ def _verdict(ordinal: int | None, problem: Any) -> list[str | None]:
 
 
 def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, *, may_run: bool) -> str | None:
-    """Why the vendor's kernel may not stand for ours here, or None.
+    """Why the vendor's kernel may not replace ours here, or None.
 
     Args:
       operation, problem, device: what runs.
       vendor: the config of its kernel.
-      may_run: whether to check a problem that was not checked yet; else that is the reason.
+      may_run: whether to check a problem that was not checked yet; otherwise that is the reason.
     """
     verdict = _verdict(device.ordinal, problem)
     if verdict:
@@ -115,8 +115,8 @@ def _num_differing(first: torch.Tensor, second: torch.Tensor) -> int:
 
 
 def cancel(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Makes what is left of every other row of a @ b, a [..., m, k] and b [..., k, n], the rounding of
-    its sums."""
+    """Makes every other row of a @ b, a [..., m, k] and b [..., k, n], consist only of the rounding
+    of its sums."""
     half = a.shape[-1] // 2
     # A batch may have one operand for all, in whose memory torch writes but once.
     a, bits = (one[0] if one.ndim == 3 and one.stride(0) == 0 else one for one in (a, _bits(b)))

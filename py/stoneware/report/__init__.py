@@ -1,1 +1,1 @@
-"""The report: what samples say about kernels, as numbers (measures.py) and as a page (page.py)."""
+"""The report: measured speed of kernels, as numbers (measures.py) and as a page (page.py)."""

@@ -41,7 +41,7 @@ class Problem(Entry):
 
 
 def problems(entries: Iterable[Entry]) -> list[Problem]:
-    """The entries that were measured with their own output dtype; of several with one key the first.
+    """The entries that were measured with their own output dtype; if several have the same key, the first.
 
     Returns:
       One problem per key, sorted by op and key.
@@ -129,7 +129,7 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
 
 
 def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
-    """The nominal roofs of a device that `report.nominal` knows, otherwise the measured maxima.
+    """The nominal roofs of a device that `report.nominal` lists, otherwise the measured maxima.
 
     Args:
       device: whose roofs.

@@ -113,7 +113,7 @@ def _sentence(found: Sequence[Section]) -> str:
     common = [section for section in found if section.is_common] or found
     same = [value for section in common for value in section.same_scales.values()]
     if not same:
-        return "<p>Torch's kernels were not measured, so there is no speed-up to tell.</p>"
+        return "<p>Torch's kernels were not measured, so no speed-up is shown.</p>"
     problems = sum(len(section.problems) for section in common)
     ours = sum(section.share_ours * len(section.problems) for section in common) / problems
     pairs = [
@@ -127,7 +127,7 @@ def _sentence(found: Sequence[Section]) -> str:
     if pairs:
         there, fastest = (measures.geometric_mean(values) for values in zip(*pairs))
         told += (
-            f". At the {len(pairs)} of them where torch was measured with tensor scales too: {there:.2f} times with "
+            f". At the {len(pairs)} of them where torch was also measured with tensor scales: {there:.2f} times with "
             f"the same scales, {fastest:.2f} times with torch's fastest of any scales"
         )
     return (
@@ -158,8 +158,8 @@ def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axe
             f"<div class=\"legend\">{legend}<span>filled: Stoneware's kernel, hollow: torch's</span></div>",
             f'<div class="scroll">{figures.roofline(points, roofs, axes)}</div>',
             f"<p>The roof is {roofs.tflops:,.0f} TFLOP/s and {roofs.gbytes_per_s:,.0f} GB/s ({escape(roofs.source)}). "
-            "A circled problem lies above it: what stays in the L2 cache is not read from memory, the matrices of "
-            "empty groups are not read at all, and the clock may have been above that of the stated rate.</p>",
+            "A circled problem is above it: operands that stay in the L2 cache are not read from memory, the matrices "
+            "of empty groups are not read at all, and the clock may have been above that of the stated rate.</p>",
         ]
     parts.append(_problems_html(section, is_open=not values))
     return "\n".join([*parts, "</section>"])

@@ -107,7 +107,7 @@ def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
     # Tables of decorated kernels are found by name only.
     for op in (*OPS, *(op for op in ops if is_kernel(op))):
         for source in sources.sources(op):
-            if source.name != sources.STORE:  # its samples say more than its table
+            if source.name != sources.STORE:  # its samples have more detail than its table
                 yield from _of_table(source.table, source.name)
     store = sources.existing_store()
     if store is not None:

@@ -36,7 +36,7 @@ class Section:
     """The problems that share a table: those of a family, with any number of groups.
 
     Attributes:
-      title: op, dtypes, scales and what else the problems share, in words.
+      title: op, dtypes, scales and other common properties of the problems, in words.
       is_common: whether layers of models call the op in this way.
       problems: in order of their keys.
       same_scales: key -> torch's time over that of the chosen kernel, where torch was measured.

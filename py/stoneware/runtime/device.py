@@ -27,9 +27,9 @@ class DeviceFingerprint:
       num_sms: streaming multiprocessors.
       l2_bytes: size of the L2 cache.
       memory_clock_khz: peak memory clock.
-      power_limit_w: what the board may draw; 0 if unknown. Only NVML knows it, which takes a library
-        and time, so it is asked only to measure, to explain a measurement, or to tell apart two known
-        devices that differ in nothing else.
+      power_limit_w: what the board may draw; 0 if unknown. Only NVML provides it, which needs a library
+        and time, so it is read only to measure, to explain a measurement, or to distinguish two known
+        devices that are otherwise equal.
     """
 
     name: str
@@ -101,7 +101,7 @@ def by_hardware(fingerprints: Iterable[DeviceFingerprint]) -> dict[DeviceFingerp
     """Each fingerprint -> the one that stands for its device; the order does not matter.
 
     Devices differ in a number or in a known power limit. A fingerprint without a limit joins the only
-    device with the same numbers and a known limit; if there are several, it is a device of its own.
+    device with the same numbers and a known limit; if there are several, it is a separate device.
     A device has the alphabetically first of its names.
     """
     fingerprints = set(fingerprints)
@@ -156,7 +156,7 @@ CPU = Device()
 
 @functools.cache
 def cuda_device(ordinal: int) -> Device:
-    """The GPU with this number, its fingerprint asked of the driver once per process.
+    """The GPU with this number, its fingerprint read from the driver once per process.
 
     Raises:
       DriverError: the driver is missing or refuses.

@@ -23,9 +23,9 @@ MODES = ("off", "on_miss", "error_on_miss")
 
 
 def tuning_folder() -> str | None:
-    """The folder of the user's tuning store; None where there is no home to keep one in.
+    """The folder of the user's tuning store; None if the user has no home folder.
 
-    A str, since every look-up asks and a Path takes longer.
+    A str, since every look-up calls this and a Path takes longer.
 
     Raises:
       ValueError: STONEWARE_CACHE_DIR is not absolute.
@@ -50,7 +50,7 @@ def tuning_mode() -> str:
     """The mode outside of any `with sw.tuning(...)`.
 
     Raises:
-      ValueError: STONEWARE_TUNING is none of MODES.
+      ValueError: STONEWARE_TUNING is not one of MODES.
     """
     mode = os.environ.get("STONEWARE_TUNING") or "off"
     if mode not in MODES:
@@ -61,7 +61,7 @@ def tuning_mode() -> str:
 
 
 def batch_invariant() -> bool:
-    """Whether STONEWARE_BATCH_INVARIANT asks for results whose bits do not depend on the batch.
+    """Whether STONEWARE_BATCH_INVARIANT requires results whose bits do not depend on the batch.
 
     Raises:
       ValueError: it is neither 0 nor 1.

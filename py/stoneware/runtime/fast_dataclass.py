@@ -39,7 +39,7 @@ def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> Any:
             continue
         value = cls.__dict__.get(name, dataclasses.MISSING)
         field: Any = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
-        # What the standard decorator sets, too.
+        # The standard decorator sets this as well.
         field.name, field.type, field.kw_only, field._field_type = name, type, kw_only, _FIELD
         fields[name] = field
         if field.default is not dataclasses.MISSING:

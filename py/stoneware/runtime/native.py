@@ -51,6 +51,6 @@ def plan(launch: Any, ordinal: int) -> Any:
     def run(*tensors: torch.Tensor | None) -> None:
         launch(current_stream(ordinal), [0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
-    # fast_call.cc asks a plan for it.
+    # fast_call.cc gets it from a plan.
     run.native_launch = launch.native_launch()  # type: ignore[attr-defined]
     return run

@@ -1,4 +1,4 @@
-"""The files that the wheel carries beside its code, and what other packages offer."""
+"""Data files of the wheel, and tables of other packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def path(*parts: str) -> Path:
 def may_have_entry_points(group: str) -> bool:
     """Whether an installed distribution may have entry points of a group.
 
-    importlib.metadata would know, but is slow to import and reads every distribution. Here only the
+    importlib.metadata could answer this, but is slow to import and reads every distribution. Here only the
     files that name entry points are searched. Anything on sys.path that is not a folder, such as a zip
     file, may have some.
     """

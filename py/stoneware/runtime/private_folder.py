@@ -22,7 +22,7 @@ def make(path: str | os.PathLike[str]) -> None:
 def why_untrusted(path: str | os.PathLike[str]) -> str | None:
     """Why another user may have written files in a folder: rule, value and remedy, without the path.
 
-    None if no other user can, or if there is no such folder.
+    None if no other user can, or if the folder does not exist.
     """
     try:
         status = os.stat(path)

@@ -1,6 +1,6 @@
-"""Reading and writing files safely where something else may lie in their place.
+"""Reads and writes files safely if the path may be something other than a regular file.
 
-To open a pipe (FIFO) that nobody writes to would block the process for ever.
+Opening a pipe (FIFO) without a writer would block the process forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 30
 """The longest file that is read, some hundred times the longest that is written."""
 
 DRAFT_PREFIX = ".stoneware-"
-"""Of the names under which files are written before they are renamed; a kill leaves such a file."""
+"""Prefix of the temporary names of files before they are renamed; a kill leaves such a file behind."""
 
 
 def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
@@ -42,7 +42,7 @@ def read(path: str | os.PathLike[str], most_bytes: int = MAX_BYTES) -> bytes:
 
 
 def size_bytes(path: str | os.PathLike[str]) -> int:
-    """Bytes of a regular file; 0 if there is none.
+    """Bytes of a regular file; 0 if it does not exist.
 
     Raises:
       OSError: it is not a regular file, or a parent of it is not a folder.
@@ -56,10 +56,10 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
 
 
 def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
-    """Replaces a file whole: a reader, also after a kill, finds the old one or the new one.
+    """Replaces a file atomically: a reader, also after a kill, finds the old file or the new one.
 
     The new file is written next to the old one under a random name, then renamed: a link at `path` is
-    replaced, and its target stays. Something else at `path`, and an open file of a process, such as
+    replaced, and its target is unchanged. Anything else at `path`, and an open file of a process, such as
     /dev/stdout, are written to in place.
 
     Args:
@@ -68,7 +68,7 @@ def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
       mode: of the new file, less the umask.
 
     Raises:
-      OSError: it cannot be written; what was there is unchanged.
+      OSError: it cannot be written; an existing file is unchanged.
     """
     path = os.fspath(path)
     if os.path.exists(path) and (not os.path.isfile(path) or _is_descriptor(path)):

@@ -6,7 +6,7 @@ A file has three parts: a line with the sha256 of the rest, a line of JSON (the 
 Each file is checked when it is read; one that is damaged, cut short or of another kernel is reported
 once and compiled anew. The digest protects against damage, not against people: a folder that other
 users can write is not used at all. The size of the folder is bounded: past MAX_FOLDER_BYTES the
-oldest files are deleted. There is no pickle and no eval.
+oldest files are deleted. Neither pickle nor eval is used.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def digest(compiled_from: Mapping[str, Any]) -> str:
 
 
 def folder() -> Path | None:
-    """Where compiled kernels are kept; None where there is no home, or where other users can write,
-    which is reported once."""
+    """Where compiled kernels are kept; None without a home folder, or if other users can write
+    the folder, which is reported once."""
     parent = environment.tuning_folder()
     if parent is None:
         return None
@@ -59,7 +59,7 @@ def folder() -> Path | None:
 
 
 def read(name: str) -> tuple[LaunchDescription, bytes] | None:
-    """The kernel that is filed under `name` (see `digest`); None if there is none that is whole."""
+    """The kernel that is filed under `name` (see `digest`); None if it is missing or damaged."""
     parent = folder()
     if parent is None:
         return None

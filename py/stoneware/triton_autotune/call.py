@@ -17,7 +17,7 @@ from stoneware.kernels.key import KernelKey, Value, check_value
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layout:
-    """How calls of one form pass their values: so many by position, these by keyword.
+    """How calls of one form pass their values: the number passed by position, and the keywords.
 
     Attributes:
       names: of each value, in the order of the call: positional ones, then keywords.
@@ -76,7 +76,7 @@ class KernelSignature:
       key_idx: their positions in the signature.
 
     Raises:
-      ValueError: `key` names something that is no parameter, or names one twice.
+      ValueError: `key` names something that is not a parameter, or names one twice.
     """
 
     def __init__(self, signature: inspect.Signature, key: Sequence[str], constants: Sequence[str] = ()) -> None:
@@ -96,7 +96,7 @@ class KernelSignature:
         }
 
     def layout(self, num_positional: int, keywords: Sequence[str]) -> Layout:
-        """The form of calls with so many positional arguments and these keywords.
+        """The form of calls with `num_positional` positional arguments and these keywords.
 
         Raises:
           TypeError: too many positional arguments, or a parameter is passed twice.

@@ -2,7 +2,7 @@
 
     1. exact timings       of this kernel at this key on this device: the entry of the first table
                            that has one (overlay, memory, user's store, wheel, packages), what this
-                           kernel keeps in memory; under on_miss the samples, too, and configs of the
+                           kernel keeps in memory; under on_miss also the samples, and configs of the
                            list without a timing are measured, with the default and the best so far
     2. the nearest entry   of the tables (lookup.py); the best config of it that is in the list
     3. the first config    of the list, as pruned
@@ -38,7 +38,7 @@ from stoneware.tuning.samples import Run, Sample
 ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", table_sources.MEMORY
 
 _NOW = "now"
-"""The date of what this call or this process alone knows: sorts after every other date."""
+"""The date of timings that exist only in this call or process: sorts after every other date."""
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -52,7 +52,7 @@ class KernelDecision:
       config: the triton.Config.
       source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
         this process alone), or the name of another source (`sources.py`).
-      layer, grade: as of lookup.Decision; "default" where there is no timing.
+      layer, grade: like in lookup.Decision; "default" without a timing.
       reason: a sentence.
       choices: what was compared, the chosen one first.
       is_provisional: whether the next call has to decide again.
@@ -103,7 +103,7 @@ class Problem:
       call: runs the kernel and hooks where something is measured.
       key: of the call.
       configs: the list, as pruned, by what they are in samples; the first is the default.
-      device: fingerprint; None without an NVIDIA GPU that our driver module knows.
+      device: fingerprint; None without an NVIDIA GPU that our driver module supports.
       ordinal: torch's number of the GPU; None without one.
     """
 
@@ -133,8 +133,8 @@ class Problem:
         return [one for one in timed if one.run == newest]
 
     def missing(self, known: Mapping[KernelConfig, Timed]) -> list[KernelConfig]:
-        """The configs that must be timed: those without a timing; else those that were faster in an
-        older run than the fastest of the newest, as after what beat them has left the list."""
+        """The configs that must be timed: those without a timing; otherwise those that were faster in an
+        older run than the fastest of the newest, which happens when a faster config is removed from the list."""
         missing = [config for config in self.configs if config not in known]
         ran = self.ran(known)
         if missing or not ran:
@@ -158,7 +158,7 @@ class Problem:
         """The decision by timings, None without any; `found` is their entry in a table."""
         if not timed:
             return None
-        # The canonical order is that of the list, which a table does not know.
+        # The canonical order is that of the list, which a table does not contain.
         compared, rule = choose(self.of_one_run(timed), list(self.configs))
         chosen = compared[0]
         at = f"measured at {found.entry.key.shape}; " if found and found.layer != "exact" else ""
@@ -220,7 +220,7 @@ class Chooser:
     """Decides for one kernel, in any number of threads.
 
     Attributes:
-      fn: what is below the decorator, with Triton's `run`.
+      fn: the decorated function, with Triton's `run`.
       hooks: the decorator's.
       kernel_sha256: gives the kernel's digest.
       do_bench: the user's; None for Stoneware's timer.
@@ -241,8 +241,8 @@ class Chooser:
         """The config of a call; nothing is measured for `explain` and `warmup`.
 
         Raises:
-          TuningMissError: mode is error_on_miss, and no exact timing is known.
-          Exception: what a kernel or hook raises while it is measured.
+          TuningMissError: mode is error_on_miss, and no exact timing exists.
+          Exception: a kernel or hook raises it while it is measured.
         """
         if len(problem.configs) == 1:
             return problem.first("there is no other", ONLY)
@@ -353,10 +353,10 @@ class Chooser:
         missing: Sequence[KernelConfig],
         known: dict[KernelConfig, Timed],
     ) -> None:
-        """Measures configs; adds their timings to `known`, and stores each sample as it is taken.
+        """Measures configs; adds their timings to `known`, and stores each sample immediately.
 
-        The best known config and then the default are timed again, last: a run without the default
-        does not count, so a killed one has all that it must be compared with, or does not count.
+        The best measured config and then the default are timed again, last: a run without the default
+        does not count, so a killed run is either complete or ignored.
         """
         run = self._run(problem)
         default, ran = problem.default, problem.ran(known)
@@ -406,7 +406,9 @@ class Chooser:
     def _raise_miss(self, problem: Problem, found: KernelDecision | None) -> None:
         from stoneware.errors import TuningMissError
 
-        nearest = f"the nearest is {found.layer}, {found.grade} ({found.reason})" if found else ("there is none near")
+        nearest = (
+            f"the nearest is {found.layer}, {found.grade} ({found.reason})" if found else "nothing near was measured"
+        )
         raise TuningMissError(
             f"{problem.key.op} {problem.key.shape} must have been measured on "
             f"{problem.device or 'this device'} with this kernel, since tuning is error_on_miss; "

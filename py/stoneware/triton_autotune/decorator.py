@@ -51,13 +51,13 @@ def autotune(
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = True,
 ) -> Callable[[Any], AutotunedKernel]:
-    """Decorates a `triton.jit` kernel; of its configs the fastest known one runs.
+    """Decorates a `triton.jit` kernel so that its fastest measured config runs.
 
     Takes the arguments of triton.autotune. By default nothing is measured: timings come from
-    `stoneware.tuning(overlay=)`, the user's store, the wheel and other packages' tables, and
-    without any the first config of the list runs. Under `stoneware.tuning("on_miss")` configs that
-    have no timing are measured at the first call of a key, and stored. Ties within the noise go to
-    the config that stands first in the list.
+    `stoneware.tuning(overlay=)`, the user's store, the wheel and other packages' tables. Without
+    timings, the first config of the list runs. Under `stoneware.tuning("on_miss")`, configs
+    without a timing are measured at the first call with a key, and the timings are stored. Ties
+    within the noise go to the config that comes first in the list.
 
     Args:
       configs: triton.Config objects; the first is the default.
@@ -65,7 +65,7 @@ def autotune(
       prune_configs_by: "early_config_prune", "perf_model" and "top_k", as in Triton.
       reset_to_zero, restore_value: tensors to zero before, or restore after, each measured launch.
       pre_hook, post_hook: replace these two: `pre_hook(arguments, reset_only=...)` and
-        `post_hook(arguments, exception=...)`. Timings are kept with hooks, too.
+        `post_hook(arguments, exception=...)`. Timings are also kept with hooks.
       warmup, rep, use_cuda_graph: deprecated in Triton; measure with triton.testing as it did.
       do_bench: `do_bench(kernel_call, quantiles=(0.5, 0.25, 0.75))`, in milliseconds; None for
         Stoneware's interleaved timer.
@@ -73,7 +73,7 @@ def autotune(
 
     Raises:
       ValueError: `key`, `reset_to_zero` or `restore_value` names no parameter of the kernel.
-      TypeError: what is decorated is no kernel, or an argument has the wrong type.
+      TypeError: the decorated object is not a kernel, or an argument has the wrong type.
     """
     if warmup is not None or rep is not None or use_cuda_graph:
         warnings.warn(
@@ -162,7 +162,7 @@ class AutotunedKernel:
         """Launches the kernel; decorators above this one call it.
 
         Returns:
-          Triton's compiled kernel; None if it was launched from disk and Triton knows none.
+          Triton's compiled kernel; None if it was launched from disk and Triton has none.
         """
         if warmup:
             config = self.explain(*args, grid=grid, **kwargs).config

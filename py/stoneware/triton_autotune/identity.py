@@ -22,7 +22,7 @@ from typing import Any
 from stoneware.runtime.canonical import canonical_json
 
 INTERACTIVE = "interactive"
-"""The module part of a kernel's name where there is no file: a notebook, a prompt."""
+"""The module part of a kernel's name that has no file: in a notebook or at a prompt."""
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
@@ -31,7 +31,7 @@ def python_function(fn: Any) -> FunctionType:
     """The function under decorators such as triton.jit and triton.heuristics.
 
     Raises:
-      TypeError: there is none.
+      TypeError: `fn` contains no function.
     """
     found = fn
     while not inspect.isfunction(found):
@@ -186,7 +186,7 @@ def _value_text(value: Any, callers: tuple[FunctionType, ...], global_values: li
     of = value.fn if is_jit else value
     module = getattr(of, "__module__", None) or type(of).__module__
     if module == "triton" or module.startswith("triton."):
-        return "triton's own"  # its version is no part of the kernel
+        return "triton's own"  # its version is not part of the kernel
     if is_jit or inspect.isfunction(value):
         jit = value if is_jit else SimpleNamespace(fn=value)
         return _digest(jit, callers, global_values)

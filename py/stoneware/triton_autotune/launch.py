@@ -57,7 +57,7 @@ def may_be_kept(knobs: Any) -> bool:
 
 
 def compiler_settings(triton: Any) -> dict[str, Any]:
-    """Everything besides the kernel that changes what Triton compiles.
+    """Everything except the kernel that changes what Triton compiles.
 
     `triton_key` would read all of Triton's files (262 ms). Instead: its version, and the size and
     time of its library, which change with every build of it. Its tools come with it, unless a

@@ -28,11 +28,12 @@ _LOG = logging.getLogger("stoneware.triton_autotune")
 
 CallKinds = tuple[tuple[Any, ...], list[Any], int]
 """What decides how a call is launched. First the key of its plan: device, tuning state, and a token
-of each value. Then the values, with addresses in place of tensors, and the device. A tuple, since
+of each value. Then the values, with addresses instead of tensors, and the device. A tuple, since
 every launch makes one."""
 
 Ready = tuple[Callable[..., None], Callable[[Sequence[Any]], tuple[Any, ...]], Any]
-"""`_driver`'s launch, how to make its arguments of a call's values, Triton's kernel if known."""
+"""`_driver`'s launch, a function that makes its arguments from a call's values, and Triton's kernel if
+known."""
 
 
 class Compiled(NamedTuple):
@@ -98,7 +99,7 @@ class FastPath:
 
     @functools.cached_property
     def _is_started(self) -> bool:
-        """False where Triton launches everything; finds torch's functions when it is first asked."""
+        """False if Triton launches everything; finds torch's functions at the first access."""
         if not self._is_possible:
             return False
         import torch
@@ -120,10 +121,10 @@ class FastPath:
         Args:
           ordinal: torch's number of the GPU.
           arguments: the value of each parameter.
-          options: what else the call and the config give, such as num_warps.
+          options: further options of the call and the config, such as num_warps.
 
         Raises:
-          NotLaunchable: an argument is missing, or of a type that only Triton knows.
+          NotLaunchable: an argument is missing, or of a type that only Triton supports.
         """
         import torch
         import triton
@@ -198,7 +199,7 @@ class Plan:
         self._globals = fast.identity.global_values
         # By outcome of the heuristics, () without any; None where Triton launches.
         self._ready: dict[tuple[Any, ...] | None, Ready | None] = {None: None}
-        self._lean: Ready | None = None  # the only one, where nothing is asked before a launch
+        self._lean: Ready | None = None  # the only one, if nothing is checked before a launch
 
     def __call__(
         self, grid: Any, kinds: CallKinds, values: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -233,7 +234,7 @@ class Plan:
             _, passed, ordinal = kinds
             driver_launch(ordinal, self._fast.stream(ordinal), x, y, z, *pack(passed))
             return kernel
-        # An empty grid launches nothing, as in Triton; Triton refuses what is no int.
+        # An empty grid launches nothing, as in Triton; Triton refuses values that are not ints.
         if all(type(extent) is int and 0 <= extent <= INT32_MAX for extent in (x, y, z)):
             return kernel
         return self._by_triton((x, y, z), args, kwargs)
@@ -250,8 +251,8 @@ class Plan:
         return tuple(tokens) if is_known else None
 
     def _prepare(self, outcome: tuple[Any, ...] | None, call: Call, kinds: CallKinds, arguments: dict[str, Any]) -> Any:
-        """Finds the kernel, in memory or on disk, else has Triton compile and launch it; gives
-        Triton's kernel then, else _ABSENT."""
+        """Finds the kernel in memory or on disk and returns _ABSENT; otherwise lets Triton compile and
+        launch it, and returns Triton's kernel."""
         kernel, ready = _ABSENT, None
         _, passed, ordinal = kinds
         try:

@@ -1,4 +1,4 @@
-"""Tokens of arguments: what Triton compiles a kernel for, as far as a launch has to know it.
+"""Tokens of arguments: the properties for which Triton compiles a kernel, as far as a launch needs them.
 
 Triton compiles again when an int becomes 1 or divisible by 16, outgrows 32 bits, a pointer loses
 its 16-byte alignment, a constant changes, and so on (python/src/specialize.cc and
@@ -34,7 +34,7 @@ def tokens_of(
       tensor_types: whose objects are passed by their address.
 
     Returns:
-      The values as a launch passes them, with addresses in place of tensors; None if a value
+      The values as a launch passes them, with addresses instead of tensors; None if a value
       has no token.
     """
     passed: list[Any] = []

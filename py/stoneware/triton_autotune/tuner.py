@@ -30,8 +30,8 @@ MAX_SECONDS = 3.0
 """Longest time for a batch, after compiling."""
 
 QUANTILES = (0.5, 0.25, 0.75)
-"""What a do_bench is asked for: the median and the ends of the interquartile range, which is the
-spread of a sample. (Triton asks for 0.2 and 0.8.)"""
+"""Quantiles that a do_bench must return: the median and the ends of the interquartile range, which is
+the spread of a sample. (Triton requests 0.2 and 0.8.)"""
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -41,7 +41,7 @@ class Pruning:
 
     Raises:
       TypeError: top_k is neither an int nor a float up to 1.0.
-      ValueError: it is no dict, or one with another name in it.
+      ValueError: it is not a dict, or contains another name.
     """
 
     def __init__(self, given: Mapping[str, Any] | None) -> None:
@@ -79,7 +79,7 @@ class Hooks:
     """What runs around each launch while configs are measured.
 
     Attributes:
-      pre_hook, post_hook: the user's, called as triton.autotune calls them; None if there is none.
+      pre_hook, post_hook: the user's, called like triton.autotune calls them, or None.
       reset_to_zero, restore_value: names of tensors.
     """
 
@@ -122,7 +122,7 @@ class Candidate:
     Attributes:
       config: the triton.Config.
       arguments: of the call and the config, by name.
-      kernel: runs the kernel alone, by the `run` of what is below the decorator.
+      kernel: runs only the kernel, with the `run` of the decorated function.
     """
 
     def __init__(self, fn: Any, config: Any, call: Call, hooks: Hooks) -> None:

@@ -30,16 +30,16 @@ def grouped_mm(
     backend: str | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """Multiplies each group of rows of a by its own matrix, as in a mixture of experts.
+    """Multiplies each group of rows of a by its own matrix, like in a mixture of experts.
 
         out[m] = scale_a[m] * scale_b[g] * (a[m] @ b[g])  for offs[g - 1] <= m < offs[g]
 
-    The arguments mean what they mean to torch._grouped_mm and torch._scaled_grouped_mm of a 2-D and
-    a 3-D tensor. The kernel reads the offsets on the device: the call does not synchronize, and one
+    The arguments mean the same as in torch._grouped_mm and torch._scaled_grouped_mm for a 2-D and a
+    3-D tensor. The kernel reads the offsets on the device: the call does not synchronize, and one
     CUDA graph serves any offsets. Groups may be empty, and may begin and end at any row. Sliced views
     are used without a copy.
 
-    In bf16 differentiable, to any order; the gradient of rows from offs[-1] on is zero.
+    Differentiable in bf16, to any order; the gradient of rows from offs[-1] on is zero.
 
     Args:
       a: [m, k] float8_e4m3fn or bfloat16, row-major, with the groups one after another; a row and
@@ -48,8 +48,8 @@ def grouped_mm(
         as weights.mT); n elements and the strides are multiples of 16 bytes.
       offs: [groups] int32, the row after each group's last; never decreasing, at most m. On a
         GPU this is not checked, which would synchronize; values beyond m are clipped.
-      scale_a: [m] float32, for fp8; else None.
-      scale_b: [groups, n] float32, for fp8; else None.
+      scale_a: [m] float32 for fp8, otherwise None.
+      scale_b: [groups, n] float32 for fp8, otherwise None.
       out_dtype: torch.bfloat16 or, for fp8, torch.float16; None for torch.bfloat16.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it. It
         must not share memory with an input; that is not checked, and the result would be undefined.
@@ -57,14 +57,14 @@ def grouped_mm(
       config: run this config; None takes what `stoneware.explain` shows.
 
     Returns:
-      out. As with torch, its rows from offs[-1] on are undefined: "cutlass_sm90" and "reference" do
+      out. Its rows from offs[-1] on are undefined, like in torch: "cutlass_sm90" and "reference" do
       not write them, "vendor" may.
 
     Raises:
-      TypeError: an argument is no tensor, or has the wrong dtype.
+      TypeError: an argument is not a tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
-      ForwardOnlyError: a gradient in fp8, or one together with out, or a tangent would be needed.
-      BackwardNotBuiltError: a gradient would be needed that this installation was built without.
+      ForwardOnlyError: the call would need a gradient in fp8, a gradient together with out, or a tangent.
+      BackwardNotBuiltError: the call would need a gradient that this installation was built without.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.

@@ -15,7 +15,7 @@ from stoneware.measuring.operands import Device, Operands
 from stoneware.ops.grouped_mm.problem import Problem
 
 _LEAST_SHARE, _LARGEST_SHARE = 0.7, 1.3
-"""Of a group, in units of the mean: as DeepGEMM draws its groups' rows (tests/generators.py)."""
+"""Rows of a group, in units of the mean, drawn like in DeepGEMM (tests/generators.py)."""
 
 
 def ragged(num_rows: int, num_groups: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A grouped matmul as plain values: what look-up, backends and explain know about a call.
+"""A grouped matmul as plain values: the description of a call for look-up, backends and explain.
 
     d[m, n] = scale_a[m] * scale_b[g, n] * (a[m, k] @ b[g, k, n])  for the rows m of group g
 
@@ -36,7 +36,7 @@ class Problem(Product):
       group_stride_b: from one group's b to the next, in elements.
 
     Raises:
-      TypeError: a size or a stride is no int.
+      TypeError: a size or a stride is not an int.
       ValueError: a field breaks its rule.
     """
 
@@ -82,8 +82,8 @@ class Problem(Product):
 
     @property
     def as_filed(self) -> Problem:
-        """The problem that is measured for the key: of dense tensors, and with as many rows as the
-        mean of the key says."""
+        """The problem that is measured for the key: with dense tensors, and the mean number of rows per
+        group in the key."""
         return Problem.dense(
             m=self.rows_per_group * self.num_groups,
             n=self.n,

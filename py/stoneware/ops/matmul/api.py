@@ -34,22 +34,22 @@ def matmul(
     Shapes follow torch.matmul: leading dimensions are a batch and broadcast; a 1-D a is a row and a
     1-D b a column, and the result drops that dimension. Row-major and column-major operands, their
     sliced views and operands shared by a batch are used without a copy. If b has no batch, the
-    leading dimensions of a become rows of one product. An operand is copied first if its matrices
+    leading dimensions of a become rows of one matmul. An operand is copied first if its matrices
     are neither row-major nor column-major, or if its leading dimensions have no single stride.
 
     Differentiable, to any order: its gradients are matmuls of views, with the same backend. They are
-    rounded to the operands' dtype; so is the gradient of a float32 result before it is multiplied.
-    There is no forward-mode derivative.
+    rounded to the operands' dtype. The gradient of a float32 result is rounded to it first.
+    Forward-mode derivatives are not supported.
 
     Args:
       a: [..., m, k] or [k], bfloat16 or float16.
       b: [..., k, n] or [k], of the same dtype.
-      bias: [n] of the result's dtype, or None, as it must be with a vector b.
+      bias: [n] of the result's dtype, or None; must be None if b is a vector.
       out: [..., m, n] without the dimension of a vector, with contiguous rows; None allocates it.
         It must not share memory with an input; that is not checked, and the result would be
         undefined.
-      out_dtype: the result's dtype: the operands' or torch.float32; None takes out's, else the
-        operands'.
+      out_dtype: the result's dtype: the operands' or torch.float32; None takes out's, or the
+        operands' without out.
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows. Not for gradients.
 
@@ -57,10 +57,10 @@ def matmul(
       out.
 
     Raises:
-      TypeError: an argument is no tensor, or has the wrong dtype.
+      TypeError: an argument is not a tensor, or has the wrong dtype.
       ValueError: a shape, stride or device breaks a rule.
-      ForwardOnlyError: a gradient would be needed together with out, or a tangent.
-      BackwardNotBuiltError: a gradient would be needed that this installation was built without.
+      ForwardOnlyError: the call would need a gradient together with out, or a tangent.
+      BackwardNotBuiltError: the call would need a gradient that this installation was built without.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.

@@ -56,7 +56,7 @@ def rule(
 
 
 def _layout(tensor: torch.Tensor, of_vector: str) -> str:
-    """Of its matrices; those that are neither row-major nor column-major are copied, row-major."""
+    """The layout of its matrices; those that are neither row-major nor column-major are copied, row-major."""
     if tensor.ndim == 1:
         return of_vector
     return "t" if tensor.stride(-2) == 1 and tensor.stride(-1) != 1 else "n"

@@ -1,7 +1,7 @@
-"""The problem of arguments of any rank: a, b and out as they lie in memory, as a batch of products
-whose matrices have one contiguous dimension each and one stride from a product to the next.
+"""The problem of arguments of any rank: a, b and out in their memory layout, as a batch of matmuls
+whose matrices have one contiguous dimension each and one stride from a matmul to the next.
 
-How they lie is told by tensors of the same shapes and strides on the device "meta", without memory.
+Tensors of the same shapes and strides on the device "meta", without memory, describe the layout.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def batch_of(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def result_shape(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a @ b as torch.matmul has it, of shapes that agree in k; raises as `batch_of`."""
+    """The shape of a @ b like in torch.matmul, for shapes that agree in k; raises like `batch_of`."""
     return (*batch_of(a_shape, b_shape), *a_shape[-2:-1], *(b_shape[-1:] if len(b_shape) > 1 else ()))
 
 
@@ -71,7 +71,7 @@ def arrangement(
     Args:
       a, b, out: the arguments.
       shape: of the result.
-      fields: of the problem, what is no size and no stride.
+      fields: the problem's other fields, without sizes and strides.
     """
     batch = batch_of(a.shape, b.shape)
     copies: dict[str, Copy] = {}

@@ -1,4 +1,4 @@
-"""A bf16 or fp16 matmul as plain values: what look-up, backends and explain know about a call.
+"""A bf16 or fp16 matmul as plain values: the description of a call for look-up, backends and explain.
 
     d[i, m, n] = a[i, m, k] @ b[i, k, n] + bias[n]     for each i of a batch, which may be of one
 
@@ -40,7 +40,7 @@ class Problem(Product):
       batch_stride_d: the same of d; 0 if there is one product.
 
     Raises:
-      TypeError: a size or a leading dimension is no int.
+      TypeError: a size or a leading dimension is not an int.
       ValueError: a field breaks its rule.
     """
 

@@ -37,22 +37,22 @@ def scaled_mm(
 ) -> torch.Tensor:
     """Multiplies two fp8 matrices with scales: scale_a * scale_b * (a @ b) + bias.
 
-    The arguments are those of torch._scaled_mm; the shape of a scale says which kind it is. Sliced
+    The arguments are those of torch._scaled_mm. The shape of a scale determines its kind. Sliced
     views are used without a copy.
 
-    Block scales have one scale per 1 x 128 elements of a and one per 128 x 128 of b, a weight, or per
-    128 x 1, as in DeepSeek-V3; k must then be a multiple of 128.
+    Block scales are those of DeepSeek-V3: one scale per 1 x 128 elements of a, and one per 128 x 128
+    elements of a weight b, or per 128 x 1; k must then be a multiple of 128.
 
     Differentiable, to any order, in its scales and its bias; a and b are frozen.
 
     Args:
-      a: [m, k] float8_e4m3fn or float8_e5m2, row-major; m >= 0, k a multiple of 16, a.stride(0)
-        too.
-      b: [k, n] of these dtypes, column-major (a row-major weight [n, k], transposed); n a multiple
-        of 16, b.stride(1) too.
-      scale_a: float32; one element, [m, 1] with one per row of a, or [m, k / 128]. Of any strides.
+      a: [m, k] float8_e4m3fn or float8_e5m2, row-major; m >= 0, k and a.stride(0) multiples
+        of 16.
+      b: [k, n] of these dtypes, column-major (a row-major weight [n, k], transposed); n and
+        b.stride(1) multiples of 16.
+      scale_a: float32; one element, [m, 1] with one per row of a, or [m, k / 128]; any strides.
       scale_b: float32; one element, [1, n] with one per column of b, or [k / 128, ceil(n / 128)],
-        or with its rows padded to a multiple of 4 as torch requires, or [k / 128, n]. Of any strides.
+        or with its rows padded to a multiple of 4 like torch requires, or [k / 128, n]; any strides.
       bias: [n] of the out dtype, or None.
       out_dtype: torch.bfloat16, torch.float16 or torch.float32.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
@@ -61,15 +61,16 @@ def scaled_mm(
       backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
       use_fast_accum: True sums in the tensor core, with about 14 bits of mantissa. False, for
-        training, adds the sum of each 128 elements of k in float32, as block scales always do.
+        training, adds the sum of each 128 elements of k in float32, like block scales always do.
 
     Returns:
       out.
 
     Raises:
-      TypeError: an argument is no tensor, or has the wrong dtype.
+      TypeError: an argument is not a tensor, or has the wrong dtype.
       ValueError: a shape, stride, pointer or device breaks a rule.
-      ForwardOnlyError: a gradient of a or b, or one together with out, or a tangent would be needed.
+      ForwardOnlyError: the call would need a gradient of a or b, a gradient together with out, or a
+        tangent.
       UnsupportedError: no backend, or not the requested one, can run the problem here.
       TuningMissError: the problem was not measured, inside `sw.tuning("error_on_miss")`.
       TableError: the tuning table of this installation is damaged.

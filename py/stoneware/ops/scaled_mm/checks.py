@@ -102,7 +102,7 @@ def _scale_kinds(scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k
         )
     if is_b_block and scale_b.numel() > 1:
         raise ValueError(
-            f"scale_a.shape={list(scale_a.shape)} must be [m, k/{BLOCK}]={a_shape} beside "
+            f"scale_a.shape={list(scale_a.shape)} must be [m, k/{BLOCK}]={a_shape} with "
             f"scale_b.shape={list(scale_b.shape)}, one scale per {BLOCK} x {BLOCK} elements; "
             f"scale a in blocks of 1 x {BLOCK}"
         )

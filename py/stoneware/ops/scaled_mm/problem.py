@@ -1,4 +1,4 @@
-"""A scaled matmul as plain values: what look-up, backends and explain know about a call.
+"""A scaled matmul as plain values: the description of a call for look-up, backends and explain.
 
     d[m, n] = scale_a * scale_b * (a[m, k] @ b[k, n]) + bias[n]
 
@@ -25,7 +25,7 @@ OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")
 OUT_DTYPES = ("bf16", "fp16", "fp32")
 SCALES = ("tensor", "row", "block", "block_1d")
-"""Kinds of a pair of scales, as `Problem.dense` takes them."""
+"""Kinds of a pair of scales, for `Problem.dense`."""
 
 SCALE_A_KINDS = ("tensor", "row", "block_1x128")
 SCALE_B_KINDS = ("tensor", "row", "block_128x128", "block_1x128")
@@ -34,7 +34,7 @@ BLOCK = 128
 """Elements of k, and columns of b, that share a block scale."""
 
 BLOCK_PADDING = 4
-"""torch pads scale_b along k to a multiple of so many blocks, which are 16 bytes."""
+"""torch pads scale_b along k to a multiple of this number of blocks, which is 16 bytes."""
 
 
 def num_blocks(size: int) -> int:
@@ -43,7 +43,7 @@ def num_blocks(size: int) -> int:
 
 
 def padded_num_blocks(k: int) -> int:
-    """Rows of scale_b [that, ceil(n / 128)] as torch wants them, of which k / 128 count."""
+    """Rows of scale_b in the layout that torch requires: k / 128, padded."""
     return -(-num_blocks(k) // BLOCK_PADDING) * BLOCK_PADDING
 
 
@@ -61,16 +61,16 @@ class Problem(Product):
         block scales come in pairs.
       has_bias: whether a bias of n elements of the out dtype is added.
       lda, ldb, ldd: leading dimensions in elements.
-      use_fast_accum: whether sums may be kept by the tensor core alone, with some 14 bits; block
+      use_fast_accum: whether the tensor core alone may keep the sums, with about 14 bits; block
         scales always add each 128 of k in full fp32.
       scale_a_stride_m, ld_scale_a: of block scales, elements from one row of scale_a to the next,
         and from one block of k to the next; any of 0 or more.
       scale_b_stride_n, ld_scale_b: likewise, from one column of b, or 128 of them, to the next, and
         from one block of k to the next.
-      is_scale_b_padded: whether scale_b has as many rows as `padded_num_blocks` says.
+      is_scale_b_padded: whether scale_b has `padded_num_blocks` rows.
 
     Raises:
-      TypeError: a size or a leading dimension is no int.
+      TypeError: a size or a leading dimension is not an int.
       ValueError: a field breaks its rule.
     """
 
@@ -158,8 +158,8 @@ class Problem(Product):
 
     @property
     def as_filed(self) -> Problem:
-        """With block scales in the layout of `dense`: the key tells no strides of scales, and what a
-        backend does to other layouts is no part of its measured time."""
+        """With block scales in the layout of `dense`: the key does not include scale strides, and a
+        backend's conversion of other layouts is not part of its measured time."""
         if not self.has_block_scales:
             return self
         from dataclasses import replace

@@ -75,8 +75,8 @@ def scaled_mm(
     m_idx = tile_m * TILE_M + tl.arange(0, TILE_M)
     n_idx = tile_n * TILE_N + tl.arange(0, TILE_N)
     k_idx = tl.arange(0, TILE_K)
-    # Rows past the edge read the last row again: always in bounds, and the loop needs no mask but
-    # that of k. 64-bit, since m * lda may exceed 2^31.
+    # Rows past the edge read the last row again: always in bounds, and the loop needs only the
+    # mask of k. 64-bit, since m * lda may exceed 2^31.
     a_rows = a + tl.minimum(m_idx, m - 1).to(tl.int64) * lda
     b_rows = b + tl.minimum(n_idx, n - 1).to(tl.int64) * ldb
 

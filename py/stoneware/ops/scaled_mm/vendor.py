@@ -2,7 +2,7 @@
 
 Block scales go to torch._scaled_mm_v2, behind torch.nn.functional.scaled_mm, which takes an out. It takes
 them in one layout; those of another one are copied into it at each call. cuBLASLt reads scale_a in units of
-16 bytes, so it takes no m but multiples of 4: the last rows of another m are a product of their own.
+16 bytes, so m must be a multiple of 4; the remaining rows run as a second matmul.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def _plan_of_one(problem: Problem) -> Plan:
 
 
 _COPY_US, _COPY_BYTES_PER_US = 1.4, 0.6e6
-"""Of a transposing copy of float32: 1.3 us for 16 KB, 3.3 for 1 MB and 8.5 for 4 MB, on an H200, in a CUDA
+"""Time of a transposing copy of float32: 1.3 us for 16 KB, 3.3 for 1 MB and 8.5 for 4 MB, on an H200, in a CUDA
 graph of fifty."""
 
 
 _PART_US, _READ_BYTES_PER_US = 5.0, 3e6
-"""Of a product of four rows: its launch, and its reading of the weight."""
+"""Time of a matmul of four rows: its launch, and its read of the weight."""
 
 
 def _parts(m: int) -> list[tuple[int, int]]:
@@ -130,7 +130,7 @@ def _copied(problem: Problem) -> list[str]:
 
 
 def _layout(columns: int, rows: int, *, is_copied: bool) -> Copy | None:
-    """How scales of so many columns get the strides (1, rows), and zeros up to so many rows; None if they
+    """How scales of `columns` columns get the strides (1, rows), and zeros up to `rows` rows; None if they
     have them."""
     if is_copied:
         return functools.partial(_copy, rows)
@@ -222,16 +222,16 @@ class _Vendor(TorchBackend):
         does = "copies " + " and ".join(f"scale_{name} ({num_floats[name]} floats)" for name in copied)
         if m % _UNIT_M:
             us += _PART_US + problem.n * problem.k / _READ_BYTES_PER_US
-            does += f" and makes a product of the last {_UNIT_M} rows"
+            does += f" and runs a second matmul for the last {_UNIT_M} rows"
             remedies["a"] = f"a with rows of zeros up to a multiple of {_UNIT_M}"
         return Conversion(
-            f"each call {does}, for the layout of torch's kernel, some {us:.1f} us beside the measured time; "
+            f"each call {does}, for the layout of torch's kernel, about {us:.1f} us in addition to the measured time; "
             f"lay them out once: {', '.join(remedies[name] for name in copied)}",
             us,
         )
 
     def may_have_our_bits(self, problem: Problem) -> bool:
-        """With row and tensor scales it multiplies them in another order than ours."""
+        """torch applies row and tensor scales in another order than ours."""
         return problem.scales == "block"
 
 
