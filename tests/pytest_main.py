@@ -9,7 +9,7 @@ import pytest
 
 
 def _calm_hypothesis() -> None:
-    """How long an example takes tells of the machine's other work, not of the code."""
+    """The time of an example depends on the machine's other work, not on the code."""
     if importlib.util.find_spec("hypothesis") is None:
         return
     import hypothesis

@@ -1,4 +1,4 @@
-"""Estimates of times at a shape from what near problems say: their intervals, and their order."""
+"""Estimates of times at a shape from near problems: their intervals, and their order."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_config_that_is_fast_nowhere_near_is_not_estimated():
     assert {one.config for one in found} == {*configs[:6], configs[7]}
     us, _ = MODEL.at(64, 4096, 4096)
     [last] = [one.us for one in found if one.config == configs[7]]
-    assert us * 1.0 < last < us * 1.07, "what every near problem says of it"
+    assert us * 1.0 < last < us * 1.07, "the ratio of every near problem"
 
 
 def said_of(ratios, candidates):
-    """What a problem says: of each candidate, by its position, the ratio."""
+    """The correction by a problem: for each candidate, by its position, the ratio."""
     return Corrections("bf16", candidates, [(at, 0, ratio, 1.0) for at, ratio in enumerate(ratios)])
 
 

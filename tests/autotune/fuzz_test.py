@@ -1,7 +1,7 @@
 """Fuzz: whatever is damaged or killed, nothing crashes and nothing good is lost.
 
-Some thousand cases, by seed: the arguments in a failure's traceback show the seed. More by
-STONEWARE_FUZZ_ROUNDS, which multiplies them:
+Several thousand cases, by seed: the arguments in a failure's traceback show the seed.
+STONEWARE_FUZZ_ROUNDS multiplies their number:
 
     ./bazelw test //tests/autotune:fuzz_test --test_env=STONEWARE_FUZZ_ROUNDS=50
 

@@ -1,4 +1,4 @@
-"""What our kernels took with other scales tells of the same kernels: row and tensor scales."""
+"""Times of our kernels with row scales are used for tensor scales, and the reverse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROW, TENSOR = (small.key(scales=scales).family for scales in ("row", "tensor"))
 
 
 def us(config, m, n, k, scales="tensor"):
-    """SMALL has it easy at large n, which no model tells; the vendor library has other kernels for tensor
+    """SMALL is fast at large n, which no model predicts; the vendor library has other kernels for tensor
     scales, twice as slow."""
     surprise = 0.4 if config == SMALL and n > LARGE_N else 1.0
     return true_us(config, m, n, k) * surprise * (2 if is_vendor(config) and scales == "tensor" else 1)
@@ -97,7 +97,7 @@ def test_a_kins_problem_whose_fastest_has_no_model_takes_away_no_estimate(tmp_pa
 
 
 def test_a_store_of_one_kind_of_scales_is_told_in_its_own_familys_models(baked):
-    """Those of the wheel, even if the store has more of the kin."""
+    """The wheel's models, even if the store has more of the other kind of scales."""
     run = small.run()
     own = [(run, one) for one in taken("tensor", ((5120, 5120),), (16, 32))]
     more = [(run, one) for one in taken("row", WEIGHTS)]

@@ -65,7 +65,7 @@ def sources(draw: st.DrawFn) -> list[tuple]:
     made = []
     for aliases in draw(st.permutations([("H200",), ("h200", "NVIDIA H200"), ()])):
         samples = draw(st.lists(data.samples(), max_size=6))
-        # What a folder holds was taken on its device, but for the power limit and the name.
+        # The samples of a folder were taken on its device, except for the power limit and the name.
         device = runs[samples[0].run].device if samples else data.H100
         samples = [
             sample

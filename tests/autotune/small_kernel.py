@@ -1,4 +1,4 @@
-"""Samples of a decorated kernel, beside those of an op of ours in small_package."""
+"""Samples of a decorated kernel, in addition to those of an op in small_package."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def find(key, sources, sha256=""):
 
 @pytest.fixture
 def kernel_sources(tmp_path):
-    """Of a decorated kernel: 64 is fastest at M=16, 128 at M=512."""
+    """Sources of a decorated kernel: 64 is fastest at M=16, 128 at M=512."""
     files = write_kernel(
         tmp_path / "kernel",
         [

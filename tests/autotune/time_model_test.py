@@ -148,7 +148,7 @@ def test_table_gives_the_models_and_corrections_back(baked):
 
 
 def by_config(said):
-    """A correction with its candidate in place of the position."""
+    """A correction with its candidate instead of the position."""
     return lambda correction: (said.candidates[correction[0]], *correction[1:])
 
 
@@ -363,7 +363,7 @@ def test_of_two_sources_with_the_same_problem_the_first_counts(baked):
 
 def test_a_near_weight_that_was_measured_at_a_far_m_does_not_keep_others_out(tmp_path):
     """Ten weights that are the nearest, each at one m of 4096, where TINY takes ten times as long as it
-    does at the m that is asked for."""
+    does at the m of the look-up."""
     near = [(5120 + 16 * i, 5120) for i in range(10)]
     taken = samples() + [
         small.sample(

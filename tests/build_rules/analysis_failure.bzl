@@ -173,7 +173,7 @@ def _config_test_impl(_ctx):
 
 config_test = rule(
     implementation = _config_test_impl,
-    doc = "Ids of configs are those that manifests and tables know, and headers have their values.",
+    doc = "Ids of configs are those in manifests and tables, and headers have their values.",
     analysis_test = True,
 )
 

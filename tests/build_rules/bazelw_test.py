@@ -1,4 +1,4 @@
-"""bazelw takes $BAZEL, bazelisk or a fitting bazel, in this order; else it says what to install.
+"""bazelw runs $BAZEL, bazelisk or a Bazel 7, in this order; otherwise it prints what to install.
 
 A copy of the script runs with a PATH of stand-ins that print what they were started with.
 """
@@ -178,7 +178,7 @@ def test_another_machine_is_refused_before_anything_is_made(bazelw, monkeypatch,
 
 @pytest.fixture
 def made_folders(monkeypatch) -> list[pathlib.Path]:
-    """The folders that are asked for; none is made."""
+    """The folders that would be made; none is made."""
     made: list[pathlib.Path] = []
     monkeypatch.setattr(pathlib.Path, "mkdir", lambda path, **options: made.append(path))
     monkeypatch.setattr(pathlib.Path, "stat", lambda path, **options: types.SimpleNamespace(st_uid=os.getuid()))

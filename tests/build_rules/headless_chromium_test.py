@@ -1,4 +1,4 @@
-"""Headless Chromium runs a page's scripts, renders its SVG and text, and tells of a failing script."""
+"""Headless Chromium runs a page's scripts, renders its SVG and text, and reports a failing script."""
 
 from __future__ import annotations
 

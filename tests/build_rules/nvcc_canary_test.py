@@ -1,7 +1,7 @@
 """nvcc's undocumented orig_src_path_name flags still make output independent of the source's path.
 
 When `with_flags` fails, a new nvcc has changed the flags (tools/build_rules/private/nvcc.bzl). When
-`without_flags` fails, nvcc no longer needs them or the source no longer shows it: drop or mend.
+`without_flags` fails, nvcc no longer needs them or the source no longer shows it: drop or adapt it.
 STONEWARE_TEST_CANARY names the files of nvcc_canary.bzl.
 """
 

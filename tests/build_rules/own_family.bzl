@@ -40,7 +40,7 @@ def own_kernel(id, value, **others):
     Args:
       id: of the kernel.
       value: what it stores.
-      **others: what a config may have beside it.
+      **others: further members of a config.
 
     Returns:
       The struct.

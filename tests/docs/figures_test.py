@@ -22,7 +22,7 @@ _ROWS = [
 
 
 def rows(page: str, columns: int) -> list[list[str]]:
-    """The cells of each table row of a page that has so many columns."""
+    """The cells of each table row of a page that has `columns` columns."""
     lines = [line for line in text(page).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in cells if len(row) == columns]

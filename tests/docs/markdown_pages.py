@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).absolute().parents[2]
-"""Of the pages and of the tests' data: the checkout, under Bazel the runfiles."""
+"""Folder of the pages and of the tests' data: the checkout, or under Bazel the runfiles."""
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 """Where every file is: under Bazel this file's own link leads there, outside of the sandbox."""

@@ -1,7 +1,7 @@
 """Every Python block and every `stoneware` command of every page runs on the installed wheel.
 
-The blocks of a page run in their order, Python in one namespace and commands in one folder. A block
-is left out by a comment in the line above it: `<!-- needs a GPU -->` where there is none, and
+The blocks of a page run in their order, Python in one namespace and commands in one folder. A comment
+in the line above a block skips it: `<!-- needs a GPU -->` on machines without a GPU, and
 `<!-- not run: reason -->` everywhere.
 """
 
@@ -83,8 +83,8 @@ def _add(store: Path, measured: list[tuple[Run, Sample]]) -> None:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory) -> dict[str, Page]:
-    """A Page for each page: in its folder two stores and a package's samples, which are in the
-    user's store, too."""
+    """A Page for each page: its folder has two stores and a package's samples, which are also in
+    the user's store."""
     root = tmp_path_factory.mktemp("pages")
     h200 = _samples(ROOT / "py" / "stoneware" / "tuning_data" / "nvidia_h200", "scaled_mm", most=30)
     acme = ROOT / "tests" / "downstream" / "tuning_data"

@@ -1,4 +1,4 @@
-"""A package that ships a table of its own kernel: found beside Stoneware, exact without any tuning."""
+"""A package that ships a table of its own kernel: found when installed with Stoneware, exact without any tuning."""
 
 from __future__ import annotations
 

@@ -283,8 +283,8 @@ _MATMUL_TENSORS = ["a", "b", "out"]
                 _tensor_map(_BFLOAT16, _D, "512,100,3", "1152,115200", "64,32,1", _SWIZZLE_128B),
             ],
         ),
-        # Of m one tile, rounded up to a cluster of two; four clusters for n and the batch.
-        # k is no multiple of anything. Two blocks of the cluster share b's tile: each loads half of
+        # m has one tile, rounded up to a cluster of two; n and the batch need four clusters.
+        # k is not a multiple of a tile. Two blocks of the cluster share b's tile: each loads half of
         # its 64 rows of k. The cooperative epilogue stores 128 rows at once.
         (
             _MATMUL_TN,

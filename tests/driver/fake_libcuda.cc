@@ -1,4 +1,4 @@
-// A libcuda.so.1 for tests: it has no GPU, records what it is asked, and fails on demand.
+// A libcuda.so.1 for tests: it has no GPU, records its calls, and fails on demand.
 //
 // It implements the entry points of cc/driver/driver_api.h with cuda.h's own signatures. Contexts
 // are numbered objects with a stack per thread, as in the driver. Each call is recorded as one line

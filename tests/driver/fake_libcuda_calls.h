@@ -1,4 +1,4 @@
-// What the fake libcuda remembers: the calls that it was asked, and those that are to fail.
+// The fake libcuda's record of its calls, and of those that must fail.
 
 #pragma once
 

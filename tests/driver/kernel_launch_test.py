@@ -19,7 +19,7 @@ def test_every_argument_reaches_the_launch(run_with_fake: Any) -> None:
         report(fake.calls("cuLaunchKernelEx"))
     """)
     assert launch["grid"] == "4,5,6"
-    assert launch["cluster"] == "0,0,0"  # none is asked for
+    assert launch["cluster"] == "0,0,0"  # no cluster
     assert launch["block"] == "96,1,1"
     assert launch["shared_bytes"] == "1024"
     assert launch["stream"] == "77"

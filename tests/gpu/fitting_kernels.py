@@ -21,8 +21,8 @@ def of(op: str) -> list[KernelRecord]:
 
 
 def of_row_scales(out: str) -> list[KernelRecord]:
-    """Kernels of scaled_mm for e4m3 with row scales and fast accumulation, what the op is asked for
-    when nothing else is said."""
+    """Kernels of scaled_mm for e4m3 with row scales and fast accumulation, the op's
+    defaults."""
     return [
         kernel
         for kernel in of("scaled_mm")

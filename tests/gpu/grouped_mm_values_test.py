@@ -33,7 +33,7 @@ CASES = {
 
 
 class Tensors:
-    """Of one grouped product; what views skip, and the rows after the last group, are NaN."""
+    """The tensors of one grouped matmul; elements that views skip, and the rows after the last group, are NaN."""
 
     def __init__(self, kernel, counts: list[int], n: int, k: int, rows_after: int, pad: int):
         dtype = TORCH_DTYPES[kernel.config["a"]]

@@ -13,7 +13,7 @@ from stoneware import nn
 from stoneware.nn.recipes import RECIPES
 
 FP8_ERROR, BF16_ERROR = 2**-4, 2**-8
-"""Of one product, relative, in the Frobenius norm."""
+"""Error of one matmul, relative, in the Frobenius norm."""
 
 K, N = 1024, 1536
 

@@ -23,7 +23,7 @@ KERNELS = fitting_kernels.of("matmul")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A problem but for dtype and layout; pad_a, pad_b, pad_out: what rows skip, as views do."""
+    """A problem without dtype and layout; pad_a, pad_b, pad_out: elements that rows skip, like in views."""
 
     m: int
     n: int

@@ -43,7 +43,7 @@ def dense_of_kernel(kernel: KernelRecord, *, m: int, n: int, k: int) -> Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A problem but for its dtypes; pad_a, pad_b, pad_out: what rows skip, as views do."""
+    """A problem without its dtypes; pad_a, pad_b, pad_out: elements that rows skip, like in views."""
 
     m: int
     n: int

@@ -26,7 +26,7 @@ def fused(layer: torch.nn.Module) -> torch.nn.Module:
 
 
 class Product(torch.nn.Module):
-    """sw.matmul, whose gradients are products, too."""
+    """sw.matmul, whose gradients are also matmuls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_a_scope_that_another_task_of_the_thread_holds_open_is_not_in_force(mode
 
 
 class Deep(torch.autograd.Function):
-    """Runs a function in a thread of autograd: that of a backward within 61 others, on a CPU, too."""
+    """Runs a function in a thread of autograd, also on a CPU: that of a backward within 61 others."""
 
     @staticmethod
     def forward(ctx, x, depth, function):

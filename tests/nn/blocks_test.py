@@ -21,7 +21,7 @@ HIDDEN, WIDTH, HEADS = 128, 256, 4
 
 
 class LlamaRMSNorm(torch.nn.Module):
-    """Written as models have it, rounded before the weight."""
+    """Written like in models, rounded before the weight."""
 
     def __init__(self, size: int, offset: float = 0.0) -> None:
         super().__init__()

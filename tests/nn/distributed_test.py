@@ -180,7 +180,7 @@ OTHERS = {
 
 
 def check_others(name: str) -> None:
-    """The layers that no tensor parallel plan cuts have the bits of one process, too."""
+    """The layers that no tensor parallel plan shards are also bitwise equal to those of one process."""
     torch.manual_seed(0)
     alone = OTHERS[name]()
     model = copy.deepcopy(alone)
@@ -210,7 +210,7 @@ def test_other_layers_have_the_bits_of_one_process(on_both, name):
 
 
 def plan_of(layout: str) -> dict[str, ColwiseParallel | RowwiseParallel]:
-    """Of a Block's layers. "sequence" cuts what comes in and what goes out along it, and leaves both whole."""
+    """The plan of a Block's layers. "sequence" shards inputs and outputs along the sequence, and leaves both whole."""
     columns, rows = ColwiseParallel(), RowwiseParallel()
     if layout == "sequence":
         columns = ColwiseParallel(input_layouts=Shard(1))

@@ -25,7 +25,7 @@ TABLE = {
     "rowwise_with_gw_hp": (ROW, ROW, HIGH),
     "blockwise": (BLOCK, BLOCK, HIGH),
 }
-# Of a product in bf16, of which no operand is transposed before.
+# The layouts of a matmul in bf16 without transposed copies of operands.
 LAYOUTS = {"dgrad": "nn", "wgrad": "tn"}
 
 

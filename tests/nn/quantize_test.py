@@ -16,7 +16,7 @@ LARGEST = {E4M3: 448, E5M2: 57344}
 """OCP 8-bit Floating Point Specification, table 1."""
 
 HALF_A_STEP = {E4M3: 2**-4, E5M2: 2**-3}
-"""Of a normal number, relative to it."""
+"""Rounding of a normal number, relative to it."""
 
 UNITS = {"tensor": (None, None), "row": (1, None), "block": (1, 128), "block_2d": (128, 128)}
 """Rows and columns that share a scale; None: all."""

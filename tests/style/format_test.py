@@ -46,7 +46,7 @@ def test_a_formatter_finds_and_mends(tmp_path, name, file, before, after):
 
 
 def test_a_program_that_is_missing_says_why(tmp_path, monkeypatch):
-    """As the stand-in of //third_party/buildifier where there is no npm; the tests above are then skipped."""
+    """Like the stand-in of //third_party/buildifier without npm; the tests above are then skipped."""
     program = tmp_path / "buildifier"
     program.write_text("#!/bin/sh\necho install Node.js >&2\nexit 69\n")
     program.chmod(0o755)

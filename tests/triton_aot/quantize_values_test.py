@@ -50,7 +50,7 @@ def _conversions_of_torch(monkeypatch):
 
 
 def launch(functions, kernel_id, grid, arguments):
-    """One launch as its kernel's BUILD file says, in the interpreter."""
+    """One launch with the parameters of its kernel's BUILD file, in the interpreter."""
     variant, dtype = kernel_id.removeprefix("quantize_").split("_triton_")[0], kernel_id.rpartition("_")[2]
     largest = {"MAX": layout.MAX[torch.float8_e4m3fn if dtype == "e4m3" else torch.float8_e5m2]}
     kind, _, which = variant.partition("_")

@@ -115,7 +115,7 @@ def test_bytes_do_not_depend_on_path_cwd_home_or_environment(tmp_path):
     assert outputs(short / "out") == outputs(long / "out")
     cubin = outputs(long / "out")[0]
     assert b"tiny_kernel" not in cubin and str(tmp_path).encode() not in cubin
-    # Nothing is left behind: no cache under HOME (the out folder), in TMPDIR, or beside the source.
+    # Nothing is left behind: no cache under HOME (the out folder), in TMPDIR, or next to the source.
     for folder in (short, long):
         left = sorted(path.name for path in folder.rglob("*") if path.is_file())
         assert left == ["k.cubin", "k.json", "tiny_kernel.py"]
@@ -175,8 +175,8 @@ REFUSALS = {
     "a plain function": ({"function": "not_a_kernel"}, ["--function=not_a_kernel", "@triton.jit"]),
     "no such file": ({"src": HERE / "absent.py"}, ["absent.py", "none is there"]),
     "warps": ({"num_warps": 3}, ["--num_warps=3", "power of 2"]),
-    "config is no object": ({"config": "[1]"}, ["--config", "must be a JSON object, not list"]),
-    "config is no JSON": ({"config": "{"}, ["--config", "must be JSON"]),
+    "config is not an object": ({"config": "[1]"}, ["--config", "must be a JSON object, not list"]),
+    "config is not JSON": ({"config": "{"}, ["--config", "must be JSON"]),
     "shared memory": (
         {
             "function": "gemm",

@@ -129,7 +129,7 @@ def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
     monkeypatch.setattr(testing, "do_bench_cudagraph", bench("do_bench_cudagraph"))
     with pytest.warns(DeprecationWarning) as warned:
         kernel = sw.autotune(CONFIGS, ["n"], **options)(scale)
-    assert warned[0].filename == __file__  # where the user can mend it
+    assert warned[0].filename == __file__  # where the user can fix it
     with sw.tuning("on_miss"):
         call(kernel)
     names = {"rep": 9} if "use_cuda_graph" in options else {"warmup": 3, "rep": 7}

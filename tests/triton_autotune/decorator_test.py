@@ -52,7 +52,7 @@ def test_the_first_launch_is_tritons_and_the_next_is_ours_with_equal_arguments(g
 
 
 def test_a_value_that_triton_specialises_on_gets_its_own_kernel(gpu):
-    """The same kernel with n a multiple of 16 would load past what is there."""
+    """The same kernel with n a multiple of 16 would load past the end."""
     kernel, x, y = decorate(key=()), Tensor(4096), Tensor(8192)
     launches = []
     for n, stride, address in (
@@ -287,7 +287,7 @@ def test_damaged_kept_kernels_are_compiled_anew_and_reported(gpu, tmp_path, capl
 
 
 def test_a_kernel_from_a_folder_that_others_can_write_is_not_launched(gpu, tmp_path, caplog):
-    """The digest in a file is no proof: whoever writes the file writes the digest."""
+    """The digest in a file proves nothing: a writer of the file also writes the digest."""
     decorate()[(1,)](Tensor(), Tensor(), 33, 5)
     folder = tmp_path / "tuning" / "kernels"
     folder.chmod(0o777)

@@ -188,7 +188,7 @@ def warmed_up(times_ms, benched=None):
 
 
 def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
-    """A median of another run says nothing beside it: clocks and temperature differ."""
+    """Medians of other runs are not comparable: clocks and temperature differ."""
     slow_run = {16: 2.0, 32: 1.0, 64: 1.5}
     with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by(slow_run))) == 32
@@ -256,7 +256,7 @@ def test_in_mode_off_an_overlay_decides_alone_even_without_the_default(gpu, tmp_
 
 
 def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatch):
-    """As for the ops: once samples of two limits are known, this GPU's is asked for."""
+    """Like for the ops: once samples of two limits exist, this GPU's limit is read."""
     import dataclasses
 
     for number, watts, fast in ((1, 500, 64), (2, 700, 32)):

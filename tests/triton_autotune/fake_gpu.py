@@ -1,6 +1,6 @@
-"""A GPU for tests of sw.autotune where there is none: Triton really compiles, nothing is run.
+"""A fake GPU for tests of sw.autotune: Triton really compiles, nothing is run.
 
-Stands in for Triton's driver, for `_driver`, for what is asked of torch.cuda, and for tensors on
+Stands in for Triton's driver, for `_driver`, for the functions of torch.cuda in use, and for tensors on
 the GPU. Both stand-ins record each launch, so that a test sees who launched what, and with what.
 """
 

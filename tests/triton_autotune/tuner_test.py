@@ -1,4 +1,4 @@
-"""Stoneware's timer on the configs of a kernel: by turns, hooks outside of the time, no loss."""
+"""Stoneware's timer on the configs of a kernel: interleaved, hooks outside of the timed interval, no loss."""
 
 from __future__ import annotations
 

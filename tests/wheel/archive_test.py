@@ -166,7 +166,7 @@ def test_auditwheel_agrees_with_the_platform_tag(wheel):
     claimed = re.fullmatch(pattern, wheel.tag.split("-")[2])
     proven = re.fullmatch(pattern, info.overall_policy.name)
     assert claimed, f"{wheel.tag} has no manylinux tag of PEP 600"
-    assert proven, f"auditwheel finds {info.overall_policy.name}, which is no manylinux policy"
+    assert proven, f"auditwheel finds {info.overall_policy.name}, which is not a manylinux policy"
     assert tuple(map(int, proven.groups())) <= tuple(map(int, claimed.groups()))
     assert claimed.groups() == ("2", "28")
 

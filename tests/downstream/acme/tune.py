@@ -1,4 +1,4 @@
-"""Measures axpb on this machine's GPU, for the samples beside this package. In the folder above:
+"""Measures axpb on this machine's GPU, for the samples next to this package. In the folder above:
 
 rm -r tuning_data
 STONEWARE_CACHE_DIR=$PWD/store python3 -m acme.tune
