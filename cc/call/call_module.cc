@@ -161,7 +161,8 @@ PyMethodDef holds_definition = {"holds", &Holds, METH_NOARGS, nullptr};
 // CPython's own bound function: calling it costs less than calling a method of nanobind's.
 nb::object Bound(PyMethodDef* definition, nb::handle self, const std::string& type) {
   if (!nb::inst_ready(self)) {
-    const std::string message = "a " + type + " must be made by " + type + "(...), not by __new__ alone";
+    const std::string message =
+        "a " + type + " must be made by " + type + "(...), not by __new__ alone";
     throw nb::type_error(message.c_str());
   }
   return nb::steal(PyCFunction_NewEx(definition, self.ptr(), nullptr));
