@@ -84,5 +84,7 @@ def timing(figures: Mapping[str, Any] | None, unit: str, digits: int) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Type and message of an error, in one line of limited length."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_DETAIL]
+    """Type and message of an error, in one line; of a long one the start and the end, which has a traceback's error."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    half = _MAX_DETAIL // 2
+    return text if len(text) <= _MAX_DETAIL else f"{text[:half]} ... {text[-half:]}"
