@@ -2,7 +2,6 @@
 // what these calls depend on. No CUDA call of its own.
 
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 

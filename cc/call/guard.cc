@@ -17,8 +17,8 @@ bool IsAttribute(const Guard::Attribute& attribute) {
 
 bool IsAt(const Guard::Address& address, PyObject* data_ptr) {
   PyObject* const tensor = address.tensor.ptr();
-  const nb::object found = nb::steal(PyObject_VectorcallMethod(data_ptr, &tensor, 1, nullptr));
-  return found && PyLong_AsUnsignedLongLong(found.ptr()) == address.address;
+  const nb::object current = nb::steal(PyObject_VectorcallMethod(data_ptr, &tensor, 1, nullptr));
+  return current && PyLong_AsUnsignedLongLong(current.ptr()) == address.address;
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace nb = nanobind;
 
 class Guard {
  public:
-  // dict.get(key) is value; None stands for a key that is missing, too.
+  // dict.get(key) is value; None also stands for a missing key.
   struct Item {
     nb::object dict, key, value;
   };

@@ -13,7 +13,7 @@ from stoneware.kernels.registry import CALL_MODULE
 from stoneware.runtime import native
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Of a module; a global hook is never allowed."""
+"""Kinds of hooks of a module; torch has global hooks of the same kinds."""
 
 
 def check(
@@ -32,18 +32,13 @@ def check(
       attributes: (owner, name, value): what an object or a class has.
       submodules: (module, name, submodule): what a module has under a name.
       forwards: (module, class, function): a module's class and that class's forward, with none of the module's own.
-      hooks: (module, name of HOOKS): hooks that a module must not have.
+      hooks: (module, name of HOOKS): hooks that a module must not have. With any of them, global hooks are refused.
       memory: (tensor, address): where a tensor begins.
     """
     of_classes = [*attributes]
     kinds: list[tuple[Any, Any]] = []
     every = [*items]
-    empty: list[Any] = [
-        torch_module._global_forward_pre_hooks,
-        torch_module._global_forward_hooks,
-        torch_module._global_backward_pre_hooks,
-        torch_module._global_backward_hooks,
-    ]
+    empty: list[Any] = []
     for module, name, submodule in submodules:
         every += _own(module, "_modules")
         every.append((vars(module)["_modules"], name, submodule))
@@ -54,6 +49,8 @@ def check(
     for module, name in hooks:
         every += _own(module, name)
         empty.append(vars(module)[name])
+    if empty:
+        empty += [getattr(torch_module, f"_global{name}") for name in HOOKS]
     try:
         guard = native.load(CALL_MODULE).Guard
     except UnsupportedError:

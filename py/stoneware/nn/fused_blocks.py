@@ -226,13 +226,16 @@ class SwiGLUState(State):
     def holds(self) -> Callable[[], bool]:
         """holds() returns whether the block is that of the proof, its layers are frozen ones that nothing watches,
         and their weights are `operands`."""
+        # What the block has now may not be what was proved or joined: the checks that follow compare with that.
         own = self.block._modules
         layers = [own.get(name) for name in (*self.parts.gate_up, self.parts.down)]
-        if not all(_is_frozen(layer) for layer in layers):
+        if [*own.values()] != self.modules or not all(_is_frozen(layer) for layer in layers):
             return lambda: False
-        self.operands = (*(self.joined or _weights(layers[0])), *_weights(layers[-1]))
-        if len(self.operands) != 4 or (len(layers) == 3 and self.joined is None):
+        *gate_up, down = layers
+        joined = self.joined if len(gate_up) == 2 else _weights(gate_up[0])
+        if joined is None or (self.addresses and _addresses(gate_up) != self.addresses):
             return lambda: False
+        self.operands = (*joined, *_weights(down))
         children = [module for module in self.modules if module is not None]
         parameters = [(layer._parameters, name) for layer in layers for name in ("weight", "weight_scale_inv", "bias")]
         return self.check(
@@ -240,7 +243,7 @@ class SwiGLUState(State):
             submodules=[(self.block, *item) for item in own.items()],
             forwards=[(child, type(child), type(child).forward) for child in children],
             hooks=[(child, name) for child in children for name in conditions.HOOKS],
-            memory=[*zip(self.joined_parameters, self.addresses)],
+            memory=[*zip(_parameters(gate_up), self.addresses)],
         )
 
     def __getstate__(self) -> dict[str, Any]:
