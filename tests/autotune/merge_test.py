@@ -280,7 +280,7 @@ def test_a_bad_line_is_skipped_and_reported_and_never_written_over(tmp_path):
     (problem,) = result.problems
     assert f"{file}:3: not a sample" in problem
     before = content(tmp_path / "in")
-    with pytest.raises(TableError, match="scaled_mm.jsonl:3: .*mend it first"):
+    with pytest.raises(TableError, match="scaled_mm.jsonl:3: .*fix it first"):
         merge.merge([tmp_path / "in"], tmp_path / "in")
     assert content(tmp_path / "in") == before
 

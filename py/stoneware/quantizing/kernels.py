@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 OP = "quantize"
-"""Of the kernels in the manifest."""
+"""The op's name in the manifest."""
 
 MULTIPLE = 16
 """Of k and ldx, and of m where the transpose is written: the kernels move 16 bytes at a time."""
@@ -96,7 +96,7 @@ def plan(
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
-      BackwardNotBuiltError: a kernel is for gradients, and this installation was built without them.
+      BackwardNotBuiltError: a kernel is for gradients, and this installation excludes these kernels.
     """
     arch = aot_kernels.built_for(OP, device.compute_capability)
     assert arch is not None  # `why_not` asked
@@ -164,7 +164,7 @@ def rows_plan(name: str, x: torch.Tensor, k: int, num_tensors: int, options: Seq
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
-      BackwardNotBuiltError: it is for gradients, and this installation was built without them.
+      BackwardNotBuiltError: it is for gradients, and this installation excludes these kernels.
     """
     block = next((block for block in ROW_BLOCKS if k <= block), "loop")
     addresses = [("address", position) for position in range(num_tensors)]
@@ -178,7 +178,7 @@ def transpose_plan(x8: torch.Tensor, device: Device) -> Any:
 
     Raises:
       UnsupportedError, TableError: a kernel cannot be loaded.
-      BackwardNotBuiltError: it is for gradients, and this installation was built without them.
+      BackwardNotBuiltError: it is for gradients, and this installation excludes these kernels.
     """
     m, k = x8.shape
     arguments = [*[("address", position) for position in range(3)], m, k]

@@ -188,7 +188,7 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
         if files and source.problems:
             raise TableError(
                 f"{out} is also a source, and what cannot be read of it would be lost: "
-                f"{'; '.join(source.problems)}; mend it first, or merge into another folder"
+                f"{'; '.join(source.problems)}; fix it first, or merge into another folder"
             )
         unread -= files
     if unread:

@@ -47,7 +47,7 @@ class State:
 
 _STATE: ContextVar[State | None] = ContextVar("stoneware_tuning", default=None)
 state = _STATE.get
-"""The State inside a `with sw.tuning(...)`, else None: what a plan depends on beside its call, and a
+"""The State inside a `with sw.tuning(...)`, else None: what a plan depends on in addition to its call, and a
 part of the key of every plan cache."""
 
 _SCOPES: ContextVar[tuple[Scope, ...]] = ContextVar("stoneware_tuning_scopes", default=())
@@ -59,7 +59,7 @@ _torch_c: Any = None
 """torch._C, once a scope was opened after the import of torch."""
 
 _MOST_STATES = 16
-"""Of several overlays: those that were used last keep their plans, and their tables in memory."""
+"""Overlays whose plans and tables stay in memory: those that were used last."""
 
 _epochs = itertools.count(1)
 
@@ -248,7 +248,7 @@ def current_mode() -> str:
 
 
 def current_overlay() -> State | None:
-    """The State whose overlay holds here; None if there is none."""
+    """The State whose overlay holds here; None if no overlay holds."""
     found = _STATE.get()
     return found if found is not None and found.overlay and not _is_wheel_only else None
 
@@ -278,7 +278,9 @@ def keep(run: Run, samples: Sequence[Sample]) -> None:
     try:
         store = user_store()
         if store is None:
-            raise StoreError("the user's store needs a folder, and there is no home for one; set STONEWARE_CACHE_DIR")
+            raise StoreError(
+                "the user's store needs a folder, and this user has no home folder; set STONEWARE_CACHE_DIR"
+            )
         store.add(run, samples)
     except StoreError as error:
         if samples:
