@@ -24,11 +24,11 @@ from pathlib import Path
 import pytest
 import sample_strategies as data
 from damage import OF_BYTES, OF_TEXT, mutated
-from store_files import RUN, killed_while_adding, rows_by_sql
+from store_files import RUN, killed_while_adding, proved, rows_by_sql, samples_of_lines
 
 from stoneware.errors import StoreError, TableError
 from stoneware.runtime.canonical import canonical_document, canonical_json
-from stoneware.tuning import differences, merge, store_file, table_file
+from stoneware.tuning import differences, merge, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import DeviceRecord, Sample
@@ -57,10 +57,8 @@ def many_samples() -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def stored() -> dict[tuple[str, str], str]:
-    """(id, payload) -> sample, of each row of the store."""
-    rows = [(store_file.row_of_sample(RUN, sample), sample) for sample in many_samples()]
-    return {(row.id, row.payload): text_of(sample) for row, sample in rows}
+def stored() -> set[str]:
+    return set(map(text_of, many_samples()))
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +78,11 @@ def check_damaged_store(seed, folder, store_bytes, stored):
     path = folder / "samples.sqlite3"
     changed = mutated(seed, store_bytes, OF_BYTES)
     path.write_bytes(changed)
-    wanted = {stored[row] for row in rows_by_sql(path) if row in stored}
+    wanted = set(map(text_of, samples_of_lines(proved(rows_by_sql(path)))))
     own = Store(path)
     found = [text_of(sample) for _, sample in own.samples()]
     assert wanted <= set(found) and len(found) == len(set(found))
-    assert set(found) <= set(stored.values()), "a sample that nobody took"
+    assert set(found) <= stored, "a sample that nobody took"
     assert path.read_bytes() == changed
     assert [file.name for file in folder.iterdir()] == [path.name]
     if len(found) < len(stored) and changed:
@@ -97,7 +95,7 @@ def check_damaged_store(seed, folder, store_bytes, stored):
         assert path.read_bytes() == changed
     else:
         after = {text_of(sample) for _, sample in Store(path).samples()}
-        assert after >= {*wanted, text_of(new)} and after <= {*stored.values(), text_of(new)}
+        assert after >= {*wanted, text_of(new)} and after <= {*stored, text_of(new)}
         kept = [file.read_bytes() for file in folder.glob("*.damaged-1")]
         assert kept in ([], [changed])
 
@@ -122,7 +120,7 @@ def check_damaged_journal(seed, folder, killed, stored):
     damaged.write_bytes(mutated(seed, damaged.read_bytes(), OF_BYTES))
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     found = {text_of(sample) for _, sample in Store(path).samples()}
-    assert found <= set(stored.values())
+    assert found <= stored
     assert {file.name: file.read_bytes() for file in path.parent.iterdir()} == before
     with contextlib.suppress(StoreError):
         new = data.sample(m=1000)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import sample_strategies as data
 
 from stoneware.runtime.canonical import canonical_json
+from stoneware.tuning.samples import Sample
 from stoneware.tuning.store import Store
 
 RUN = data.run()
@@ -43,16 +47,43 @@ def state(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.parent.iterdir()}
 
 
-def rows_by_sql(path: Path) -> list[tuple[str, str]]:
-    """The id and payload of each row that SQLite itself still finds, asked one by one."""
+def rows_by_sql(path: Path, most: int = 200) -> list[tuple[str, str, str]]:
+    """The name, digest and line of each row that SQLite itself still finds, asked one by one."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     connection.text_factory = lambda text: text.decode("utf-8", "replace")
     found = []
-    for rowid in range(1, 200):
+    for number in range(1, most):
         with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):  # a message may quote damaged bytes
-            found += connection.execute("SELECT id, payload FROM records WHERE rowid = ?", (rowid,))
+            found += connection.execute("SELECT name, digest, line FROM lines WHERE number = ?", (number,))
     connection.close()
     return found
+
+
+def proved(rows: list[tuple[str, str, str]]) -> list[str]:
+    """The lines of the rows whose digests match."""
+    return [
+        line
+        for name, digest, line in rows
+        if isinstance(line, str) and hashlib.sha256(f"{name} {line}".encode()).hexdigest()[:16] == digest
+    ]
+
+
+def samples_of_lines(lines: Iterable[str]) -> list[Sample]:
+    """The samples of lines that have their candidates among the others; the last of those that were stored again."""
+    documents = [json.loads(line) for line in lines]
+    candidates = {one["candidate"]: one for one in documents if "candidate" in one}
+    runs = {one["run"]["id"] for one in documents if isinstance(one.get("run"), dict)}
+    clocks = ("sm_clock_mhz_before", "sm_clock_mhz_after")
+    names = ("median_us", "spread_us", "count", "error", *clocks, "status", "detail")
+    found = {}
+    for one in documents:
+        for id, *values in one.get("samples", ()):
+            if id in candidates and one["run"] in runs:
+                config, sha256 = candidates[id]["config"], candidates[id]["kernel_sha256"]
+                figures = {"status": "ok", **dict(zip(names, values))}
+                sample = {"key": one["key"], "config": config, "run": one["run"], "kernel_sha256": sha256, **figures}
+                found[id, one["run"], canonical_json(one["key"])] = Sample.from_json(sample)
+    return list(found.values())
 
 
 def killed_while_adding(path: Path) -> None:
@@ -66,8 +97,8 @@ import os, sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("PRAGMA cache_size=2")  # so that pages are written before the end
 connection.execute("BEGIN")
-connection.execute("UPDATE records SET payload = 'half done'")
-for number in range(100):
-    connection.execute("INSERT INTO records VALUES (?, ?)", (str(number), "half done" * 500))
+connection.execute("UPDATE lines SET line = 'half done'")
+for number in range(1000, 1100):
+    connection.execute("INSERT INTO lines VALUES (?, '', '', ?)", (number, "half done" * 500))
 os.kill(os.getpid(), 9)
 """

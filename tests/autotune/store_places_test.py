@@ -98,7 +98,7 @@ def test_a_reader_does_not_wait_for_ever_for_a_writer_that_was_stopped(tmp_path,
     writer = sqlite3.connect(own.path, isolation_level=None)
     with store.store_file.turn(str(own.path)):
         writer.execute("BEGIN EXCLUSIVE")
-        writer.execute("DELETE FROM records")
+        writer.execute("DELETE FROM lines")
         assert own.samples() == []
         assert "another process has held its lock" in own.problems()[0]
         writer.execute("ROLLBACK")

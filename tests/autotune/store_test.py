@@ -15,11 +15,12 @@ import pytest
 import sample_strategies as data
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_files import RUN, edit, killed_while_adding, read, rows_by_sql, state, texts
+from store_files import RUN, edit, killed_while_adding, proved, read, rows_by_sql, samples_of_lines, state, texts
 
 from stoneware.errors import StoreError
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import store, store_file
+from stoneware.tuning.samples import lines_of
 from stoneware.tuning.store import Store
 
 
@@ -81,13 +82,13 @@ def test_a_later_add_replaces_the_run_and_the_same_sample_and_no_other(path):
 
 
 def test_the_stamp_changes_with_every_add_and_with_nothing_else(path, monkeypatch):
-    insert = store._insert
+    insert = Store._insert
 
-    def insert_within_one_tick(database, records):
-        insert(database, records)
+    def insert_within_one_tick(self, database, lines):
+        insert(self, database, lines)
         os.utime(database, ns=(0, 0))  # a file system whose clock stands still
 
-    monkeypatch.setattr(store, "_insert", insert_within_one_tick)
+    monkeypatch.setattr(Store, "_insert", insert_within_one_tick)
     own, stamps = Store(path), [()]
     for count in range(20):
         Store(path).add(RUN, [data.sample(median_us=10 + count % 2)])
@@ -104,11 +105,14 @@ def test_reading_makes_no_file_not_even_for_a_moment(path, four):
     assert path.parent.stat().st_mtime_ns == before
 
 
-def test_a_sample_that_was_stored_again_is_one_row(path):
+def test_of_a_sample_that_was_stored_again_the_last_counts_and_no_row_changes(path):
+    lines = []
     for median_us in (10, 12, 12, 11):
         Store(path).add(RUN, [data.sample(median_us=median_us)])
-    rows = sqlite3.connect(path).execute("SELECT rowid, payload FROM records").fetchall()
-    assert [rowid for rowid, _ in rows] == [1, 2] and '"median_us":11.0' in rows[1][1]
+        before, lines = lines, [line for *_, line in rows_by_sql(path)]
+        assert lines[: len(before)] == before
+    assert read(path) == texts([data.sample(median_us=11)])
+    assert len(lines) == 6, "the run and the candidate once, and four samples"
 
 
 def test_a_sample_of_another_run_is_refused(path):
@@ -120,7 +124,10 @@ def test_a_sample_of_another_run_is_refused(path):
 @settings(max_examples=60, deadline=None)
 @given(runs=data.runs(), samples=st.lists(data.samples(), max_size=12), seed=st.randoms())
 def test_whatever_is_added_is_read_back(runs, samples, seed):
-    last = {store_file.row_of_sample(runs[sample.run], sample).id: sample for sample in samples}
+    last = {}
+    for sample in samples:
+        candidate, line = lines_of([sample])
+        last[candidate.name, line.text.partition(',"samples":')[0]] = sample
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "samples.sqlite3")
         for sample in samples:
@@ -141,21 +148,22 @@ def test_whatever_is_added_is_read_back(runs, samples, seed):
 @pytest.mark.parametrize(
     "change",
     [
-        "payload = replace(payload, '\"median_us\":10.0', '\"median_us\":20.0')",
-        "payload = ''",
-        "payload = NULL",
-        "payload = 17",
-        "payload = x'ff00ff'",
-        "payload = 1e300",
-        "payload = substr(payload, 1, 200)",
-        "payload = payload || ' '",
-        "payload = id || ' sample 2 12345'",
-        "payload = (SELECT payload FROM records LIMIT 1)",
+        "line = replace(line, ',10.0,', ',20.0,')",
+        "line = ''",
+        "line = NULL",
+        "line = 17",
+        "line = x'ff00ff'",
+        "line = 1e300",
+        "line = substr(line, 1, 200)",
+        "line = line || ' '",
+        "digest = NULL",
+        "name = 'matmul'",
+        "line = (SELECT line FROM lines LIMIT 1)",
     ],
 )
 def test_a_row_that_was_edited_is_skipped_with_its_place_and_mended_by_measuring_again(path, four, change):
-    place = sqlite3.connect(path).execute("SELECT rowid FROM records WHERE payload LIKE '%\"m\":16,%'").fetchone()[0]
-    edit(path, f"UPDATE records SET {change} WHERE rowid = {place}")
+    place = sqlite3.connect(path).execute("SELECT number FROM lines WHERE line LIKE '%\"m\":16,%'").fetchone()[0]
+    edit(path, f"UPDATE lines SET {change} WHERE number = {place}")
     own = Store(path)
     kept = [text for text in four if '"m":16,' not in text]
     assert texts(sample for _, sample in own.samples()) == kept
@@ -164,22 +172,37 @@ def test_a_row_that_was_edited_is_skipped_with_its_place_and_mended_by_measuring
     own.add(RUN, [data.sample(m=512)])
     assert read(path) == kept, "an edited row came back"
     own.add(RUN, [data.sample(m=16)])
-    assert read(path) == four and own.problems() == []
+    assert read(path) == four
+    assert own.problems() == [problem], "the row is kept"
 
 
 def test_what_is_skipped_is_logged_once_with_its_place(path, four, caplog):
-    edit(path, "UPDATE records SET payload = 'x' WHERE rowid = 2")
+    edit(path, "UPDATE lines SET line = 'x' WHERE number = 3")
     with caplog.at_level(logging.WARNING, "stoneware.tuning"):
         for _ in range(3):
             Store(path).samples()
-    assert [f"{path}: row 2: skipped" in line for line in caplog.messages] == [True]
+    assert [f"{path}: row 3: skipped" in line for line in caplog.messages] == [True]
 
 
-def test_samples_outlive_the_row_of_their_run_of_which_only_the_command_is_lost(path, four):
-    edit(path, "DELETE FROM records WHERE substr(payload, 34, 4) = 'run '")
-    assert len(rows_by_sql(path)) == len(four)
-    assert read(path) == four
-    assert {run for run, _ in Store(path).samples()} == {replace(RUN, command="")}
+@pytest.mark.parametrize("name", [RUN.id, lines_of([data.sample()])[0].name])
+def test_samples_whose_run_or_candidate_is_lost_are_reported_and_back_once_it_is_stored_again(path, four, name):
+    edit(path, f"DELETE FROM lines WHERE name = '{name}'")
+    own = Store(path)
+    assert len(own.samples()) < 4
+    (problem,) = [problem for problem in own.problems() if name in problem]
+    assert f"{path}: row " in problem
+    own.add(RUN, [data.sample(m=2)])
+    assert read(path) == sorted(four + texts([data.sample(m=2)])) and own.problems() == []
+
+
+def test_candidates_and_runs_are_stored_again_far_from_their_first_rows(path):
+    own = Store(path)
+    for m in range(1, 251):
+        own.add(RUN, [data.sample(m=m)])
+    names = [name for name, *_ in rows_by_sql(path, most=1000)]
+    assert names.count(RUN.id) == names.count(lines_of([data.sample()])[0].name) == 3
+    edit(path, "DELETE FROM lines WHERE number <= 100")
+    assert len(read(path)) == len(names[100:]) - 4
 
 
 def test_a_long_command_is_stored_once(path):
@@ -190,46 +213,60 @@ def test_a_long_command_is_stored_once(path):
     assert path.stat().st_size < 2 * len(run.command) + 20 * 2000
 
 
-@pytest.mark.parametrize("has_run", [True, False])
-def test_a_store_whose_samples_repeat_the_whole_run_is_read_and_its_rows_are_replaced(path, has_run):
-    samples = [data.sample(m=m) for m in (1, 16)]
-    Store(path).add(RUN, samples if has_run else [])
-    if not has_run:
-        edit(path, "DELETE FROM records")
+def test_problems_with_a_dozen_candidates_take_less_than_4_kb_each(path):
+    own = Store(path)
+    for m in range(1, 101):
+        own.add(RUN, [data.sample(m=m, kernel=f"matmul_sm90_bf16_bf16_bf16_128x128x64_{one}") for one in range(14)])
+    assert path.stat().st_size < 100 * 4096
+
+
+def layout_2(path: Path, samples, *, has_run: bool = True) -> None:
+    """Writes a database like Stoneware 0.1 did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    edit(path, "PRAGMA user_version = 2", "CREATE TABLE records (id TEXT PRIMARY KEY, payload TEXT)")
+    rows = [("run", RUN.id, canonical_json(RUN.to_json()))] if has_run else []
     for sample in samples:
-        identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, sample.run]
-        row = store_file._row("sample", identity, f"{canonical_json(RUN.to_json())}\n{sample.text}")
-        edit(path, f"INSERT OR REPLACE INTO records VALUES ('{row.id}', '{row.payload}')")
-    assert Store(path).samples() == [(RUN, sample) for sample in samples] and Store(path).problems() == []
-    ended = data.run(sm_clock_mhz_after=1965)
-    Store(path).add(ended, samples)
-    assert Store(path).samples() == [(ended, sample) for sample in samples]
-    assert len(rows_by_sql(path)) == 3
+        body = f"{canonical_json(replace(RUN, command='').to_json())}\n{sample.text}"
+        rows.append(("sample", [sample.key.to_json(), sample.config.to_json(), sample.run], body))
+    for kind, identity, body in rows:
+        id = data.sha256(canonical_json([kind, 2, identity]))[:32]
+        proof = data.sha256(f"{id} {kind} 2 {body}")[:32]
+        edit(path, f"INSERT INTO records VALUES ('{id}', '{proof} {kind} 2 {body}')")
 
 
-def test_rows_of_a_newer_schema_are_reported_skipped_and_kept(path, four, monkeypatch):
-    monkeypatch.setattr(store_file, "SCHEMA", 99)
-    id, text = store_file._row("sample", "new", '{"new":"fields"}')
-    monkeypatch.undo()
-    edit(path, f"INSERT INTO records VALUES ('{id}', '{text}')")
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_store_of_stoneware_0_1_is_read_and_rewritten_by_the_next_add(path, has_run):
+    samples = [data.sample(m=m) for m in (1, 16)] + [data.kernel_sample()]
+    layout_2(path, samples, has_run=has_run)
+    before = path.read_bytes()
+    run = RUN if has_run else replace(RUN, command="")
+    assert sorted(read(path)) == texts(samples) and {found for found, _ in Store(path).samples()} == {run}
+    assert path.read_bytes() == before
+    [problem] = Store(path).problems()
+    assert "an older Stoneware wrote it" in problem and "damaged" not in problem
+    Store(path).add(RUN, [data.sample(m=2)])
+    assert read(path) == texts([*samples, data.sample(m=2)]) and Store(path).problems() == []
+    assert Path(f"{path}.layout-2-1").read_bytes() == before
+
+
+def test_a_row_of_stoneware_0_1_that_was_edited_is_skipped(path):
+    layout_2(path, [data.sample(m=m) for m in (1, 16)])
+    edit(path, "UPDATE records SET payload = payload || ' ' WHERE rowid = 2")
+    assert read(path) == texts([data.sample(m=16)])
+    assert any(f"{path}: row 2: skipped: its digest" in problem for problem in Store(path).problems())
+
+
+def test_lines_of_an_unknown_kind_are_reported_skipped_and_kept(path, four):
+    line = '{"new":"fields"}'
+    edit(path, f"INSERT INTO lines VALUES (99, 'x', '{store_file.digest('x', line)}', '{line}')")
     own = Store(path)
     assert texts(sample for _, sample in own.samples()) == four
     (problem,) = own.problems()
-    assert "it has schema 99, and this stoneware reads 2" in problem and f"{path}: row " in problem
+    assert f"{path}: row 99: " in problem and "new" in problem
     edit(path, "CREATE TABLE more (x)")
-    own = Store(path)
-    own.add(RUN, [data.sample(m=2)])
+    Store(path).add(RUN, [data.sample(m=2)])
     assert Path(f"{path}.damaged-1").exists()
-    assert text in {row[0] for row in sqlite3.connect(path).execute("SELECT payload FROM records")}
-
-
-def test_the_same_sample_of_a_newer_schema_is_not_replaced(path, monkeypatch):
-    monkeypatch.setattr(store_file, "SCHEMA", 99)
-    Store(path).add(RUN, [data.sample(median_us=7)])
-    monkeypatch.undo()
-    Store(path).add(RUN, [data.sample(median_us=9)])
-    assert read(path) == texts([data.sample(median_us=9)])
-    assert len([line for line in Store(path).problems() if "schema 99" in line]) == 2
+    assert line in [line for *_, line in rows_by_sql(path)]
 
 
 def test_a_database_of_a_newer_layout_is_read_as_far_as_it_goes_and_never_written(path, four):
@@ -272,15 +309,14 @@ def test_a_database_of_something_else_is_not_touched(path):
         lambda old: old[4096:],
         lambda old: old[:60] + bytes(4) + old[64:],
         lambda old: old[:60] + b"\xff" * 4 + old[64:],
-        lambda old: old.replace(b"CREATE TABLE records", b"CREATE TABLE recordz"),
+        lambda old: old.replace(b"CREATE TABLE lines", b"CREATE TABLE linez"),
     ],
     ids=["no header", "no page header", "cut", "shifted", "no first page", "layout 0", "layout -1", "other table"],
 )
 def test_a_damaged_file_is_read_then_kept_aside_and_renewed_by_the_next_add(path, four, content):
     bad = content(path.read_bytes())
     path.write_bytes(bad)
-    by_sql = rows_by_sql(path)
-    whole = [text for text in four if any(text in str(payload) for _, payload in by_sql)]
+    whole = texts(samples_of_lines(proved(rows_by_sql(path))))
     own = Store(path)
     assert texts(sample for _, sample in own.samples()) == whole
     assert path.read_bytes() == bad, "reading changed the file"
@@ -333,10 +369,10 @@ def test_a_kill_between_the_steps_of_a_renewal_loses_nothing(path, four, name, m
 @pytest.mark.parametrize(
     "statement",
     [
-        "CREATE TRIGGER records BEFORE INSERT ON records BEGIN SELECT RAISE(IGNORE); END",
-        "CREATE TRIGGER t AFTER UPDATE ON records BEGIN DELETE FROM records; END",
+        "CREATE TRIGGER lines BEFORE INSERT ON lines BEGIN SELECT RAISE(IGNORE); END",
+        "CREATE TRIGGER t AFTER INSERT ON lines BEGIN DELETE FROM lines; END",
         "CREATE TABLE '\x1b[2J' (x)",
-        "CREATE VIEW more AS SELECT * FROM records",
+        "CREATE VIEW more AS SELECT * FROM lines",
     ],
 )
 def test_what_is_planted_beside_the_table_is_kept_aside_and_undoes_no_add(path, four, statement):
@@ -357,9 +393,9 @@ def test_a_view_in_the_place_of_the_table_is_not_asked(path):
     path.parent.mkdir()
     edit(
         path,
-        "PRAGMA user_version=2",
-        "CREATE VIEW records AS WITH RECURSIVE endless(n) AS "
-        "(SELECT 1 UNION ALL SELECT n FROM endless) SELECT n AS id, n AS payload FROM endless",
+        "PRAGMA user_version=3",
+        "CREATE VIEW lines AS WITH RECURSIVE endless(n) AS "
+        "(SELECT 1 UNION ALL SELECT n FROM endless) SELECT n AS number, n AS line FROM endless",
     )
     assert Store(path).samples() == []
     Store(path).add(RUN, [data.sample()])

@@ -22,6 +22,10 @@ MODES = ("off", "on_miss", "error_on_miss")
 """What to do about a problem that was not measured: take the nearest, measure it, or raise."""
 
 
+STORE_NAME = "samples.sqlite3"
+"""The user's store in its folder."""
+
+
 def tuning_folder() -> str | None:
     """The folder of the user's tuning store; None if the user has no home folder.
 

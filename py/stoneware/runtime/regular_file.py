@@ -55,6 +55,19 @@ def size_bytes(path: str | os.PathLike[str]) -> int:
     return status.st_size
 
 
+Stamp = tuple[int, ...]
+"""Device, inode, size and time of a file."""
+
+
+def file_stamp(path: str | os.PathLike[str]) -> Stamp:
+    """A value that changes whenever a file's content may have; () if there is none to see."""
+    try:
+        status = os.stat(path)
+    except OSError:  # absent, or not ours to see: reading tells
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
     """Replaces a file atomically: a reader, also after a kill, finds the old file or the new one.
 

@@ -1,28 +1,34 @@
-"""Samples: what was measured, where and how; the committed input of the bake.
+"""Samples: what was measured, where and how; and the lines of text that keep them everywhere.
 
-A device's folder (such as `nvidia_h200/`) holds
+The lines are canonical JSON:
 
-    <op>.jsonl    a candidate a line, then a problem and a run a line; sorted, canonical JSON
-    runs.json     the runs that took them: versions, clocks, commit, command
+    a candidate   its config, the digest of its kernel, and an id, which is a digest of both
+    a run         versions, clocks, commit, command
+    samples       a problem, the id of the run, and a list per candidate, which begins with its id
+
+The user's store (`store.py`) has a line a row. A device's folder (such as `nvidia_h200/`) has the same
+lines in files, where the runs are one document:
+
+    <op>.jsonl    the candidates, then the samples; sorted
+    runs.json     the runs
     device.json   the device's fingerprint and the names people give it
 
-Every candidate at every shape is kept, not only the winner. A candidate's line gives its config and
-the digest of its kernel an id; the line of a problem has a list for each sample, which begins with
-the id. The id is the start of a digest of what it names, so that the files of two people merge.
-Reading checks each value; an error names the file and the line.
+Every candidate at every shape is kept, not only the fastest. Lines do not depend on their place, so the
+union of two files is a union of lines. Reading checks each value; an error names the file and the line.
 """
 
 from __future__ import annotations
 
+import base64
 import codecs
 import contextlib
 import hashlib
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoneware.errors import TableError, quoted
 from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
@@ -38,7 +44,8 @@ STATUSES = ("ok", "wrong", "failed", "hung")
 PARSE_ERRORS = (ValueError, TypeError, KeyError, RecursionError, OverflowError)
 """What a value that breaks a rule raises; OverflowError: an int too large for a float."""
 
-_SHORTEST_ID = 8
+_ID_BYTES = 6
+"""The part of a digest that is kept, eight letters. Two of 5,000 candidates share an id once in 20 million stores."""
 
 _IN_A_LIST = (
     "median_us",
@@ -67,7 +74,7 @@ class Sample:
     Attributes:
       key: the problem.
       config: the candidate.
-      median_us, spread_us: median and interquartile range of the timings; 0 if there are none.
+      median_us, spread_us: median and interquartile range of the timings; 0 without any.
       count: how many timings.
       sm_clock_mhz_before, sm_clock_mhz_after: SM clock around the timings; 0 if unknown.
       status: one of STATUSES.
@@ -187,12 +194,11 @@ class Run:
         if not isinstance(self.device, DeviceFingerprint):
             raise TypeError(f"device={quoted(self.device)} must be a DeviceFingerprint")
         check_name("id", self.id)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if "_clock_mhz_" in field.name:
-                check_count(field.name, value)
-            elif field.name != "device" and not isinstance(value, str):
-                raise TypeError(f"{field.name}={value!r:.60} must be a str")
+        for name, value in vars(self).items():
+            if "_clock_mhz_" in name:
+                check_count(name, value)
+            elif name != "device" and not isinstance(value, str):
+                raise TypeError(f"{name}={value!r:.60} must be a str")
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "device": self.device.to_json()}
@@ -269,38 +275,80 @@ def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[in
         lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    documents: list[tuple[int, Any]] = []
-    candidates: dict[str, _Candidate] = {}
-    for line_number, line in enumerate(lines, start=1):
-        with _skipping(problems, f"{path}:{line_number}", "a sample"):
+    decoded = decode(path, enumerate(lines, start=1), problems)
+    return [(number, sample) for number, _, sample in decoded.samples]
+
+
+@dataclass
+class Decoded:
+    """What lines hold.
+
+    Attributes:
+      samples: (number of the line, identity, sample); two have one identity if one was stored again.
+      runs: by id; the last one that was stored.
+      candidates: config and digest of its kernel, by id.
+    """
+
+    samples: list[tuple[int, tuple[bytes, str], Sample]] = field(default_factory=list)
+    runs: dict[str, Run] = field(default_factory=dict)
+    candidates: dict[str, _Candidate] = field(default_factory=dict)
+
+
+def decode(
+    path: Path,
+    lines: Iterable[tuple[int, bytes]],
+    problems: list[str] | None = None,
+    *,
+    before_number: str = ":",
+    candidates: Mapping[str, _Candidate] | None = None,
+) -> Decoded:
+    """Decodes lines; a candidate's may stand anywhere among them.
+
+    Args:
+      path: the file.
+      lines: each with its number.
+      problems: like in `read_samples`.
+      before_number: stands between path and number in a problem.
+      candidates: of lines that were decoded before.
+
+    Raises:
+      TableError: without `problems`, a line breaks a rule.
+    """
+    place = f"{path}{before_number}"
+    decoded = Decoded(candidates=dict(candidates or {}))
+    documents: list[tuple[int, bytes, Any]] = []
+    for number, line in lines:
+        with _skipping(problems, f"{place}{number}", "a sample"):
             document = parse_json(line.decode("utf-8"))
             if isinstance(document, Mapping) and "candidate" in document:
-                _add_candidate(candidates, document)
+                _add_candidate(decoded.candidates, document)
+            elif isinstance(document, Mapping) and isinstance(document.get("run"), Mapping):
+                run = Run.from_json(document["run"])
+                decoded.runs[run.id] = run
             else:
-                documents.append((line_number, document))
-    if documents and not candidates:
+                documents.append((number, line.partition(b',"samples":')[0], document))
+    if documents and not decoded.candidates:
         with _skipping(problems, path, "samples"):
             raise ValueError(f"no line names a candidate, as schema {SCHEMA} must; {_REMEDY_OF_SCHEMA}")
-        return []
-    located: list[tuple[int, Sample]] = []
+        return decoded
     lacking: dict[str, list[int]] = {}
-    for line_number, document in documents:
-        with _skipping(problems, f"{path}:{line_number}", "a sample"):
-            key, run, listed = _checked_line(document)
+    for number, head, document in documents:
+        with _skipping(problems, f"{place}{number}", "a sample"):
+            key, run_id, listed = _checked_line(document)
             for id, *values in listed:
-                with _skipping(problems, f"{path}:{line_number}", "a sample"):
+                with _skipping(problems, f"{place}{number}", "a sample"):
                     check_name("candidate", id)
-                    if id not in candidates:
-                        lacking.setdefault(id, []).append(line_number)
+                    if id not in decoded.candidates:
+                        lacking.setdefault(id, []).append(number)
                         continue
-                    config, sha256 = candidates[id]
+                    config, sha256 = decoded.candidates[id]
                     figures = {"status": "ok", **dict(zip(_IN_A_LIST, values))}
-                    sample = Sample(key=key, config=config, kernel_sha256=sha256, run=run, **figures)
-                    located.append((line_number, sample))
+                    sample = Sample(key=key, config=config, kernel_sha256=sha256, run=run_id, **figures)
+                    decoded.samples.append((number, (head, id), sample))
     for id, numbers in lacking.items():
-        with _skipping(problems, f"{path}:{numbers[0]}", "a sample"):
+        with _skipping(problems, f"{place}{numbers[0]}", "a sample"):
             raise ValueError(f"candidate={quoted(id)} of {len(numbers)} samples must be the id of a line of the file")
-    return located
+    return decoded
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
@@ -310,19 +358,43 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
 
 def samples_text(samples: Iterable[Sample]) -> str:
     """What `write_samples` writes."""
-    samples = list(samples)
-    ids = _ids({_candidate_text(sample) for sample in samples})
-    lines: dict[tuple[str, AnyKey, str], list[tuple[AnyConfig, str]]] = {}
+    return "".join(f"{line.text}\n" for line in lines_of(samples))
+
+
+class Line(NamedTuple):
+    """A line, and the name by which it is found: the id of a candidate or a run, or the op of samples."""
+
+    name: str
+    text: str
+
+    @property
+    def is_of_samples(self) -> bool:
+        return self.text.startswith('{"key":')
+
+
+def lines_of(samples: Iterable[Sample]) -> list[Line]:
+    """The lines of samples, in the order of a file."""
+    candidates: dict[str, str] = {}
+    problems: dict[tuple[str, AnyKey, str], list[tuple[AnyConfig, str]]] = {}
     for sample in samples:
-        values = [ids[_candidate_text(sample)], *(getattr(sample, name) for name in _IN_A_LIST)]
+        text = _candidate_text(sample)
+        id = candidates.get(text)
+        if id is None:
+            digest = hashlib.sha256(text.encode()).digest()
+            id = candidates[text] = base64.urlsafe_b64encode(digest[:_ID_BYTES]).decode()
+        values = [id, *(getattr(sample, name) for name in _IN_A_LIST)]
         text = canonical_json(values[:-2] if sample.status == "ok" and not sample.detail else values)
-        lines.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, text))
-    texts = [f'{{"candidate":"{id}",{text[1:]}\n' for text, id in sorted(ids.items())]
-    for (_, key, run), listed in sorted(lines.items()):
+        problems.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, text))
+    lines = [Line(id, f'{{"candidate":"{id}",{text[1:]}') for text, id in sorted(candidates.items())]
+    for (op, key, run), listed in sorted(problems.items()):
         # Then by text, for samples that differ in nothing they are sorted by.
         shared = canonical_json({"key": key.to_json(), "run": run})
-        texts.append(f'{shared[:-1]},"samples":[{",".join(text for _, text in sorted(listed))}]}}\n')
-    return "".join(texts)
+        lines.append(Line(op, f'{shared[:-1]},"samples":[{",".join(text for _, text in sorted(listed))}]}}'))
+    return lines
+
+
+def line_of_run(run: Run) -> Line:
+    return Line(run.id, canonical_json({"run": run.to_json()}))
 
 
 def _candidate_text(sample: Sample) -> str:
@@ -331,15 +403,6 @@ def _candidate_text(sample: Sample) -> str:
     if isinstance(sample.config, Config):
         config = {name: value for name, value in config.items() if value != getattr(Config, name, None)}
     return canonical_json({"config": config, "kernel_sha256": sample.kernel_sha256})
-
-
-def _ids(texts: set[str]) -> dict[str, str]:
-    """An id of each text: the start of its digest, as long as it takes to tell them apart."""
-    digests = {text: hashlib.sha256(text.encode()).hexdigest() for text in texts}
-    length = _SHORTEST_ID
-    while len({digest[:length] for digest in digests.values()}) < len(digests):
-        length += 1
-    return {text: digest[:length] for text, digest in digests.items()}
 
 
 def read_runs(path: Path, problems: list[str] | None = None) -> dict[str, Run]:

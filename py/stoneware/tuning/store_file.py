@@ -1,16 +1,10 @@
-"""The SQLite file of the user's store: its rows, and reading all of them that are sound.
+"""The SQLite file of a store: reading the rows that are sound, and the locks of readers and writers.
 
-Every row proves itself, so a bad one costs no other. It has an id and a payload, one text:
+A row is a line of samples.py with a name, by which lines are found, and a digest of both, so that a row
+that was edited or cut is recognised and costs no other. Rows are numbered in the order in which they
+were stored, and none is changed or deleted: if a sample is stored again, the later row counts.
 
-    <digest> <kind> <schema> <body>
-
-`kind` is run or sample, or what a newer version adds; `schema` is SCHEMA of the writer.
-`body` is canonical JSON, ASCII: a run, or a run without its command and on the next line a sample
-that it took, so that no sample depends on another row. `id` is a digest of what is the same when
-the row is stored again. `digest` covers the id and the rest, so a row that was edited, cut or moved
-is recognised.
-
-Reading changes no file and makes none beside the store.
+Reading changes no file and makes none next to the store.
 
 No connection may be carried across a fork (https://sqlite.org/howtocorrupt.html, 2.6). The child would
 inherit SQLite's record of the locks that the process holds, but not the locks, so it would find the
@@ -25,45 +19,48 @@ import errno
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stoneware.runtime.canonical import canonical_json, printable
+from stoneware.runtime.canonical import printable
 from stoneware.runtime.regular_file import size_bytes
-from stoneware.tuning.samples import PARSE_ERRORS, Run, Sample
+from stoneware.tuning.samples import PARSE_ERRORS, Run, Sample, decode, line_of_run, lines_of
 
 if TYPE_CHECKING:
     import sqlite3
 
-SCHEMA = 2
-"""Of a row's body."""
+LAYOUT = 3
+"""PRAGMA user_version."""
 
-LAYOUT = 2
-"""PRAGMA user_version, for the table of the database; the rows have a `schema` of their own."""
-
-TABLE = "CREATE TABLE records (id TEXT PRIMARY KEY, payload TEXT)"
-
-_OURS = {(b"records", TABLE.encode()), (b"sqlite_autoindex_records_1", None)}
+SCHEMA = (
+    "CREATE TABLE lines (number INTEGER PRIMARY KEY, name TEXT, digest TEXT, line TEXT)",
+    "CREATE INDEX names ON lines (name)",
+)
+_OURS = {(b"lines", SCHEMA[0].encode()), (b"names", SCHEMA[1].encode())}
 """All that sqlite_master may list; a trigger, for example, could undo what is written."""
 
+_LAYOUT_2 = "CREATE TABLE records (id TEXT PRIMARY KEY, payload TEXT)"
+_OF_LAYOUT_2 = {(b"records", _LAYOUT_2.encode()), (b"sqlite_autoindex_records_1", None)}
+
 BESIDE = ("-journal", "-wal", "-shm")
-"""What SQLite keeps beside a database; the store has the first while it is written."""
+"""What SQLite keeps next to a database; the store has the first while it is written."""
 
 WAIT_S = 60.0
 """How long a writer waits for its turn; enough for 16 processes and a slow disk."""
 
 READER_WAIT_S = 5.0
 
-_MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 10, 1_000_000
-"""A row is longer than 400 bytes, and a page has 4096. The second bounds the time."""
+_MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED = 40, 1_000_000
+"""A row is longer than 100 bytes, and a page has 4096. The second bounds the time."""
 
 _LONGEST_ROW_BYTES = 64 << 20
 
@@ -73,11 +70,19 @@ _IN_SQLITE = threading.RLock()
 _REMEDY = "move away what is in its place, or set STONEWARE_CACHE_DIR to another folder"
 
 
-class Row(NamedTuple):
-    """One row, as it is stored."""
+Mark = tuple[int, str]
+"""Number and digest of a row. A database with such a row has the rows before it, too: none is ever changed."""
 
-    id: str
-    payload: str
+START: Mark = (0, "")
+"""Stands before the first row."""
+
+
+class Row(NamedTuple):
+    """One row that is sound."""
+
+    number: int
+    name: str
+    line: bytes
 
 
 class Refused(Exception):
@@ -88,32 +93,33 @@ class Damaged(Exception):
     """The database is ours, but not as it was written."""
 
 
+class OfLayout2(Damaged):
+    """The database is of Stoneware 0.1."""
+
+
 @dataclass
 class Reading:
     """What is in a database.
 
     Attributes:
-      rows: by id; each with its place.
+      rows: in the order of their numbers.
       problems: what was skipped or is wrong, each with its place.
-      damage: why the database must be made anew; empty if it need not be.
+      damage: why the database must be written anew; empty if it need not be.
+      is_of_layout_2: whether the reason is its age; the rows are then as this version would have stored them.
       refusal: why this version must not write to it; empty if it may.
     """
 
-    rows: dict[str, tuple[Row, str]] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damage: str = ""
+    is_of_layout_2: bool = False
     refusal: str = ""
 
 
-def row_of_run(run: Run) -> Row:
-    return _row("run", run.id, canonical_json(run.to_json()))
-
-
-def row_of_sample(run: Run, sample: Sample) -> Row:
-    identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, sample.run]
-    # A command that names a thousand shapes would be most of the row.
-    bodies = replace(run, command="").to_json(), sample.to_json()
-    return _row("sample", identity, "\n".join(map(canonical_json, bodies)))
+def digest(name: str, line: str | bytes) -> str:
+    """What a row proves itself by."""
+    text = line if isinstance(line, bytes) else line.encode()
+    return hashlib.sha256(name.encode() + b" " + text).hexdigest()[:16]
 
 
 def read(path: Path, *, has_turn: bool = False) -> Reading:
@@ -135,43 +141,98 @@ def read(path: Path, *, has_turn: bool = False) -> Reading:
         reading.problems.append(f"{path}: {reading.refusal}")
     if reading.damage:
         reading.damage = printable(reading.damage)  # it may name what somebody planted
+        what = "" if reading.is_of_layout_2 else "damaged: "
         reading.problems.append(
-            f"{path}: damaged: {reading.damage}; {len(reading.rows)} rows were read "
+            f"{path}: {what}{reading.damage}; {len(reading.rows)} rows were read "
             "nevertheless; the next measurement keeps it aside and writes them to a new one"
         )
     return reading
 
 
-def decoded(reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]], list[str]]:
+def decoded(path: Path, reading: Reading, op: str | None) -> tuple[list[tuple[Run, Sample]], list[str]]:
     """The samples of `op`, or all, sorted, each with its run; and every problem."""
     problems = list(dict.fromkeys(reading.problems))
-    runs: dict[str, Run] = {}
-    best: dict[str, tuple[bool, str]] = {}
-    samples: list[Sample] = []
-    for row, place in reading.rows.values():
-        _, kind, schema, body = row.payload.split(" ", 3)
-        if schema != str(SCHEMA):
-            problems.append(f"{place}: skipped and kept: it has schema {schema}, and this stoneware reads {SCHEMA}")
-        elif kind not in ("run", "sample"):
-            problems.append(f"{place}: skipped and kept: kind {kind!r} is not known")
-        # To search the text takes far less time than to parse it.
-        elif kind == "run" or op is None or f'"op":{canonical_json(op)}' in body:
-            text, _, sample_text = body.partition("\n")
-            try:
-                if text not in runs:
-                    runs[text] = Run.from_json(json.loads(text))
-                if kind == "sample":
-                    samples.append(Sample.from_json(json.loads(sample_text)))
-            except PARSE_ERRORS as error:
-                problems.append(f"{place}: skipped: {error}")
-                continue
-            # A run's own row has its command and its end. If that is lost, one of its samples' rows does.
-            id = runs[text].id
-            best[id] = max(best.get(id, (False, "")), (kind == "run", text))
-    pairs = [(runs[best[sample.run][1]], sample) for sample in samples if op is None or sample.op == op]
-    # By text last: keys such as 1 and True compare equal, and their order must not be by chance.
-    pairs.sort(key=lambda pair: (pair[1].sort_key, pair[1].text))
-    return pairs, problems
+    rows = [row for row in reading.rows if op is None or row.name == op or not row.line.startswith(b'{"key":')]
+    found = decode(path, ((row.number, row.line) for row in rows), problems, before_number=": row ")
+    # The last one counts where a sample was stored again.
+    latest = {identity: (number, sample) for number, identity, sample in found.samples}
+    pairs = []
+    lacking: dict[str, list[int]] = {}
+    for identity, (number, sample) in latest.items():
+        if op is not None and sample.op != op:
+            continue
+        if sample.run in found.runs:
+            pairs.append((found.runs[sample.run], sample, identity))
+        else:
+            lacking.setdefault(sample.run, []).append(number)
+    for run, numbers in lacking.items():
+        problems.append(f"{path}: row {numbers[0]}: skipped and kept: no row has run {run!r} of {len(numbers)} samples")
+    # By identity last: keys such as 1 and True compare equal, and their order must not be by chance.
+    pairs.sort(key=lambda pair: (pair[1].sort_key, pair[2]))
+    return [(run, sample) for run, sample, _ in pairs], problems
+
+
+class Newer(NamedTuple):
+    """What `newer` finds: the lines of samples, the lines that these refer to by name, and the last row's mark."""
+
+    samples: list[bytes]
+    named: dict[str, bytes]
+    last: Mark
+
+
+def newer(path: Path, last: Mark, op: str, named: Container[str] = ()) -> Newer | None:
+    """The samples of an op that were stored after a row. It takes as long as these rows are many, whatever else
+    the store has.
+
+    Args:
+      path: of the database.
+      last: of that row; START for all rows.
+      op: whose.
+      named: names of lines that are not needed.
+
+    Returns:
+      None if the database has no such row, or cannot be read like this: damaged, of another layout, or
+      with the journal of a killed writer.
+    """
+    import sqlite3
+
+    select = "SELECT number, name, digest, line FROM lines WHERE name = ?"
+    try:
+        with connected(checked(path), "ro") as connection:
+            connection.execute("BEGIN")
+            if not has_table(connection) or (last != START and _mark(connection, last[0]) != last):
+                return None
+            samples = [row.line for row in _sound(connection.execute(f"{select} AND number > ?", (op, last[0])))]
+            names: set[str] = set()
+            for line in map(json.loads, samples):
+                names.update([line["run"], *(values[0] for values in line["samples"])])
+            lines: dict[str, bytes] = {}
+            for name in names:
+                if name not in named:
+                    rows = _sound(connection.execute(f"{select} ORDER BY number DESC", (name,)))
+                    lines.update((row.name, row.line) for row in itertools.islice(rows, 1))
+            return Newer(samples, lines, last_mark(connection))
+    except (OSError, Damaged, Refused, sqlite3.Error, UnicodeDecodeError, *PARSE_ERRORS):
+        return None
+
+
+def all_of(reading: Reading, op: str) -> Newer:
+    """The same of a whole reading."""
+    samples = [row.line for row in reading.rows if row.name == op]
+    named = {row.name: row.line for row in reading.rows if not row.line.startswith(b'{"key":')}
+    end = reading.rows[-1] if reading.rows else None
+    return Newer(samples, named, START if end is None else (end.number, digest(end.name, end.line)))
+
+
+def last_mark(connection: sqlite3.Connection) -> Mark:
+    """The mark of the last row; START without any."""
+    number = connection.execute("SELECT max(number) FROM lines").fetchone()[0]
+    return START if number is None else _mark(connection, number)
+
+
+def _mark(connection: sqlite3.Connection, number: int) -> Mark:
+    cells = connection.execute("SELECT digest FROM lines WHERE number = ?", (number,)).fetchone()
+    return number, cells[0].decode("ascii", "replace") if cells and isinstance(cells[0], bytes) else ""
 
 
 @contextlib.contextmanager
@@ -197,7 +258,7 @@ def connected(database: str, mode: str) -> Iterator[sqlite3.Connection]:
 
 
 def has_table(connection: sqlite3.Connection) -> bool:
-    """Whether the table is there; an empty database is fine, too.
+    """Whether the table is there; an empty database is also fine.
 
     Raises:
       Refused: a newer version wrote the database, or another program.
@@ -210,8 +271,10 @@ def has_table(connection: sqlite3.Connection) -> bool:
         raise Refused(f"layout {layout} is of a newer stoneware, this one knows {LAYOUT}")
     if layout == 0 and not found:
         return False
-    if layout == 0 and not any(name == b"records" for name, _ in found):
+    if layout == 0 and not any(name in (b"lines", b"records") for name, _ in found):
         raise Refused(f"it is a database of something else, with {names}")
+    if layout == 2 and found == _OF_LAYOUT_2:
+        raise OfLayout2("an older Stoneware wrote it")
     if layout != LAYOUT or found != _OURS:
         raise Damaged(f"layout {layout} with {names or 'no table'} is not what stoneware writes")
     return True
@@ -229,10 +292,10 @@ def is_damage(error: Exception) -> bool:
 
 
 def checked(path: Path) -> str:
-    """The path of the database without links; SQLite keeps its other files beside it.
+    """The path of the database without links; SQLite keeps its other files next to it.
 
     Raises:
-      OSError: it is not a file, or beside it is a pipe, at which SQLite would wait for ever.
+      OSError: it is not a file, or a pipe is next to it, at which SQLite would wait for ever.
     """
     database = os.path.realpath(path)
     for end in ("", *BESIDE):
@@ -261,7 +324,7 @@ def _register_fork_hooks() -> None:
 
 @contextlib.contextmanager
 def turn(database: str, is_reader: bool = False) -> Iterator[None]:
-    """Waits for the lock on the file beside the database, and holds it; readers share it.
+    """Waits for the lock on the file next to the database, and holds it; readers share it.
 
     Other threads of this process may use SQLite and fork while this one waits, but not while it holds
     the lock.
@@ -332,26 +395,30 @@ def _select(path: Path, database: str, mode: str, reading: Reading) -> None:
         except Refused as error:
             reading.refusal = str(error)
         except Damaged as error:
-            reading.damage = str(error)
-        if (b"records", TABLE.encode()) not in _schema(connection):
-            return
-        for rowid, id, payload in _cells(connection, reading):
-            place = f"{path}: row {rowid}"
-            try:
-                row = _proved(id, payload)
-                reading.rows[row.id] = row, place
-            except ValueError as error:
-                reading.problems.append(f"{place}: skipped: {error}")
+            reading.damage, reading.is_of_layout_2 = str(error), isinstance(error, OfLayout2)
+        # A view has no page. It could be endless.
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE rootpage > 0")}
+        if b"lines" in tables:
+            for cells in _cells(connection, "number, name, digest, line FROM lines", "number", reading):
+                try:
+                    reading.rows.append(_row(*cells))
+                except ValueError as error:
+                    reading.problems.append(f"{path}: row {cells[0]}: skipped: {error}")
+        elif b"records" in tables:
+            reading.rows = _rows_of_layout_2(path, connection, reading)
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != b"ok":
             reading.damage = found.decode("utf-8", "replace")
 
 
-def _cells(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[int, object, object]]:
-    """(rowid, id, payload) of each row; of a damaged table, those that SQL finds by rowid."""
-    select = "SELECT rowid, id, payload FROM records"
+def _cells(connection: sqlite3.Connection, columns: str, key: str, reading: Reading) -> Iterator[tuple[Any, ...]]:
+    """The cells of each row in the order of the rows' numbers; of a damaged table, those that SQL finds by number."""
+    select = f"SELECT {columns}"
+    numbers = set()
     try:
-        yield from connection.execute(select)
+        for cells in connection.execute(f"{select} ORDER BY {key}"):
+            numbers.add(cells[0])
+            yield cells
     except Exception as error:
         if not is_damage(error):
             raise
@@ -360,32 +427,55 @@ def _cells(connection: sqlite3.Connection, reading: Reading) -> Iterator[tuple[i
         reading.damage = str(error)
         num_pages = connection.execute("PRAGMA page_count").fetchone()[0]
         # The rows are numbered from 1, without gaps.
-        for rowid in range(1, min(num_pages * _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED)):
-            with contextlib.suppress(sqlite3.Error):
-                yield from connection.execute(f"{select} WHERE rowid = ?", (rowid,))
+        for number in range(1, min(num_pages * _MOST_ROWS_PER_PAGE, _MOST_ROWS_OF_DAMAGED)):
+            if number not in numbers:
+                with contextlib.suppress(sqlite3.Error):
+                    yield from connection.execute(f"{select} WHERE {key} = ?", (number,))
 
 
 def _schema(connection: sqlite3.Connection) -> set[tuple[bytes, bytes | None]]:
     return set(connection.execute("SELECT name, sql FROM sqlite_master"))
 
 
-def _proved(id: object, payload: object) -> Row:
+def _row(number: int, name: object, found: object, line: object) -> Row:
     """The row with these cells (text comes as bytes); ValueError if it was changed."""
-    if not isinstance(id, bytes) or not isinstance(payload, bytes):
-        raise ValueError(f"id and payload must be text, found {id!r:.40} and {payload!r:.40}")
-    row = Row(id.decode("ascii", "replace"), payload.decode("ascii", "replace"))
-    digest, _, rest = row.payload.partition(" ")
-    if _digest(f"{row.id} {rest}") != digest or rest.count(" ") < 2:
-        raise ValueError(f"its digest does not match, it was edited or damaged: {payload[:80]!r}")
+    if not isinstance(name, bytes) or not isinstance(line, bytes):
+        raise ValueError(f"name and line must be text, found {name!r:.40} and {line!r:.40}")
+    row = Row(number, name.decode("ascii", "replace"), line)
+    if digest(row.name, line).encode() != found:
+        raise ValueError(f"its digest does not match, it was edited or damaged: {line[:80]!r}")
     return row
 
 
-def _row(kind: str, identity: Any, body: str) -> Row:
-    # The schema is part of the id, so that a row of another version is never replaced.
-    id = _digest(canonical_json([kind, SCHEMA, identity]))
-    rest = f"{kind} {SCHEMA} {body}"
-    return Row(id, f"{_digest(f'{id} {rest}')} {rest}")
+def _sound(rows: Iterable[Sequence[Any]]) -> Iterator[Row]:
+    for cells in rows:
+        with contextlib.suppress(ValueError):
+            yield _row(*cells)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def _rows_of_layout_2(path: Path, connection: sqlite3.Connection, reading: Reading) -> list[Row]:
+    """The rows of a database of Stoneware 0.1, as this version would have stored them.
+
+    Its rows were <digest> <kind> 2 <run>, and of a sample another line with its JSON.
+    """
+    runs: dict[str, dict[bool, str]] = {}
+    samples: list[Sample] = []
+    for number, id, payload in _cells(connection, "rowid, id, payload FROM records", "rowid", reading):
+        try:
+            text = payload.decode("ascii")
+            proof, _, rest = text.partition(" ")
+            if hashlib.sha256(f"{id.decode()} {rest}".encode()).hexdigest()[:32] != proof:
+                raise ValueError("its digest does not match, it was edited or damaged")
+            kind, schema, body = rest.split(" ", 2)
+            run, _, sample = body.partition("\n")
+            if schema != "2":
+                raise ValueError(f"it has schema {schema}")
+            if kind == "sample":
+                samples.append(Sample.from_json(json.loads(sample)))
+            # A run's own row has its command and its end. If that is lost, a row of its samples has the rest.
+            runs.setdefault(Run.from_json(json.loads(run)).id, {})[kind == "run"] = run
+        except (AttributeError, *PARSE_ERRORS) as error:
+            reading.problems.append(f"{path}: row {number}: skipped: {error}")
+    best = [line_of_run(Run.from_json(json.loads(texts[max(texts)]))) for texts in runs.values()]
+    lines = enumerate([*best, *lines_of(samples)], start=1)
+    return [Row(number, line.name, line.text.encode()) for number, line in lines]
