@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware import __version__
@@ -18,7 +18,8 @@ from stoneware.kernels import manifest
 from stoneware.kernels.registry import OPS
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources, table_file
+from stoneware.tuning import sources, store_table, table_file
+from stoneware.tuning.table import Table
 
 if TYPE_CHECKING:
     import torch
@@ -97,9 +98,9 @@ def description() -> dict[str, str]:
     if not tuning.wheel_only():
         of_packages = sources.package_digests()
         if (store := sources.existing_store()) is not None:
-            stored = {op: sources.table_of_store(store, op).digest for op in store.ops()}
+            stored = {op: _digest_of(store_table.tables(store.path, op)) for op in store.ops()}
         ops = {sample.op for _, sample in tuning.memory()}
-        in_memory = {op: one.digest for op in ops if (one := sources.table_of_memory(op)) and one.devices}
+        in_memory = {op: _digest_of(sources.tables_of_memory(op)) for op in ops}
     return {
         "stoneware": __version__,
         "kernels": _digest({kernel.id: kernel.sha256 for kernel in manifest.packaged().kernels.values()}),
@@ -111,6 +112,10 @@ def description() -> dict[str, str]:
         "mode": tuning.current_mode(),
         _INVARIANCE: "on" if tuning.is_batch_invariant() else "off",
     }
+
+
+def _digest_of(tables: Iterable[Table]) -> str:
+    return " ".join(table.digest for table in tables)
 
 
 def _digest(parts: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime import package_files
 from stoneware.runtime.device import Device
-from stoneware.tuning import lookup, table_file
+from stoneware.tuning import lookup, store_table, table_file
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.bake import bake
@@ -37,6 +37,10 @@ def decide(*, m=16, n=4096, k=4096, device=H200, **changes):
 
 def store_samples(*samples, run=None):
     user_store().add(run or small.run(), samples)
+
+
+def bake_store():
+    store_table.bake(user_store().path)
 
 
 def baked(tmp_path, *samples, **device) -> Table:
@@ -107,6 +111,7 @@ def test_exact_shape_of_the_last_source_comes_before_the_nearest_m_of_the_first(
 
 def test_nearest_m_and_nearest_shape_are_taken_over_all_sources(package, tmp_path):
     store_samples(small.sample(BIG, 1.0, m=100), small.sample(SMALL, 1.0, m=20, n=8192))
+    bake_store()
     assert (decide(m=90).config, decide(m=90).source) == (BIG, "user's store")
     assert (decide(m=15).config, decide(m=15).source) == (TINY, "wheel")
     assert (decide(m=101).config, decide(m=101).source) == (small.VENDOR, "wheel")
@@ -159,15 +164,6 @@ def test_store_of_another_device_answers_after_this_ones_nearest_shape(package):
     assert (decide(m=20).source, decide(m=20).grade) == ("wheel", "nearest m")
     on_h100 = decide(m=20, device=Device(fingerprint=small.H100))
     assert (on_h100.config, on_h100.source, on_h100.grade) == (BIG, "user's store", "exact")
-
-
-def test_table_of_a_store_is_made_anew_when_the_store_changes(package):
-    store_samples(small.sample(BIG, 1.0))
-    first = table_sources.table_of_store(user_store(), "scaled_mm")
-    assert table_sources.table_of_store(user_store(), "scaled_mm") is first
-    store_samples(small.sample(SMALL, 0.5))
-    assert table_sources.table_of_store(user_store(), "scaled_mm").digest != first.digest
-    assert decide().config == SMALL
 
 
 def test_power_limit_is_asked_where_two_devices_differ_in_nothing_else(package, monkeypatch):

@@ -7,9 +7,8 @@ that holds tables/ and kernel_manifest.json.
 
 - warm: the time of a call with a cached plan that does nothing, with `out`; through the
   native module, and in Python, as without the module;
-- load: reading, checking and opening a table; and, where a user has a store of measurements,
-  reading that and making a table of it, once in a process, and again after one more sample, up to
-  a decision;
+- load: reading, checking and opening a table; and, where a user has a store of measurements, also
+  the table that is baked from it; a decision after one more sample; and the bake;
 - cold: from a problem to its decision, once these are loaded: the first of its family, of which
   nothing was read before; a later one; and the first of all, right after the load, which pushed
   everything else out of the processor's caches; exact, at another m of a weight that was measured,
@@ -57,7 +56,7 @@ from stoneware.measuring import operands
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources, table_file
+from stoneware.tuning import sources, store_table, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
 from stoneware.tuning.table import Block, DeviceTable
@@ -75,10 +74,10 @@ CALLS_PER_TIMING = 2000
 """Of what takes less than a microsecond."""
 
 STORE_LOADS = 20
-"""Timings of, or after, the reading of a user's store, which takes up to 0.3 s."""
+"""Timings of, or after, the opening of the table of a user's store."""
 
 WHOLE_STORE_LOADS = 5
-"""The same, of a store with every problem of the table, which takes up to 5 s."""
+"""The same, of a store with every problem of the table."""
 
 STORE_PROBLEMS = 150
 """How many problems the user's store has: a tune of some models."""
@@ -359,11 +358,12 @@ def fill_store(op: str, num_problems: int) -> list[Sample]:
                 )
             )
     user_store().add(run, samples)
+    store_table.bake(user_store().path)
     return samples
 
 
 def store_figures(op: str, samples: Sequence[Sample], num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
-    """Reading a store: for the first time, and after one more sample, as at a miss."""
+    """Opening the table of a store; a look-up after one more sample, like at a miss; and the bake."""
     row = {"op": op, "how": "objects", "num_store_samples": len(samples), **row}
     yield {
         "what": "load store",
@@ -384,6 +384,7 @@ def store_figures(op: str, samples: Sequence[Sample], num_loads: int, **row: Any
         **row,
         **timed(lambda: decide(next(problems)), add, repeats=num_loads),
     }
+    yield {"what": "bake", **row, **timed(lambda: store_table.bake(store.path), add, repeats=2)}
 
 
 def table_figures(folder: Path) -> Iterator[dict[str, Any]]:

@@ -72,12 +72,14 @@ class Manifest:
       left_out: ids of those that its kernel set leaves out.
       removed: those that serve gradients alone and are off, by id.
       has_backward: whether the build is for gradients, what `--//:enable_backward` says.
+      digest: of the manifest's file; empty for one that was made otherwise.
     """
 
     kernels: Mapping[str, KernelRecord]
     left_out: frozenset[str] = frozenset()
     removed: Mapping[str, KernelRecord] = field(default_factory=dict)
     has_backward: bool = True
+    digest: str = ""
 
     def lacks(self, kernel: str) -> bool:
         """Whether a kernel of this id exists, and is not in this build on purpose."""
@@ -150,7 +152,7 @@ def read_manifest(path: str | os.PathLike[str], remedy: str = package_files.REME
     kernels = {record.id: record for record in sorted(records, key=lambda record: record.id)}
     if len(kernels) != len(records):
         raise TableError(f"{path}: a kernel id stands there twice; {remedy}")
-    return Manifest(kernels, left_out, removed, has_backward)
+    return Manifest(kernels, left_out, removed, has_backward, expected)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from stoneware.kernels import registry
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import printable
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import lookup, sources, table_file
+from stoneware.tuning import lookup, sources, store_table, table_file
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.sources import Source
 
@@ -262,7 +262,7 @@ def gain(measured: Sequence[Product], store: Store, device: DeviceFingerprint) -
     over_wheel: list[float] = []
     num_problems = num_changed = 0
     for op in dict.fromkeys(problem.key.op for problem in measured):
-        own = [Source(sources.STORE, sources.table_of_store(store, op))]
+        own = [Source(sources.STORE, table) for table in store_table.tables(store.path, op)]
         wheel = table_file.packaged(op)
         for key in dict.fromkeys(problem.key for problem in measured if problem.key.op == op):
             found = lookup.find(key, device, own)

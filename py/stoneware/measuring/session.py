@@ -30,7 +30,9 @@ from stoneware.measuring.child import COMMAND, Worker, WorkerError, WorkerLost
 from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.tuning import store_table
 from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.store import user_store
 
 if TYPE_CHECKING:
     from stoneware.ops.dispatch import Operation
@@ -127,7 +129,7 @@ def tune(
     command: Sequence[str] = COMMAND,
     candidates_of: CandidatesOf | None = None,
 ) -> Summary:
-    """Measures the candidates of problems on a GPU, and stores each sample as it is taken.
+    """Measures the candidates of problems on a GPU, stores each sample as it is taken, and bakes the user's store.
 
     Args:
       problems: of all ranks; this one measures its share.
@@ -144,7 +146,10 @@ def tune(
     """
     device = cuda_device(ordinal)
     run = machine.new_run(ordinal, settings.command, settings.commit)
-    return Session(
+    is_users = store is user_store()
+    if is_users:
+        store_table.bake_at_exit()  # also of one that is interrupted
+    summary = Session(
         store=store,
         run=run,
         device=device,
@@ -155,6 +160,9 @@ def tune(
         or (lambda problem: candidates.of_problem(registry.spec(problem.key.op).operation, problem, device)),
         end_run=lambda: machine.end_run(run, ordinal),
     ).measure(problems, ranks)
+    if is_users:
+        store_table.bake_user_store()
+    return summary
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -175,7 +175,11 @@ def _models_for(family: AnyKey, lender: Block) -> dict[AnyConfig, TimeModel]:
 
 
 def entries(
-    samples: Iterable[tuple[Run, Sample]], manifest: Manifest | None, compute_capability: tuple[int, int]
+    samples: Iterable[tuple[Run, Sample]],
+    manifest: Manifest | None,
+    compute_capability: tuple[int, int],
+    *,
+    has_other_16_bit: bool = True,
 ) -> list[Entry]:
     """The entries of one device, from samples that all belong there.
 
@@ -184,6 +188,7 @@ def entries(
       manifest: the kernels as they are now. None for a decorated kernel, and where they are not known;
         then no heuristic settles a tie.
       compute_capability: of the device.
+      has_other_16_bit: whether a measurement gives the entry of the other 16-bit dtype, too.
 
     Returns:
       The entries; of several with one key, that of the newest source first.
@@ -206,7 +211,7 @@ def entries(
             )
             measured.setdefault((sample.key, choice.kernel_sha256), []).append(choice)
     listed = [(key, getattr(key, "out_dtype", ""), choices) for (key, _), choices in measured.items()]
-    for (key, source), choices in measured.items():
+    for (key, source), choices in measured.items() if has_other_16_bit else ():
         other = _other_16_bit(key)
         if other is None or (other, source) in measured:
             continue

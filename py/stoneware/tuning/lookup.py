@@ -221,6 +221,10 @@ def _answers(
                 less.append(one)
     yield from sorted(less, key=lambda one: list(Grade).index(one.grade))
 
+    # Samples that are not baked yet are entries of their own problems alone.
+    places, others, kins = ([one for one in some if one.block.num_entries] for some in (places, others, kins))
+    if not places:
+        return
     from stoneware.tuning import nearest  # an exact entry needs no more
 
     if isinstance(key, Key):

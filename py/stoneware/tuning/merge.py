@@ -20,21 +20,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from stoneware.errors import TableError, quoted
 from stoneware.kernels import manifest
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
-from stoneware.tuning import entries, store
+from stoneware.tuning import entries, store, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
 KEEP = ("all", "newest", "current")
 """Every sample; or of each key, config and kernel digest on a device, that of the newest run; or of
 these only those of kernels that this installation has, with the bytes that they have now."""
-
-_LONGEST_NAME = 150
 
 
 @dataclass
@@ -138,12 +135,7 @@ def merge(sources: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str]
 
 def file_name(op: str) -> str:
     """The name of the file with the samples of `op`; never a path to another folder."""
-    name = quote(op.replace(":", "."), safe="<>")
-    if name.startswith("."):
-        name = f"%2E{name[1:]}"
-    if len(name) > _LONGEST_NAME:
-        name = f"{name[:_LONGEST_NAME]}-{_sha256(op)[:32]}"
-    return name + ".jsonl"
+    return f"{table_file.safe_name(op)}.jsonl"
 
 
 def _is_store(path: Path) -> bool:

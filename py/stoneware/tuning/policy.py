@@ -273,6 +273,7 @@ def keep(run: Run, samples: Sequence[Sample]) -> None:
     samples only the run is written, as at its end.
     """
     from stoneware.errors import StoreError
+    from stoneware.tuning import store_table
     from stoneware.tuning.store import user_store
 
     try:
@@ -282,6 +283,7 @@ def keep(run: Run, samples: Sequence[Sample]) -> None:
                 "the user's store needs a folder, and this user has no home folder; set STONEWARE_CACHE_DIR"
             )
         store.add(run, samples)
+        store_table.bake_at_exit()
     except StoreError as error:
         if samples:
             _say_not_stored(str(error))

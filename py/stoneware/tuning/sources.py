@@ -2,12 +2,13 @@
 
     overlay              of the `with sw.tuning(..., overlay=...)` around the call
     memory               samples of this process that the user's store could not take
-    user's store         samples that were taken on this machine
+    user's store         samples that were taken on this machine: those that are not baked yet, and
+                         the table that was baked of the others
     wheel                the baked table of this installation
     package NAME         baked tables of other installed packages, by the name of the entry point
 
-Each is a Table. The samples of a store or a folder are made into one in memory, again when the
-files have changed. A package offers tables through an entry point of the group
+Each is a Table. Only an overlay of samples is made into one in memory, again when its files have
+changed. A package offers tables through an entry point of the group
 "stoneware.tuning_tables", in its pyproject.toml:
 
     [project.entry-points."stoneware.tuning_tables"]
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import os
 from collections.abc import Iterable
@@ -35,12 +37,13 @@ from stoneware.kernels.key import is_kernel
 from stoneware.runtime import environment, package_files, regular_file
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
-from stoneware.tuning import policy, table_file
+from stoneware.tuning import policy, store_table, table_file
 from stoneware.tuning.table import Block, DeviceTable, Table
 
 if TYPE_CHECKING:  # what only samples need costs an import a third of its time
     from stoneware.tuning.samples import DeviceRecord, Run, Sample
     from stoneware.tuning.store import Store
+    from stoneware.tuning.unbaked import Unbaked
 
 OVERLAY, MEMORY, STORE, WHEEL = "overlay", "memory", "user's store", "wheel"
 GROUP = "stoneware.tuning_tables"
@@ -89,10 +92,11 @@ def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
     overlay = policy.current_overlay()
     if overlay is not None and op in overlay.overlay:
         first.append(Source(OVERLAY, overlay.overlay[op]))
-    store = existing_store()
-    of_store = None if store is None else table_of_store(store, op)
-    of_samples = ((MEMORY, table_of_memory(op)), (STORE, of_store))
-    first += [Source(name, found) for name, found in of_samples if found is not None and found.devices]
+    first += [Source(MEMORY, table) for table in tables_of_memory(op)]
+    folder = environment.tuning_folder()
+    if folder is not None:
+        tables = store_table.tables(Path(folder, environment.STORE_NAME), op)
+        first += [Source(STORE, table) for table in tables if table.devices]
     near = (*first, *last)
     return with_packages(op, near) if has_packages else near
 
@@ -147,34 +151,33 @@ def samples_of_store(store: Store, op: str) -> list[tuple[Run, Sample]]:
 
 
 @functools.lru_cache(maxsize=16)
-def _samples_at(path: Path | None, op: str, stamp: tuple[int, ...]) -> list[tuple[Run, Sample]]:
-    if path is None:
-        return policy.memory(op)[: stamp[0]]
+def _samples_at(path: Path, op: str, stamp: tuple[int, ...]) -> list[tuple[Run, Sample]]:
     from stoneware.tuning.store import Store
 
     return Store(path).samples(op) if stamp else []
 
 
-def table_of_store(store: Store, op: str) -> Table:
-    """The entries of a store as a table, made anew when the store has changed.
+def tables_of_memory(op: str) -> tuple[Table, ...]:
+    """The table of the samples that `policy.add_to_memory` got; none without any."""
+    samples = policy.memory(op)  # they are only added
+    if not samples:
+        return ()
+    from stoneware.tuning.samples import line_of_run, lines_of
+    from stoneware.tuning.unbaked import Unbaked
 
-    Samples of kernels that this build does not have are left out; of a kernel with other bytes now
-    they are stale.
-    """
-    return _table_at(store.path, op, store.stamp(), table_file.packaged(op))
+    num_known, unbaked = _of_memory.get(op) or (0, Unbaked(op))
+    if num_known < len(samples):
+        for _, items in itertools.groupby(samples[num_known:], key=lambda item: item[0].id):
+            taken = list(items)
+            lines = [line_of_run(taken[0][0]), *lines_of(sample for _, sample in taken)]
+            named = {line.name: line.text.encode() for line in lines if not line.is_of_samples}
+            unbaked.add([line.text.encode() for line in lines if line.is_of_samples], named)
+        _of_memory[op] = len(samples), unbaked
+    return (unbaked.table,)
 
 
-def table_of_memory(op: str) -> Table | None:
-    """The same of the samples that `policy.add_to_memory` got; None without any."""
-    num_samples = len(policy.memory(op))  # they are only added
-    return _table_at(None, op, (num_samples,), table_file.packaged(op)) if num_samples else None
-
-
-@functools.lru_cache(maxsize=16)
-def _table_at(path: Path | None, op: str, stamp: tuple[int, ...], wheel: Table | None) -> Table:
-    # The samples of an op of ours are many, and nobody asks for them again.
-    read = _samples_at if is_kernel(op) else _samples_at.__wrapped__
-    return table_of_samples(op, read(path, op, stamp), wheel)
+_of_memory: dict[str, tuple[int, Unbaked]] = {}
+"""Op -> how many of its samples in memory are in the table, and the table."""
 
 
 def table_of_samples(
@@ -252,7 +255,7 @@ def _tables_at(path: Path, folders: tuple[Path, ...], stamp: tuple[Any, ...]) ->
     from stoneware.tuning.store import Store
 
     store = Store(path)
-    return {op: table_of_store(store, op) for op in store.ops()}
+    return {op: table_of_samples(op, store.samples(op), table_file.packaged(op)) for op in store.ops()}
 
 
 def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
@@ -345,6 +348,8 @@ def forget() -> None:
 
 
 def forget_stores() -> None:
-    """Reads stores and makes their tables anew at the next look-up; for tests and benchmarks."""
-    for kept in (_samples_at, _table_at, _tables_at):
+    """Opens stores and their tables anew at the next look-up; for tests and benchmarks."""
+    for kept in (_samples_at, _tables_at):
         kept.cache_clear()
+    store_table.forget()
+    _of_memory.clear()

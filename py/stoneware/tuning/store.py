@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,13 +72,24 @@ class Store:
         if other := next((sample.run for sample in samples if sample.run != run.id), ""):
             raise ValueError(f"run={other!r} of a sample must be the run it is added with, {run.id!r}")
         lines = [line_of_run(run), *lines_of(samples)]
+        self._in_turn(lambda database: self._write(database, lines))
+
+    def renew(self) -> None:
+        """Replaces a database that is damaged, or that Stoneware 0.1 wrote, like `add` does.
+
+        Raises:
+          StoreError: like `add`.
+        """
+        self._in_turn(self._renew_if_damaged)
+
+    def _in_turn(self, write: Callable[[str], None]) -> None:
         import sqlite3
 
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             database = store_file.checked(self.path)
             with store_file.turn(database):
-                self._write(database, lines)
+                write(database)
         except store_file.Refused as error:
             raise StoreError(
                 f"a store is written only by a version that knows its layout; {self.path}: "

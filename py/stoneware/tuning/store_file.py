@@ -266,6 +266,8 @@ def has_table(connection: sqlite3.Connection) -> bool:
     """
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
     found = _schema(connection)
+    if layout == LAYOUT and found == _OURS:
+        return True
     names = ", ".join(sorted({printable(name.decode("utf-8", "replace")) for name, _ in found}))
     if layout > LAYOUT:
         raise Refused(f"layout {layout} is of a newer stoneware, this one knows {LAYOUT}")
@@ -275,9 +277,7 @@ def has_table(connection: sqlite3.Connection) -> bool:
         raise Refused(f"it is a database of something else, with {names}")
     if layout == 2 and found == _OF_LAYOUT_2:
         raise OfLayout2("an older Stoneware wrote it")
-    if layout != LAYOUT or found != _OURS:
-        raise Damaged(f"layout {layout} with {names or 'no table'} is not what stoneware writes")
-    return True
+    raise Damaged(f"layout {layout} with {names or 'no table'} is not what stoneware writes")
 
 
 def is_damage(error: Exception) -> bool:

@@ -176,6 +176,7 @@ class Table:
       devices: those that were measured, sorted by fingerprint.
       runs: id of each run -> its RUN_FIELDS.
       digest: sha256 of the table's file; or what computes it, when it is first asked for.
+      basis: what the table of a store was baked from (`store_table.py`); empty for others.
     """
 
     def __init__(
@@ -185,10 +186,12 @@ class Table:
         devices: Sequence[DeviceTable],
         runs: Mapping[str, Mapping[str, Any]],
         digest: str | Callable[[Table], str],
+        basis: Mapping[str, Any] | None = None,
     ) -> None:
         self.op = op
         self.devices = tuple(devices)
         self.runs = runs
+        self.basis = basis or {}
         self._digest = digest
         self._near: dict[DeviceFingerprint, tuple[NearDevices, NearDevices]] = {}
 

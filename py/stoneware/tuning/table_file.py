@@ -3,7 +3,8 @@
 A look-up reads what it needs and nothing else: a header, one line of canonical JSON, then for each
 family of each device a block of little-endian columns:
 
-    header   schema, op, digest, configs, runs, rules, out dtypes; each device with, for each of its
+    header   schema, op, digest, configs, runs, rules, out dtypes; the basis of the table of a store
+             (`store_table.py`), of which others have none; each device with, for each of its
              families, the key, its configs (positions among all), where its block begins (offset
              from the end of the header), how many groups, entries and corrections it has, and the
              names of its models
@@ -58,6 +59,9 @@ SUFFIX = ".table"
 MOST_BYTES = 2**28
 """What a larger file is refused for, unread: some hundred times as much as a table has."""
 
+_LONGEST_NAME = 150
+"""Of a file, without what tells it from others that begin alike."""
+
 REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
 """What to do about a table that is damaged, where it is not this installation's."""
 
@@ -68,8 +72,8 @@ def digest(table: Table) -> str:
     return json.loads(line)["digest"]
 
 
-def encode(table: Table) -> bytes:
-    """The bytes of a table."""
+def encode(table: Table, basis: Mapping[str, Any] | None = None) -> bytes:
+    """The bytes of a table; `basis` is that of the table of a store."""
     writer = _Writer(table)
     header = {
         "schema": SCHEMA,
@@ -86,6 +90,7 @@ def encode(table: Table) -> bytes:
             }
             for device in table.devices
         ],
+        **({"basis": basis} if basis else {}),
     }
     empty = canonical_json({**header, "digest": ""}) + "\n"
     found = hashlib.sha256(empty.encode("ascii") + writer.body).hexdigest()
@@ -223,7 +228,7 @@ def decode(data: bytes, path: str | os.PathLike[str], op: str | None, remedy: st
         raise damaged(cause) from cause
     if op is not None and found != op:
         raise error(f"the table of {op}", f"that of {found!r:.80}")
-    return Table(op=found, digest=said, devices=devices, runs=content.runs)
+    return Table(op=found, digest=said, devices=devices, runs=content.runs, basis=header.get("basis"))
 
 
 def check(table: Table) -> None:
@@ -244,6 +249,20 @@ def check(table: Table) -> None:
 def file_name(op: str) -> str:
     """The name of the table's file: a colon stands in no file name on Windows."""
     return f"{op.replace(':', '.')}{SUFFIX}"
+
+
+def safe_name(op: str) -> str:
+    """A file name for an op, without suffix; never a path to another folder."""
+    if op.isidentifier():
+        return op
+    from urllib.parse import quote
+
+    name = quote(op.replace(":", "."), safe="<>")
+    if name.startswith("."):
+        name = f"%2E{name[1:]}"
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[:_LONGEST_NAME]}-{hashlib.sha256(op.encode()).hexdigest()[:32]}"
+    return name
 
 
 def packaged_path(op: str) -> Path:

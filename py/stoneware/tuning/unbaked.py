@@ -1,0 +1,179 @@
+"""Samples that no table contains yet: each is an exact entry for its own problem, at once.
+
+Problems near them use them after the next bake, except those of decorated kernels, for which nothing is
+fitted. Samples of our ops are not decoded until a look-up asks for their very key: a line begins with
+the JSON of its key, so finding it is one look-up in a dict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from stoneware.kernels import manifest
+from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.key import AnyKey, is_kernel
+from stoneware.runtime.canonical import canonical_json
+from stoneware.runtime.device import DeviceFingerprint, by_hardware
+from stoneware.tuning import entries
+from stoneware.tuning.samples import Run, Sample, decode
+from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Sizes, Table
+from stoneware.tuning.table_entry import Entry
+
+if TYPE_CHECKING:
+    from stoneware.kernels.manifest import Manifest
+
+
+class Unbaked:
+    """Lines of one op, on top of a table.
+
+    Args:
+      op: an op of ours, or a decorated kernel as "module:function".
+      baked: the table that has the samples before them; None without.
+
+    Attributes:
+      named: the names of candidates and runs that the samples refer to.
+      table: their entries; another object after each `add`.
+    """
+
+    def __init__(self, op: str, baked: Table | None = None) -> None:
+        self.op = op
+        self.baked = baked
+        self.named: set[str] = set()
+        self._lines: list[bytes] = []
+        self._of_device: dict[DeviceFingerprint, dict[str, list[bytes]]] = {}
+        self._runs: dict[str, Run] = {}
+        self._device_of_run: dict[str, DeviceFingerprint] = {}
+        self._sizes: dict[DeviceFingerprint, dict[AnyKey, set[Sizes]]] = {}
+        self._candidates: dict[str, tuple[AnyConfig, str]] = {}
+        self.table = self._table()
+
+    def add(self, samples: Sequence[bytes], named: Mapping[str, bytes]) -> None:
+        """Adds lines; later ones count where a sample was stored again. Lines without a run are left out."""
+        if named:
+            self.named.update(named)
+            decoded = decode(Path(), enumerate(named.values()), [], candidates=self._candidates)
+            self._candidates = decoded.candidates
+            self._runs.update(decoded.runs)
+            baked = () if self.baked is None else self.baked.devices
+            device_of = by_hardware({run.device for run in self._runs.values()} | {one.fingerprint for one in baked})
+            self._device_of_run = {run.id: device_of[run.device] for run in self._runs.values()}
+        for line in samples:
+            head = line.partition(b',"samples":')[0]
+            key, _, run_id = head.removeprefix(b'{"key":').rpartition(b',"run":')
+            device = self._device_of_run.get(json.loads(run_id))
+            if device is not None:
+                by_key = self._of_device.setdefault(device, {})
+                by_key.setdefault(key.decode(), []).append(line)
+                self._lines.append(line)
+        if is_kernel(self.op):
+            for _, _, sample in decode(Path(), enumerate(samples), [], candidates=self._candidates).samples:
+                device = self._device_of_run.get(sample.run)
+                if sample.status == "ok" and device is not None:
+                    self._sizes.setdefault(device, {}).setdefault(sample.key.family, set()).add(sample.key.sizes)
+        self.table = self._table()
+
+    def sizes(self, device: DeviceFingerprint) -> Mapping[AnyKey, set[Sizes]]:
+        """Family -> the sizes that others are compared with."""
+        return self._sizes.get(device, {})
+
+    def entries_at(self, key: AnyKey, device: DeviceFingerprint) -> list[Entry]:
+        """The entries at a key, from its lines and from what the table has there; none without a line."""
+        lines = self._of_device[device].get(canonical_json(key.to_json()), ())
+        if not lines:
+            return []
+        decoded = decode(Path(), enumerate(lines), [], candidates=self._candidates)
+        latest = {identity: sample for _, identity, sample in decoded.samples}
+        taken = [(self._runs[sample.run], sample) for sample in latest.values()]
+        kernels = None if is_kernel(self.op) else manifest.packaged()
+        if self.baked is not None:
+            taken += samples_of_entries(self.baked, _variants(self.baked, key, device), kernels)
+        known = [(run, sample) for run, sample in taken if entries.is_known(sample.config, kernels)]
+        return entries.entries(known, kernels, device.compute_capability, has_other_16_bit=False)
+
+    def _table(self) -> Table:
+        runs = {run.id: {name: getattr(run, name) for name in RUN_FIELDS} for run in self._runs.values()}
+        return Table(
+            op=self.op,
+            devices=[
+                DeviceTable(device, (), _Blocks(self, device))
+                for device in sorted(self._of_device, key=lambda one: canonical_json(one.to_json()))
+            ],
+            runs=runs if self.baked is None else {**self.baked.runs, **runs},
+            digest=lambda _: hashlib.sha256(b"\n".join(sorted({*self._lines}))).hexdigest(),
+        )
+
+
+def _variants(table: Table, key: AnyKey, device: DeviceFingerprint) -> Iterable[Entry]:
+    for _, one in table.near(device)[0]:
+        block = one.block(key.family)
+        if block is not None and key.sizes in block:
+            return block.variants(key.sizes)
+    return ()
+
+
+def samples_of_entries(
+    table: Table, of_table: Iterable[Entry], kernels: Manifest | None
+) -> Iterator[tuple[Run, Sample]]:
+    """The samples that a bake would make entries of a table of; entries of the other 16-bit dtype have none."""
+    for entry in of_table:
+        if entry.measured_out_dtype != getattr(entry.key, "out_dtype", ""):
+            continue
+        for choice in entry.choices:
+            kernel = entries.kernel_of(choice.config, kernels)
+            sha256 = choice.kernel_sha256 if kernel is None else kernel.measured_sha256
+            # All that a bake needs of the run.
+            run: Any = SimpleNamespace(id=choice.run, date=table.runs[choice.run]["date"])
+            yield (
+                run,
+                Sample(
+                    key=entry.key,
+                    config=choice.config,
+                    median_us=choice.median_us,
+                    spread_us=choice.spread_us,
+                    count=1,
+                    status="ok",
+                    run=choice.run,
+                    kernel_sha256="0" * 64 if choice.is_stale else sha256,
+                ),
+            )
+
+
+class _Blocks(Mapping[AnyKey, Block]):
+    """A block for every family; listed are those with sizes that others are compared with."""
+
+    def __init__(self, unbaked: Unbaked, device: DeviceFingerprint) -> None:
+        self._unbaked, self._device = unbaked, device
+        self._blocks: dict[AnyKey, Block] = {}
+
+    def __getitem__(self, family: AnyKey) -> Block:
+        if family not in self._blocks:
+            self._blocks[family] = _Block(family, self._unbaked, self._device)
+        return self._blocks[family]
+
+    def __iter__(self) -> Iterator[AnyKey]:
+        return iter(self._unbaked.sizes(self._device))
+
+    def __len__(self) -> int:
+        return len(self._unbaked.sizes(self._device))
+
+
+class _Block(Block):
+    """The entries of a family, each made at its first use."""
+
+    def __init__(self, family: AnyKey, unbaked: Unbaked, device: DeviceFingerprint) -> None:
+        super().__init__(family, dict.fromkeys(unbaked.sizes(device).get(family, ()), ()))
+        self._unbaked, self._device = unbaked, device
+        self._variants: dict[Sizes, list[Entry]] = {}
+
+    def __contains__(self, sizes: Sizes) -> bool:
+        return bool(self.variants(sizes))
+
+    def variants(self, sizes: Sizes) -> list[Entry]:
+        if sizes not in self._variants:
+            self._variants[sizes] = self._unbaked.entries_at(self.family.with_sizes(sizes), self._device)
+        return self._variants[sizes]
