@@ -14,14 +14,11 @@ import pytest
 import small_package as small
 
 from stoneware.errors import TableError
-from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest, read_manifest, text_of
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning import table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.choose import BAND
-from stoneware.tuning.table import Table
 
 BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
 
@@ -124,7 +121,7 @@ def test_candidate_that_was_wrong_or_failed_is_never_chosen(tmp_path, status):
         ],
     )
     assert [choice.config for choice in small.entry_at(baked, m=16).choices] == [BIG]
-    assert baked.devices[0].block(small.key().family).sizes == [(4096, 4096, 16)]
+    assert baked.devices[0].block(small.key().kind).sizes == [(4096, 4096, 16)]
 
 
 def test_newest_run_of_a_candidate_counts(tmp_path):
@@ -135,64 +132,13 @@ def test_newest_run_of_a_candidate_counts(tmp_path):
     assert list(baked.runs) == ["a"]
 
 
-def test_other_16_bit_output_takes_the_measurement_and_says_so(tmp_path):
-    baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0), small.sample(small.VENDOR, 12.0)])
-    entry = small.entry_at(baked, m=16, out_dtype="fp16")
-    assert entry.choices[0].config == small.cutlass(small.TINY, "fp16")
-    assert entry.measured_out_dtype == "bf16"
-
-
-def _matmul_kernel(dtype: str, tile: list[int]) -> KernelRecord:
-    config = {"a": dtype, "b": dtype, "out": dtype, "layout": "nt", "tile": tile}
-    name = f"matmul_{dtype}_{tile[1]}"
-    return KernelRecord(
-        id=name, op="matmul", backend="cutlass_sm90", arch="sm_90a", sha256=small.sha256(name), config=config
-    )
-
-
-def _product(tmp_path, kernels: list[KernelRecord], dtype: str) -> Table:
-    """The table of one product of a dtype, measured with each of its kernels and with torch."""
-    key = Key(op="matmul", a_dtype=dtype, b_dtype=dtype, out_dtype=dtype, scales="none", layout="nt", n=64, k=64, m=8)
-    configs = [Config(backend="cutlass_sm90", kernel=kernel.id) for kernel in kernels if kernel.config["a"] == dtype]
-    configs.append(Config(backend="vendor", kernel="torch.mm"))
-    samples = [small.sample(config, 10.0 + 5 * at, key=key) for at, config in enumerate(configs)]
-    files = small.write_device(tmp_path, samples, name="matmul.jsonl")
-    data = bake("matmul", files, Manifest({kernel.id: kernel for kernel in kernels}))
-    return table_file.decode(data, "matmul.table", "matmul")
-
-
-def test_other_16_bit_operands_take_the_measurement_of_the_kernels_that_they_have(tmp_path):
-    small_tile, large_tile = [64, 16, 64], [64, 128, 64]
-    kernels = [_matmul_kernel("bf16", large_tile), *(_matmul_kernel(dtype, small_tile) for dtype in ("bf16", "fp16"))]
-    device = _product(tmp_path, kernels, "bf16").devices[0]
-    key = Key(
-        op="matmul", a_dtype="fp16", b_dtype="fp16", out_dtype="fp16", scales="none", layout="nt", n=64, k=64, m=8
-    )
-    entry = small.entry_of(device, key)
-    assert [(choice.config.kernel, choice.median_us) for choice in entry.choices] == [
-        ("matmul_fp16_16", 15.0),
-        ("torch.mm", 20.0),
-    ]
-    assert entry.measured_out_dtype == "bf16"
-
-
-def test_fp16_operands_tell_nothing_of_bf16_which_has_more_kernels(tmp_path):
-    kernels = [_matmul_kernel(dtype, [64, 16, 64]) for dtype in ("bf16", "fp16")]
-    device = _product(tmp_path, kernels, "fp16").devices[0]
-    assert [family.a_dtype for family in device.blocks] == ["fp16"]
-
-
-def test_other_16_bit_operands_without_a_kernel_have_no_entry(tmp_path):
-    device = _product(tmp_path, [_matmul_kernel("bf16", [64, 16, 64])], "bf16").devices[0]
-    assert [family.a_dtype for family in device.blocks] == ["bf16"]
-
-
-def test_measurement_of_the_output_itself_comes_before_the_others(tmp_path):
+def test_entries_have_the_dtypes_and_kernels_that_were_measured(tmp_path):
     fp16 = small.cutlass(small.BIG, "fp16")
     baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0), small.sample(fp16, 30.0, out_dtype="fp16")])
-    entry = small.entry_at(baked, m=16, out_dtype="fp16")
-    assert [choice.config for choice in entry.choices] == [fp16]
-    assert entry.measured_out_dtype == "fp16"
+    for out_dtype, config in (("bf16", TINY), ("fp16", fp16)):
+        entry = small.entry_at(baked, m=16, out_dtype=out_dtype)
+        assert [choice.config for choice in entry.choices] == [config]
+        assert entry.key.out_dtype == out_dtype
 
 
 def test_rebuilt_kernel_is_marked_as_stale(tmp_path):
@@ -365,8 +311,8 @@ def test_damaged_table_names_file_expectation_and_remedy(tmp_path, damage):
         "header only": data.splitlines(keepends=True)[0],
         "longer": data + b"\n",
         "empty": b"",
-        "future": data.replace(b'"schema":9', b'"schema":10'),
-        "schema of another type": data.replace(b'"schema":9', b'"schema":9.0'),
+        "future": data.replace(b'"schema":10', b'"schema":11'),
+        "schema of another type": data.replace(b'"schema":10', b'"schema":10.0'),
         "past": b'{"digest":"","schema":1}\n',
         "edited": data.replace(b"1.5", b"0.5"),
         "array": b"[]",

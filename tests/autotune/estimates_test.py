@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import small_package as small
+from known_times import CONFIGS, candidate_of
 
 from stoneware.tuning.time_model import Corrections, TimeModel, estimates
 
@@ -36,14 +37,17 @@ MODEL = TimeModel(
 def test_config_that_is_fast_nowhere_near_is_not_estimated():
     configs = [replace(SMALL, max_swizzle=1, splits=splits) for splits in (1, 2, 4, 8)]
     configs += [BIG, TINY, small.VENDOR, replace(BIG, max_swizzle=2)]
-    candidates = {position: (config, MODEL) for position, config in enumerate(configs)}
+    candidates = {position: (candidate_of(config), MODEL) for position, config in enumerate(configs)}
 
     def near(*order):
-        return Corrections("bf16", candidates, [(at, 0, 1.0 + rank / 100, 1.0) for rank, at in enumerate(order)])
+        return Corrections(candidates, [(at, 0, 1.0 + rank / 100, 1.0) for rank, at in enumerate(order)])
 
-    found = estimates(64, 4096, 4096, [(0.1, near(*range(8)))])
+    def estimates_of(*near):
+        return estimates(64, 4096, 4096, near, {candidate_of(config): config for config in configs})
+
+    found = estimates_of((0.1, near(*range(8))))
     assert [one.config for one in found] == configs[:6]
-    found = estimates(64, 4096, 4096, [(0.1, near(*range(8))), (0.2, near(7, 0))])
+    found = estimates_of((0.1, near(*range(8))), (0.2, near(7, 0)))
     assert {one.config for one in found} == {*configs[:6], configs[7]}
     us, _ = MODEL.at(64, 4096, 4096)
     [last] = [one.us for one in found if one.config == configs[7]]
@@ -52,15 +56,15 @@ def test_config_that_is_fast_nowhere_near_is_not_estimated():
 
 def said_of(ratios, candidates):
     """The correction by a problem: for each candidate, by its position, the ratio."""
-    return Corrections("bf16", candidates, [(at, 0, ratio, 1.0) for at, ratio in enumerate(ratios)])
+    return Corrections(candidates, [(at, 0, ratio, 1.0) for at, ratio in enumerate(ratios)])
 
 
 @pytest.mark.parametrize("config", [BIG, small.VENDOR])
 def test_interval_is_wider_farther_from_what_was_measured(config):
-    candidates = {0: (config, MODEL)}
+    candidates = {0: (candidate_of(config), MODEL)}
     widths = []
     for distance in (0.0, 0.1, 1.0, 4.0):
-        [found] = estimates(128, 4096, 4096, [(distance, said_of([1.0], candidates))])
+        [found] = estimates(128, 4096, 4096, [(distance, said_of([1.0], candidates))], CONFIGS)
         low, high = found.interval_us
         assert found.us == pytest.approx(math.sqrt(low * high))
         widths.append(high / low)
@@ -69,17 +73,19 @@ def test_interval_is_wider_farther_from_what_was_measured(config):
 
 
 def test_interval_is_wider_where_another_device_was_measured():
-    near = [(0.1, said_of([1.0], {0: (BIG, MODEL)}))]
-    [here], [there] = estimates(128, 4096, 4096, near), estimates(128, 4096, 4096, near, strangeness=1.0)
+    near = [(0.1, said_of([1.0], {0: (candidate_of(BIG), MODEL)}))]
+    [here], [there] = (
+        estimates(128, 4096, 4096, near, CONFIGS, is_other_device=is_other) for is_other in (False, True)
+    )
     assert there.us == here.us
     assert there.interval_us[0] < here.interval_us[0] < here.interval_us[1] < there.interval_us[1]
 
 
 def test_interval_is_wider_where_near_problems_disagree():
-    candidates = {0: (BIG, MODEL)}
+    candidates = {0: (candidate_of(BIG), MODEL)}
 
     def width(*ratios):
-        [found] = estimates(128, 4096, 4096, [(0.1, said_of([ratio], candidates)) for ratio in ratios])
+        [found] = estimates(128, 4096, 4096, [(0.1, said_of([ratio], candidates)) for ratio in ratios], CONFIGS)
         return found.interval_us[1] / found.interval_us[0]
 
     assert width(0.8, 1.2) > 1.1 * width(0.99, 1.01)
@@ -88,17 +94,17 @@ def test_interval_is_wider_where_near_problems_disagree():
 def test_choice_is_what_is_expected_to_lose_least():
     # Both have the same model, so the ratios decide.
     for unsure, sure in ((BIG, small.VENDOR), (small.VENDOR, BIG)):
-        candidates = {0: (unsure, MODEL), 1: (sure, MODEL)}
+        candidates = {0: (candidate_of(unsure), MODEL), 1: (candidate_of(sure), MODEL)}
         scattered = [(0.1, said_of(ratios, candidates)) for ratios in ((0.7, 1.0), (1.28, 1.0))]
         agreed = [(0.1, said_of(ratios, candidates)) for ratios in ((0.97, 1.0), (0.97, 1.0))]
-        first, second = estimates(128, 4096, 4096, scattered)
+        first, second = estimates(128, 4096, 4096, scattered, CONFIGS)
         assert (first.config, second.config) == (sure, unsure)
         assert second.us < first.us, "it is less by the mean alone"
-        assert estimates(128, 4096, 4096, agreed)[0].config == unsure
+        assert estimates(128, 4096, 4096, agreed, CONFIGS)[0].config == unsure
 
 
 def test_tile_that_is_small_for_m_is_estimated_where_it_was_fast_near():
     """Else nothing would be known of ours where the vendor cannot run the problem."""
-    candidates = {0: (small.VENDOR, MODEL), 1: (TINY, MODEL._replace(tile_m=16))}
+    candidates = {0: (candidate_of(small.VENDOR), MODEL), 1: (candidate_of(TINY), MODEL._replace(tile_m=16))}
     near = [(0.1, said_of([1.0, 2.0], candidates))]
-    assert [one.config for one in estimates(4096, 4096, 4096, near)] == [small.VENDOR, TINY]
+    assert [one.config for one in estimates(4096, 4096, 4096, near, CONFIGS)] == [small.VENDOR, TINY]

@@ -30,14 +30,14 @@ def test_a_key_without_groups_has_no_such_field_in_json():
 def test_a_key_with_groups_comes_back():
     key = Key(**{**PLAIN, "op": "grouped_mm"}, num_groups=8)
     assert key_from_json(key.to_json()) == key
-    assert key.sizes == (8, 64, 32, 16) and key.family.with_sizes(key.sizes) == key
-    assert key.family.num_groups == 0, "groups are a size, as n is"
+    assert key.sizes == (8, 64, 32, 16) and key.kind.with_sizes(key.sizes) == key
+    assert key.kind.num_groups == key.family.batch == 0, "groups are a size, as n is"
     assert key.shape == "m=16 n=64 k=32 groups=8"
 
 
-def test_the_products_of_a_batch_are_of_its_family():
+def test_the_products_of_a_batch_are_part_of_its_kind_and_family():
     key = Key(**PLAIN, num_groups=8)
-    assert key.sizes == (64, 32, 16) and key.family.num_groups == 8
+    assert key.sizes == (64, 32, 16) and key.kind.num_groups == key.family.batch == 8
 
 
 @pytest.mark.parametrize("num_groups", [-1, True, 1.0, "8", None], ids=repr)

@@ -6,6 +6,7 @@ import itertools
 
 import small_package as small
 
+from stoneware.kernels import candidate
 from stoneware.kernels.tile_rule import is_near
 from stoneware.tuning import lookup
 from stoneware.tuning.sources import Source
@@ -113,6 +114,14 @@ def samples(weights=WEIGHTS, m_values=M_VALUES, configs=tuple(TRUTH), **changes)
     ]
 
 
+def candidate_of(config):
+    """The candidate of a config with row scales."""
+    return candidate.candidate_of(config, small.key())
+
+
+CONFIGS = {candidate_of(config): config for config in TRUTH}
+
+
 def find(*tables, m, n, k, device=small.H200, **family):
     sources = [Source(f"source {position}", one) for position, one in enumerate(tables)]
-    return lookup.find(small.key(m=m, n=n, k=k, **family), device, sources)
+    return lookup.find(small.key(m=m, n=n, k=k, **family), device, sources, kernels=small.manifest())

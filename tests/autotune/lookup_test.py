@@ -112,11 +112,11 @@ def test_other_weight_is_answered_by_the_nearest_shape(package):
     assert (decision.config, decision.layer, decision.grade) == (TINY, "nearest shape", "nearest shape")
 
 
-def test_other_16_bit_output_is_answered_with_its_own_kernel_and_grade(package):
+def test_other_16_bit_output_is_answered_with_its_own_kernel_and_says_what_was_measured(package):
     decision = decide(out_dtype="fp16")
     assert decision.config == small.cutlass(small.TINY, "fp16")
-    assert (decision.layer, decision.grade) == ("exact", "16-bit dtype")
-    assert "measured with bf16 output, fp16 asked" in decision.reason
+    assert (decision.layer, decision.grade) == ("exact", "exact")
+    assert "measured with e4m3*e4m3->bf16, e4m3*e4m3->fp16 asked" in decision.reason
 
 
 def test_h100_takes_entries_of_the_h200_with_a_lower_grade_only(package):
@@ -273,7 +273,7 @@ def test_matmul_goes_to_the_vendor_library_without_measurements(package):
 def test_info_tells_kernels_and_tables(package):
     information = sw.info()
     assert information.kernels["scaled_mm cutlass_sm90 sm_90a"] == 8
-    assert "4 entries of NVIDIA H200" in information.tables["scaled_mm"]
+    assert "2 entries of NVIDIA H200" in information.tables["scaled_mm"]
     assert table_file.packaged("scaled_mm").digest in str(information)
     json.dumps(information.as_dict())
 
@@ -289,6 +289,6 @@ def test_info_reports_a_damaged_table_in_its_place(package):
 def test_near_weights_are_those_whose_rows_are_aligned_alike(k, element_bytes, nearest_k):
     """Of 4000, 4016, 4112 and 4128 elements, rows of 32 and 16 bytes more than a multiple of 64."""
     entries = {(4096, near_k, 16): () for near_k in (4000, 4016, 4112, 4128)}
-    place = Place(None, 0, None, Block(small.key().family, entries), 0.0)
+    place = Place(None, 0, None, Block(small.key().kind, entries), 0.0)
     _, (_, near_k) = nearest.near_weights((4096, k), element_bytes, [place])[0]
     assert near_k == nearest_k

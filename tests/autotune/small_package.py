@@ -3,6 +3,7 @@ them, in a folder that stands in for the installed one."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
@@ -115,6 +116,7 @@ def kernel_records() -> list[KernelRecord]:
     return sorted(records, key=lambda record: record.id)
 
 
+@functools.cache
 def manifest() -> Manifest:
     return Manifest({record.id: record for record in kernel_records()})
 
@@ -213,7 +215,7 @@ def entry_at(baked: Table, m: int, n: int = 4096, k: int = 4096, **family: str) 
 
 def entry_of(device: DeviceTable, key: AnyKey, kernel_sha256: str = "") -> Entry | None:
     """The entry at exactly this key."""
-    block = device.block(key.family)
+    block = device.block(key.kind)
     return None if block is None or key.sizes not in block else block.entry(key.sizes, kernel_sha256)
 
 

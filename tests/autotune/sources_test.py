@@ -127,7 +127,7 @@ def test_stale_entry_of_the_store_yields_to_one_of_the_wheel(package):
     assert (decide(m=8).source, decide(m=8).grade) == ("user's store", "stale kernel")
 
 
-def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
+def test_entry_of_the_store_with_another_dtype_yields_to_one_with_the_very_dtype(package, tmp_path):
     install = small.cutlass(small.BIG, "fp16")
     data = packaged_bytes(tmp_path, small.sample(install, 1.0, out_dtype="fp16"))
     (package / "tables" / "scaled_mm.table").write_bytes(data)
@@ -136,7 +136,7 @@ def test_derived_entry_of_the_store_yields_to_a_measured_one(package, tmp_path):
     assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("wheel", "exact")
 
 
-def test_derived_entry_of_an_overlay_yields_to_a_measured_one(package, tmp_path):
+def test_entry_of_an_overlay_with_another_dtype_yields_to_one_with_the_very_dtype(package, tmp_path):
     store_samples(small.sample(small.cutlass(small.BIG, "fp16"), 1.0, out_dtype="fp16"))
     with sw.tuning("off", overlay=baked(tmp_path, small.sample(TINY, 1.0))):
         assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("user's store", "exact")

@@ -9,14 +9,29 @@ import itertools
 import json
 import math
 import random
-import struct
 import weakref
 from dataclasses import replace
 
 import pytest
 import small_package as small
-from known_times import BETWEEN, BIG, M_VALUES, SMALL, TINY, TRUTH, WEIGHTS, find, near_enough, samples, true_us
+from known_times import (
+    BETWEEN,
+    BIG,
+    CONFIGS,
+    M_VALUES,
+    SMALL,
+    TINY,
+    TRUTH,
+    WEIGHTS,
+    candidate_of,
+    find,
+    near_enough,
+    samples,
+    true_us,
+)
 
+from stoneware.kernels import candidate
+from stoneware.kernels.manifest import Manifest
 from stoneware.ops.grouped_mm.operands import ragged
 from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
 from stoneware.tuning.bake import bake
@@ -41,8 +56,10 @@ def models_of(taken, num_groups=0, kernels=small.manifest(), num_sms=132, scales
         )
         for sample in taken
     ]
-    found = time_fit.models(entries, kernels, num_sms)
-    return found.get(replace(small.key(scales=scales), num_groups=num_groups).family, {})
+    key = replace(small.key(scales=scales), num_groups=num_groups)
+    models = time_fit.models(entries, kernels, num_sms).get(key.family, {})
+    found = {sample.config: models.get(candidate.candidate_of(sample.config, key)) for sample in taken}
+    return {config: model for config, model in found.items() if model is not None}
 
 
 @pytest.mark.parametrize("config", TRUTH)
@@ -134,8 +151,8 @@ def test_no_time_is_negative_and_no_other_choice_of_terms_fits_better(seed):
 
 
 def test_table_gives_the_models_and_corrections_back(baked):
-    block = baked.devices[0].block(small.key().family)
-    fitted = time_fit.models(baked.devices[0].entries(), small.manifest(), 132)[block.family]
+    block = baked.devices[0].block(small.key().kind)
+    fitted = time_fit.models(baked.devices[0].entries(), small.manifest(), 132)[small.key().family]
     assert block.models == fitted
     assert len(fitted) == 4
     read, made = (
@@ -143,7 +160,6 @@ def test_table_gives_the_models_and_corrections_back(baked):
         for corrections in (block.corrections, functools.partial(Block.corrections, block))
     )
     for one, other in zip(read, made, strict=True):
-        assert one.measured_out_dtype == other.measured_out_dtype == "bf16"
         assert list(map(by_config(one), one.corrections)) == list(map(by_config(other), other.corrections))
 
 
@@ -161,29 +177,17 @@ def test_corrections_leave_out_what_was_slow():
             for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 30.0), (small.VENDOR, 30.1))
         ),
     )
-    said = corrections_of(entry, {}, {TINY: TRUTH[TINY]}, {TINY: TRUTH[BIG]})
+    said = corrections_of(entry, {}, {candidate_of(TINY): TRUTH[TINY]}, {candidate_of(TINY): TRUTH[BIG]})
     found = list(map(by_config(said), said.corrections))
-    assert [one[0] for one in found] == [(BIG, None), (TINY, TRUTH[TINY]), (SMALL, None)]
+    assert [one[0] for one in found] == [
+        (candidate_of(BIG), None),
+        (candidate_of(TINY), TRUTH[TINY]),
+        (candidate_of(SMALL), None),
+    ]
     assert [one[1] for one in found] == [False, False, True]
     us, fullness = TRUTH[TINY].at(16, 4096, 4096)
     assert found[1][2] == pytest.approx(10.0 / us, rel=1e-3)
     assert found[1][3] == pytest.approx(fullness, abs=1e-3)
-
-
-def test_both_16_bit_outputs_share_what_they_have_in_common(baked):
-    line, _, body = table_file.encode(baked).partition(b"\n")
-    [device] = json.loads(line)["devices"]
-    families = {family["key"]["out_dtype"]: family for family in device["families"]}
-    assert families["bf16"]["offset"] == families["fp16"]["offset"]
-    assert families["bf16"]["configs"] != families["fp16"]["configs"]
-    [slots] = {
-        model.slots for config, model in baked.devices[0].block(small.key().family).models.items() if config == TINY
-    }
-    tiny = struct.pack("<8I", 16, 64, 256, 1, 1, 1, 1, slots)
-    assert body.count(tiny) == 1
-    found = find(baked, m=24, n=5120, k=7168, out_dtype="fp16")
-    assert found.choice.config.kernel.replace("fp16", "bf16") == find(baked, m=24, n=5120, k=7168).choice.config.kernel
-    assert found.grade == "nearest shape" and found.entry.measured_out_dtype == "bf16"
 
 
 def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another(baked):
@@ -191,7 +195,7 @@ def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another
     for m, n, k in BETWEEN:
         best_us = min(true_us(config, m, n, k) for config in near_enough(m))
         modelled, nearest = itertools.islice(
-            lookup.answers(small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)]), 2
+            lookup.answers(small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)], kernels=small.manifest()), 2
         )
         assert (modelled.layer, modelled.grade) == ("nearest shape", "nearest shape")
         worst = max(worst, true_us(modelled.choice.config, m, n, k) / best_us)
@@ -239,12 +243,12 @@ def test_near_measurements_correct_the_model():
                     ),
                 ),
                 {},
-                TRUTH,
+                {candidate_of(config): model for config, model in TRUTH.items()},
             ),
         )
         for apart, n in ((0.01, 4096), (0.04, 4608))
     ]
-    found = {one.config: one.us for one in estimates(64, 4352, 4096, near)}
+    found = {one.config: one.us for one in estimates(64, 4352, 4096, near, CONFIGS)}
     assert found.keys() == off.keys()
     for config, us in found.items():
         assert us == pytest.approx(off[config] * true_us(config, 64, 4352, 4096), rel=1e-3)
@@ -252,10 +256,11 @@ def test_near_measurements_correct_the_model():
 
 def test_only_what_would_be_raced_is_estimated():
     """A tile of 16 rows at m = 200, if all tiles run at once."""
-    said = Corrections("bf16", dict(enumerate(TRUTH.items())), [(at, 0, 1.0, 1.0) for at in range(len(TRUTH))])
+    candidates = {at: (candidate_of(config), model) for at, (config, model) in enumerate(TRUTH.items())}
+    said = Corrections(candidates, [(at, 0, 1.0, 1.0) for at in range(len(TRUTH))])
 
     def configs(m, n, num_groups=0):
-        return {one.config for one in estimates(m, n, 4096, [(0.1, said)], num_groups)}
+        return {one.config for one in estimates(m, n, 4096, [(0.1, said)], CONFIGS, num_groups)}
 
     assert configs(200, 128) == configs(128, 8192) == configs(200, 128, 5) == {BIG, TINY, SMALL, small.VENDOR}
     assert configs(200, 8192) == configs(200, 128, 6) == {BIG, SMALL, small.VENDOR}
@@ -267,10 +272,10 @@ def test_nearer_and_equally_full_measurements_count_for_more():
 
     def us(*corrections):
         near = [
-            (apart, Corrections("bf16", {0: (SMALL, model)}, [(0, 0, ratio, fullness)]))
+            (apart, Corrections({0: (candidate_of(SMALL), model)}, [(0, 0, ratio, fullness)]))
             for apart, ratio, fullness in corrections
         ]
-        [found] = estimates(64, 4096, 4096, near)
+        [found] = estimates(64, 4096, 4096, near, CONFIGS)
         return found.us / model.at(64, 4096, 4096)[0]
 
     assert us((0.1, 1.0, full), (0.1, 1.2, full)) == pytest.approx(1.1)
@@ -313,35 +318,18 @@ def test_store_table_tells_its_measurements_in_the_models_of_the_wheel(baked, mo
     ]
     monkeypatch.setattr(sources.manifest, "packaged", small.manifest)
     store = sources.table_of_samples("scaled_mm", own, known=baked)
-    family = small.key().family
+    family = small.key().kind
     block, of_wheel = (one.devices[0].block(family) for one in (store, baked))
-    assert block.models_names == of_wheel.models_names
+    assert block.models_name == of_wheel.models_name
     assert block.models == of_wheel.models
     alone = sources.table_of_samples("scaled_mm", own).devices[0].block(family)
-    assert (alone.has_models, alone.models) == (False, {})
+    assert (alone.models_name, alone.models) == ("", {})
     made = find(sources.table_of_samples("scaled_mm", own), baked, m=24, n=5120, k=5120)
     read = find(store, baked, m=24, n=5120, k=5120)
     assert read.choice.config == TINY
     assert [(one.config, one.median_us) for one in read.entry.choices] == [
         (one.config, one.median_us) for one in made.entry.choices
     ]
-
-
-def test_store_with_more_weights_than_the_wheel_has_models_of_its_own(tmp_path):
-    wheel = small.bake_samples(tmp_path, samples(WEIGHTS[:6]))
-    family = small.key().family
-
-    def block(taken):
-        pairs = [(small.run(), one) for one in taken]
-        made = make_table("scaled_mm", pairs, small.manifest(), known=wheel)
-        return made.devices[0].block(family)
-
-    more = block([replace(one, median_us=1.1 * one.median_us) for one in samples()])
-    of_wheel = wheel.devices[0].block(family)
-    assert more.models_names != of_wheel.models_names and more.models.keys() == TRUTH.keys()
-    fewer = block(samples()[: 4 * len(M_VALUES) * 6])
-    assert fewer.models_names == of_wheel.models_names
-    assert fewer.models == of_wheel.models
 
 
 def test_what_a_look_up_keeps_goes_with_its_table(baked, tmp_path):
@@ -391,10 +379,12 @@ def test_a_number_of_groups_that_was_not_measured_is_modelled_from_others():
         for m in M_VALUES
         for config in TRUTH
     ]
-    made = make_table("grouped_mm", [(small.run(), one) for one in taken], small.manifest())
+    kernels = Manifest({one.id: replace(one, op="grouped_mm") for one in small.kernel_records()})
+    made = make_table("grouped_mm", [(small.run(), one) for one in taken], kernels)
     table = table_file.decode(table_file.encode(made), "grouped_mm.table", "grouped_mm")
     for m, groups in itertools.product((1, 24, 200), (8, 24, 60, 256)):
-        found = find(table, m=m, n=5120, k=5120, num_groups=groups, **family)
+        key = small.key(m=m, n=5120, k=5120, num_groups=groups, **family)
+        found = lookup.find(key, small.H200, [Source("wheel", table)], kernels=kernels)
         times = {config: TRUTH[config].at(m, 5120, 5120, groups)[0] for config in near_enough(m)}
         assert found.num_modelled_from == nearest.MOST_PROBLEMS
         assert found.choice.median_us == pytest.approx(times[found.choice.config], rel=0.05)

@@ -171,12 +171,15 @@ def test_miss_is_an_error_with_rule_value_and_remedy(ran):
     assert ran == [TINY, BIG]
 
 
-@pytest.mark.parametrize("changes", [{"kernel_sha256": "0" * 64}, {"out_dtype": "fp16"}])
-def test_stale_and_derived_entries_are_misses(ran, package, tmp_path, changes):
-    config = small.cutlass(small.BIG, changes.get("out_dtype", "bf16"))
-    overlay = small.bake_samples(tmp_path / "o", [small.sample(config, 1.0, m=40, **changes)])
-    with sw.tuning("error_on_miss", overlay=overlay), pytest.raises(TuningMissError):
-        call(m=40)
+def test_stale_entries_are_misses_and_those_with_another_dtype_of_the_width_are_not(ran, package, tmp_path):
+    stale = small.sample(BIG, 1.0, m=40, kernel_sha256="0" * 64)
+    fp16 = small.sample(small.cutlass(small.BIG, "fp16"), 1.0, m=41, out_dtype="fp16")
+    overlay = small.bake_samples(tmp_path / "o", [stale, fp16])
+    with sw.tuning("error_on_miss", overlay=overlay):
+        call(m=41)
+        with pytest.raises(TuningMissError):
+            call(m=40)
+    assert ran == [BIG]
 
 
 def test_entries_of_another_device_are_misses(ran, monkeypatch):

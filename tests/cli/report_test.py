@@ -269,7 +269,7 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
         for _, item in sample_format.read_samples(file):
             if item.status != "ok":
                 continue
-            at = place(item.key.family.to_json(), item.key.sizes)
+            at = place(item.key.kind.to_json(), item.key.sizes)
             us = float(f"{item.median_us:.4g}")  # like in entries
             times_us.setdefault(at, {})[item.config] = us
             if item.config.backend == "vendor":

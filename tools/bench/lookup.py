@@ -170,7 +170,7 @@ def problem_keys(op: str) -> dict[str, list[Key]]:
     """For each layer the keys that it answers: every measured one of a family, and those with other
     sizes, in an order by chance that is always the same."""
     block = largest_block(op)
-    measured = [block.family.with_sizes(sizes) for sizes in block.sizes]
+    measured = [block.kind.with_sizes(sizes) for sizes in block.sizes]
     random.Random(0).shuffle(measured)
     known = {(key.n, key.k) for key in measured}
     keys = {

@@ -68,13 +68,8 @@ def read(path: str) -> tuple[DeviceRecord, list[tuple[Run, Sample]]]:
 
 
 def entries(table: Table) -> dict[Key, Entry]:
-    """The entries that were measured with their own output dtype, by key."""
-    return {
-        entry.key: entry
-        for device in table.devices
-        for entry in device.entries()
-        if isinstance(entry.key, Key) and entry.measured_out_dtype == entry.key.out_dtype
-    }
+    """The entries by key."""
+    return {entry.key: entry for device in table.devices for entry in device.entries() if isinstance(entry.key, Key)}
 
 
 def fastest(entry: Entry) -> AnyConfig:
@@ -125,7 +120,7 @@ def row_of(key: Key, entry: Entry, table: Table, device: DeviceFingerprint) -> R
         ]
         return {
             **held_out_figures.row_of(family, key.shape, key.m, decision, times),
-            "answered_by": (found.modelled_from or found.entry.key).shape,
+            "answered_by": found.measured.shape,
             "is_first": chosen == found.choice,
             # Of all candidates, not of the chosen one alone.
             "num_intervals": len(covered),

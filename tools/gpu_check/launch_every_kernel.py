@@ -37,6 +37,7 @@ from absl import app, flags
 import stoneware
 from stoneware.kernels import aot_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import SPLITS, Config
+from stoneware.kernels.key import ELEMENT_BYTES
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.registry import spec
 from stoneware.measuring import operands
@@ -99,7 +100,7 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
     """
     tiling = tile_rule.tiling_of(kernel)
     part = BLOCK if kernel.config.get("scales") == "block" else _PART
-    stage_bytes = (tiling.m + tiling.n) * tiling.k * tile_rule.ELEMENT_BYTES[kernel.config["a"]]
+    stage_bytes = (tiling.m + tiling.n) * tiling.k * ELEMENT_BYTES[kernel.config["a"]]
     long_k = (_MAX_SHARED_BYTES // stage_bytes + 1) * tiling.k + part
     few = _problem(kernel, (tiling.m + 1, 0, _PART + 1, 1), tiling.n + _PART, long_k, is_first=True)
     in_turn = _problem(

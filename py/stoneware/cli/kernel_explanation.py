@@ -49,7 +49,7 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
             f"{' or '.join(names)}; pass each as NAME=VALUE"
         )
     asked = [replace(family, values=tuple(values[name] for name in family.names)) for family in named]
-    keys = [key for key, family in zip(asked, named) if key.family == family]
+    keys = [key for key, family in zip(asked, named) if key.kind == family]
     answers = []
     for fingerprint, key in itertools.product(_devices(sources, device), keys):
         if (found := lookup.find(key, fingerprint, sources)) is not None:

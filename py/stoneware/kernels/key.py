@@ -1,8 +1,11 @@
 """Keys: under what a measurement is filed and looked up.
 
-`Key` is a problem of one of our ops, `KernelKey` one of a kernel under `sw.autotune`. Both have a
-`family`, within which problems can be compared and across which they cannot, and `sizes`, by which
-they are compared.
+`Key` is a problem of one of our ops, `KernelKey` one of a kernel under `sw.autotune`. Both have
+`sizes`; a `kind`, all but the sizes; and a `family`, the kinds whose times can be compared. A kernel's
+time depends on how many bytes an element has, not on its dtype, and on the class of scales:
+
+    family   kinds
+    kind     problems: the exact dtypes and scales that were measured
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Set
 from dataclasses import asdict, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from stoneware.errors import quoted
 from stoneware.runtime.canonical import check_name
@@ -20,7 +23,10 @@ SCALES = ("row", "tensor", "none", "block", "block_1d")
 ACCUMULATIONS = ("fast", "slow")
 LAYOUTS = ("nt", "nn", "tn", "tt")
 
-_KIN = {"row": "tensor", "tensor": "row"}
+ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}
+
+_CLASSES_OF_SCALES = {"row": "epilogue", "tensor": "epilogue"}
+"""Scales of rows and of tensors multiply finished sums, in the same time (docs/design/table.md)."""
 
 MAX_SIZE = 2**31 - 1
 """Of m, n and k, as the ops have it."""
@@ -40,17 +46,37 @@ def unchecked(cls: type[T], values: Mapping[str, Any]) -> T:
     return made
 
 
+class Family(NamedTuple):
+    """Problems of an op that differ in sizes, and in what does not change the time of a tile.
+
+    Attributes:
+      op, layout, accumulation: as of a Key.
+      a_bytes, b_bytes, out_bytes: of an element.
+      scales: their class: "epilogue" for "row" and "tensor", else as of a Key.
+      batch: products of a batch; 0 for none.
+    """
+
+    op: str
+    a_bytes: int
+    b_bytes: int
+    out_bytes: int
+    scales: str
+    layout: str
+    accumulation: str
+    batch: int
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Key:
-    """A shape (n, k, m, groups) in a family (op, dtypes, scales, layout, accumulation, products of a batch).
+    """A shape (n, k, m, groups) of a kind (op, dtypes, scales, layout, accumulation, products of a batch).
 
     Attributes:
       op: such as "scaled_mm"; it has no colon.
-      a_dtype, b_dtype, out_dtype: names such as "e4m3", "bf16", "fp16".
+      a_dtype, b_dtype, out_dtype: names in ELEMENT_BYTES.
       scales: one of SCALES; "none" for an op without scales, "block" for 1x128 of a and 128x128
         of b, "block_1d" for 1x128 of both.
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
-      n, k, m: sizes; all 0 in a family.
+      n, k, m: sizes; all 0 in a kind.
       accumulation: one of ACCUMULATIONS; "slow" where sums of fp8 products must be kept in full
         fp32, "fast" where they need not or there is no choice. JSON leaves "fast" out, so that
         keys read and write as they did before there was "slow".
@@ -73,12 +99,29 @@ class Key:
     has_m: ClassVar[bool] = True
 
     @property
-    def family(self) -> Key:
+    def dtypes(self) -> tuple[str, str, str]:
+        return self.a_dtype, self.b_dtype, self.out_dtype
+
+    @property
+    def kind(self) -> Key:
         return self.with_sizes((0,) * len(self.sizes))
 
     @property
+    def family(self) -> Family:
+        return Family(
+            self.op,
+            ELEMENT_BYTES[self.a_dtype],
+            ELEMENT_BYTES[self.b_dtype],
+            ELEMENT_BYTES[self.out_dtype],
+            _CLASSES_OF_SCALES.get(self.scales, self.scales),
+            self.layout,
+            self.accumulation,
+            self.num_groups if self.is_batch else 0,
+        )
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """What problems of a family differ in: n and k, of a grouped product num_groups before them; the last
+        """What problems of a kind differ in: n and k, of a grouped product num_groups before them; the last
         is m, which varies at run time."""
         sizes = self.n, self.k, self.m
         return (self.num_groups, *sizes) if self.op == "grouped_mm" else sizes
@@ -87,12 +130,6 @@ class Key:
         *groups, n, k, m = sizes
         num_groups = groups[0] if groups else self.num_groups
         return unchecked(Key, {**self.__dict__, "n": n, "k": k, "m": m, "num_groups": num_groups})
-
-    @property
-    def kin(self) -> Key | None:
-        """The problem with those other scales that the same kernels take, in the same time; None if no others are."""
-        scales = _KIN.get(self.scales)
-        return unchecked(Key, {**self.__dict__, "scales": scales}) if scales else None
 
     @property
     def shape(self) -> str:
@@ -132,6 +169,7 @@ class KernelKey:
     dtypes: tuple[tuple[str, str], ...]
 
     is_batch: ClassVar[bool] = False
+    scales: ClassVar[str] = "none"
 
     def __eq__(self, other: object) -> bool:
         # By type too: True is no size, though it equals 1.
@@ -154,8 +192,12 @@ class KernelKey:
         return sorted(positions, key=lambda idx: self.names[idx].lower() == "m")
 
     @property
-    def family(self) -> KernelKey:
+    def kind(self) -> KernelKey:
         return self.with_sizes((0,) * len(self._size_positions))
+
+    @property
+    def family(self) -> KernelKey:
+        return self.kind
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -187,6 +229,7 @@ class KernelKey:
 
 
 AnyKey = Key | KernelKey
+AnyFamily = Family | KernelKey
 
 _FIELDS, _KERNEL_FIELDS = set(field_names(Key)), set(field_names(KernelKey))
 
@@ -207,12 +250,12 @@ def check_fields(what: str, data: object, known: Set[str], optional: Set[str] = 
         )
 
 
-def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey:
+def key_from_json(data: Mapping[str, Any], *, is_kind: bool = False) -> AnyKey:
     """Makes the key that `to_json` wrote.
 
     Args:
       data: the JSON object.
-      is_family: sizes are 0.
+      is_kind: sizes are 0.
 
     Raises:
       TypeError, ValueError: a field is missing, unknown, or breaks its rule.
@@ -223,13 +266,13 @@ def key_from_json(data: Mapping[str, Any], *, is_family: bool = False) -> AnyKey
             check_fields("key", data, _KERNEL_FIELDS)
             return _kernel_key(data)
     check_fields("key", data, _FIELDS, {"accumulation", "num_groups"})
-    return _op_key(data, least=0 if is_family else 1)
+    return _op_key(data, least=0 if is_kind else 1)
 
 
 def _op_key(data: Mapping[str, Any], least: int) -> Key:
     for name in ("a_dtype", "b_dtype", "out_dtype"):
-        if not isinstance(data[name], str) or not data[name]:
-            raise ValueError(f"{name}={quoted(data[name])} must be a non-empty str")
+        if not isinstance(data[name], str) or data[name] not in ELEMENT_BYTES:
+            raise ValueError(f"{name}={quoted(data[name])} must be one of {', '.join(ELEMENT_BYTES)}")
     key = Key(**data)
     for name, least_size in (("n", least), ("k", least), ("m", least), ("num_groups", 0)):
         size = getattr(key, name)

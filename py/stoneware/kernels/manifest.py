@@ -15,6 +15,7 @@ from dataclasses import field
 from typing import Any
 
 from stoneware.errors import TableError, UnsupportedError, quoted
+from stoneware.kernels.key import ELEMENT_BYTES
 from stoneware.runtime import package_files, regular_file
 from stoneware.runtime.fast_dataclass import dataclass
 
@@ -55,6 +56,11 @@ class KernelRecord:
     def measured_sha256(self) -> str:
         """What its measurements carry: they stay true as long as the code is the same."""
         return self.code_sha256 or self.sha256
+
+    @property
+    def dtypes(self) -> tuple[Any, Any, Any]:
+        """Of a, b and the result."""
+        return self.config.get("a"), self.config.get("b"), self.config.get("out")
 
     @functools.cached_property
     def compute_capability(self) -> tuple[int, int]:
@@ -103,6 +109,22 @@ class Manifest:
         """The same by compute capability, sorted by id."""
         return self._by_arch.get((op, backend), {})
 
+    def with_tile(self, op: str, backend: str, tile: str) -> Sequence[KernelRecord]:
+        """The kernels of a tile, each of other dtypes."""
+        return self._by_tile.get((op, backend, tile), ())
+
+    @functools.cached_property
+    def _by_tile(self) -> dict[tuple[str, str, str], list[KernelRecord]]:
+        groups: dict[tuple[str, str, str], list[KernelRecord]] = {}
+        for kernel in self.kernels.values():
+            groups.setdefault((kernel.op, kernel.backend, tile_of(kernel.id)), []).append(kernel)
+        return groups
+
+    @functools.cached_property
+    def configs(self) -> dict[Any, Any]:
+        """The configs of candidates that `candidate.configs` kept."""
+        return {}
+
     @functools.cached_property
     def _by_arch(self) -> dict[tuple[str, str], dict[tuple[int, int], list[KernelRecord]]]:
         """Every `by_arch`, since each look-up needs several."""
@@ -111,6 +133,12 @@ class Manifest:
             by_arch = groups.setdefault((kernel.op, kernel.backend), {})
             by_arch.setdefault(kernel.compute_capability, []).append(kernel)
         return groups
+
+
+@functools.lru_cache(maxsize=1024)
+def tile_of(kernel: str) -> str:
+    """The name of a kernel's tile, its id without dtypes."""
+    return "_".join(part for part in kernel.split("_") if part not in ELEMENT_BYTES)
 
 
 def text_of(document: Mapping[str, Any]) -> str:

@@ -12,8 +12,6 @@ from stoneware.kernels.manifest import KernelRecord
 from stoneware.kernels.split_k import is_split_k, is_splitk_sm90
 from stoneware.runtime.fast_dataclass import dataclass
 
-ELEMENT_BYTES = {"e4m3": 1, "e5m2": 1, "bf16": 2, "fp16": 2, "fp32": 4}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:

@@ -283,12 +283,12 @@ def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Found]:
     this device: finding them takes 15 ms."""
     near = sources.sources(key.op, has_packages=False)
     fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)
-    found = lookup.answers(key, fingerprint, near, has_one_order=is_invariant)
+    found = lookup.answers(key, fingerprint, near, excludes_split_k=is_invariant)
     first = next(found, None)
     if first is None or not first.is_exact:
         everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
-            yield from lookup.answers(key, fingerprint, everywhere, has_one_order=is_invariant)
+            yield from lookup.answers(key, fingerprint, everywhere, excludes_split_k=is_invariant)
             return
     if first is not None:
         yield first

@@ -10,8 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stoneware.errors import quoted
-from stoneware.kernels.key import MAX_SIZE, Key
-from stoneware.kernels.tile_rule import ELEMENT_BYTES
+from stoneware.kernels.key import ELEMENT_BYTES, MAX_SIZE, Key
 from stoneware.runtime.fast_dataclass import dataclass
 
 UNIT_BYTES = 16

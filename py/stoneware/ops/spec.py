@@ -20,9 +20,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import Config
-from stoneware.kernels.key import Key
+from stoneware.kernels.key import ELEMENT_BYTES, Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.ops.product import Product
 from stoneware.runtime.fast_dataclass import dataclass
 

@@ -26,7 +26,7 @@ def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
                 "verdict": verdict.document(verdict.sections(device.problems)),
                 "families": [
                     _family_document(device, family, members)
-                    for family, members in measures.families(device.problems).items()
+                    for family, members in measures.kinds(device.problems).items()
                 ],
             }
             for device in devices

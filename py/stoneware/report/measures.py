@@ -9,9 +9,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from stoneware.kernels.key import AnyKey, Key
+from stoneware.kernels.key import ELEMENT_BYTES, AnyKey, Key
 from stoneware.kernels.registry import OPS, spec
-from stoneware.kernels.tile_rule import ELEMENT_BYTES
 from stoneware.report.nominal import NOMINAL
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
@@ -41,24 +40,24 @@ class Problem(Entry):
 
 
 def problems(entries: Iterable[Entry]) -> list[Problem]:
-    """The entries that were measured with their own output dtype; if several have the same key, the first.
+    """The entries as problems; if several have the same key, the first.
 
     Returns:
       One problem per key, sorted by op and key.
     """
     found: dict[AnyKey, Problem] = {}
     for entry in entries:
-        if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", "")) and entry.key not in found:
+        if entry.key not in found:
             found[entry.key] = Problem(**vars(entry))
     return [found[key] for key in sorted(found, key=lambda key: (key.op, key))]  # an op's keys are of one kind
 
 
-def families(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:
-    """The problems by family, in order: only within a family can they be compared."""
-    by_family: dict[AnyKey, list[Problem]] = {}
+def kinds(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:
+    """The problems by kind, in order."""
+    by_kind: dict[AnyKey, list[Problem]] = {}
     for problem in found:
-        by_family.setdefault(problem.key.family, []).append(problem)
-    return by_family
+        by_kind.setdefault(problem.key.kind, []).append(problem)
+    return by_kind
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

@@ -142,7 +142,7 @@ def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
 
 
 def _of_table(found: Table, origin: str) -> Iterator[DeviceMeasurements]:
-    """The measured entries of a table; those derived for the other 16-bit dtype are left out."""
+    """The entries of a table."""
     for one in found.devices:
         yield DeviceMeasurements(
             fingerprint=one.fingerprint,

@@ -62,7 +62,7 @@ def sections(found: Iterable[Problem]) -> list[Section]:
     members: dict[str, list[Problem]] = {}
     torch_us: dict[tuple[Any, ...], dict[str, float]] = {}  # key without scales -> scales -> torch's time
     for problem in found:
-        family = problem.key.family
+        family = problem.key.kind
         members.setdefault(title(family), []).append(problem)
         if isinstance(family, Key) and problem.vendor is not None:
             torch_us.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor.median_us

@@ -177,11 +177,9 @@ def _chosen(path: Path, skipped: list[str]) -> _Chosen:
         # Without the power limit, which one of two sources may not know.
         name = str(replace(fingerprint, power_limit_w=0))
         for entry in of_device:
-            # An entry of the other 16-bit dtype says what that of its own says.
-            if entry.measured_out_dtype in ("", getattr(entry.key, "out_dtype", "")):
-                first = entry.choices[0]
-                # Of a decorated kernel each source has an entry, the newest first.
-                chosen.setdefault((name, _text(entry.key)), (entry.key, first.config, first.median_us))
+            first = entry.choices[0]
+            # Of a decorated kernel each source has an entry, the newest first.
+            chosen.setdefault((name, _text(entry.key)), (entry.key, first.config, first.median_us))
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Which config runs a problem: the layers are asked in order and the first that answers wins.
+"""Which config runs a problem: the steps of a look-up are taken in order and the first that answers wins.
 
     1. argument        the caller's config=
     2. exact           an entry for this shape, of the sources in the order of sources.py
@@ -6,6 +6,10 @@
     4. nearest shape   one at another n and k, in log space
     5. heuristic       the op's heuristic
     6. default         the first config that a backend offers
+
+2 to 4 read every entry of the key's family (`Family`): what was measured in bf16 also answers for fp16,
+by the kernel of the same tile. An entry with other scales is exact for none but its own, since the
+vendor library has other kernels for each; its times of our kernels count in modelled entries.
 
 In 3 and 4 a modelled entry answers where there are models (`time_model.py`): the candidates of the
 nearest problems in the order of their times at the very shape. Of two sources with the same problem
@@ -15,12 +19,11 @@ the rows of a larger m holds those of a smaller one too.
 For a batch of products nothing is modelled. There 3 answers from an m at most twice as far, and 4
 never, since the vendor library has kernels for small products of which we have none.
 
-2 to 4 are gone through for measurements on this device, then for those on the nearest other device
-of its compute capability. If that one has more of them, they count in modelled entries too. Our
-kernels' times with other scales always do, if these do not change them (`Key.kin`).
+2 to 4 are taken for measurements on this device, then for those on the nearest other device of its
+compute capability. If that one has more, and nearer ones, only 2 is taken for this device before it.
 
 An answer that the installation or the device refuses is kept as a Refusal and the next choice is
-asked. Pure: no compile, no benchmark, no synchronisation, no allocation on a device. How good the
+taken. Pure: no compile, no benchmark, no synchronisation, no allocation on a device. How good the
 answers are, and why these rules: docs/design/table.md.
 """
 
@@ -29,7 +32,7 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import UnsupportedError
@@ -41,6 +44,8 @@ from stoneware.tuning.sources import OVERLAY, Place, Source
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 
 if TYPE_CHECKING:
+    from stoneware.kernels.candidate import Configs
+    from stoneware.kernels.manifest import Manifest
     from stoneware.tuning.time_model import Corrections, Estimate
 
 
@@ -58,13 +63,12 @@ class Layer(enum.StrEnum):
 
 
 class Grade(enum.StrEnum):
-    """How far a decision can be trusted, best first; of several that apply the last is given."""
+    """How far a decision can be trusted, best first; if several apply, the worst is reported."""
 
     __repr__ = str.__repr__
 
     ARGUMENT = "argument"
     EXACT = "exact"
-    OTHER_16_BIT = "16-bit dtype"
     NEAREST_M = "nearest m"
     NEAREST_SHAPE = "nearest shape"
     STALE = "stale kernel"
@@ -78,17 +82,14 @@ class Found:
     """An entry that answers for a key.
 
     Attributes:
-      entry: the candidates at the entry's shape.
+      entry: the candidates at the entry's shape, with their configs for the key.
       layer: EXACT, NEAREST_M or NEAREST_SHAPE.
       place: the source and the device where it was measured.
       key: what was asked.
       num_modelled_from: where the entry's times were modelled, how many measured problems are
         behind them; else 0.
-      modelled_from: the nearest of these with the key's scales on the device in `place`, whose `place` it is
-        then.
-      num_of_other_device: how many of these are of a device that is not the one in `place`.
-      num_of_kin: how many were measured with other scales (`Key.kin`).
-      is_mostly_other_device: whether those decide more than the rest.
+      modelled_from: the nearest of these with the key's scales, whose `place` it is then.
+      num_of_other_scales: how many were measured with other scales.
     """
 
     entry: Entry
@@ -97,9 +98,7 @@ class Found:
     key: AnyKey
     num_modelled_from: int = 0
     modelled_from: Key | None = None
-    num_of_other_device: int = 0
-    num_of_kin: int = 0
-    is_mostly_other_device: bool = False
+    num_of_other_scales: int = 0
 
     @property
     def source(self) -> str:
@@ -110,6 +109,11 @@ class Found:
     def runs(self) -> Mapping[str, Mapping[str, Any]]:
         """Of the source's table."""
         return self.place.source.table.runs
+
+    @property
+    def measured(self) -> AnyKey:
+        """The problem that was measured, or the nearest of them."""
+        return self.modelled_from or self.entry.key
 
     @property
     def choice(self) -> Choice:
@@ -123,18 +127,9 @@ class Found:
 
     def grade_of(self, choice: Choice) -> Grade:
         """Of one of the candidates: the worst that applies."""
-        if self.place.is_other_device or self.is_mostly_other_device:
+        if self.place.is_other_device:
             return Grade.OTHER_DEVICE
-        if choice.is_stale:
-            return Grade.STALE
-        if self.layer is not Layer.EXACT:
-            return Grade(self.layer)
-        return Grade.EXACT if self.is_own else Grade.OTHER_16_BIT
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it was measured with the dtypes that are asked for."""
-        return self.entry.measured_out_dtype == getattr(self.key, "out_dtype", "")
+        return Grade.STALE if choice.is_stale else Grade(self.layer)
 
     @property
     def is_exact(self) -> bool:
@@ -142,9 +137,16 @@ class Found:
         return self.grade is Grade.EXACT
 
 
-def find(key: AnyKey, device: DeviceFingerprint, sources: Sequence[Source], kernel_sha256: str = "") -> Found | None:
+def find(
+    key: AnyKey,
+    device: DeviceFingerprint,
+    sources: Sequence[Source],
+    kernel_sha256: str = "",
+    *,
+    kernels: Manifest | None = None,
+) -> Found | None:
     """The first of `answers`, or None."""
-    return next(answers(key, device, sources, kernel_sha256), None)
+    return next(answers(key, device, sources, kernel_sha256, kernels=kernels), None)
 
 
 def decision(found: Found) -> Decision:
@@ -158,9 +160,10 @@ def answers(
     sources: Sequence[Source],
     kernel_sha256: str = "",
     *,
-    has_one_order: bool = False,
+    kernels: Manifest | None = None,
+    excludes_split_k: bool = False,
 ) -> Iterator[Found]:
-    """Every layer's best entry, best layer first: of this device, then of others.
+    """The best entry of each step, in their order: of this device, then of the nearest other one.
 
     Args:
       key: of an op of ours or of a decorated kernel.
@@ -168,17 +171,28 @@ def answers(
       sources: as `sources.sources` gives them.
       kernel_sha256: digest of a decorated kernel's source as it is now; entries that were measured
         with another are found too, with the grade "stale kernel".
-      has_one_order: whether configs that split k are of no use, so that modelled times are told of
-        the others alone.
+      kernels: which give the configs of candidates; None for those of this installation.
+      excludes_split_k: exclude configs that split k from modelled entries.
     """
-    family = key.family
-    for is_other_device in (False, True):
-        places = list(_places(family, device, sources, is_other_device))
+    search = _Search(key, kernel_sha256, kernels, excludes_split_k)
+    places = list(_places(key, device, sources, is_other_device=False))
+    yield from search.exact(places)
+    others = list(_places(key, device, sources, is_other_device=True))
+    # Samples that are not baked yet are entries for their own problems alone.
+    places = [place for place in places if place.block.num_entries]
+    others = [place for place in others if place.block.num_entries or key.sizes in place.block]
+    if others and isinstance(key, Key):
+        least = min(place.distance for place in others)
+        others = [place for place in others if place.distance == least]  # two devices would be two scales of time
         if places:
-            others = () if is_other_device else _places(family, device, sources, True)
-            kin = family.kin if isinstance(family, Key) else None
-            kins = () if kin is None else _places(kin, device, sources, is_other_device)
-            yield from _answers(key, places, kernel_sha256, has_one_order, others, kins)
+            from stoneware.tuning import nearest
+
+            if nearest.is_nearer(key, others, places):
+                places, others = others, places
+                yield from search.exact(places)
+    yield from search.near(places)
+    yield from search.exact(others)
+    yield from search.near(others)
 
 
 _MOST_CHOICES = 6
@@ -186,134 +200,132 @@ _MOST_CHOICES = 6
 
 
 def _places(
-    family: AnyKey, fingerprint: DeviceFingerprint, sources: Sequence[Source], is_other_device: bool
+    key: AnyKey, fingerprint: DeviceFingerprint, sources: Sequence[Source], is_other_device: bool
 ) -> Iterator[Place]:
     for position, source in enumerate(sources):
         for distance, device in source.table.near(fingerprint)[is_other_device]:
-            block = device.block(family)
-            if block is not None:
+            blocks = device.of_family(key)
+            for block in blocks:
                 yield Place(source, position, device, block, distance, is_other_device)
+            if blocks:
                 break
 
 
-def _answers(
-    key: AnyKey,
-    places: Sequence[Place],
-    kernel_sha256: str,
-    has_one_order: bool,
-    others: Iterable[Place],
-    kins: Iterable[Place],
-) -> Iterator[Found]:
-    sizes = key.sizes
+class _Search:
+    """The search for the entries that answer for a key.
 
-    def found(layer: Layer, place: Place, at: tuple[int, ...]) -> Found:
-        return Found(entry=place.block.entry(at, kernel_sha256), layer=layer, place=place, key=key)
+    Args:
+      key, kernel_sha256, kernels, excludes_split_k: as of `answers`.
+    """
 
-    # A measurement of the kernel as it is now, with the dtypes that are asked for, comes before one that
-    # is not, and a stale one only where the caller put it on top.
-    less = []
-    for place in places:
-        if sizes in place.block:
-            one = found(Layer.EXACT, place, sizes)
-            if one.grade is Grade.EXACT or (one.source == OVERLAY and one.is_own):
-                yield one
-            else:
-                less.append(one)
-    yield from sorted(less, key=lambda one: list(Grade).index(one.grade))
+    def __init__(self, key: AnyKey, kernel_sha256: str, kernels: Manifest | None, excludes_split_k: bool) -> None:
+        self._key, self._kernel_sha256 = key, kernel_sha256
+        self._kernels, self._excludes_split_k = kernels, excludes_split_k
 
-    # Samples that are not baked yet are entries of their own problems alone.
-    places, others, kins = ([one for one in some if one.block.num_entries] for some in (places, others, kins))
-    if not places:
-        return
-    from stoneware.tuning import nearest  # an exact entry needs no more
+    def _configs(self, excludes_split_k: bool = False) -> Configs:
+        from stoneware.kernels import candidate, manifest
 
-    if isinstance(key, Key):
-        of_one, others = _of_one_device(places), _of_one_device(list(others))
-        kins = [one for one in kins if not one.is_other_device or one.distance == of_one[0].distance]
-        yield from _modelled(key, of_one, others, kins, has_one_order)
-    for layer, near in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
-        best = near(key, places)
-        if best is not None:
-            yield found(layer, *best)
+        return candidate.configs(self._key, self._kernels or manifest.packaged(), excludes_split_k=excludes_split_k)
+
+    def _at(self, layer: Layer, place: Place, sizes: tuple[int, ...]) -> Iterator[Found]:
+        """The entry of a place with the configs for the key, if there are any."""
+        key, entry = self._key, place.block.entry(sizes, self._kernel_sha256)
+        if entry.key.dtypes != key.dtypes:
+            from stoneware.kernels.candidate import candidate_of
+            from stoneware.tuning.choose import choose
+
+            configs = self._configs()
+            choices = [
+                unchecked(Choice, {**choice.__dict__, "config": config})
+                for choice in entry.choices
+                if (config := configs[candidate_of(choice.config, entry.key)]) is not None
+            ]
+            if not choices:
+                return
+            ordered, rule = tuple(choices), entry.rule
+            if len(choices) < len(entry.choices):
+                ordered, rule = choose(choices, [choice.config for choice in choices])
+            entry = replace(entry, choices=ordered, rule=rule)
+        yield Found(entry=entry, layer=layer, place=place, key=key)
+
+    def exact(self, places: Sequence[Place]) -> Iterator[Found]:
+        """The entries at the very problem, those with the key's dtypes first. A stale one comes before another only
+        where the caller put it on top."""
+        stale = []
+        for place in sorted(places, key=lambda place: place.block.kind.dtypes != self._key.dtypes):
+            kind = place.block.kind
+            if (
+                self._key.sizes in place.block
+                and kind.scales == self._key.scales
+                and (kind.dtypes == self._key.dtypes or self._configs().were_raced(kind))
+            ):
+                for found in self._at(Layer.EXACT, place, self._key.sizes):
+                    if found.choice.is_stale and found.source != OVERLAY:
+                        stale.append(found)
+                    else:
+                        yield found
+        yield from stale
+
+    def near(self, places: Sequence[Place]) -> Iterator[Found]:
+        """The entries near the problem, modelled ones first."""
+        from stoneware.tuning import nearest  # an exact entry needs no more
+
+        key = self._key
+        places = [place for place in places if place.block.num_entries]
+        if isinstance(key, Key):
+            yield from self._modelled(key, places)
+        own = nearest.with_scales(key, places)
+        for layer, nearest_of in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
+            best = nearest_of(key, own)
+            if best is not None:
+                yield from self._at(layer, *best)
+
+    def _modelled(self, key: Key, places: Sequence[Place]) -> Iterator[Found]:
+        """The candidates at the key's own shape with modelled times, the least expected time first;
+        nothing where too little was measured for that."""
+        from stoneware.tuning import nearest, time_model
+
+        # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
+        modelled = max(
+            (place for place in nearest.with_scales(key, places) if place.block.models_name),
+            key=lambda place: len(place.block.first_sizes),
+            default=None,
+        )
+        if modelled is None:
+            return
+        name, models = modelled.block.models_name, modelled.block.models
+
+        def corrections(near: nearest.Near) -> list[tuple[float, Corrections]]:
+            return [
+                (distance, place.block.corrections(sizes, None if place.block.models_name == name else models))
+                for distance, sizes, place in near
+            ]
+
+        near, near_with_other_scales = nearest.near_problems_of_family(key, places)
+        own, others = corrections(near), corrections(near_with_other_scales)
+        configs = self._configs(self._excludes_split_k)
+        if not time_model.has_model(own, configs):
+            return  # better the nearest entry than a comparison without its choice
+        both = sorted([*own, *others], key=operator.itemgetter(0)) if others else own
+        _, sizes, place = near[0]
+        estimates = time_model.estimates(
+            key.m, key.n, key.k, both, configs, key.num_groups, is_other_device=place.is_other_device
+        )
+        choices = tuple(map(_choice, estimates[:_MOST_CHOICES]))
+        if choices:
+            yield Found(
+                entry=Entry(key=key, choices=choices, rule=f"the least expected time of {len(estimates)} as modelled"),
+                layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,
+                place=place,
+                key=key,
+                num_modelled_from=len(both),
+                modelled_from=place.block.kind.with_sizes(sizes),
+                num_of_other_scales=len(others),
+            )
 
 
-def _of_one_device(places: Sequence[Place]) -> Sequence[Place]:
-    """Of places on other devices those on the nearest: two devices would be two scales of time."""
-    least = min((place.distance for place in places), default=0)
-    return [place for place in places if not place.is_other_device or place.distance == least]
-
-
-def _modelled(
-    key: Key, places: Sequence[Place], others: Sequence[Place], kins: Sequence[Place], has_one_order: bool
-) -> Iterator[Found]:
-    """The candidates at the key's own shape with modelled times, the least expected time first;
-    nothing where too little was measured for that. What was measured on another device counts too, if that is
-    more, and what our kernels took with other scales (`Key.kin`)."""
-    from stoneware.tuning import nearest, time_model
-
-    most, most_of_others = (max((one.block.num_entries for one in some), default=0) for some in (places, others))
-    if most_of_others <= most:
-        others = ()
-    # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
-    modelled = max(
-        (place for place in (*places, *others) if place.block.has_models),
-        key=lambda place: len(place.block.first_sizes),
-        default=None,
-    )
-    if modelled is None:
-        return
-
-    names, models = modelled.block.models_names, modelled.block.models
-
-    def saying(near: nearest.Near, num_names: int = 2) -> list[tuple[float, Corrections]]:
-        found = []
-        for distance, sizes, place in near:
-            has_these = place.block.models_names[:num_names] == names[:num_names]
-            said = place.block.corrections(sizes, None if has_these else models)
-            if has_one_order:
-                said = time_model.without_splits(said)
-            if said.corrections:
-                found.append((distance, said))
-        return found
-
-    near = nearest.near_problems(key, places)
-    there: nearest.Near = []
-    of_kin: nearest.Near = []
-    if kins:
-        near, of_kin = nearest.nearest_of_both(near, nearest.near_problems(key, kins), "kin")
-    if others:
-        near, there = nearest.nearest_of_both(near, nearest.near_problems(key, others), "device")
-    own = saying(near)
-    if not own or not time_model.has_model(own[0][1]):
-        return  # better the nearest entry than a comparison without its choice
-    measured_out_dtype = own[0][1].measured_out_dtype
-    ours = time_model.of_kin(saying(of_kin, 1))
-    own = sorted([*own, *ours], key=operator.itemgetter(0))
-    said, share = time_model.with_other_device(own, saying(there)) if there else (own, 0.0)
-    # Beside another device's this one's problems tell the scale of times.
-    strangeness = 1.0 if places[0].is_other_device else share / 2
-    found = time_model.estimates(key.m, key.n, key.k, said, key.num_groups, strangeness)
-    choices = tuple(map(_choice, found[:_MOST_CHOICES]))
-    if not choices:
-        return
-    entry = Entry(
-        key=key,
-        choices=choices,
-        rule=f"the least expected time of {len(found)} as modelled",
-        measured_out_dtype=measured_out_dtype,
-    )
-    _, sizes, place = near[0]
-    yield Found(
-        entry=entry,
-        layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,
-        place=place,
-        key=key,
-        num_modelled_from=len(said),
-        modelled_from=key.with_sizes(sizes),
-        num_of_other_device=len(said) - len(own),
-        num_of_kin=len(ours),
-        is_mostly_other_device=share > 0.5,
-    )
+def _dtypes_in_words(key: Key) -> str:
+    return f"{key.a_dtype}*{key.b_dtype}->{key.out_dtype}"
 
 
 def _choice(estimate: Estimate) -> Choice:
@@ -450,24 +462,23 @@ def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Seque
 
 def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> Decision:
     entry, name = found.entry, found.place.device.fingerprint.name
+    key, measured = found.key, found.measured
     if found.modelled_from:
         low_us, high_us = chosen.interval_us
-        others = f", {found.num_of_other_device} of them of another device" if found.num_of_other_device else ""
-        if found.num_of_kin:
-            others += f", {found.num_of_kin} with {found.modelled_from.kin.scales} scales"
-        which = "its own nearest" if others else "the nearest"
+        others = ""
+        if found.num_of_other_scales:
+            others = f", {found.num_of_other_scales} of them not with {key.scales} scales"
         notes = [
             f"{chosen.median_us:.2f} us modelled for {name}, between {low_us:.2f} and {high_us:.2f} with 90 %",
-            f"from {found.num_modelled_from} measured problems{others}, {which} {found.modelled_from.shape}",
+            f"from {found.num_modelled_from} measured problems{others}, the nearest {measured.shape}",
         ]
     else:
         notes = [f"{chosen.median_us:.2f} us on {name}, run {chosen.run}"]
         if found.layer is not Layer.EXACT:
-            notes.append(f"measured at {entry.key.shape}")
+            notes.append(f"measured at {measured.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
-    if isinstance(found.key, Key) and entry.measured_out_dtype != found.key.out_dtype:
-        what = "operands" if found.key.a_dtype == found.key.out_dtype else "output"
-        notes.append(f"measured with {entry.measured_out_dtype} {what}, {found.key.out_dtype} asked")
+    if isinstance(key, Key) and isinstance(measured, Key) and measured.dtypes != key.dtypes:
+        notes.append(f"measured with {_dtypes_in_words(measured)}, {_dtypes_in_words(key)} asked")
     if chosen.is_stale:
         notes.append("the kernel was rebuilt with other bytes since")
     if found.place.is_other_device:

@@ -8,51 +8,83 @@ import itertools
 import operator
 from collections.abc import Sequence
 
-from stoneware.kernels.key import AnyKey, Key
-from stoneware.kernels.tile_rule import ELEMENT_BYTES, LINE_BYTES, alignment
+from stoneware.kernels.key import ELEMENT_BYTES, AnyKey, Key
+from stoneware.kernels.tile_rule import LINE_BYTES, alignment
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import Block, Sizes, size_log
 
 _NEAR_WEIGHTS = 40
-"""How many (n, k) are asked for problems that correct a model."""
+"""How many (n, k) are searched for near problems."""
 
 MOST_PROBLEMS = 16
-"""How many problems of one kind correct one, those of these (n, k) that are nearest with their m. A near (n, k) that
+"""How many near problems correct a model, those of these (n, k) that are nearest with their m. A near (n, k) that
 was measured at a far m says little."""
 
-_MOST_OF_BOTH = {"kin": 20, "device": MOST_PROBLEMS}
-"""How many do with those of kin (`Key.kin`), or with those of another device."""
+_MOST_OF_ALL_SCALES = 20
+"""The same limit when problems with other scales contribute."""
 
-_APART_BY = {"kin": 0.1, "device": 1.0}
-"""What is added to the distance of these."""
+_APART_BY_SCALES = 0.1
+"""What is added to the distance of these problems."""
 
 _LEAST_OWN = 8
-"""Problems of one's own that count in any case: they tell the vendor library's times, and the scale of the device's."""
+"""Near problems with the key's own scales that count in any case: only they have the vendor library's times."""
 
 Near = list[tuple[float, Sizes, Place]]
 """Measured problems, nearest first: how far each is, its sizes and its place."""
 
 
 def near_problems(key: Key, places: Sequence[Place]) -> Near:
-    """The measured problems that tell of an op's problem."""
+    """The measured problems near an op's problem."""
     *first, m = key.sizes
-    found = []
+    near = []
     for apart, weight in near_weights(tuple(first), ELEMENT_BYTES[key.a_dtype], places):
         for place, around in _around(places, weight, m):
             for near_m in around:
                 distance = apart + (m - near_m) * (m - near_m) / (m * near_m)
-                found.append((distance, place.position, (*weight, near_m), place))
-    found.sort(key=_NEAREST)
-    return [(distance, sizes, place) for distance, _, sizes, place in found[:MOST_PROBLEMS]]
+                near.append((distance, place.position, (*weight, near_m), place))
+    near.sort(key=_NEAREST)
+    return [(distance, sizes, place) for distance, _, sizes, place in near[:MOST_PROBLEMS]]
 
 
-def nearest_of_both(own: Near, other: Near, what: str) -> tuple[Near, Near]:
-    """Of near problems of one's own and others those that are the nearest, with the distances of the others as they
-    count here; `what` these differ in, "kin" or "device"."""
-    other = [(distance + _APART_BY[what], sizes, place) for distance, sizes, place in other]
-    farthest = sorted(distance for distance, *_ in (*own, *other))[: _MOST_OF_BOTH[what]][-1]
+def near_problems_of_family(key: Key, places: Sequence[Place]) -> tuple[Near, Near]:
+    """The measured problems near an op's problem: those with its scales, and those with other scales."""
+    own = near_problems(key, with_scales(key, places))
+    others = [place for place in places if place.block.kind.scales != key.scales]
+    if not others:
+        return own, []
+    other = [(distance + _APART_BY_SCALES, sizes, place) for distance, sizes, place in near_problems(key, others)]
+    farthest = sorted(distance for distance, *_ in (*own, *other))[:_MOST_OF_ALL_SCALES][-1]
     kept = [one for position, one in enumerate(own) if position < _LEAST_OWN or one[0] <= farthest]
     return kept, [one for one in other if one[0] <= farthest]
+
+
+def with_scales(key: AnyKey, places: Sequence[Place]) -> list[Place]:
+    """Those of the places of a family that were measured with the key's scales."""
+    return [place for place in places if place.block.kind.scales == key.scales]
+
+
+_COMPARED = 4
+"""Which near problem is compared where two devices may answer: the nearest one alone is chance."""
+
+_NEAR_M = 1.0
+"""The distance of two m of which one is 2.6 times the other."""
+
+
+def is_nearer(key: Key, others: Sequence[Place], places: Sequence[Place]) -> bool:
+    """Whether another device has more problems with the key's scales, and nearer ones; not if this one was
+    measured at the same n and k with a near m."""
+    theirs, own = with_scales(key, others), with_scales(key, places)
+    if _most(theirs) <= _most(own):
+        return False
+    of_theirs, of_own = (near_problems(key, some)[:_COMPARED] for some in (theirs, own))
+    distance, sizes, _ = of_own[0]
+    if sizes[:-1] == key.sizes[:-1] and distance < _NEAR_M:
+        return False
+    return of_theirs[-1][0] < of_own[-1][0]
+
+
+def _most(places: Sequence[Place]) -> int:
+    return max((place.block.num_entries for place in places), default=0)
 
 
 _NEAREST = operator.itemgetter(0, 1, 2)
@@ -94,7 +126,7 @@ _MOST_KEPT = 64
 def near_weights(
     sizes: tuple[int, ...], element_bytes: int, places: Sequence[Place]
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """`_near_weights`, kept with the block that is asked first: the table of a user's store, which comes before
+    """`_near_weights`, cached in the first block: the table of a user's store, which comes before
     the wheel's, is made anew when the store changes."""
     blocks = [place.block for place in places]
     kept = blocks[0].kept

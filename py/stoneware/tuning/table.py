@@ -1,4 +1,4 @@
-"""The tuning table of an op, as look-ups ask it: devices, their families, the entries of these.
+"""The tuning table of an op, as look-ups read it: devices, the kinds measured there, the entries of these.
 
 A table is made of samples in memory (`entries.make_table`) or read from a file (`table_file.read`);
 a look-up does not see the difference.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.key import AnyKey
+from stoneware.kernels.key import AnyFamily, AnyKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.table_entry import Entry
@@ -33,28 +33,26 @@ def size_log(size: int) -> float:
 
 
 class Block:
-    """The entries of one family on one device.
+    """The entries of one kind on one device.
 
     Args:
-      family: their key without sizes.
+      kind: their key without sizes.
       entries: by sizes; of a kernel that was measured with several sources the newest first.
-      models: of the configs that were measured often enough.
-      models_names: of the models of our kernels and of the vendor library's, as they are or were taken from
-        another block (`time_fit.names_of`). What two blocks with one name say of these configs is told in the
-        same models, but for configs that the other block did not have.
+      models: by candidate, of the family's candidates that were measured often enough.
+      models_name: of these models (`time_fit.name_of`), or of the ones that they were taken from. Blocks with
+        one name have the same models of the candidates that both have.
     """
 
     def __init__(
         self,
-        family: AnyKey,
+        kind: AnyKey,
         entries: Mapping[Sizes, Sequence[Entry]],
         models: Mapping[AnyConfig, TimeModel] | None = None,
-        models_names: tuple[str, str] = ("", ""),
+        models_name: str = "",
     ) -> None:
-        self.family = family
+        self.kind = kind
         self.models = models or {}
-        self.has_models = bool(models)
-        self.models_names = models_names
+        self.models_name = models_name
         self.num_entries = len(entries)
         self._entries = {sizes: entries[sizes] for sizes in sorted(entries)}
 
@@ -110,7 +108,7 @@ class Block:
         return replace(entry, choices=tuple(replace(choice, is_stale=True) for choice in entry.choices))
 
     def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
-        """What the entry of an op of ours at `sizes` says at other ones; `models` of another block come
+        """The measured times of an op's entry at `sizes` over the modelled ones; `models` of another block come
         before `self.models`."""
         from stoneware.tuning.time_model import corrections_of
 
@@ -125,7 +123,7 @@ class Block:
 
     @functools.cached_property
     def kept(self) -> dict[Any, Any]:
-        """What a look-up keeps of this block and of those that it asks after it (`nearest.near_weights`)."""
+        """Cache of near NK shapes (`nearest.near_weights`)."""
         return {}
 
     _made: tuple[Any, dict[AnyConfig, Candidate], dict[Sizes, Corrections]] | None = None
@@ -138,7 +136,7 @@ class DeviceTable:
 
     Attributes:
       fingerprint, aliases: the device.
-      blocks: of each family, sorted.
+      blocks: of each kind, sorted.
     """
 
     fingerprint: DeviceFingerprint
@@ -149,9 +147,22 @@ class DeviceTable:
     def names(self) -> tuple[str, ...]:
         return (self.fingerprint.name, *self.aliases)
 
-    def block(self, family: AnyKey) -> Block | None:
-        """The entries of a family; None if there are none."""
-        return self.blocks.get(family)
+    def block(self, kind: AnyKey) -> Block | None:
+        """The entries of a kind; None if there are none."""
+        return self.blocks.get(kind)
+
+    def of_family(self, key: AnyKey) -> Sequence[Block]:
+        """The blocks of a key's family; none if nothing was measured with its scales, and so the vendor library's
+        time is unknown."""
+        blocks = self._by_family.get(key.family, ())
+        return blocks if any(block.kind.scales == key.scales for block in blocks) else ()
+
+    @functools.cached_property
+    def _by_family(self) -> dict[AnyFamily, list[Block]]:
+        families: dict[AnyFamily, list[Block]] = {}
+        for kind, block in self.blocks.items():
+            families.setdefault(kind.family, []).append(block)
+        return families
 
     @property
     def num_entries(self) -> int:

@@ -38,16 +38,13 @@ class Entry:
     """The candidates at one problem.
 
     Attributes:
-      key: the problem.
+      key: the problem, with the dtypes and scales that were measured.
       choices: the chosen candidate first, then the runners-up from fast to slow.
       rule: why the first was chosen.
-      measured_out_dtype: differs from the key's where the other 16-bit dtype was measured; empty
-        for a decorated kernel.
       kernel_sha256: as of the choices.
     """
 
     key: AnyKey
     choices: tuple[Choice, ...]
     rule: str
-    measured_out_dtype: str = ""
     kernel_sha256: str = ""

@@ -1,13 +1,13 @@
 """The file of a tuning table, as the wheel carries it: one per op.
 
 A look-up reads what it needs and nothing else: a header, one line of canonical JSON, then for each
-family of each device a block of little-endian columns:
+kind of each device a block of little-endian columns:
 
-    header   schema, op, digest, configs, runs, rules, out dtypes; the basis of the table of a store
-             (`store_table.py`), of which others have none; each device with, for each of its
-             families, the key, its configs (positions among all), where its block begins (offset
+    header   schema, op, digest, configs, runs, rules; the basis of the table of a store
+             (`store_table.py`), which others do not have; each device with, for each kind that was
+             measured there, the key, its configs (positions among all), where its block begins (offset
              from the end of the header), how many groups, entries and corrections it has, and the
-             names of its models
+             name of its models
 
     block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
              ends of groups  u32, 0 and then how many entries there are up to the end of each group
@@ -15,16 +15,15 @@ family of each device a block of little-endian columns:
              ends of texts   u32, 0 and then bytes of the texts up to the end of each entry's
     only if there are corrections, which a block has that has models:
              ends of these   u32, 0 and then how many there are up to the end of each entry's
-             out dtypes      u8, what was measured at each entry, a position in the header
-             models          of each config the fields of its TimeModel; slots is 0 where there is none
+             models          of each config the fields of its candidate's TimeModel; slots is 0 where
+                             there is none
              corrections     config, whether it is stale, ratio, fullness; both as f16
     always
-             texts           JSON, of each entry its variants, each [rule, run, choices, measured out
-                             dtype, kernel digest] with choices [config, median_us, spread_us], and
-                             then [.., run] if it is of another run, [.., run, 1] if it is stale
+             texts           JSON, of each entry its variants, each [rule, run, choices, kernel digest]
+                             with choices [config, median_us, spread_us], and then [.., run] if it is
+                             of another run, [.., run, 1] if it is stale
 
-Runs and rules are positions in the header, configs among those of the family, so that a block which
-says the same of other kernels, as that of the other 16-bit output does, is written once.
+Runs and rules are positions in the header, configs among those of the kind.
 
 `digest` is the sha256 of the file with an empty digest, so that two ranks compare 64 characters,
 and a damaged or edited table is refused whole. The header is checked when a table is opened, all
@@ -45,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from stoneware.errors import TableError
+from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import is_kernel
 from stoneware.runtime import package_files, regular_file
@@ -53,7 +53,7 @@ from stoneware.tuning.table import Block, Table
 from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
 
-SCHEMA = 9
+SCHEMA = 10
 SUFFIX = ".table"
 
 MOST_BYTES = 2**28
@@ -81,12 +81,11 @@ def encode(table: Table, basis: Mapping[str, Any] | None = None) -> bytes:
         "configs": [config.to_json() for config in writer.configs],
         "runs": [table.runs[run_id] for run_id in writer.runs],
         "rules": list(writer.rules),
-        "out_dtypes": list(writer.out_dtypes),
         "devices": [
             {
                 "fingerprint": device.fingerprint.to_json(),
                 "aliases": sorted(device.aliases),
-                "families": [writer.add(device.blocks[family]) for family in sorted(device.blocks)],
+                "kinds": [writer.add(device.blocks[kind]) for kind in sorted(device.blocks)],
             }
             for device in table.devices
         ],
@@ -104,8 +103,7 @@ def _positions(items: Iterable[Any]) -> dict[Any, int]:
 
 
 class _Writer:
-    """The body of a file as it grows, and where configs, runs, rules and dtypes stand in the
-    header."""
+    """The body of a file as it grows, and where configs, runs and rules stand in the header."""
 
     def __init__(self, table: Table) -> None:
         blocks = [block for device in table.devices for block in device.blocks.values()]
@@ -114,29 +112,25 @@ class _Writer:
         self.configs = _positions(choice.config for choice in choices)
         self.runs = _positions(choice.run for choice in choices)
         self.rules = _positions(entry.rule for entry in entries)
-        self.out_dtypes = _positions(entry.measured_out_dtype for entry in entries)
         self.body = bytearray()
-        self._offsets: dict[bytes, int] = {}
 
     def add(self, block: Block) -> dict[str, Any]:
-        """Appends a block, of equal ones the first, and returns what the header says of it."""
+        """Appends a block, and returns its part of the header."""
         entries = itertools.chain.from_iterable(map(block.variants, block.sizes))
         configs = _positions(choice.config for entry in entries for choice in entry.choices)
         data, numbers = self._block(block, configs)
-        if data not in self._offsets:
-            self._offsets[data] = len(self.body)
-            self.body += data
+        offset = len(self.body)
+        self.body += data
         return {
-            "key": block.family.to_json(),
+            "key": block.kind.to_json(),
             "configs": [self.configs[one] for one in configs],
-            "offset": self._offsets[data],
-            "models": list(block.models_names),
+            "offset": offset,
+            "models": block.models_name,
             **numbers,
         }
 
     def _block(self, block: Block, configs: Mapping[AnyConfig, int]) -> tuple[bytes, dict[str, int]]:
-        """The bytes of a block, and what the header says of their lengths; `configs` of the
-        family, with their positions."""
+        """The bytes of a block, and the lengths in the header; `configs` of the kind, with their positions."""
         sizes = block.sizes
         groups = [list(members) for _, members in itertools.groupby(sizes, lambda one: one[:-1])]
         texts = [canonical_json([self._variant(entry, configs) for entry in block.variants(one)]) for one in sizes]
@@ -147,19 +141,20 @@ class _Writer:
             _column("I", _ends(texts)),
         ]
         corrections: list[bytes] = []
-        if block.has_models:
-            said = [block.corrections(one) for one in sizes]
+        if block.models_name:
+            of_entries = [block.corrections(one) for one in sizes]
             from stoneware.tuning.time_model import TimeModel
 
             no_model = TimeModel(*[0] * len(TimeModel._fields))
+            candidates = [candidate_of(config, block.kind) for config in configs]
+            position_of = {one: position for position, one in enumerate(candidates)}
             columns += [
-                _column("I", _ends([one.corrections for one in said])),
-                _column("B", [self.out_dtypes[one.measured_out_dtype] for one in said]),
-                *(MODEL.pack(*block.models.get(config, no_model)) for config in configs),
+                _column("I", _ends([one.corrections for one in of_entries])),
+                *(MODEL.pack(*block.models.get(one, no_model)) for one in candidates),
             ]
             corrections = [
-                CORRECTION.pack(configs[one.candidates[at][0]], is_stale, *factors)
-                for one in said
+                CORRECTION.pack(position_of[one.candidates[at][0]], is_stale, *factors)
+                for one in of_entries
                 for at, is_stale, *factors in one.corrections
             ]
         numbers = {"groups": len(groups), "entries": len(sizes), "corrections": len(corrections)}
@@ -172,7 +167,7 @@ class _Writer:
         for one in entry.choices:
             rest = [self.runs[one.run], 1] if one.is_stale else [self.runs[one.run]] if one.run != run else []
             choices.append([configs[one.config], one.median_us, one.spread_us, *rest])
-        return [self.rules[entry.rule], self.runs[run], choices, entry.measured_out_dtype, entry.kernel_sha256]
+        return [self.rules[entry.rule], self.runs[run], choices, entry.kernel_sha256]
 
 
 def _column(kind: str, numbers: Sequence[int]) -> bytes:
@@ -241,7 +236,7 @@ def check(table: Table) -> None:
         for block in device.blocks.values():
             for sizes in block.sizes:
                 block.variants(sizes)
-                if block.has_models:
+                if block.models_name:
                     block.corrections(sizes)
             _ = block.models  # reading checks it
 

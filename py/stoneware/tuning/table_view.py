@@ -77,7 +77,6 @@ class Content:
         self.body = body
         self.damaged = damaged
         self.rules = _texts(header["rules"], "rules")
-        self.out_dtypes = _texts(header["out_dtypes"], "out_dtypes")
         self.runs: dict[str, dict[str, str]] = {}
         for run in header["runs"]:
             _texts([*run.values()], "a run")
@@ -114,27 +113,26 @@ def device_table(header: Mapping[str, Any], content: Content) -> DeviceTable:
       any of DAMAGES: it breaks a rule.
     """
     blocks: dict[AnyKey, Block] = {}
-    for part in header["families"]:
-        family = key_from_json(part["key"], is_family=True)
-        _check(family.op == content.op and family == family.family, "key of a family: has sizes")
-        _check(family not in blocks, "two blocks must not be of one family")
-        blocks[family] = _StoredBlock(family, content, part)
+    for part in header["kinds"]:
+        kind = key_from_json(part["key"], is_kind=True)
+        _check(kind.op == content.op and kind == kind.kind, "key of a kind: has sizes")
+        _check(kind not in blocks, "two blocks must not be of one kind")
+        blocks[kind] = _StoredBlock(kind, content, part)
     return DeviceTable(DeviceFingerprint.from_json(header["fingerprint"]), _texts(header["aliases"], "aliases"), blocks)
 
 
 class _StoredBlock(Block):
     """A block of a table's bytes; for the columns see `table_file.py`."""
 
-    def __init__(self, family: AnyKey, content: Content, header: Mapping[str, Any]) -> None:
-        self.family = family
+    def __init__(self, kind: AnyKey, content: Content, header: Mapping[str, Any]) -> None:
+        self.kind = kind
         self.content = content
-        ours, vendors = _texts(header["models"], "models")
-        self.models_names = ours, vendors
+        [self.models_name] = _texts([header["models"]], "models")
         self._configs: list[int] = header["configs"]
         _check(
             isinstance(self._configs, list)
             and all(type(one) is int and 0 <= one < content.num_configs for one in self._configs),
-            "configs of a family must be positions",
+            "configs of a kind must be positions",
         )
         offset, self._num_groups, self.num_entries, num_corrections = (
             header[name] for name in ("offset", "groups", "entries", "corrections")
@@ -144,10 +142,10 @@ class _StoredBlock(Block):
                 type(number) is int and 0 <= number <= len(content.body),
                 "offset, groups, entries and corrections must be ints within the file",
             )
-        self._num_sizes = num_sizes = len(family.sizes)
+        self._num_sizes = num_sizes = len(kind.sizes)
         _check(1 <= self._num_groups <= self.num_entries, "a block must have groups of entries")
-        _check(not num_corrections or isinstance(family, Key), "only ops of ours have models")
-        self._least_size = 1 if isinstance(family, Key) else -_INFINITY
+        _check(not num_corrections or isinstance(kind, Key), "only ops of ours have models")
+        self._least_size = 1 if isinstance(kind, Key) else -_INFINITY
         self._found_last_sizes: dict[Sizes, tuple[int, ...]] = {}
         self._found_corrections: dict[Sizes, Corrections] = {}
         self._candidates: dict[int, Candidate] = _Candidates(self)
@@ -157,12 +155,10 @@ class _StoredBlock(Block):
         self._last_sizes_at = at = at + 4 * (self._num_groups + 1)
         self._text_ends_at = at = at + 8 * min(num_sizes, 1) * self.num_entries
         at += 4 * (self.num_entries + 1)
-        self.has_models = num_corrections > 0
-        _check(self.has_models == any(self.models_names), "a block must have a name of its models, if it has any")
-        if self.has_models:
+        _check(bool(num_corrections) == bool(self.models_name), "a block must have a name of its models, if it has any")
+        if self.models_name:
             self._correction_ends_at = at
-            self._out_dtypes_at = at = at + 4 * (self.num_entries + 1)
-            self._models_at = at = at + self.num_entries
+            self._models_at = at = at + 4 * (self.num_entries + 1)
             self._corrections_at = at = at + MODEL.size * len(self._configs)
             at += CORRECTION.size * num_corrections
         self._texts_at = at
@@ -224,17 +220,16 @@ class _StoredBlock(Block):
         text = content.body[self._texts_at + start : self._texts_at + end]
         variants = json.loads(str(text, "ascii"))
         _check(isinstance(variants, list) and bool(variants), "an entry must have variants")
-        key = self.family.with_sizes(sizes)
+        key = self.kind.with_sizes(sizes)
         return [self._entry(key, *variant) for variant in variants]
 
-    def _entry(self, key: AnyKey, rule: int, run: int, rows: Any, out_dtype: str, sha256: str) -> Entry:
+    def _entry(self, key: AnyKey, rule: int, run: int, rows: Any, sha256: str) -> Entry:
         _check(isinstance(rows, list) and bool(rows), "an entry must have choices")
-        _texts([out_dtype, sha256], "output dtype and digest")
+        _texts([sha256], "digest")
         return Entry(
             key=key,
             choices=tuple([self._choice(sha256, run, *row) for row in rows]),
             rule=_at(self.content.rules, rule),
-            measured_out_dtype=out_dtype,
             kernel_sha256=sha256,
         )
 
@@ -271,17 +266,18 @@ class _StoredBlock(Block):
 
     @functools.cached_property
     def models(self) -> dict[AnyConfig, TimeModel]:
-        if not self.has_models:
+        if not self.models_name:
             return {}
         candidates = map(self.candidate, range(len(self._configs)))
         return {config: model for config, model in candidates if model is not None}
 
     @_checked
     def candidate(self, position: int) -> Candidate:
-        """A config of a block with models, and its model."""
+        """The candidate of a config of a block with models, and its model."""
+        from stoneware.kernels.candidate import candidate_of
         from stoneware.tuning.time_model import NUM_TIMES, TimeModel
 
-        config = self.content.config(self._configs[position])
+        config = candidate_of(self.content.config(self._configs[position]), self.kind)
         # Not TimeModel._make, which takes twice as long.
         model = tuple.__new__(TimeModel, MODEL.unpack_from(self.content.body, self._models_at + MODEL.size * position))
         if not model.slots:
@@ -294,7 +290,7 @@ class _StoredBlock(Block):
         return config, model
 
     def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
-        if models is not None or not self.has_models:
+        if models is not None or not self.models_name:
             return self._made_corrections(sizes, models)
         if sizes not in self._found_corrections:
             self._found_corrections[sizes] = self._read_corrections(sizes)
@@ -323,7 +319,7 @@ class _StoredBlock(Block):
             ),
             "a correction must be of a config, a ratio of times and a part of the blocks",
         )
-        return Corrections(self.content.out_dtypes[body[self._out_dtypes_at + position]], self._candidates, rows)
+        return Corrections(self._candidates, rows)
 
 
 def _ascends(values: Sequence[Any]) -> bool:

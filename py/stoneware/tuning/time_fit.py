@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import add, mul
 from typing import TYPE_CHECKING
 
+from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig, Config
-from stoneware.kernels.key import AnyKey, Key
-from stoneware.kernels.tile_rule import ELEMENT_BYTES, Tiling, tiling_of
+from stoneware.kernels.key import AnyFamily, Family, Key
+from stoneware.kernels.tile_rule import Tiling, tiling_of
 from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.time_model import NUM_TIMES, TimeModel
@@ -54,37 +55,37 @@ def models(
     entries: Iterable[Entry],
     manifest: Manifest | None,
     num_sms: int,
-    known: Mapping[AnyKey, Mapping[AnyConfig, TimeModel]] | None = None,
-) -> dict[AnyKey, dict[AnyConfig, TimeModel]]:
-    """Family -> config -> model, for those that were measured often enough.
+    known: Mapping[AnyFamily, Mapping[AnyConfig, TimeModel]] | None = None,
+) -> dict[AnyFamily, dict[AnyConfig, TimeModel]]:
+    """Family -> candidate -> model, for those that were measured often enough.
 
     Args:
       entries: of one device.
       manifest: the kernels as they are now, whose tiles it tells; None for a decorated kernel, of
         which nothing is known.
       num_sms: of the device.
-      known: models that are taken as they are, of the configs that `entries` has.
+      known: models that are taken as they are, of the candidates that `entries` has.
     """
     if manifest is None or num_sms < 1:
         return {}
-    rows: dict[AnyKey, dict[AnyConfig, list[_Row]]] = {}
+    rows: dict[Family, dict[AnyConfig, dict[Key, list[_Row]]]] = {}
     for entry in entries:
         key = entry.key
         if isinstance(key, Key) and not key.is_batch:
-            by_config = rows.setdefault(key.family, {})
+            by_candidate = rows.setdefault(key.family, {})
             for choice in entry.choices:
-                by_config.setdefault(choice.config, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
-    found: dict[AnyKey, dict[AnyConfig, TimeModel]] = {}
-    # A kernel has the same measurements in both 16-bit dtypes (entries.py).
-    fitted: dict[tuple[TimeModel, tuple[_Row, ...]], TimeModel] = {}
-    for family, by_config in rows.items():
+                by_kind = by_candidate.setdefault(candidate_of(choice.config, key), {})
+                by_kind.setdefault(key.kind, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
+    fitted: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
+    for family, by_candidate in rows.items():
         fitted_before = (known or {}).get(family, {})
-        for config in sorted(by_config):
+        for config in sorted(by_candidate):
             if config in fitted_before:
-                found.setdefault(family, {})[config] = fitted_before[config]
+                fitted.setdefault(family, {})[config] = fitted_before[config]
                 continue
             shape = _shape(family, config, manifest)
-            timings = tuple(sorted(by_config[config]))
+            # Two kinds were measured at other times: those of both together fit no better.
+            _, timings = max(sorted(by_candidate[config].items()), key=lambda item: len(item[1]))
             if (
                 shape is None
                 or len(timings) < LEAST_SAMPLES
@@ -92,35 +93,25 @@ def models(
                 or len({row[0] for row in timings}) < LEAST_M_VALUES
             ):
                 continue
-            if (shape, timings) not in fitted:
-                fitted[shape, timings] = _model(shape, timings, num_sms)
-            model = fitted[shape, timings]
+            model = _model(shape, sorted(timings), num_sms)
             # One with nothing but the time of rows that no operand fills would be 0 without these.
             if sum(model[-NUM_TIMES:]) > model.unfilled_us:
-                found.setdefault(family, {})[config] = model
-    return found
+                fitted.setdefault(family, {})[config] = model
+    return fitted
 
 
-def names_of(models: Mapping[AnyConfig, TimeModel]) -> tuple[str, str]:
-    """Names that no other models have, of those of our kernels and of the vendor library's; empty for none.
-    What two blocks say that was told in models of one name can be told together."""
-    ours, vendors = [
-        [[config.to_json(), *models[config]] for config in sorted(models) if is_vendor(config) == of_vendor]
-        for of_vendor in (False, True)
-    ]
-    return _name(ours), _name(vendors)
-
-
-def _name(content: Sequence[object]) -> str:
+def name_of(models: Mapping[AnyConfig, TimeModel]) -> str:
+    """A name that no other models have; empty for none. Corrections of models of one name can be added up."""
+    content = [[config.to_json(), *models[config]] for config in sorted(models)]
     return hashlib.sha256(canonical_json(content).encode("ascii")).hexdigest()[:16] if content else ""
 
 
-def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:
-    """The model of a config without its times and its blocks at once; None of an unknown kernel."""
-    kernel = manifest.kernels.get(config.kernel)
-    if kernel is None and not is_vendor(config):
+def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | None:
+    """The model of a candidate without its times and its blocks at once; None of an unknown tile."""
+    kernels = manifest.with_tile(family.op, config.backend, config.kernel)
+    if not kernels and not is_vendor(config):
         return None
-    tiling = tiling_of(kernel) if kernel is not None else _UNKNOWN_TILING
+    tiling = tiling_of(kernels[0]) if kernels else _UNKNOWN_TILING
     return TimeModel(
         tile_m=tiling.m,
         tile_n=tiling.n,
@@ -130,9 +121,9 @@ def _shape(family: Key, config: Config, manifest: Manifest) -> TimeModel | None:
         splits=config.splits,
         max_swizzle=config.max_swizzle,
         slots=0,
-        a_bytes=ELEMENT_BYTES[family.a_dtype],
-        b_bytes=ELEMENT_BYTES[family.b_dtype],
-        out_bytes=ELEMENT_BYTES[family.out_dtype],
+        a_bytes=family.a_bytes,
+        b_bytes=family.b_bytes,
+        out_bytes=family.out_bytes,
         m_unit=_BLOCK_UNIT_M if is_vendor(config) and "block" in family.scales else 1,
     )
 

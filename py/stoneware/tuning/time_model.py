@@ -23,11 +23,11 @@ The same on any machine: integers and IEEE +, -, *, / and square root alone.
 from __future__ import annotations
 
 import math
-import operator
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.tile_rule import LINE_BYTES, alignment, is_near
 from stoneware.tuning.choose import is_vendor
@@ -52,18 +52,18 @@ kernels and the vendor library, whose choice among its own is not known, what ea
 of the variance among the ratios of near problems."""
 
 _OTHER_DEVICE_VARIANCE = 0.06
-"""Added as far as the measurements are of another device: which config is the fastest carries over better than
-its time."""
+"""Added if the measurements are of another device: which config is the fastest carries over better than its
+time."""
 
 _QUANTILE = 1.645
 """Of a normal distribution 90 % lie within so many standard deviations."""
 
 _FASTEST = 6
-"""A config that is not among so many at any of the near problems is not estimated."""
+"""Only configs among so many fastest of a near problem are estimated."""
 
 
 class TimeModel(NamedTuple):
-    """The model of one config in one family on one device. A tuple, because a look-up makes a few
+    """The model of one candidate in one family on one device. A tuple, because a look-up makes a few
     dozen and unpacks each several times.
 
     Attributes:
@@ -176,34 +176,36 @@ _RATIOS = 1e-4, 6e4
 """The least and the largest that half precision tells apart well: no measurement is that far from its model."""
 
 Candidate = tuple[AnyConfig, TimeModel | None]
-"""A config that was measured, and its model, if it has one."""
+"""The candidate of a config that was measured (kernels/candidate.py), and its model, if it has one."""
 
 
 class Corrections(NamedTuple):
-    """What the measurements at a problem say at other ones.
+    """By how much measured times differ from modelled ones at a problem.
 
     Attributes:
-      measured_out_dtype: the output that was measured.
       candidates: by whatever the corrections name them; one object for all problems of a block.
       corrections: of each candidate in the order of the entry, without slow ones: which, whether
         its kernel has other bytes now, its measured time over the modelled one, and the fullness of
         its waves, as `TimeModel.at` gives it; both 0 without a model.
     """
 
-    measured_out_dtype: str
     candidates: Mapping[Any, Candidate]
     corrections: Sequence[tuple[Any, int, float, float]]
+
+
+Near = Sequence[tuple[float, Corrections]]
+"""Measured problems, nearest first: how far the sizes of each are, squared, and its corrections."""
 
 
 def corrections_of(
     entry: Entry, candidates: dict[AnyConfig, Candidate], *models: Mapping[AnyConfig, TimeModel]
 ) -> Corrections:
-    """What the choices of an op's entry say at other problems.
+    """The corrections at an op's entry.
 
     Args:
       entry: where they were measured.
       candidates: those that entries of the same block named before; the entry's are added.
-      models: config -> model; the first that has one counts.
+      models: candidate -> model; the first that has one counts.
     """
     slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
     key = entry.key
@@ -213,7 +215,8 @@ def corrections_of(
             continue
         config, ratio, fullness = choice.config, 0.0, 0.0
         if config not in candidates:
-            candidates[config] = config, next((some[config] for some in models if config in some), None)
+            tile = candidate_of(config, key)
+            candidates[config] = tile, next((some[tile] for some in models if tile in some), None)
         model = candidates[config][1]
         if model is not None:
             modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
@@ -221,61 +224,13 @@ def corrections_of(
             # Rounded as a table's file has them, so that both answer alike.
             ratio, fullness = _HALF.unpack(_HALF.pack(ratio, fullness))
         corrections.append((config, int(choice.is_stale), ratio, fullness))
-    return Corrections(entry.measured_out_dtype, candidates, corrections)
+    return Corrections(candidates, corrections)
 
 
-def with_other_device(
-    own: Sequence[tuple[float, Corrections]], other: Sequence[tuple[float, Corrections]]
-) -> tuple[list[tuple[float, Corrections]], float]:
-    """What near problems say that were measured on this device or on another one, nearest first, and the
-    other one's share of the weight. Its times tell which config is faster, in the scale of this
-    device's problems; those of a choice without a model tell nothing."""
-    here = _mean_ratio(own)
-    scaled = []
-    for apart, said in other:
-        if not has_model(said):
-            continue
-        scale = here / _mean_ratio([(apart, said)])
-        ratios = [(at, is_stale, ratio * scale, full) for at, is_stale, ratio, full in said.corrections]
-        scaled.append((apart, said._replace(corrections=ratios)))
-    weights = [sum(1 / (apart + _NEAR) ** 2 for apart, _ in near) for near in (own, scaled)]
-    return sorted([*own, *scaled], key=operator.itemgetter(0)), weights[1] / sum(weights)
-
-
-def _mean_ratio(near: Sequence[tuple[float, Corrections]]) -> float:
-    """The measured time of what was fast near a problem over the modelled one; 1 if nothing there has a model."""
-    weights = ratios = 0.0
-    for apart, said in near:
-        weight = 1 / (apart + _NEAR) ** 2
-        for _, _, ratio, _ in said.corrections[:_FASTEST]:
-            if ratio:
-                weights += weight
-                ratios += weight * ratio
-    return ratios / weights if weights else 1.0
-
-
-def of_kin(near: Iterable[tuple[float, Corrections]]) -> list[tuple[float, Corrections]]:
-    """What near problems of kin say of our kernels, without those whose fastest has no model."""
-    found = []
-    for apart, said in near:
-        said = _of_configs(said, lambda config: not is_vendor(config))
-        if said.corrections and has_model(said):
-            found.append((apart, said))
-    return found
-
-
-def without_splits(said: Corrections) -> Corrections:
-    """What is said of configs that do not split k."""
-    return _of_configs(said, lambda config: getattr(config, "splits", 1) == 1)
-
-
-def _of_configs(said: Corrections, is_kept: Callable[[AnyConfig], bool]) -> Corrections:
-    return said._replace(corrections=[one for one in said.corrections if is_kept(said.candidates[one[0]][0])])
-
-
-def has_model(said: Corrections) -> bool:
-    """Whether the fastest there has a model."""
-    return said.candidates[said.corrections[0][0]][1] is not None
+def has_model(near: Near, configs: Mapping[AnyConfig, AnyConfig | None]) -> bool:
+    """Whether there is a model of the first candidate with a config, at the nearest problem that has any."""
+    usable = (candidates[at] for _, (candidates, corrections) in near for at, *_ in corrections)
+    return next((model is not None for one, model in usable if configs[one] is not None), False)
 
 
 class Estimate(NamedTuple):
@@ -320,47 +275,55 @@ def _estimate(
 
 
 def estimates(
-    m: int, n: int, k: int, near: Sequence[tuple[float, Corrections]], num_groups: int = 0, strangeness: float = 0.0
+    m: int,
+    n: int,
+    k: int,
+    near: Near,
+    configs: Mapping[AnyConfig, AnyConfig | None],
+    num_groups: int = 0,
+    *,
+    is_other_device: bool = False,
 ) -> list[Estimate]:
     """The estimate of every config that was among the fastest at a near problem and would be raced here, the one
     with the least expected time first.
 
     Args:
       m, n, k, num_groups: the problem.
-      near: of each measured problem how far its sizes are, squared, and what it says, its choice
-        first; the nearest problem first.
-      strangeness: how far their times are those of another device, from 0 to 1.
-
-    Returns:
-      Nothing at all if what is chosen at the nearest problem has no model: better that answer,
-      then, than a comparison without it.
+      near: measured problems; the choice of each comes first in its corrections.
+      configs: candidate -> its config for the problem; None for one that has none.
+      is_other_device: whether their times are those of another device.
     """
     # By the object: each block names candidates in its own way. A list is config, modelled time,
     # fullness, sums of weights, of ratios and of their squares, is_stale.
     by_source: dict[int, dict[Any, list[Any]]] = {}
-    fast: dict[int, dict[Any, Candidate]] = {}
+    fast: dict[int, dict[Any, tuple[AnyConfig | None, TimeModel | None]]] = {}
     largest = 0
-    for _, (_, candidates, corrections) in near:
-        found = fast.setdefault(id(candidates), {})
-        for position, _, _, _ in corrections[:_FASTEST]:
-            if position not in found:
-                config, model = found[position] = candidates[position]
-                if model is not None and model.tile_m > largest and not is_vendor(config):
+    for _, (candidates, corrections) in near:
+        fastest, num_fast = fast.setdefault(id(candidates), {}), 0
+        for position, _, _, _ in corrections:
+            if position not in fastest:
+                tile, model = candidates[position]
+                config = configs[tile]
+                fastest[position] = config, model
+                if config is not None and model is not None and model.tile_m > largest and not is_vendor(config):
                     largest = model.tile_m
-    for source, found in fast.items():
+            num_fast += fastest[position][0] is not None
+            if num_fast == _FASTEST:
+                break
+    for source, fastest in fast.items():
         sums_of = by_source[source] = {}
-        for position, (config, model) in found.items():
-            if model is not None and (
-                is_vendor(config) or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups)
+        for position, (config, model) in fastest.items():
+            if (
+                config is not None
+                and model is not None
+                and (is_vendor(config) or is_near(model.tile_m, model.tile_n, largest, m, n, num_groups))
             ):
                 sums_of[position] = [config, *model.at(m, n, k, num_groups), 0.0, 0.0, 0.0, False]
-    if not near or not has_model(near[0][1]):
-        return []
-    for apart, (_, candidates, corrections) in near:
+    for apart, (candidates, corrections) in near:
         nearest = apart + _NEAR
-        of_position = by_source[id(candidates)].get
+        sums_at = by_source[id(candidates)].get
         for position, is_stale, ratio, fullness in corrections:
-            sums = of_position(position)
+            sums = sums_at(position)
             if sums is not None:
                 off = fullness - sums[2]
                 distance = nearest + _FULLNESS * off * off
@@ -379,5 +342,5 @@ def estimates(
                 same[4] += sums[4]
                 same[5] += sums[5]
                 same[6] |= sums[6]
-    least_variance = _LEAST_VARIANCE + strangeness * _OTHER_DEVICE_VARIANCE
+    least_variance = _LEAST_VARIANCE + is_other_device * _OTHER_DEVICE_VARIANCE
     return sorted(_estimate(least_variance, config, us, *sums) for config, us, _, *sums in of_config.values())

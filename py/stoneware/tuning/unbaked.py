@@ -74,11 +74,11 @@ class Unbaked:
             for _, _, sample in decode(Path(), enumerate(samples), [], candidates=self._candidates).samples:
                 device = self._device_of_run.get(sample.run)
                 if sample.status == "ok" and device is not None:
-                    self._sizes.setdefault(device, {}).setdefault(sample.key.family, set()).add(sample.key.sizes)
+                    self._sizes.setdefault(device, {}).setdefault(sample.key.kind, set()).add(sample.key.sizes)
         self.table = self._table()
 
     def sizes(self, device: DeviceFingerprint) -> Mapping[AnyKey, set[Sizes]]:
-        """Family -> the sizes that others are compared with."""
+        """Kind -> the sizes that others are compared with."""
         return self._sizes.get(device, {})
 
     def entries_at(self, key: AnyKey, device: DeviceFingerprint) -> list[Entry]:
@@ -93,14 +93,14 @@ class Unbaked:
         if self.baked is not None:
             taken += samples_of_entries(self.baked, _variants(self.baked, key, device), kernels)
         known = [(run, sample) for run, sample in taken if entries.is_known(sample.config, kernels)]
-        return entries.entries(known, kernels, device.compute_capability, has_other_16_bit=False)
+        return entries.entries(known, kernels, device.compute_capability)
 
     def _table(self) -> Table:
         runs = {run.id: {name: getattr(run, name) for name in RUN_FIELDS} for run in self._runs.values()}
         return Table(
             op=self.op,
             devices=[
-                DeviceTable(device, (), _Blocks(self, device))
+                _Device(device, (), _Blocks(self, device))
                 for device in sorted(self._of_device, key=lambda one: canonical_json(one.to_json()))
             ],
             runs=runs if self.baked is None else {**self.baked.runs, **runs},
@@ -110,7 +110,7 @@ class Unbaked:
 
 def _variants(table: Table, key: AnyKey, device: DeviceFingerprint) -> Iterable[Entry]:
     for _, one in table.near(device)[0]:
-        block = one.block(key.family)
+        block = one.block(key.kind)
         if block is not None and key.sizes in block:
             return block.variants(key.sizes)
     return ()
@@ -119,13 +119,11 @@ def _variants(table: Table, key: AnyKey, device: DeviceFingerprint) -> Iterable[
 def samples_of_entries(
     table: Table, of_table: Iterable[Entry], kernels: Manifest | None
 ) -> Iterator[tuple[Run, Sample]]:
-    """The samples that a bake would make entries of a table of; entries of the other 16-bit dtype have none."""
+    """The samples that a bake would make entries of a table of."""
     for entry in of_table:
-        if entry.measured_out_dtype != getattr(entry.key, "out_dtype", ""):
-            continue
         for choice in entry.choices:
             kernel = entries.kernel_of(choice.config, kernels)
-            sha256 = choice.kernel_sha256 if kernel is None else kernel.measured_sha256
+            sha256 = entry.kernel_sha256 if kernel is None else kernel.measured_sha256
             # All that a bake needs of the run.
             run: Any = SimpleNamespace(id=choice.run, date=table.runs[choice.run]["date"])
             yield (
@@ -143,17 +141,24 @@ def samples_of_entries(
             )
 
 
+class _Device(DeviceTable):
+    """A device whose blocks are made when a look-up reads them: those of the key's own kind."""
+
+    def of_family(self, key: AnyKey) -> Sequence[Block]:
+        return [self.blocks[key.kind]]
+
+
 class _Blocks(Mapping[AnyKey, Block]):
-    """A block for every family; listed are those with sizes that others are compared with."""
+    """A block for every kind; listed are those with sizes that others are compared with."""
 
     def __init__(self, unbaked: Unbaked, device: DeviceFingerprint) -> None:
         self._unbaked, self._device = unbaked, device
         self._blocks: dict[AnyKey, Block] = {}
 
-    def __getitem__(self, family: AnyKey) -> Block:
-        if family not in self._blocks:
-            self._blocks[family] = _Block(family, self._unbaked, self._device)
-        return self._blocks[family]
+    def __getitem__(self, kind: AnyKey) -> Block:
+        if kind not in self._blocks:
+            self._blocks[kind] = _Block(kind, self._unbaked, self._device)
+        return self._blocks[kind]
 
     def __iter__(self) -> Iterator[AnyKey]:
         return iter(self._unbaked.sizes(self._device))
@@ -163,10 +168,10 @@ class _Blocks(Mapping[AnyKey, Block]):
 
 
 class _Block(Block):
-    """The entries of a family, each made at its first use."""
+    """The entries of a kind, each made at its first use."""
 
-    def __init__(self, family: AnyKey, unbaked: Unbaked, device: DeviceFingerprint) -> None:
-        super().__init__(family, dict.fromkeys(unbaked.sizes(device).get(family, ()), ()))
+    def __init__(self, kind: AnyKey, unbaked: Unbaked, device: DeviceFingerprint) -> None:
+        super().__init__(kind, dict.fromkeys(unbaked.sizes(device).get(kind, ()), ()))
         self._unbaked, self._device = unbaked, device
         self._variants: dict[Sizes, list[Entry]] = {}
 
@@ -175,5 +180,5 @@ class _Block(Block):
 
     def variants(self, sizes: Sizes) -> list[Entry]:
         if sizes not in self._variants:
-            self._variants[sizes] = self._unbaked.entries_at(self.family.with_sizes(sizes), self._device)
+            self._variants[sizes] = self._unbaked.entries_at(self.kind.with_sizes(sizes), self._device)
         return self._variants[sizes]
