@@ -81,6 +81,17 @@ def test_interval_is_wider_where_another_device_was_measured():
     assert there.interval_us[0] < here.interval_us[0] < here.interval_us[1] < there.interval_us[1]
 
 
+def test_each_source_counts_by_its_own_model():
+    """Both say the same time: one by a model that is twice as slow, with ratios of a half."""
+    times = ("launch_us", "wave_us", "step_us", "work_us", "unfilled_us", "byte_us")
+    slow = MODEL._replace(**{name: 2 * getattr(MODEL, name) for name in times})
+    sources = [said_of([1.0], {0: (candidate_of(BIG), MODEL)}), said_of([0.5], {0: (candidate_of(BIG), slow)})]
+    for order in (sources, sources[::-1]):
+        [both] = estimates(128, 4096, 4096, [(0.1, said) for said in order], CONFIGS)
+        [alone] = estimates(128, 4096, 4096, [(0.1, sources[0])] * 2, CONFIGS)
+        assert both.us == pytest.approx(alone.us) and both.interval_us == pytest.approx(alone.interval_us)
+
+
 def test_interval_is_wider_where_near_problems_disagree():
     candidates = {0: (candidate_of(BIG), MODEL)}
 

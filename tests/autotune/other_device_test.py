@@ -57,7 +57,7 @@ def test_two_devices_of_one_table_have_models_of_their_own(tmp_path):
     h100 = small.write_device(tmp_path / "h100", few, small.H100, [small.run("h100", small.H100)], aliases=("h100",))
     both = table_file.decode(bake("scaled_mm", [*h200, *h100], small.manifest()), "both", "scaled_mm")
     of_h100, of_h200 = (both.near(device)[0][0][1].block(small.key().kind) for device in (small.H100, small.H200))
-    assert of_h100.models_name and of_h100.models_name != of_h200.models_name
+    assert of_h100.models.keys() == of_h200.models.keys() and of_h100.models != of_h200.models
     for m, n, k in BETWEEN:
         here = find(both, m=m, n=n, k=k).choice
         assert here.median_us == pytest.approx(true_us(here.config, m, n, k), rel=0.02)

@@ -3,7 +3,6 @@ were not measured."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import json
@@ -33,11 +32,10 @@ from known_times import (
 from stoneware.kernels import candidate
 from stoneware.kernels.manifest import Manifest
 from stoneware.ops.grouped_mm.operands import ragged
-from stoneware.tuning import lookup, nearest, sources, table_file, time_fit
+from stoneware.tuning import lookup, nearest, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.sources import Source
-from stoneware.tuning.table import Block
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import Corrections, corrections_of, estimates
 
@@ -155,10 +153,8 @@ def test_table_gives_the_models_and_corrections_back(baked):
     fitted = time_fit.models(baked.devices[0].entries(), small.manifest(), 132)[small.key().family]
     assert block.models == fitted
     assert len(fitted) == 4
-    read, made = (
-        [corrections((4096, 4096, m)) for m in (16, 512)]
-        for corrections in (block.corrections, functools.partial(Block.corrections, block))
-    )
+    made = own_table(samples()).devices[0].block(small.key().kind)
+    read, made = ([one.corrections((4096, 4096, m)) for m in (16, 512)] for one in (block, made))
     for one, other in zip(read, made, strict=True):
         assert list(map(by_config(one), one.corrections)) == list(map(by_config(other), other.corrections))
 
@@ -177,7 +173,7 @@ def test_corrections_leave_out_what_was_slow():
             for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 30.0), (small.VENDOR, 30.1))
         ),
     )
-    said = corrections_of(entry, {}, {candidate_of(TINY): TRUTH[TINY]}, {candidate_of(TINY): TRUTH[BIG]})
+    said = corrections_of(entry, {}, {candidate_of(TINY): TRUTH[TINY]})
     found = list(map(by_config(said), said.corrections))
     assert [one[0] for one in found] == [
         (candidate_of(BIG), None),
@@ -292,49 +288,43 @@ def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
     assert find(baked, m=20, n=4096, k=4096).modelled_from == small.key(m=16)
 
 
-def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked, tmp_path):
+def own_table(taken, known=None):
+    """The table of a user's store."""
+    return make_table("scaled_mm", [(small.run(), one) for one in taken], small.manifest(), known=known)
+
+
+def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked):
     m, n, k = 40, 5120, 5120
     first = find(baked, m=m, n=n, k=k).choice.config
     # On this machine another one is the fastest there.
     other = next(config for config in (TINY, SMALL) if config != first)
-    own = small.bake_samples(
-        tmp_path,
+    own = own_table(
         [
             small.sample(config, true_us(config, at, n, k) * (0.5 if config == other else 1.0), m=at, n=n, k=k)
             for at in (32, 48)
             for config in TRUTH
         ],
+        known=baked,
     )
     found = find(own, baked, m=m, n=n, k=k)
     assert (found.choice.config, found.source) == (other, "source 0")
     assert (found.layer, found.num_modelled_from) == ("nearest m", nearest.MOST_PROBLEMS)
-    assert find(own, m=m, n=n, k=k).modelled_from is None, "no models at all"
+    alone = find(own_table([small.sample(BIG, 1.0, m=32, n=n, k=k)]), m=m, n=n, k=k)
+    assert alone.modelled_from is None, "no models at all"
 
 
-def test_store_table_tells_its_measurements_in_the_models_of_the_wheel(baked, monkeypatch):
-    own = [
-        (small.run(), replace(one, median_us=one.median_us * (0.5 if one.config == TINY else 2)))
-        for one in samples(((5120, 5120),), (16, 32))
-    ]
-    monkeypatch.setattr(sources.manifest, "packaged", small.manifest)
-    store = sources.table_of_samples("scaled_mm", own, known=baked)
-    family = small.key().kind
-    block, of_wheel = (one.devices[0].block(family) for one in (store, baked))
-    assert block.models_name == of_wheel.models_name
-    assert block.models == of_wheel.models
-    alone = sources.table_of_samples("scaled_mm", own).devices[0].block(family)
-    assert (alone.models_name, alone.models) == ("", {})
-    made = find(sources.table_of_samples("scaled_mm", own), baked, m=24, n=5120, k=5120)
-    read = find(store, baked, m=24, n=5120, k=5120)
-    assert read.choice.config == TINY
-    assert [(one.config, one.median_us) for one in read.entry.choices] == [
-        (one.config, one.median_us) for one in made.entry.choices
-    ]
+def test_a_store_of_few_weights_has_the_models_of_the_wheel(baked):
+    few = samples(((5120, 5120),), (16, 32))
+    kind = small.key().kind
+    of_wheel, own, alone = (
+        table.devices[0].block(kind).models for table in (baked, own_table(few, known=baked), own_table(few))
+    )
+    assert (own, alone) == (of_wheel, {})
 
 
-def test_what_a_look_up_keeps_goes_with_its_table(baked, tmp_path):
+def test_what_a_look_up_keeps_goes_with_its_table(baked):
     """That of a store is made anew with each measurement."""
-    own = small.bake_samples(tmp_path, samples(((5120, 5120),), (16, 32)))
+    own = own_table(samples(((5120, 5120),), (16, 32)), known=baked)
     assert find(own, baked, m=24, n=5120, k=5120).modelled_from
     gone = weakref.ref(own)
     del own

@@ -14,7 +14,7 @@ store each find their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from stoneware.kernels import registry
 from stoneware.kernels.config import AnyConfig, Config
@@ -69,8 +69,8 @@ def make_table(
       samples: with the run that took each.
       manifest: the kernels as they are now; None for a decorated kernel.
       records: names of some of the devices.
-      known: a table whose models are taken as they are, where it has some of a family on the device, so that
-        a look-up need not convert what was measured there.
+      known: a table whose models are taken where it has some of a candidate on the device: few measurements
+        of one's own correct them, and spoil a fit.
     """
     taken, records = list(samples), list(records)
     runs = {run.id: run for run, _ in taken}
@@ -104,24 +104,12 @@ def _blocks(
     kinds: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
     for entry in measured:
         kinds.setdefault(entry.key.kind, {}).setdefault(entry.key.sizes, []).append(entry)
-    models: dict[AnyFamily, Mapping[AnyConfig, TimeModel]] = {}
-    names: dict[AnyFamily, str] = {}
+    models: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
     for _, device in known.near(fingerprint)[0][:1] if known is not None else ():
-        for kind in kinds:
-            for block in device.of_family(kind):
-                if block.models_name:
-                    models[kind.family] = {**models.get(kind.family, {}), **block.models}
-                    names[kind.family] = block.models_name
+        for block in device.blocks.values():
+            models.setdefault(block.kind.family, {}).update(block.models)
     fitted = time_fit.models(measured, manifest, fingerprint.num_sms, models)
-    return {
-        kind: Block(
-            kind,
-            kinds[kind],
-            fitted.get(kind.family, {}),
-            names.get(kind.family) or time_fit.name_of(fitted.get(kind.family, {})),
-        )
-        for kind in sorted(kinds)
-    }
+    return {kind: Block(kind, kinds[kind], fitted.get(kind.family)) for kind in sorted(kinds)}
 
 
 def entries(

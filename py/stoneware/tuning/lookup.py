@@ -46,7 +46,7 @@ from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 if TYPE_CHECKING:
     from stoneware.kernels.candidate import Configs
     from stoneware.kernels.manifest import Manifest
-    from stoneware.tuning.time_model import Corrections, Estimate
+    from stoneware.tuning.time_model import Estimate
 
 
 class Layer(enum.StrEnum):
@@ -285,24 +285,14 @@ class _Search:
         nothing where too little was measured for that."""
         from stoneware.tuning import nearest, time_model
 
-        # Those fitted to the most weights: few measurements of one's own correct them, and spoil a fit.
-        modelled = max(
-            (place for place in nearest.with_scales(key, places) if place.block.models_name),
-            key=lambda place: len(place.block.first_sizes),
-            default=None,
-        )
-        if modelled is None:
+        places = [place for place in places if place.block.has_models]
+        if not nearest.with_scales(key, places):
             return
-        name, models = modelled.block.models_name, modelled.block.models
-
-        def corrections(near: nearest.Near) -> list[tuple[float, Corrections]]:
-            return [
-                (distance, place.block.corrections(sizes, None if place.block.models_name == name else models))
-                for distance, sizes, place in near
-            ]
-
         near, near_with_other_scales = nearest.near_problems_of_family(key, places)
-        own, others = corrections(near), corrections(near_with_other_scales)
+        own, others = (
+            [(distance, place.block.corrections(sizes)) for distance, sizes, place in some]
+            for some in (near, near_with_other_scales)
+        )
         configs = self._configs(self._excludes_split_k)
         if not time_model.has_model(own, configs):
             return  # better the nearest entry than a comparison without its choice

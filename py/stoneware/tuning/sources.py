@@ -273,7 +273,7 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
         }
         for _, _, sample in located:
             by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
-    return {op: table_of_samples(op, samples, records=records) for op, samples in by_op.items()}
+    return {op: table_of_samples(op, samples, table_file.packaged(op), records) for op, samples in by_op.items()}
 
 
 @functools.cache

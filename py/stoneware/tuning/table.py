@@ -39,8 +39,6 @@ class Block:
       kind: their key without sizes.
       entries: by sizes; of a kernel that was measured with several sources the newest first.
       models: by candidate, of the family's candidates that were measured often enough.
-      models_name: of these models (`time_fit.name_of`), or of the ones that they were taken from. Blocks with
-        one name have the same models of the candidates that both have.
     """
 
     def __init__(
@@ -48,12 +46,13 @@ class Block:
         kind: AnyKey,
         entries: Mapping[Sizes, Sequence[Entry]],
         models: Mapping[AnyConfig, TimeModel] | None = None,
-        models_name: str = "",
     ) -> None:
         self.kind = kind
         self.models = models or {}
-        self.models_name = models_name
+        self.has_models = bool(models)
         self.num_entries = len(entries)
+        self._candidates: dict[Any, Candidate] = {}
+        self._corrections: dict[Sizes, Corrections] = {}
         self._entries = {sizes: entries[sizes] for sizes in sorted(entries)}
 
     @property
@@ -107,27 +106,18 @@ class Block:
             return entry
         return replace(entry, choices=tuple(replace(choice, is_stale=True) for choice in entry.choices))
 
-    def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
-        """The measured times of an op's entry at `sizes` over the modelled ones; `models` of another block come
-        before `self.models`."""
+    def corrections(self, sizes: Sizes) -> Corrections:
+        """The measured times of an op's entry at `sizes` over the modelled ones."""
         from stoneware.tuning.time_model import corrections_of
 
-        made = self._made
-        if made is None or made[0] is not models:
-            made = self._made = models, {}, {}
-        _, candidates, found = made
-        all_models = (self.models,) if models is None else (models, self.models)
-        if sizes not in found:
-            found[sizes] = corrections_of(self.entry(sizes), candidates, *all_models)
-        return found[sizes]
+        if sizes not in self._corrections:
+            self._corrections[sizes] = corrections_of(self.entry(sizes), self._candidates, self.models)
+        return self._corrections[sizes]
 
     @functools.cached_property
     def kept(self) -> dict[Any, Any]:
         """Cache of near NK shapes (`nearest.near_weights`)."""
         return {}
-
-    _made: tuple[Any, dict[AnyConfig, Candidate], dict[Sizes, Corrections]] | None = None
-    """The models that `corrections` was given, the candidates, and what it gave at which sizes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,7 @@ kind of each device a block of little-endian columns:
     header   schema, op, digest, configs, runs, rules; the basis of the table of a store
              (`store_table.py`), which others do not have; each device with, for each kind that was
              measured there, the key, its configs (positions among all), where its block begins (offset
-             from the end of the header), how many groups, entries and corrections it has, and the
-             name of its models
+             from the end of the header), and how many groups, entries and corrections it has
 
     block    first sizes     i64 each, all sizes but the last (m) of each group; ascending
              ends of groups  u32, 0 and then how many entries there are up to the end of each group
@@ -125,7 +124,6 @@ class _Writer:
             "key": block.kind.to_json(),
             "configs": [self.configs[one] for one in configs],
             "offset": offset,
-            "models": block.models_name,
             **numbers,
         }
 
@@ -141,7 +139,7 @@ class _Writer:
             _column("I", _ends(texts)),
         ]
         corrections: list[bytes] = []
-        if block.models_name:
+        if block.has_models:
             of_entries = [block.corrections(one) for one in sizes]
             from stoneware.tuning.time_model import TimeModel
 
@@ -236,7 +234,7 @@ def check(table: Table) -> None:
         for block in device.blocks.values():
             for sizes in block.sizes:
                 block.variants(sizes)
-                if block.models_name:
+                if block.has_models:
                     block.corrections(sizes)
             _ = block.models  # reading checks it
 

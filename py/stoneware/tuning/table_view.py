@@ -127,7 +127,6 @@ class _StoredBlock(Block):
     def __init__(self, kind: AnyKey, content: Content, header: Mapping[str, Any]) -> None:
         self.kind = kind
         self.content = content
-        [self.models_name] = _texts([header["models"]], "models")
         self._configs: list[int] = header["configs"]
         _check(
             isinstance(self._configs, list)
@@ -155,8 +154,8 @@ class _StoredBlock(Block):
         self._last_sizes_at = at = at + 4 * (self._num_groups + 1)
         self._text_ends_at = at = at + 8 * min(num_sizes, 1) * self.num_entries
         at += 4 * (self.num_entries + 1)
-        _check(bool(num_corrections) == bool(self.models_name), "a block must have a name of its models, if it has any")
-        if self.models_name:
+        self.has_models = num_corrections > 0
+        if self.has_models:
             self._correction_ends_at = at
             self._models_at = at = at + 4 * (self.num_entries + 1)
             self._corrections_at = at = at + MODEL.size * len(self._configs)
@@ -266,7 +265,7 @@ class _StoredBlock(Block):
 
     @functools.cached_property
     def models(self) -> dict[AnyConfig, TimeModel]:
-        if not self.models_name:
+        if not self.has_models:
             return {}
         candidates = map(self.candidate, range(len(self._configs)))
         return {config: model for config, model in candidates if model is not None}
@@ -289,16 +288,11 @@ class _StoredBlock(Block):
         )
         return config, model
 
-    def corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None = None) -> Corrections:
-        if models is not None or not self.models_name:
-            return self._made_corrections(sizes, models)
-        if sizes not in self._found_corrections:
-            self._found_corrections[sizes] = self._read_corrections(sizes)
-        return self._found_corrections[sizes]
-
-    @_checked
-    def _made_corrections(self, sizes: Sizes, models: Mapping[AnyConfig, TimeModel] | None) -> Corrections:
-        return super().corrections(sizes, models)
+    def corrections(self, sizes: Sizes) -> Corrections:
+        found = self._found_corrections.get(sizes)
+        if found is None:
+            found = self._found_corrections[sizes] = self._read_corrections(sizes)
+        return found
 
     @_checked
     def _read_corrections(self, sizes: Sizes) -> Corrections:

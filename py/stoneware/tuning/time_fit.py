@@ -9,7 +9,6 @@ rounds once.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import add, mul
@@ -19,7 +18,6 @@ from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyFamily, Family, Key
 from stoneware.kernels.tile_rule import Tiling, tiling_of
-from stoneware.runtime.canonical import canonical_json
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.time_model import NUM_TIMES, TimeModel
 
@@ -98,12 +96,6 @@ def models(
             if sum(model[-NUM_TIMES:]) > model.unfilled_us:
                 fitted.setdefault(family, {})[config] = model
     return fitted
-
-
-def name_of(models: Mapping[AnyConfig, TimeModel]) -> str:
-    """A name that no other models have; empty for none. Corrections of models of one name can be added up."""
-    content = [[config.to_json(), *models[config]] for config in sorted(models)]
-    return hashlib.sha256(canonical_json(content).encode("ascii")).hexdigest()[:16] if content else ""
 
 
 def _shape(family: Family, config: Config, manifest: Manifest) -> TimeModel | None:

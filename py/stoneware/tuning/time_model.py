@@ -198,14 +198,14 @@ Near = Sequence[tuple[float, Corrections]]
 
 
 def corrections_of(
-    entry: Entry, candidates: dict[AnyConfig, Candidate], *models: Mapping[AnyConfig, TimeModel]
+    entry: Entry, candidates: dict[AnyConfig, Candidate], models: Mapping[AnyConfig, TimeModel]
 ) -> Corrections:
     """The corrections at an op's entry.
 
     Args:
       entry: where they were measured.
       candidates: those that entries of the same block named before; the entry's are added.
-      models: candidate -> model; the first that has one counts.
+      models: candidate -> model.
     """
     slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
     key = entry.key
@@ -216,7 +216,7 @@ def corrections_of(
         config, ratio, fullness = choice.config, 0.0, 0.0
         if config not in candidates:
             tile = candidate_of(config, key)
-            candidates[config] = tile, next((some[tile] for some in models if tile in some), None)
+            candidates[config] = tile, models.get(tile)
         model = candidates[config][1]
         if model is not None:
             modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
@@ -338,9 +338,10 @@ def estimates(
     for sums_of in by_source.values():
         for sums in sums_of.values():
             if (same := of_config.setdefault(sums[0], sums)) is not sums:
+                factor = sums[1] / same[1]  # the ratios of each source are to its own model
                 same[3] += sums[3]
-                same[4] += sums[4]
-                same[5] += sums[5]
+                same[4] += sums[4] * factor
+                same[5] += sums[5] * factor * factor
                 same[6] |= sums[6]
     least_variance = _LEAST_VARIANCE + is_other_device * _OTHER_DEVICE_VARIANCE
     return sorted(_estimate(least_variance, config, us, *sums) for config, us, _, *sums in of_config.values())
