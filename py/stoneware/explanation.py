@@ -1,4 +1,4 @@
-"""explain: which config a problem gets, from which layer, why, and the runners-up."""
+"""explain: which config a problem gets, by which step of the look-up, why, and the runners-up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Explanation:
     Attributes:
       op, problem: the arguments of `explain`.
       device: the device that would run it.
-      decision: config, layer, source, grade, reason, runners-up and refusals.
+      decision: config, step, source, grade, reason, runners-up and refusals.
       sum_order: the order in which an element is summed, in words; empty for a decorated kernel.
       batch_invariant: whether `sw.batch_invariant` requires a fixed order.
       table_digest: of the wheel's table; empty on a CPU, which needs none, and for a decorated kernel.
@@ -51,8 +51,8 @@ class Explanation:
         return self.decision.config
 
     @property
-    def layer(self) -> str:
-        return self.decision.layer
+    def step(self) -> str:
+        return self.decision.step
 
     @property
     def source(self) -> str:
@@ -71,13 +71,13 @@ class Explanation:
             "problem": asdict(self.problem),
             "device": fingerprint.to_json() if fingerprint else "cpu",
             "config": decision.config.to_json(),
-            "layer": decision.layer,
+            "step": decision.step,
             "source": decision.source,
             "grade": decision.grade,
             "reason": decision.reason,
             "chosen": chosen and _candidate(chosen, chosen),
             "runners_up": [_candidate(choice, chosen) for choice in decision.runners_up if chosen],
-            "refusals": [{"what": item.what, "layer": item.layer, "reason": item.reason} for item in decision.refusals],
+            "refusals": [{"what": item.what, "step": item.step, "reason": item.reason} for item in decision.refusals],
             "sum_order": self.sum_order,
             "batch_invariant": self.batch_invariant,
             "table_digest": self.table_digest,
@@ -86,7 +86,7 @@ class Explanation:
 
     def __str__(self) -> str:
         decision = self.decision
-        layer = f"{decision.layer}" + (f", from the {decision.source}" if decision.source else "")
+        step = f"{decision.step}" + (f", from the {decision.source}" if decision.source else "")
         is_kernel = isinstance(self.problem, KernelKey)
         lines = [
             *fitted("", problem_in_words(self.problem) if is_kernel else str(self.problem)),
@@ -96,7 +96,7 @@ class Explanation:
         if not is_kernel:
             lines += fitted("kernel", decision.config.kernel)
             lines += fitted("sums", self.sum_order + (" (asked to be batch invariant)" if self.batch_invariant else ""))
-        lines += fitted("layer", f"{layer} (grade: {decision.grade})")
+        lines += fitted("step", f"{step} (grade: {decision.grade})")
         lines += fitted("why", decision.reason)
         if self.run:
             measured = "{date}, driver {driver}, CUDA {cuda}, torch {torch}, commit {commit}".format(**self.run)

@@ -145,7 +145,7 @@ def test_the_reason_says_how_many_have_other_scales(baked):
     found = find(baked, m=64, n=8192, k=8192, scales="tensor")
     assert 0 < found.num_of_other_scales < found.num_modelled_from
     reason = lookup.decision(found).reason
-    assert f"{found.num_modelled_from} measured problems, {found.num_of_other_scales} of them not with tensor" in reason
+    assert f"{found.num_modelled_from} measured problems, {found.num_of_other_scales} of them with row scales" in reason
 
 
 def test_another_dtype_of_the_same_width_is_modelled_with_its_own_kernels(baked):

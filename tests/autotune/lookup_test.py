@@ -1,4 +1,4 @@
-"""The look-up, as `explain` and `scaled_mm` use it: which layer answers, with which grade."""
+"""The look-up, as `explain` and `scaled_mm` use it: which step answers, with which grade."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_deeply_nested_table_is_a_damaged_one():
 
 def test_exact_shape_is_answered_by_its_entry(package):
     decision = decide()
-    assert (decision.config, decision.layer, decision.grade) == (TINY, "exact", "exact")
+    assert (decision.config, decision.step, decision.grade) == (TINY, "exact", "exact")
     assert decision.reason.startswith("10.00 us on NVIDIA H200, run run-1")
     assert [choice.median_us for choice in decision.runners_up] == [14.0, 16.0, 20.0]
     assert decision.refusals == ()
@@ -103,46 +103,46 @@ def test_vendor_is_chosen_where_it_measured_faster(package):
 @pytest.mark.parametrize(("m", "measured_m"), [(1, 16), (15, 16), (17, 512), (511, 512), (9999, 512)])
 def test_same_weight_is_answered_by_the_next_larger_m_and_past_the_last_by_the_last(package, m, measured_m):
     decision = decide(m=m)
-    assert (decision.layer, decision.grade) == ("nearest m", "nearest m")
+    assert (decision.step, decision.grade) == ("nearest m", "nearest m")
     assert f"m={measured_m} n=4096 k=4096" in decision.reason
 
 
 def test_other_weight_is_answered_by_the_nearest_shape(package):
     decision = decide(m=12, n=6144)
-    assert (decision.config, decision.layer, decision.grade) == (TINY, "nearest shape", "nearest shape")
+    assert (decision.config, decision.step, decision.grade) == (TINY, "nearest shape", "nearest shape")
 
 
 def test_other_16_bit_output_is_answered_with_its_own_kernel_and_says_what_was_measured(package):
     decision = decide(out_dtype="fp16")
     assert decision.config == small.cutlass(small.TINY, "fp16")
-    assert (decision.layer, decision.grade) == ("exact", "exact")
+    assert (decision.step, decision.grade) == ("exact", "exact")
     assert "measured with e4m3*e4m3->bf16, e4m3*e4m3->fp16 asked" in decision.reason
 
 
 def test_h100_takes_entries_of_the_h200_with_a_lower_grade_only(package):
     decision = decide(Device(fingerprint=small.H100))
-    assert (decision.config, decision.layer, decision.grade) == (TINY, "exact", "other device")
+    assert (decision.config, decision.step, decision.grade) == (TINY, "exact", "other device")
     assert "the nearest device that was measured" in decision.reason
 
 
 def test_device_of_another_capability_gets_the_heuristic(package):
     decision = decide(Device(fingerprint=small.L40))
-    assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
+    assert (decision.config, decision.step) == (small.VENDOR, "heuristic")
 
 
 def test_scales_without_measurement_get_the_heuristic(package):
     # The package has row scales only.
     for m, config in ((1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR)):
         decision = decide(m=m, scale_a="tensor", scale_b="tensor")
-        assert (decision.config, decision.layer) == (config, "heuristic")
+        assert (decision.config, decision.step) == (config, "heuristic")
     slow = decide(m=1, scale_a="tensor", scale_b="tensor", use_fast_accum=False)
-    assert (slow.config, slow.layer) == (small.VENDOR, "heuristic")
+    assert (slow.config, slow.step) == (small.VENDOR, "heuristic")
 
 
 def test_refused_choice_is_kept_and_the_next_one_runs(package):
     # One scale of each kind: torch._scaled_mm, the choice at m=512, does not take them.
     decision = decide(m=512, scale_a="tensor", scale_b="row")
-    assert (decision.config, decision.layer) == (BIG, "exact")
+    assert (decision.config, decision.step) == (BIG, "exact")
     refusals = {item.what: item.reason for item in decision.refusals}
     assert "scale_a=tensor and scale_b=row" in refusals["vendor"]
     assert any("vendor:torch._scaled_mm (exact)" in str(item) for item in decision.refusals)
@@ -153,7 +153,7 @@ def test_stale_kernel_lowers_the_grade(tmp_path, monkeypatch):
     files = small.write_device(tmp_path / "samples", samples)
     small.install(tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
     decision = decide()
-    assert (decision.layer, decision.grade) == ("exact", "stale kernel")
+    assert (decision.step, decision.grade) == ("exact", "stale kernel")
     assert "rebuilt with other bytes" in decision.reason
 
 
@@ -167,9 +167,9 @@ def test_cpu_needs_no_table(tmp_path, monkeypatch):
 def test_arguments_come_before_the_table(package):
     problem = Problem.dense(m=16, n=4096, k=4096)
     decision = OPERATION.decide(problem, H200, config=BIG)
-    assert (decision.config, decision.layer) == (BIG, "argument")
+    assert (decision.config, decision.step) == (BIG, "argument")
     decision = OPERATION.decide(problem, H200, backend="vendor")
-    assert (decision.config, decision.layer) == (small.VENDOR, "exact")
+    assert (decision.config, decision.step) == (small.VENDOR, "exact")
     assert OPERATION.decide(problem, H200, backend="reference").config.backend == "reference"
     with pytest.raises(UnsupportedError, match="has for this problem"):
         OPERATION.decide(problem, H200, config=small.cutlass(small.BIG, "fp16"))
@@ -186,7 +186,7 @@ def test_error_lists_every_refusal(package):
     assert "needs compute capability 8.9" in str(caught.value)
     decision = OPERATION.decide(problem, device)
     assert decision.config.backend == "reference"
-    assert {item.what for item in decision.refusals if not item.layer} == {"cutlass_sm90", "triton_aot", "vendor"}
+    assert {item.what for item in decision.refusals if not item.step} == {"cutlass_sm90", "triton_aot", "vendor"}
 
 
 def test_candidates_are_every_backends_but_the_reference(package):
@@ -224,7 +224,7 @@ def test_explain_answers_for_a_device_that_is_not_here(package, name):
     ):
         assert part in text
     plain = json.loads(json.dumps(explanation.as_dict()))
-    assert plain["layer"] == "exact"
+    assert plain["step"] == "exact"
     assert plain["config"] == TINY.to_json()
     assert plain["run"]["torch"] == "2.11.0"
 

@@ -48,7 +48,7 @@ def test_a_problem_measured_on_another_device_comes_before_a_modelled_one_there(
     few = [small.sample(BIG, 1.0, m=1, n=512, k=512)]
     own = small.bake_samples(tmp_path, few, device=small.H100)
     found = find(own, baked, m=32, n=4096, k=4096, device=small.H100)
-    assert (found.layer, found.grade, found.modelled_from) == ("exact", "other device", None)
+    assert (found.step, found.grade, found.modelled_from) == ("exact", "other device", None)
 
 
 def test_two_devices_of_one_table_have_models_of_their_own(tmp_path):

@@ -101,12 +101,12 @@ def test_each_source_comes_before_the_next(package, tmp_path, site):
             "package acme",
         ]
     assert decide().source == "memory"
-    assert OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), H200, config=TINY).layer == "argument"
+    assert OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), H200, config=TINY).step == "argument"
 
 
 def test_exact_shape_of_the_last_source_comes_before_the_nearest_m_of_the_first(package, tmp_path):
     store_samples(small.sample(BIG, 1.0, m=17))
-    assert (decide(m=16).source, decide(m=16).layer) == ("wheel", "exact")
+    assert (decide(m=16).source, decide(m=16).step) == ("wheel", "exact")
 
 
 def test_nearest_m_and_nearest_shape_are_taken_over_all_sources(package, tmp_path):
@@ -283,18 +283,18 @@ def kernel_sources(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("m", "block", "layer"), [(16, 64, "exact"), (512, 128, "exact"), (100, 128, "nearest m"), (1, 64, "nearest m")]
+    ("m", "block", "step"), [(16, 64, "exact"), (512, 128, "exact"), (100, 128, "nearest m"), (1, 64, "nearest m")]
 )
-def test_decorated_kernel_is_found_like_an_op(kernel_sources, m, block, layer):
+def test_decorated_kernel_is_found_like_an_op(kernel_sources, m, block, step):
     found = find(kernel_sample(64, 1.0, m=m).key, kernel_sources, "a" * 64)
-    assert (found.choice.config, found.layer, found.grade) == (kernel_config(block), layer, layer)
+    assert (found.choice.config, found.step, found.grade) == (kernel_config(block), step, step)
     assert found.source == "wheel"
 
 
 def test_decorated_kernel_with_other_sizes_gets_the_nearest_shape(kernel_sources):
     key = kernel_sample(64, 1.0, m=400).key
     found = find(dataclasses.replace(key, values=(400, 2048)), kernel_sources, "a" * 64)
-    assert (found.choice.config, found.layer) == (kernel_config(128), "nearest shape")
+    assert (found.choice.config, found.step) == (kernel_config(128), "nearest shape")
 
 
 def test_decorated_kernel_of_other_dtypes_is_another_family(kernel_sources):
@@ -312,7 +312,7 @@ def test_decorated_kernel_without_sizes_is_found_exactly_or_not(tmp_path):
     files = write_kernel(tmp_path, [kernel_sample(64, 1.0, key=key)])
     baked = table_file.decode(bake(OP, files), "x", OP)
     sources = [table_sources.Source("wheel", baked)]
-    assert find(key, sources).layer == "exact"
+    assert find(key, sources).step == "exact"
     assert find(dataclasses.replace(key, values=(False,)), sources) is None
     assert [entry.key for entry in baked.devices[0].entries()] == [key]
 
@@ -331,11 +331,11 @@ def test_negative_and_zero_sizes_of_a_decorated_kernel_are_compared_too(tmp_path
 def test_device_that_nobody_measured_gets_the_heuristic(package):
     device = Device(fingerprint=small.L40)
     decision = decide(device=device)
-    assert (decision.config, decision.layer) == (small.VENDOR, "heuristic")
+    assert (decision.config, decision.step) == (small.VENDOR, "heuristic")
     # One scale of each kind: the vendor library refuses.
     decision = decide(device=device, scale_a="tensor", scale_b="row")
     assert decision.config == small.triton(arch="sm89")
-    assert (decision.layer, decision.grade) == ("heuristic", "heuristic")
+    assert (decision.step, decision.grade) == ("heuristic", "heuristic")
 
 
 def test_an_overlay_that_changes_nothing_is_said_once(package, tmp_path, caplog):
@@ -421,7 +421,7 @@ def test_table_in_memory_answers_as_the_one_that_is_baked(package, tmp_path):
     ]:
         of_made, of_baked = (
             [
-                (one.entry, one.layer, one.grade)
+                (one.entry, one.step, one.grade)
                 for one in lookup.answers(key, small.H200, [table_sources.Source("wheel", table)])
             ]
             for table in (made, baked)

@@ -67,7 +67,7 @@ def test_decorated_kernel_is_baked_and_read_under_a_name_without_a_colon(tmp_pat
     baked = table_file.decode(bake(OP, files), "x", OP)
     entry = small.entry_of(baked.devices[0], kernel_sample(64, 1.0).key)
     assert [choice.config for choice in entry.choices] == [kernel_config(128), kernel_config(64)]
-    assert entry.choices[0].kernel_sha256 == NEW
+    assert entry.kernel_sha256 == NEW
 
 
 def test_samples_of_two_sources_of_a_kernel_stay_apart(tmp_path):

@@ -193,7 +193,7 @@ def test_fastest_at_the_very_shape_is_chosen_where_the_nearest_entry_has_another
         modelled, nearest = itertools.islice(
             lookup.answers(small.key(m=m, n=n, k=k), small.H200, [Source("wheel", baked)], kernels=small.manifest()), 2
         )
-        assert (modelled.layer, modelled.grade) == ("nearest shape", "nearest shape")
+        assert (modelled.step, modelled.grade) == ("nearest shape", "nearest shape")
         worst = max(worst, true_us(modelled.choice.config, m, n, k) / best_us)
         worst_of_nearest = max(worst_of_nearest, true_us(nearest.choice.config, m, n, k) / best_us)
     assert worst < 1.01
@@ -215,7 +215,7 @@ def test_tile_of_which_less_than_half_would_be_filled_is_no_candidate(tmp_path):
 def test_same_weight_at_another_m_is_modelled_too(baked):
     for m in (8, 48, 72, 200, 1000):
         found = find(baked, m=m, n=4096, k=4096)
-        assert (found.layer, found.grade) == ("nearest m", "nearest m")
+        assert (found.step, found.grade) == ("nearest m", "nearest m")
         assert (found.modelled_from.n, found.modelled_from.k) == (4096, 4096)
         best = min(near_enough(m), key=lambda config: true_us(config, m, 4096, 4096))
         assert found.choice.config == best
@@ -308,7 +308,7 @@ def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked):
     )
     found = find(own, baked, m=m, n=n, k=k)
     assert (found.choice.config, found.source) == (other, "source 0")
-    assert (found.layer, found.num_modelled_from) == ("nearest m", nearest.MOST_PROBLEMS)
+    assert (found.step, found.num_modelled_from) == ("nearest m", nearest.MOST_PROBLEMS)
     alone = find(own_table([small.sample(BIG, 1.0, m=32, n=n, k=k)]), m=m, n=n, k=k)
     assert alone.modelled_from is None, "no models at all"
 
@@ -414,7 +414,7 @@ def test_explain_says_what_was_modelled_and_from_what(baked, tmp_path, monkeypat
     files = small.write_device(tmp_path / "samples", samples())
     small.install(tmp_path, {"scaled_mm": bake("scaled_mm", files, small.manifest())}, monkeypatch)
     explanation = sw.explain("scaled_mm", m=48, n=5120, k=7168, device="H200")
-    assert (explanation.layer, explanation.grade) == ("nearest shape", "nearest shape")
+    assert (explanation.step, explanation.grade) == ("nearest shape", "nearest shape")
     reason = explanation.decision.reason
     low, high = explanation.decision.chosen.interval_us
     between = (

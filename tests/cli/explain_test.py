@@ -60,7 +60,7 @@ def test_explain_prints_the_layer_and_the_source(package, capsys):
         "problem",
         "device",
         "config",
-        "layer",
+        "step",
         "grade",
         "reason",
         "chosen",
@@ -70,7 +70,7 @@ def test_explain_prints_the_layer_and_the_source(package, capsys):
         "run",
     } <= set(document)
     code, out, _ = stoneware(capsys, *arguments, "--device", "H200")
-    assert "layer" in out and "config" in out
+    assert "step" in out and "config" in out
 
 
 @pytest.fixture
@@ -93,11 +93,11 @@ def grouped_table(package, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "m, num_groups, layer, median_us",
+    "m, num_groups, step, median_us",
     [(128, 8, "exact", 9.0), (121, 8, "exact", 9.0), (129, 8, "nearest m", 20.0), (512, 32, "exact", 99.0)],
 )
 def test_explain_finds_a_grouped_measurement_by_groups_and_mean_rows(
-    grouped_table, capsys, m, num_groups, layer, median_us
+    grouped_table, capsys, m, num_groups, step, median_us
 ):
     code, document = as_json(
         capsys,
@@ -116,7 +116,7 @@ def test_explain_finds_a_grouped_measurement_by_groups_and_mean_rows(
         "--device",
         "H200",
     )
-    assert (code, document["layer"], document["grade"]) == (exit_codes.OK, layer, layer)
+    assert (code, document["step"], document["grade"]) == (exit_codes.OK, step, step)
     assert document["chosen"]["median_us"] == median_us
     assert document["problem"]["num_groups"] == num_groups
 
@@ -167,7 +167,7 @@ def test_explain_of_a_decorated_kernel_imports_nothing_of_the_users(kernel_store
     }
     assert answer["reason"].startswith("10.00 us on NVIDIA H200, run run-1; ")
     assert answer["run"]["driver"] == "580.95"
-    assert (answer["layer"], answer["source"]) == ("exact", "user's store")
+    assert (answer["step"], answer["source"]) == ("exact", "user's store")
     assert answer["chosen"]["config"]["num_warps"] == 4
     assert [item["median_us"] for item in answer["runners_up"]] == [12.0]
     assert "mypackage" not in sys.modules

@@ -33,7 +33,7 @@ def answer(count, digest=digest):
                     dtypes=(("x", "float32"), ("out", "float32")))
     found = lookup.find(key, h200, sources.sources(key.op), digest)
     listed = [str(choice.config) for choice in found.entry.choices]
-    return [found.source, found.layer, found.grade, listed]
+    return [found.source, found.step, found.grade, listed]
 
 print(json.dumps({
     "op": axpb.op,
@@ -83,5 +83,5 @@ def test_without_the_entry_point_there_is_no_answer(environment, tmp_path):
 def test_the_command_line_explains_it_without_importing_the_package(environment):
     out = run(environment, "-m", "stoneware", "explain", "acme.axpb:axpb", "count=1048576", "--json")
     answer = json.loads(out)["answers"][0]
-    assert (answer["source"], answer["layer"]) == ("package acme", "exact")
+    assert (answer["source"], answer["step"]) == ("package acme", "exact")
     assert answer["device"]["name"] == "NVIDIA H200"

@@ -144,7 +144,7 @@ def test_measuring_on_a_miss_times_every_config(tmp_path, monkeypatch):
     with sw.batch_invariant(), sw.tuning("on_miss"):
         whole = sw.matmul(a[:20], b.t()).view(torch.int16)
         explained = sw.explain("matmul", m=20, n=144, k=4000)
-    assert explained.layer == "exact" and explained.sum_order.startswith("one sum")
+    assert explained.step == "exact" and explained.sum_order.startswith("one sum")
     choices = [explained.decision.chosen, *explained.decision.runners_up]
     assert any(choice.config.splits > 1 for choice in choices), "split kernels were not timed"
     with sw.batch_invariant():

@@ -23,7 +23,7 @@ from stoneware.ops.scaled_mm import spec
 from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint
 from stoneware.tuning import policy
-from stoneware.tuning.lookup import Decision, Grade, Layer
+from stoneware.tuning.lookup import Decision, Grade, Step
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Choice
 from tools.gpu_check import document, held_out, held_out_figures, held_out_problems, weight_walk
@@ -58,7 +58,7 @@ def sample(problem, config, us, run="r", digest="", status="ok") -> Sample:
 
 
 def decision(problem) -> Decision:
-    return Decision(config=CHOICE, layer=Layer.NEAREST_SHAPE, grade=Grade.NEAREST_SHAPE, reason="")
+    return Decision(config=CHOICE, step=Step.NEAREST_SHAPE, grade=Grade.NEAREST_SHAPE, reason="")
 
 
 def row(problem, **times_us):

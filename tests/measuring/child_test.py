@@ -73,7 +73,7 @@ def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(tmp_pa
     def found(**sizes):
         key = GroupedMmProblem.dense(**sizes, dtype="bf16").key
         one = lookup.find(key, H200, [sources.Source("store", table)])
-        return one and (one.layer, one.entry.key.m, one.choice.config.kernel)
+        return one and (one.step, one.entry.key.m, one.choice.config.kernel)
 
     assert found(m=20, n=32, k=64, num_groups=4) == ("exact", 5, "right_200")
     assert found(m=17, n=32, k=64, num_groups=4) == ("exact", 5, "right_200")

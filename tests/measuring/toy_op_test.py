@@ -101,7 +101,7 @@ def test_it_is_an_operator_of_a_compiled_graph(has_out):
 
 def test_explain_says_what_runs_on_a_cpu(capsys):
     found = sw.explain("toy_add", m=5, n=7, k=1, device="cpu")
-    assert (found.config, found.layer) == (ADD, "default")
+    assert (found.config, found.step) == (ADD, "default")
     assert str(found).startswith("toy_add m=5 n=7")
     arguments = ["explain", "toy_add", "-m", "5", "-n", "7", "-k", "1", "--device", "cpu"]
     assert main.run(arguments) == exit_codes.OK
@@ -141,9 +141,9 @@ def test_it_is_measured_baked_looked_up_and_reported(tmp_path):
     (tmp_path / "tables" / "toy_add.table").write_bytes(baked)
     forget()
     found = sw.explain("toy_add", m=16, n=32, k=1, device=H200.name)
-    assert (found.config, found.layer, found.source) == (ADDCMUL, "exact", table_sources.WHEEL)
+    assert (found.config, found.step, found.source) == (ADDCMUL, "exact", table_sources.WHEEL)
     near = lookup.find(
         SPEC.make_problem(m=12, n=32).key, H200, [table_sources.Source("wheel", table_file.packaged("toy_add"))]
     )
-    assert (near.layer, near.choice.config) == ("nearest m", ADDCMUL)
+    assert (near.step, near.choice.config) == ("nearest m", ADDCMUL)
     assert (figures.layers(problems[0].key), figures.row_label(problems[0].key)) == (["toy_layer"], "32 × 1")

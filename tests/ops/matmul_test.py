@@ -275,15 +275,15 @@ def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
 def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     shape = {"m": 16, "n": 4096, "k": 4096}
     one, batch = Problem.dense(**shape), Problem.dense(**shape, batch=3)
-    assert OPERATION.decide(one, H200).layer == "exact"
+    assert OPERATION.decide(one, H200).step == "exact"
     assert OPERATION.decide(one, H200).config.backend == "cutlass_sm90"
-    assert OPERATION.decide(batch, H200).layer == "heuristic"
+    assert OPERATION.decide(batch, H200).step == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
     strided = replace(batch, batch_stride_a=0, lda=4104)
     assert batch.as_filed == strided.as_filed == batch
     # Of eight experts some m were measured; they answer for those nearby, and for no other shape.
     experts = {"n": 14336, "k": 4096, "batch": 8}
-    for m, layer in (
+    for m, step in (
         (64, "exact"),
         (48, "nearest m"),
         (129, "nearest m"),
@@ -292,9 +292,9 @@ def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
         (7, "heuristic"),
         (8192, "heuristic"),
     ):
-        assert OPERATION.decide(Problem.dense(m=m, **experts), H200).layer == layer
+        assert OPERATION.decide(Problem.dense(m=m, **experts), H200).step == step
     other = Problem.dense(m=64, n=4096, k=4096, batch=8)
-    assert OPERATION.decide(other, H200).layer == "heuristic"
+    assert OPERATION.decide(other, H200).step == "heuristic"
     assert "batch=3" in str(batch) and "batch=3" in batch.key.shape
 
 

@@ -35,7 +35,7 @@ def reasons() -> str:
     explanation = sw.explain("scaled_mm", m=16, n=4096, k=7168, scales="block", device="NVIDIA H200")
     plain: dict[str, Any] = explanation.as_dict()
     info = sw.info()
-    return f"{json.dumps(plain)} {explanation.layer} {explanation.source} {explanation.grade} {info}"
+    return f"{json.dumps(plain)} {explanation.step} {explanation.source} {explanation.grade} {info}"
 
 
 def tuned(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor | None:

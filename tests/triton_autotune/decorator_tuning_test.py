@@ -57,11 +57,11 @@ def test_another_key_is_measured_and_the_nearest_serves_until_then(gpu):
     with sw.tuning("on_miss"):
         call(kernel, 33)
     assert call(kernel, 34) == 32 and len(benched) == 3
-    assert explained(kernel, 34).layer == "nearest shape"
+    assert explained(kernel, 34).step == "nearest shape"
     with sw.tuning("on_miss"):
         call(kernel, 34)
     assert len(benched) == 6
-    assert explained(kernel, 34).layer == "exact"
+    assert explained(kernel, 34).step == "exact"
 
 
 def test_a_plan_of_mode_off_is_made_anew_once_the_key_is_measured(gpu):

@@ -65,9 +65,9 @@ _PACKAGE = flags.DEFINE_string("package", None, "Folder with the tables; default
 _COMMIT = flags.DEFINE_string("commit", "unknown", "Commit that is measured, for the record.")
 _JSON_OUT = flags.DEFINE_string("json_out", None, "File to write the figures to, besides.")
 _REPEATS = flags.DEFINE_integer("repeats", 200, "Timings per figure.", lower_bound=5)
-_PROCESSES = flags.DEFINE_integer("processes", 10, "New processes per op and layer.", lower_bound=2)
+_PROCESSES = flags.DEFINE_integer("processes", 10, "New processes per op and step.", lower_bound=2)
 _OF_PROCESS = flags.DEFINE_list(
-    "of_process", None, "Internal: op, layer and number of the problem that this process asks."
+    "of_process", None, "Internal: op, step and number of the problem that this process asks."
 )
 
 CALLS_PER_TIMING = 2000
@@ -167,7 +167,7 @@ def largest_block(op: str) -> Block:
 
 
 def problem_keys(op: str) -> dict[str, list[Key]]:
-    """For each layer the keys that it answers: every measured one of a family, and those with other
+    """For each step the keys that it answers: every measured one of a family, and those with other
     sizes, in an order by chance that is always the same."""
     block = largest_block(op)
     measured = [block.kind.with_sizes(sizes) for sizes in block.sizes]
@@ -181,7 +181,7 @@ def problem_keys(op: str) -> dict[str, list[Key]]:
         ],
     }
     taken = set(measured)
-    return {layer: [key for key in found if layer == "exact" or key not in taken] for layer, found in keys.items()}
+    return {step: [key for key in found if step == "exact" or key not in taken] for step, found in keys.items()}
 
 
 def gpu(op: str) -> Device:
@@ -195,11 +195,11 @@ def gpu(op: str) -> Device:
     )
 
 
-def problems_of(op: str, layer: str) -> tuple[list[Any], list[Any]]:
-    """Problems that a layer answers, in an order by chance that is always the same, and a few of
+def problems_of(op: str, step: str) -> tuple[list[Any], list[Any]]:
+    """Problems that a step answers, in an order by chance that is always the same, and a few of
     another family."""
     spec = registry.spec(op)
-    keys = problem_keys(op)[layer]
+    keys = problem_keys(op)[step]
     options = {name: getattr(keys[0], name) for name in ("scales", "layout") if name in spec.takes}
     problems = [
         spec.make_problem(m=key.m, n=key.n, k=key.k, dtype=key.a_dtype, out_dtype=key.out_dtype, **options)
@@ -220,14 +220,14 @@ def decides(op: str, device: Device) -> Callable[[Any], Any]:
     return lambda problem: operation.decide(problem, device, lists_refusals=False)
 
 
-def cold_figures(op: str, layer: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
+def cold_figures(op: str, step: str, num_loads: int, **row: Any) -> Iterator[dict[str, Any]]:
     device = gpu(op)
     decide_for = decides(op, device)
-    all_problems, others = problems_of(op, layer)
+    all_problems, others = problems_of(op, step)
     # Packages are searched here, once per process. At another m, a near weight may answer before its own.
-    all_problems = [each for each in all_problems if decide_for(each).layer == layer]
+    all_problems = [each for each in all_problems if decide_for(each).step == step]
     if not all_problems:
-        raise RuntimeError(f"{op}: no problem was answered by {layer!r}")
+        raise RuntimeError(f"{op}: no problem was answered by {step!r}")
     problems = itertools.cycle(all_problems)
     problem = all_problems[-1]
 
@@ -249,7 +249,7 @@ def cold_figures(op: str, layer: str, num_loads: int, **row: Any) -> Iterator[di
         for other in others:
             decide_for(other)
 
-    row = {**row, "op": op, "layer": layer, "is_described": device.is_described}
+    row = {**row, "op": op, "step": step, "is_described": device.is_described}
     yield {"what": "cold, first of all", "how": "objects", **row, **timed(decide, load, repeats=num_loads)}
     yield {
         "what": "cold, first of its family",
@@ -260,7 +260,7 @@ def cold_figures(op: str, layer: str, num_loads: int, **row: Any) -> Iterator[di
     yield {"what": "cold, later", "how": "objects", **row, **timed(decide, take)}
 
 
-def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
+def time_in_this_process(op: str, step: str, number: int) -> dict[str, float]:
     """What takes how many us when it is done for the first time in a process, where what a look-up
     needs is imported, the manifest is read, and packages were asked."""
     manifest.packaged()
@@ -273,7 +273,7 @@ def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
         timings_us[what] = (time.perf_counter_ns() - start_ns) / 1000
 
     take("load table", lambda: table_file.packaged(op))
-    problems, others = problems_of(op, layer)
+    problems, others = problems_of(op, step)
     decide = decides(op, gpu(op))
     # A table that is loaded and of which nothing was read yet, as the choice of problems did.
     table_file.packaged.cache_clear()
@@ -287,14 +287,14 @@ def time_in_this_process(op: str, layer: str, number: int) -> dict[str, float]:
 
 def process_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
     paths = os.pathsep.join(filter(None, sys.path))  # a launcher's, which a new process lacks
-    for layer in problem_keys(op):
+    for step in problem_keys(op):
         timings: dict[str, list[float]] = {}
         for number in range(_PROCESSES.value):
             done = subprocess.run(
                 [
                     sys.executable,
                     __file__,
-                    f"--of_process={op},{layer},{number}",
+                    f"--of_process={op},{step},{number}",
                     *([f"--package={_PACKAGE.value}"] if _PACKAGE.value else []),
                 ],
                 check=True,
@@ -305,7 +305,7 @@ def process_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
             for what, timing_us in json.loads(done.stdout).items():
                 timings.setdefault(what, []).append(timing_us)
         for what, timings_us in timings.items():
-            yield {"what": what, "how": "processes", "op": op, "layer": layer, **row, **in_short(timings_us)}
+            yield {"what": what, "how": "processes", "op": op, "step": step, **row, **in_short(timings_us)}
 
 
 def load_figures(op: str, **row: Any) -> Iterator[dict[str, Any]]:
@@ -393,13 +393,13 @@ def table_figures(folder: Path) -> Iterator[dict[str, Any]]:
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / f"user-{op}")
         row = {"family_entries": len(largest_block(op).sizes)}
         yield from load_figures(op, **row)
-        for layer in problem_keys(op):
-            yield from cold_figures(op, layer, _REPEATS.value, **row, store="absent")
+        for step in problem_keys(op):
+            yield from cold_figures(op, step, _REPEATS.value, **row, store="absent")
         yield from process_figures(op, **row)
         samples = fill_store(op, STORE_PROBLEMS)
         yield from store_figures(op, samples, STORE_LOADS, **row)
-        for layer in problem_keys(op):
-            yield from cold_figures(op, layer, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
+        for step in problem_keys(op):
+            yield from cold_figures(op, step, STORE_LOADS, **row, store="present", num_store_samples=len(samples))
         samples = fill_store(op, measured_device(op).num_entries)
         yield from store_figures(op, samples, WHOLE_STORE_LOADS, **row)
 
@@ -426,13 +426,13 @@ def main(argv: Sequence[str]) -> int:
     if _PACKAGE.value:
         package_files.ROOT = Path(_PACKAGE.value)
     if _OF_PROCESS.value:
-        op, layer, number = _OF_PROCESS.value
-        print(json.dumps(time_in_this_process(op, layer, int(number))))
+        op, step, number = _OF_PROCESS.value
+        print(json.dumps(time_in_this_process(op, step, int(number))))
         return 0
     rows = []
     for row in figures():
         rows.append(row)
-        name = ", ".join(f"{row[part]}" for part in ("what", "how", "op", "layer") if part in row)
+        name = ", ".join(f"{row[part]}" for part in ("what", "how", "op", "step") if part in row)
         if "family_entries" in row:
             name += f"; {row['family_entries']} entries in the family"
         if "store" in row:

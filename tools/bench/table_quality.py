@@ -103,14 +103,14 @@ def row_of(key: Key, entry: Entry, table: Table, device: DeviceFingerprint) -> R
     """
     times = {choice.config: choice for choice in entry.choices if not choice.is_stale}
     for found in lookup.answers(key, device, [Source("wheel", table)]):
-        if found.layer == "exact":
+        if found.step == "exact":
             return None
         estimates = [choice for choice in found.entry.choices if choice.config in times]
         if not estimates:
             continue
         chosen = estimates[0]
         decision = Decision(
-            config=chosen.config, layer=found.layer, grade=found.grade_of(chosen), reason="", chosen=chosen
+            config=chosen.config, step=found.step, grade=found.grade_of(chosen), reason="", chosen=chosen
         )
         family = " ".join([key.op, key.a_dtype, key.scales, key.layout, *_groups_of(key)])
         covered = [

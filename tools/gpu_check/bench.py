@@ -83,7 +83,7 @@ def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]
     if workload.groups:
         sizes["num_groups"] = workload.groups
     decision = spec.operation.decide(spec.make_problem(**sizes, **family.problem), device)
-    return {"config": str(decision.config), "decided_by": decision.layer, "grade": decision.grade}
+    return {"config": str(decision.config), "decided_by": decision.step, "grade": decision.grade}
 
 
 def prepare(row: Row, device: Device) -> Prepared:

@@ -65,7 +65,7 @@ def row_of(set_name: str, problem: str, m: int, decision: Decision, times: Times
         "problem": problem,
         "m": m,
         "m_bucket": _bucket(m),
-        "layer": str(decision.layer),
+        "step": str(decision.step),
         "grade": str(decision.grade),
         "chosen": str(decision.config),
         "chosen_us": chosen.median_us,

@@ -1,4 +1,4 @@
-"""Runs scaled_mm from the wheel at a few shapes: which kernel, which layer, how right, how fast.
+"""Runs scaled_mm from the wheel at a few shapes: which kernel, by which step of the look-up, how right, how fast.
 
     quickstart [--shapes 16x4096x4096,...]
 
@@ -84,21 +84,21 @@ def time_beside_torch(tensors: operands.Operands, device: Device, timer: DeviceT
 
 
 class Rows:
-    """Prints one aligned line per problem: its shape, kernel and layer, then `titles`."""
+    """Prints one aligned line per problem: its shape, kernel and step, then `titles`."""
 
     def __init__(self, explanations: Sequence[Explanation], titles: Sequence[str]) -> None:
         self._kernel_width = max(len(kernel_name(explanation)) for explanation in explanations)
         self._widths = [max(len(title), 8) for title in titles]
-        self._print("m", "n", "k", "kernel", "layer", titles)
+        self._print("m", "n", "k", "kernel", "step", titles)
 
     def add(self, explanation: Explanation, cells: Sequence[str]) -> None:
         problem = explanation.problem
-        self._print(problem.m, problem.n, problem.k, kernel_name(explanation), explanation.layer, cells)
+        self._print(problem.m, problem.n, problem.k, kernel_name(explanation), explanation.step, cells)
 
-    def _print(self, m: object, n: object, k: object, kernel: str, layer: str, cells: Sequence[str]) -> None:
+    def _print(self, m: object, n: object, k: object, kernel: str, step: str, cells: Sequence[str]) -> None:
         shape = f"{m:>5} {n:>6} {k:>6}"
         rest = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, self._widths))
-        print(f"{shape}  {kernel:<{self._kernel_width}}  {layer:<13}{rest}", flush=True)
+        print(f"{shape}  {kernel:<{self._kernel_width}}  {step:<13}{rest}", flush=True)
 
 
 def run_here(problems: Sequence[Problem], device: Device | None) -> int:
@@ -131,7 +131,7 @@ def describe_elsewhere(problems: Sequence[Problem]) -> None:
     explanations = [explain(problem, ELSEWHERE) for problem in problems]
     rows = Rows(explanations, ["us"])
     for explanation in explanations:
-        chosen = explanation.decision.chosen if explanation.layer == "exact" else None
+        chosen = explanation.decision.chosen if explanation.step == "exact" else None
         rows.add(explanation, [f"{chosen.median_us:.1f}" if chosen else NONE])
 
 

@@ -1,4 +1,4 @@
-"""`stoneware explain`: which config runs a problem, from which layer, why, and the runners-up."""
+"""`stoneware explain`: which config runs a problem, by which step of the look-up, why, and the runners-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoneware.kernels.key import is_kernel
 from stoneware.kernels.registry import OPS, spec
 
 HELP = help.text(
-    "Show which kernel runs a problem, from which layer, why, and the runners-up.\n\n"
+    "Show which kernel runs a problem, by which step of the look-up, why, and the runners-up.\n\n"
     "Nothing is compiled, timed or launched. OP is scaled_mm, matmul, grouped_mm, or a kernel "
     "under @stoneware.autotune as package.module:function; such a kernel's key arguments follow as "
     "KEY=VALUE, and its module is not imported.",

@@ -78,7 +78,7 @@ class Key:
       layout: of a and b, "n" for row-major and "t" for column-major; "nt" is a @ weight.t().
       n, k, m: sizes; all 0 in a kind.
       accumulation: one of ACCUMULATIONS; "slow" where sums of fp8 products must be kept in full
-        fp32, "fast" where they need not or there is no choice. JSON leaves "fast" out, so that
+        fp32, "fast" elsewhere. JSON leaves "fast" out, so that
         keys read and write as they did before there was "slow".
       num_groups: of a grouped product the matrices b, each with its own rows, of which m is the
         mean; of a batch its products, each of m rows; 0 for one product.
@@ -172,7 +172,7 @@ class KernelKey:
     scales: ClassVar[str] = "none"
 
     def __eq__(self, other: object) -> bool:
-        # By type too: True is no size, though it equals 1.
+        # By type too: True is not a size, though it equals 1.
         return isinstance(other, KernelKey) and self._order == other._order
 
     def __hash__(self) -> int:

@@ -59,7 +59,7 @@ class KernelRecord:
 
     @property
     def dtypes(self) -> tuple[Any, Any, Any]:
-        """Of a, b and the result."""
+        """The dtypes of a, b and the result."""
         return self.config.get("a"), self.config.get("b"), self.config.get("out")
 
     @functools.cached_property

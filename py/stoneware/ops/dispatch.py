@@ -21,7 +21,7 @@ from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
 from stoneware.tuning import lookup, sources
 from stoneware.tuning import policy as tuning
-from stoneware.tuning.lookup import Decision, Found, Layer, Refusal
+from stoneware.tuning.lookup import Answer, Decision, Refusal, Step
 
 _LOG = logging.getLogger("stoneware")
 
@@ -109,21 +109,21 @@ class Operation:
                 return self._why_not_invariant(config, problem, device, checks_vendor)
             return reason
 
-        def others() -> Iterator[tuple[Layer, str, Sequence[Config]]]:
+        def others() -> Iterator[tuple[Step, str, Sequence[Config]]]:
             if config is not None:
-                yield Layer.ARGUMENT, "the caller gave it", [config]
+                yield Step.ARGUMENT, "the caller gave it", [config]
                 return
             if has_kernels:
                 preferred = self.preferred(key, device.compute_capability, manifest.packaged())
-                yield Layer.HEURISTIC, self.spec.preferred_reason, preferred
+                yield Step.HEURISTIC, self.spec.preferred_reason, preferred
             first = "no measurement and no heuristic applies; the first that can run here"
-            yield Layer.DEFAULT, first, backends.configs()
+            yield Step.DEFAULT, first, backends.configs()
 
         def decided(refusal: Callable[[Config], str | None]) -> Decision:
             return lookup.decide(
                 key,
                 device,
-                found=_answers(key, device, is_invariant) if has_kernels else (),
+                answers=_answers(key, device, is_invariant) if has_kernels else (),
                 others=others(),
                 refusal=refusal,
                 refused_backends=lambda: backends.refused(asks_all=lists_refusals),
@@ -278,13 +278,13 @@ def _faster_than(decision: Decision, extra_us: float, refusal: Callable[[Config]
     return min(faster, key=lambda one: one.median_us).config if faster else None
 
 
-def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Found]:
+def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Answer]:
     """Packages are searched only if this installation has no measurement of the exact problem on
     this device: finding them takes 15 ms."""
     near = sources.sources(key.op, has_packages=False)
     fingerprint = sources.with_power_limit(device.fingerprint, device.ordinal, near)
-    found = lookup.answers(key, fingerprint, near, excludes_split_k=is_invariant)
-    first = next(found, None)
+    answers = lookup.answers(key, fingerprint, near, excludes_split_k=is_invariant)
+    first = next(answers, None)
     if first is None or not first.is_exact:
         everywhere = sources.with_packages(key.op, near)
         if len(everywhere) > len(near):
@@ -292,7 +292,7 @@ def _answers(key: Key, device: Device, is_invariant: bool) -> Iterator[Found]:
             return
     if first is not None:
         yield first
-        yield from found
+        yield from answers
 
 
 def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision) -> bool:
@@ -307,7 +307,7 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
     if mode == "error_on_miss":
         raise TuningMissError(
             f"{problem} on {device} must have been measured, because tuning is 'error_on_miss', "
-            f"and its config would come from layer {decision.layer!r} with grade "
+            f"and its config would come from step {decision.step!r} with grade "
             f"{decision.grade!r}; measure it with `python -m stoneware tune`, call it once inside "
             'sw.tuning("on_miss"), or use sw.tuning("off")'
         )
@@ -315,11 +315,11 @@ def _is_tuned_on_miss(op: str, problem: Any, device: Device, decision: Decision)
         _say_once(
             f"capture of {op}",
             "%s was not measured and is not now, because a CUDA graph is being captured; it "
-            "runs %s from layer %r; call it once before the capture, inside "
+            "runs %s by step %r; call it once before the capture, inside "
             'sw.tuning("on_miss")',
             problem,
             decision.config,
-            decision.layer,
+            decision.step,
         )
         return False
     return True

@@ -32,7 +32,7 @@ from stoneware.tuning import lookup
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.choose import choose
-from stoneware.tuning.lookup import Found
+from stoneware.tuning.lookup import Answer
 from stoneware.tuning.samples import Run, Sample
 
 ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", table_sources.MEMORY
@@ -52,7 +52,7 @@ class KernelDecision:
       config: the triton.Config.
       source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
         this process alone), or the name of another source (`sources.py`).
-      layer, grade: like in lookup.Decision; "default" without a timing.
+      step, grade: like in lookup.Decision; "default" without a timing.
       reason: a sentence.
       choices: what was compared, the chosen one first.
       is_provisional: whether the next call has to decide again.
@@ -61,7 +61,7 @@ class KernelDecision:
     key: KernelKey
     config: Any
     source: str
-    layer: str = "default"
+    step: str = "default"
     grade: str = "default"
     reason: str
     choices: tuple[Timed, ...] = ()
@@ -71,7 +71,7 @@ class KernelDecision:
         lines = [
             f"{self.key.op} {self.key.shape}",
             f"  runs     {self.config}",
-            f"  from     {self.source}: {self.layer}, {self.grade}",
+            f"  from     {self.source}: {self.step}, {self.grade}",
             f"  because  {self.reason}",
         ]
         lines += [f"  {one.median_us:9.2f} us +- {one.spread_us:.2f}  {one.config}" for one in self.choices]
@@ -145,7 +145,7 @@ class Problem:
         fastest_us = min(one.median_us for one in compared)
         return [one.config for one in ran if one.run != compared[0].run and one.median_us < fastest_us]
 
-    def in_entry(self, found: Found) -> list[Timed]:
+    def in_entry(self, found: Answer) -> list[Timed]:
         """The timings in a table's entry of configs of the list."""
         runs, source = found.runs, found.source
         return [
@@ -154,19 +154,19 @@ class Problem:
             if one.config in self.configs
         ]
 
-    def best(self, timed: Sequence[Timed], found: Found | None = None) -> KernelDecision | None:
+    def best(self, timed: Sequence[Timed], found: Answer | None = None) -> KernelDecision | None:
         """The decision by timings, None without any; `found` is their entry in a table."""
         if not timed:
             return None
         # The canonical order is that of the list, which a table does not contain.
         compared, rule = choose(self.of_one_run(timed), list(self.configs))
         chosen = compared[0]
-        at = f"measured at {found.entry.key.shape}; " if found and found.layer != "exact" else ""
+        at = f"measured at {found.entry.key.shape}; " if found and found.step != "exact" else ""
         return KernelDecision(
             key=self.key,
             config=self.configs[chosen.config],
             source=chosen.source,
-            layer=found.layer if found else "exact",
+            step=found.step if found else "exact",
             grade=found.grade if found else "exact",
             reason=f"{chosen.median_us:.2f} us, run {chosen.run}; {at}{rule}",
             choices=compared,
@@ -273,7 +273,7 @@ class Chooser:
             )
         return replace(nearest or problem.first(), is_provisional=mode == "on_miss" and is_capturing)
 
-    def _find(self, problem: Problem) -> Found | None:
+    def _find(self, problem: Problem) -> Answer | None:
         """The nearest entry that has a config of the list; None without one."""
         if problem.device is None:
             return None
@@ -292,7 +292,7 @@ class Chooser:
                 break
         return found
 
-    def _known(self, problem: Problem, found: Found | None, *, has_samples: bool) -> dict[KernelConfig, Timed]:
+    def _known(self, problem: Problem, found: Answer | None, *, has_samples: bool) -> dict[KernelConfig, Timed]:
         """The timing or failure that counts of each config, of this very kernel, key and device. Failures
         are in the samples alone, which only a call that may measure has to read."""
         of_table = problem.in_entry(found) if found is not None and found.is_exact else []
@@ -407,7 +407,7 @@ class Chooser:
         from stoneware.errors import TuningMissError
 
         nearest = (
-            f"the nearest is {found.layer}, {found.grade} ({found.reason})" if found else "nothing near was measured"
+            f"the nearest is {found.step}, {found.grade} ({found.reason})" if found else "nothing near was measured"
         )
         raise TuningMissError(
             f"{problem.key.op} {problem.key.shape} must have been measured on "

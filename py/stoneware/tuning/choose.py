@@ -2,7 +2,7 @@
 
 The next tune of the same shapes gives other medians. What noise decides would be decided
 differently, from one table to the next and from one rank to another. So candidates that take no
-more than a band longer than the fastest tie with it (BAND, LONG_BAND), and of these the first in
+more than a band longer than the fastest tie with it (BAND, LONG_BAND), and the first of them in
 canonical order is chosen: the vendor library, which fits its kernel to each shape, also to those
 that were not timed; then the op's heuristic; then the configs' own order.
 
@@ -27,7 +27,7 @@ depends on the clock there, which a tune lowers by heat. For both: docs/design/t
 
 
 class Timed(Protocol):
-    """What is asked of a candidate: its config, and the median in us."""
+    """A candidate: its config, and the median in us."""
 
     @property
     def config(self) -> AnyConfig: ...
@@ -51,7 +51,7 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
       sentence without a full stop.
 
     Raises:
-      ValueError: there is no candidate.
+      ValueError: there are no candidates.
     """
     if not candidates:
         raise ValueError("candidates=[] must be at least one; leave out problems without timings")

@@ -69,8 +69,8 @@ def make_table(
       samples: with the run that took each.
       manifest: the kernels as they are now; None for a decorated kernel.
       records: names of some of the devices.
-      known: a table whose models are taken where it has some of a candidate on the device: few measurements
-        of one's own correct them, and spoil a fit.
+      known: a table whose models are taken where it has some of a candidate on the device: few further
+        measurements correct them, and would spoil a fit.
     """
     taken, records = list(samples), list(records)
     runs = {run.id: run for run, _ in taken}
@@ -140,9 +140,8 @@ def entries(
                 spread_us=float(f"{sample.spread_us:.2g}"),
                 run=sample.run,
                 is_stale=not is_current(sample, manifest),
-                kernel_sha256=_source(sample),
             )
-            measured.setdefault((sample.key, choice.kernel_sha256), []).append(choice)
+            measured.setdefault((sample.key, _source(sample)), []).append(choice)
     made = []
     for (key, source), choices in measured.items():
         ordered, rule = choose(choices, _preferred(key, manifest, compute_capability))

@@ -1,7 +1,7 @@
 """Which config runs a problem: the steps of a look-up are taken in order and the first that answers wins.
 
     1. argument        the caller's config=
-    2. exact           an entry for this shape, of the sources in the order of sources.py
+    2. exact           an entry for this shape, in the order of sources.py
     3. nearest m       an entry for the same n and k at another m
     4. nearest shape   one at another n and k, in log space
     5. heuristic       the op's heuristic
@@ -12,8 +12,8 @@ by the kernel of the same tile. An entry with other scales is exact for none but
 vendor library has other kernels for each; its times of our kernels count in modelled entries.
 
 In 3 and 4 a modelled entry answers where there are models (`time_model.py`): the candidates of the
-nearest problems in the order of their times at the very shape. Of two sources with the same problem
-the first counts. Else the entry with the next larger m answers, or the largest m: a tile that holds
+nearest problems in the order of their times at the very shape. If two sources have the same problem,
+the first counts. Otherwise the entry with the next larger m answers, or the largest m: a tile that holds
 the rows of a larger m holds those of a smaller one too.
 
 For a batch of products nothing is modelled. There 3 answers from an m at most twice as far, and 4
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from stoneware.tuning.time_model import Estimate
 
 
-class Layer(enum.StrEnum):
-    """What answers, in the order in which it is asked."""
+class Step(enum.StrEnum):
+    """What may answer, in the order of the look-up."""
 
     __repr__ = str.__repr__
 
@@ -78,27 +78,28 @@ class Grade(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Answer:
     """An entry that answers for a key.
 
     Attributes:
       entry: the candidates at the entry's shape, with their configs for the key.
-      layer: EXACT, NEAREST_M or NEAREST_SHAPE.
+      step: EXACT, NEAREST_M or NEAREST_SHAPE.
       place: the source and the device where it was measured.
-      key: what was asked.
+      key: the problem that was looked up.
       num_modelled_from: where the entry's times were modelled, how many measured problems are
         behind them; else 0.
       modelled_from: the nearest of these with the key's scales, whose `place` it is then.
-      num_of_other_scales: how many were measured with other scales.
+      num_of_other_scales, other_scales: how many were measured with other scales, and with which.
     """
 
     entry: Entry
-    layer: Layer
+    step: Step
     place: Place
     key: AnyKey
     num_modelled_from: int = 0
     modelled_from: Key | None = None
     num_of_other_scales: int = 0
+    other_scales: str = ""
 
     @property
     def source(self) -> str:
@@ -107,7 +108,7 @@ class Found:
 
     @property
     def runs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Of the source's table."""
+        """The runs of the source's table."""
         return self.place.source.table.runs
 
     @property
@@ -122,14 +123,14 @@ class Found:
 
     @property
     def grade(self) -> Grade:
-        """Of `choice`."""
+        """The grade of `choice`."""
         return self.grade_of(self.choice)
 
     def grade_of(self, choice: Choice) -> Grade:
-        """Of one of the candidates: the worst that applies."""
+        """The grade of one of the candidates: the worst that applies."""
         if self.place.is_other_device:
             return Grade.OTHER_DEVICE
-        return Grade.STALE if choice.is_stale else Grade(self.layer)
+        return Grade.STALE if choice.is_stale else Grade(self.step)
 
     @property
     def is_exact(self) -> bool:
@@ -144,14 +145,14 @@ def find(
     kernel_sha256: str = "",
     *,
     kernels: Manifest | None = None,
-) -> Found | None:
+) -> Answer | None:
     """The first of `answers`, or None."""
     return next(answers(key, device, sources, kernel_sha256, kernels=kernels), None)
 
 
-def decision(found: Found) -> Decision:
-    """What `find` found as a decision, in which nothing is refused."""
-    return _from_entry(found, found.choice, ())
+def decision(answer: Answer) -> Decision:
+    """The answer of `find` as a decision, in which nothing is refused."""
+    return _from_entry(answer, answer.choice, ())
 
 
 def answers(
@@ -162,13 +163,13 @@ def answers(
     *,
     kernels: Manifest | None = None,
     excludes_split_k: bool = False,
-) -> Iterator[Found]:
+) -> Iterator[Answer]:
     """The best entry of each step, in their order: of this device, then of the nearest other one.
 
     Args:
       key: of an op of ours or of a decorated kernel.
       device: where it runs.
-      sources: as `sources.sources` gives them.
+      sources: those of `sources.sources`.
       kernel_sha256: digest of a decorated kernel's source as it is now; entries that were measured
         with another are found too, with the grade "stale kernel".
       kernels: which give the configs of candidates; None for those of this installation.
@@ -196,7 +197,7 @@ def answers(
 
 
 _MOST_CHOICES = 6
-"""Of a modelled entry: enough that one is not refused."""
+"""Choices of a modelled entry: enough that one is not refused."""
 
 
 def _places(
@@ -227,7 +228,7 @@ class _Search:
 
         return candidate.configs(self._key, self._kernels or manifest.packaged(), excludes_split_k=excludes_split_k)
 
-    def _at(self, layer: Layer, place: Place, sizes: tuple[int, ...]) -> Iterator[Found]:
+    def _at(self, step: Step, place: Place, sizes: tuple[int, ...]) -> Iterator[Answer]:
         """The entry of a place with the configs for the key, if there are any."""
         key, entry = self._key, place.block.entry(sizes, self._kernel_sha256)
         if entry.key.dtypes != key.dtypes:
@@ -246,9 +247,9 @@ class _Search:
             if len(choices) < len(entry.choices):
                 ordered, rule = choose(choices, [choice.config for choice in choices])
             entry = replace(entry, choices=ordered, rule=rule)
-        yield Found(entry=entry, layer=layer, place=place, key=key)
+        yield Answer(entry=entry, step=step, place=place, key=key)
 
-    def exact(self, places: Sequence[Place]) -> Iterator[Found]:
+    def exact(self, places: Sequence[Place]) -> Iterator[Answer]:
         """The entries at the very problem, those with the key's dtypes first. A stale one comes before another only
         where the caller put it on top."""
         stale = []
@@ -259,14 +260,14 @@ class _Search:
                 and kind.scales == self._key.scales
                 and (kind.dtypes == self._key.dtypes or self._configs().were_raced(kind))
             ):
-                for found in self._at(Layer.EXACT, place, self._key.sizes):
-                    if found.choice.is_stale and found.source != OVERLAY:
-                        stale.append(found)
+                for answer in self._at(Step.EXACT, place, self._key.sizes):
+                    if answer.choice.is_stale and answer.source != OVERLAY:
+                        stale.append(answer)
                     else:
-                        yield found
+                        yield answer
         yield from stale
 
-    def near(self, places: Sequence[Place]) -> Iterator[Found]:
+    def near(self, places: Sequence[Place]) -> Iterator[Answer]:
         """The entries near the problem, modelled ones first."""
         from stoneware.tuning import nearest  # an exact entry needs no more
 
@@ -275,12 +276,12 @@ class _Search:
         if isinstance(key, Key):
             yield from self._modelled(key, places)
         own = nearest.with_scales(key, places)
-        for layer, nearest_of in ((Layer.NEAREST_M, nearest.nearest_m), (Layer.NEAREST_SHAPE, nearest.nearest_shape)):
+        for step, nearest_of in ((Step.NEAREST_M, nearest.nearest_m), (Step.NEAREST_SHAPE, nearest.nearest_shape)):
             best = nearest_of(key, own)
             if best is not None:
-                yield from self._at(layer, *best)
+                yield from self._at(step, *best)
 
-    def _modelled(self, key: Key, places: Sequence[Place]) -> Iterator[Found]:
+    def _modelled(self, key: Key, places: Sequence[Place]) -> Iterator[Answer]:
         """The candidates at the key's own shape with modelled times, the least expected time first;
         nothing where too little was measured for that."""
         from stoneware.tuning import nearest, time_model
@@ -303,14 +304,15 @@ class _Search:
         )
         choices = tuple(map(_choice, estimates[:_MOST_CHOICES]))
         if choices:
-            yield Found(
+            yield Answer(
                 entry=Entry(key=key, choices=choices, rule=f"the least expected time of {len(estimates)} as modelled"),
-                layer=Layer.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Layer.NEAREST_SHAPE,
+                step=Step.NEAREST_M if sizes[:-1] == key.sizes[:-1] else Step.NEAREST_SHAPE,
                 place=place,
                 key=key,
                 num_modelled_from=len(both),
                 modelled_from=place.block.kind.with_sizes(sizes),
                 num_of_other_scales=len(others),
+                other_scales=near_with_other_scales[0][2].block.kind.scales if others else "",
             )
 
 
@@ -325,7 +327,6 @@ def _choice(estimate: Estimate) -> Choice:
         "spread_us": 0.0,
         "run": MODELLED_RUN,
         "is_stale": estimate.is_stale,
-        "kernel_sha256": "",
         "interval_us": estimate.interval_us,
     }
     return unchecked(Choice, values)
@@ -333,20 +334,20 @@ def _choice(estimate: Estimate) -> Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A config or a whole backend that was asked and refused.
+    """A config or a whole backend that was refused.
 
     Attributes:
       what: the config, or the backend's name.
-      layer: a Layer; empty for a backend, which is refused in every layer.
+      step: a Step; empty for a backend, which is refused in every step.
       reason: a sentence.
     """
 
     what: str
-    layer: Layer | str = ""
+    step: Step | str = ""
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.what}{f' ({self.layer})' if self.layer else ''}: {self.reason}"
+        return f"{self.what}{f' ({self.step})' if self.step else ''}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,17 +356,17 @@ class Decision:
 
     Attributes:
       config: what runs.
-      layer, grade: where it is from, and how far it can be trusted.
+      step, grade: which step of the look-up answered, and how far the answer can be trusted.
       reason: a sentence.
-      source: "overlay", "memory", "user's store", "wheel" or "package NAME", for layers 2 to 4.
-      chosen: the measurement behind the config, for layers 2 to 4.
+      source: "overlay", "memory", "user's store", "wheel" or "package NAME", for steps 2 to 4.
+      chosen: the measurement behind the config, for steps 2 to 4.
       runners_up: the other candidates at the entry's shape, fast ones first.
-      refusals: what was asked before and refused.
+      refusals: what was refused before.
       run: what the source knows of the run that measured `chosen`; empty if none did.
     """
 
     config: Config
-    layer: Layer
+    step: Step
     grade: Grade
     reason: str
     source: str = ""
@@ -384,8 +385,8 @@ def decide(
     key: Key,
     device: Device,
     *,
-    found: Iterable[Found],
-    others: Iterable[tuple[Layer, str, Sequence[Config]]],
+    answers: Iterable[Answer],
+    others: Iterable[tuple[Step, str, Sequence[Config]]],
     refusal: Callable[[Config], str | None],
     refused_backends: Callable[[], Sequence[Refusal]],
     backend: str | None = None,
@@ -395,23 +396,23 @@ def decide(
     Args:
       key: the problem.
       device: where it runs.
-      found: the entries that may answer, as `answers` gives them; none where no table applies, as
-        on a CPU, or the caller gives the config.
-      others: (layer, reason in words, configs, best first) of each layer without entries.
+      answers: from entries, the best first; empty where no table applies, like on a CPU, or the caller
+        gives the config.
+      others: (step, reason in words, configs, best first) of each step without entries.
       refusal: why a config cannot run here, or None.
       refused_backends: the backends that do not support the problem at all.
       backend: the one that the caller asked for, if any; the others are refused for that.
 
     Raises:
-      UnsupportedError: every layer refused; the message lists each refusal, or only those of
-        `backend` if one was asked for.
+      UnsupportedError: every step refused; the message lists each refusal, or only those of
+        `backend` if the caller names one.
     """
     refusals: list[Refusal] = []
 
-    def accepts(config: AnyConfig, layer: Layer) -> bool:
+    def accepts(config: AnyConfig, step: Step) -> bool:
         reason = refusal(config)
         if reason is not None:
-            item = Refusal(what=str(config), layer=layer, reason=reason)
+            item = Refusal(what=str(config), step=step, reason=reason)
             if item not in refusals:
                 refusals.append(item)
         return reason is None
@@ -419,19 +420,19 @@ def decide(
     def all_refusals() -> tuple[Refusal, ...]:
         return (*refused_backends(), *refusals)
 
-    for one in found:
-        for choice in one.entry.choices:
-            if accepts(choice.config, one.layer):
-                return _from_entry(one, choice, all_refusals())
-    for layer, reason, configs in others:
+    for answer in answers:
+        for choice in answer.entry.choices:
+            if accepts(choice.config, answer.step):
+                return _from_entry(answer, choice, all_refusals())
+    for step, reason, configs in others:
         for config in configs:
-            if accepts(config, layer):
-                return Decision(config=config, layer=layer, grade=Grade(layer), reason=reason, refusals=all_refusals())
+            if accepts(config, step):
+                return Decision(config=config, step=step, grade=Grade(step), reason=reason, refusals=all_refusals())
     raise _nothing_runs(key, device, backend, all_refusals())
 
 
 def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Sequence[Refusal]) -> UnsupportedError:
-    if refusals and (last := refusals[-1]).layer == Layer.ARGUMENT:
+    if refusals and (last := refusals[-1]).step == Step.ARGUMENT:
         return UnsupportedError(
             f"config={last.what} cannot run {key.op} {key.shape} on {device}: "
             f"{last.reason}; leave config out to let the table choose"
@@ -450,37 +451,37 @@ def _nothing_runs(key: Key, device: Device, backend: str | None, refusals: Seque
     )
 
 
-def _from_entry(found: Found, chosen: Choice, refusals: tuple[Refusal, ...]) -> Decision:
-    entry, name = found.entry, found.place.device.fingerprint.name
-    key, measured = found.key, found.measured
-    if found.modelled_from:
+def _from_entry(answer: Answer, chosen: Choice, refusals: tuple[Refusal, ...]) -> Decision:
+    entry, name = answer.entry, answer.place.device.fingerprint.name
+    key, measured = answer.key, answer.measured
+    if answer.modelled_from:
         low_us, high_us = chosen.interval_us
         others = ""
-        if found.num_of_other_scales:
-            others = f", {found.num_of_other_scales} of them not with {key.scales} scales"
+        if answer.num_of_other_scales:
+            others = f", {answer.num_of_other_scales} of them with {answer.other_scales} scales"
         notes = [
             f"{chosen.median_us:.2f} us modelled for {name}, between {low_us:.2f} and {high_us:.2f} with 90 %",
-            f"from {found.num_modelled_from} measured problems{others}, the nearest {measured.shape}",
+            f"from {answer.num_modelled_from} measured problems{others}, the nearest {measured.shape}",
         ]
     else:
         notes = [f"{chosen.median_us:.2f} us on {name}, run {chosen.run}"]
-        if found.layer is not Layer.EXACT:
+        if answer.step is not Step.EXACT:
             notes.append(f"measured at {measured.shape}")
     notes.append(entry.rule if chosen is entry.choices[0] else "the choices before it were refused")
     if isinstance(key, Key) and isinstance(measured, Key) and measured.dtypes != key.dtypes:
         notes.append(f"measured with {_dtypes_in_words(measured)}, {_dtypes_in_words(key)} asked")
     if chosen.is_stale:
         notes.append("the kernel was rebuilt with other bytes since")
-    if found.place.is_other_device:
+    if answer.place.is_other_device:
         notes.append("the nearest device that was measured")
     return Decision(
         config=chosen.config,
-        layer=found.layer,
-        grade=found.grade_of(chosen),
+        step=answer.step,
+        grade=answer.grade_of(chosen),
         reason="; ".join(notes),
-        source=found.source,
+        source=answer.source,
         chosen=chosen,
         runners_up=tuple(choice for choice in entry.choices if choice is not chosen),
         refusals=refusals,
-        run=found.runs.get(chosen.run, {}),
+        run=answer.runs.get(chosen.run, {}),
     )

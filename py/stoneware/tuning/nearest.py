@@ -1,4 +1,4 @@
-"""Which of the measured sizes are near those that are asked for."""
+"""Which measured sizes are near those of a problem."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _NEAREST = operator.itemgetter(0, 1, 2)
 
 
 def _around(places: Sequence[Place], weight: tuple[int, ...], m: int) -> list[tuple[Place, Sequence[int]]]:
-    """The measured m itself, else the ones below and above; where several places have one, of the first."""
+    """The measured m itself, otherwise the ones below and above; where several places have one, the first place's."""
     if len(places) == 1:
         return [(places[0], _m_around(places[0].block.last_sizes(weight), m))]
     first: dict[int, Place] = {}
@@ -120,7 +120,7 @@ def _aparts_by_alignment(aligned: int) -> list[float]:
 
 
 _MOST_KEPT = 64
-"""A model asks for a few n and k, each at many m."""
+"""A network has a few n and k, each at many m."""
 
 
 def near_weights(
@@ -176,7 +176,7 @@ def _near_weights(
 
 
 def _m_around(values: Sequence[int], m: int) -> Sequence[int]:
-    """Of ascending values m itself, else the ones next to it."""
+    """m itself if it is among ascending values, otherwise the ones next to it."""
     position = bisect.bisect_left(values, m)
     if position < len(values) and values[position] == m:
         return [m]
@@ -213,7 +213,7 @@ def _near_m_of(key: AnyKey, values: Sequence[int]) -> Sequence[int]:
 
 
 def _next_m(values: Sequence[int], m: int) -> int | None:
-    """The smallest of ascending values above m, else the largest below; not m itself."""
+    """The smallest of ascending values above m, otherwise the largest below; not m itself."""
     position = bisect.bisect_right(values, m)
     if position < len(values):
         return values[position]
@@ -228,7 +228,7 @@ def _steps_up(near_m: int, m: int) -> tuple[bool, float]:
 
 
 def nearest_shape(key: AnyKey, places: Sequence[Place]) -> tuple[Place, Sizes] | None:
-    """Where the nearest sizes are, but for those that the layers before it went through; nowhere for a batch.
+    """Where the nearest sizes are, except those of the steps before; None for a batch.
 
     Distances are rounded, and ties go to the smaller sizes, so that the last bit of a logarithm
     decides nothing.

@@ -138,7 +138,7 @@ class DeviceTable:
         return (self.fingerprint.name, *self.aliases)
 
     def block(self, kind: AnyKey) -> Block | None:
-        """The entries of a kind; None if there are none."""
+        """The entries of a kind; None without any."""
         return self.blocks.get(kind)
 
     def of_family(self, key: AnyKey) -> Sequence[Block]:

@@ -20,7 +20,6 @@ class Choice:
         time is 0.
       run: id of the run that measured it; MODELLED_RUN if none did.
       is_stale: whether the kernel has other bytes now than when it was measured.
-      kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
       interval_us: of a modelled time, where it lies with a probability of 90 %; of a measured one None.
     """
 
@@ -29,7 +28,6 @@ class Choice:
     spread_us: float
     run: str
     is_stale: bool = False
-    kernel_sha256: str = ""
     interval_us: tuple[float, float] | None = None
 
 
@@ -41,7 +39,7 @@ class Entry:
       key: the problem, with the dtypes and scales that were measured.
       choices: the chosen candidate first, then the runners-up from fast to slow.
       rule: why the first was chosen.
-      kernel_sha256: as of the choices.
+      kernel_sha256: digest of a decorated kernel's source as it was measured; empty for our ops.
     """
 
     key: AnyKey

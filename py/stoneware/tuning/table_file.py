@@ -14,8 +14,8 @@ kind of each device a block of little-endian columns:
              ends of texts   u32, 0 and then bytes of the texts up to the end of each entry's
     only if there are corrections, which a block has that has models:
              ends of these   u32, 0 and then how many there are up to the end of each entry's
-             models          of each config the fields of its candidate's TimeModel; slots is 0 where
-                             there is none
+             models          of each config the fields of its candidate's TimeModel; slots is 0
+                             without one
              corrections     config, whether it is stale, ratio, fullness; both as f16
     always
              texts           JSON, of each entry its variants, each [rule, run, choices, kernel digest]
@@ -284,7 +284,7 @@ def read(path: str | os.PathLike[str], op: str | None, remedy: str = REMEDY) -> 
     """Opens a table's file; arguments as for `decode`.
 
     Raises:
-      TableError: there is no such file, it is too large, or it is damaged.
+      TableError: the file is missing, too large, or it is damaged.
     """
     try:
         data = regular_file.read(path, MOST_BYTES)

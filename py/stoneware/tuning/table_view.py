@@ -1,7 +1,7 @@
 """A table's file as look-ups ask it: of its bytes each part is read when it is needed.
 
-The digest tells that nobody damaged the file, not that whoever wrote it did so rightly. So whatever
-is read is checked, and what breaks a rule is a TableError.
+The digest proves integrity, not correctness. So every value that is read is checked, and a value that
+breaks a rule is a TableError.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 MODEL = struct.Struct("<12I8d")
 CORRECTION = struct.Struct("<HBee")
 _ENDS = struct.Struct("<2I")
-"""Two neighbours of a column of ends: where what is asked for begins and ends."""
+"""Two neighbours of a column of ends: where an item begins and ends."""
 
 DAMAGES = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error)
 """What reading or checking wrong contents raises."""
 
 _INFINITY = float("inf")
 _MOST = 1e12
-"""Of a time in µs and of a ratio of times: a product of a few is no infinity."""
+"""The limit of a time in µs and of a ratio of times: products of a few stay finite."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ def _check(is_right: bool, rule: str) -> None:
 
 
 def _at(items: Sequence[Any], position: Any) -> Any:
-    """The item at a position, of which a negative one is none."""
+    """The item at a position, which must not be negative."""
     if type(position) is not int or position < 0:
         raise ValueError(f"position {position!r:.40} must be an int >= 0")
     return items[position]
@@ -227,14 +227,13 @@ class _StoredBlock(Block):
         _texts([sha256], "digest")
         return Entry(
             key=key,
-            choices=tuple([self._choice(sha256, run, *row) for row in rows]),
+            choices=tuple([self._choice(run, *row) for row in rows]),
             rule=_at(self.content.rules, rule),
             kernel_sha256=sha256,
         )
 
     def _choice(
         self,
-        sha256: str,
         usual_run: int,
         position: int,
         median_us: float,
@@ -258,7 +257,6 @@ class _StoredBlock(Block):
                 "spread_us": spread_us,
                 "run": _at(self.content.run_ids, usual_run if run is None else run),
                 "is_stale": bool(is_stale),
-                "kernel_sha256": sha256,
                 "interval_us": None,
             },
         )

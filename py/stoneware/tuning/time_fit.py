@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 LEAST_SAMPLES = 8
 LEAST_WEIGHTS = 6
-"""Of a config, to be modelled; a weight is an n and k (docs/design/table.md)."""
+"""The fewest of a candidate that is modelled; a weight is an n and k (docs/design/table.md)."""
 
 LEAST_M_VALUES = 2
-"""Of one m alone the work of rows that no operand fills is a multiple of all work, and noise would
+"""With one m alone the work of rows that no operand fills is a multiple of all work, and noise would
 decide which of the two is charged."""
 
 _MOST_RESIDENT = 4
@@ -40,10 +40,10 @@ _ROWS_TO_GUESS = 128
 """Measurements by which it is guessed; the fit that follows takes all."""
 
 _UNKNOWN_TILING = Tiling(m=128, n=128, k=128, cluster_m=1, cluster_n=1)
-"""Of the vendor library: of 64, 128 and 256 squared it fits best."""
+"""The vendor library's: of 64, 128 and 256 squared it fits best."""
 
 _BLOCK_UNIT_M = 4
-"""Of the vendor library with block scales (ops/scaled_mm/vendor.py)."""
+"""The vendor library's with block scales (ops/scaled_mm/vendor.py)."""
 
 _Row = tuple[int, int, int, int, float]
 """m, n, k, the groups and the median in µs."""
@@ -130,7 +130,7 @@ def _model(shape: TimeModel, rows: Sequence[_Row], num_sms: int) -> TimeModel:
     few = rows[:: -(-len(rows) // _ROWS_TO_GUESS)]
     best = min(guesses, key=lambda guess: _fit(guess, few)[1])
     times, _ = _fit(best, rows)
-    # Six digits: a fit is no better, and a table is read often.
+    # Six digits: a fit is not better, and a table is read often.
     return TimeModel(*best[:-NUM_TIMES], *(float(f"{us:.6g}") for us in times))
 
 

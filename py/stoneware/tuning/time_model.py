@@ -36,30 +36,30 @@ if TYPE_CHECKING:
     from stoneware.tuning.table_entry import Entry
 
 _SLOW = 3.0
-"""A candidate that took that much longer than the fastest at a problem says nothing there of those
-that matter. It is more than a race drops early at (measuring/device_timer.py): that a config is slow at
-a near problem is worth knowing, though that time is rougher."""
+"""A candidate that took that much longer than the fastest at a problem is ignored there. It is more than a
+race drops early at (measuring/device_timer.py): that a config is slow at a near problem is worth knowing, though
+that time is rougher."""
 
 _FULLNESS = 30.0
 _NEAR = 0.4
-"""How much a difference in fullness counts beside the ratios of the sizes, and from where on nearer
-is no better."""
+"""How much a difference in fullness counts compared with the ratios of the sizes, and the distance
+below which nearer problems count no more."""
 
 _LEAST_VARIANCE = 0.003
 _VARIANCES = {False: (0.0085, 0.85), True: (0.018, 0.9)}
-"""Of the measured time over the estimate: that of a call between a model's others over one of a tune; and for our
-kernels and the vendor library, whose choice among its own is not known, what each unit of distance adds, and each unit
-of the variance among the ratios of near problems."""
+"""Variance of the measured time over the estimate: that of a call between a model's others over one of a tune;
+and for our kernels and the vendor library, whose choice among its own is not known, what each unit of distance adds,
+and each unit of the variance among the ratios of near problems."""
 
 _OTHER_DEVICE_VARIANCE = 0.06
 """Added if the measurements are of another device: which config is the fastest carries over better than its
 time."""
 
 _QUANTILE = 1.645
-"""Of a normal distribution 90 % lie within so many standard deviations."""
+"""Standard deviations within which 90 % of a normal distribution lie."""
 
 _FASTEST = 6
-"""Only configs among so many fastest of a near problem are estimated."""
+"""Only configs among the six fastest of a near problem are estimated."""
 
 
 class TimeModel(NamedTuple):
@@ -148,7 +148,7 @@ class TimeModel(NamedTuple):
 
 
 def _tiles_of_groups(m: int, rows: int) -> float:
-    """How many tiles of so many rows a group has in the mean, where m is the mean of the groups' rows.
+    """The mean number of tiles of `rows` rows in a group, where m is the mean of the groups' rows.
 
     These vary as `ops/grouped_mm/operands.py` draws them: their variance is that of shares from 0.7 to 1.3 of
     the mean, and m for each row's draw; taken as even between two bounds.
@@ -186,7 +186,7 @@ class Corrections(NamedTuple):
       candidates: by whatever the corrections name them; one object for all problems of a block.
       corrections: of each candidate in the order of the entry, without slow ones: which, whether
         its kernel has other bytes now, its measured time over the modelled one, and the fullness of
-        its waves, as `TimeModel.at` gives it; both 0 without a model.
+        its waves, the one of `TimeModel.at`; both 0 without a model.
     """
 
     candidates: Mapping[Any, Candidate]
@@ -234,7 +234,7 @@ def has_model(near: Near, configs: Mapping[AnyConfig, AnyConfig | None]) -> bool
 
 
 class Estimate(NamedTuple):
-    """A config's time at a problem, as near measurements tell: the modelled time, times the mean of
+    """A config's time at a problem, from near measurements: the modelled time, times the mean of
     their ratios, each with the weight 1 / distance^4. Sorts by the expected time, so that what the
     choice of the first is expected to lose is least.
 
