@@ -21,7 +21,7 @@ ROW, TENSOR = (small.key(scales=scales).kind for scales in ("row", "tensor"))
 
 
 def us(config, m, n, k, scales="tensor"):
-    """SMALL has it easy at large n, which no model tells; the vendor library has other kernels for tensor
+    """SMALL is faster at large n than any model predicts; the vendor library has other kernels for tensor
     scales, twice as slow."""
     surprise = 0.4 if config == SMALL and n > LARGE_N else 1.0
     return true_us(config, m, n, k) * surprise * (2 if is_vendor(config) and scales == "tensor" else 1)

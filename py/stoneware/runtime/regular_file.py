@@ -60,10 +60,10 @@ Stamp = tuple[int, ...]
 
 
 def file_stamp(path: str | os.PathLike[str]) -> Stamp:
-    """A value that changes whenever a file's content may have; () if there is none to see."""
+    """A value that changes whenever a file's content may have; () if there is no file."""
     try:
         status = os.stat(path)
-    except OSError:  # absent, or not ours to see: reading tells
+    except OSError:  # absent, or not readable: reading raises
         return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

@@ -89,7 +89,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
     heuristic settles a tie.
 
     Raises:
-      TableError: a path is none of these, or a table or the manifest is damaged.
+      TableError: a path is not one of these, or a table or the manifest is damaged.
     """
     skipped: list[str] = []
     chosen_a, chosen_b = (_chosen(Path(path), skipped) for path in (a, b))
@@ -117,7 +117,7 @@ def verify(path: str | os.PathLike[str], remedy: str = table_file.REMEDY) -> lis
       remedy: what to do about a damaged table.
 
     Raises:
-      TableError: `path` is none of these.
+      TableError: `path` is not one of these.
     """
     path = Path(path)
     if _is_table(path):
@@ -178,7 +178,7 @@ def _chosen(path: Path, skipped: list[str]) -> _Chosen:
         name = str(replace(fingerprint, power_limit_w=0))
         for entry in of_device:
             first = entry.choices[0]
-            # Of a decorated kernel each source has an entry, the newest first.
+            # Each source has an entry of a decorated kernel, the newest first.
             chosen.setdefault((name, _text(entry.key)), (entry.key, first.config, first.median_us))
     return chosen
 

@@ -70,7 +70,7 @@ def read_source(path: str | os.PathLike[str]) -> Source:
     """Reads what is good in a folder of a device, a folder of such folders, or a store.
 
     Raises:
-      TableError: `path` is none of these.
+      TableError: `path` is not one of these.
     """
     source = Source(Path(path))
     stores = [one for one in (source.path, source.path / store.FILE_NAME) if _is_store(one)]

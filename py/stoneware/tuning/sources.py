@@ -54,7 +54,7 @@ _warn_once = functools.cache(_LOG.warning)
 
 @dataclass(frozen=True)
 class Source:
-    """A table that is asked, and what it is called in explanations."""
+    """A table to search, and its name in explanations."""
 
     name: str
     table: Table
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Place:
-    """A family's entries in one source on one device, which may be another than the one that is asked for."""
+    """The entries of a family in one source for one device, which may differ from the device of the call."""
 
     source: Source
     position: int
@@ -102,7 +102,7 @@ def sources(op: str, *, has_packages: bool = True) -> tuple[Source, ...]:
 
 
 def with_packages(op: str, near: tuple[Source, ...]) -> tuple[Source, ...]:
-    """Adds the tables of packages to what `sources` gave without them."""
+    """Adds the tables of packages to the result of `sources(..., has_packages=False)`."""
     return near if policy.wheel_only() else (*near, *packages(op))
 
 
@@ -237,7 +237,7 @@ def _tables_of_path(overlay: Path) -> dict[str, Table]:
     if not files:
         raise ValueError(
             f"overlay={str(overlay)!r:.200} must be a folder of samples (with device.json), a "
-            f"store (.sqlite3) or a baked table ({table_file.SUFFIX}), and is none that exists; "
+            f"store (.sqlite3) or a baked table ({table_file.SUFFIX}), and does not exist; "
             "pass one of those"
         )
     states = [(file, file.stat()) for file in sorted(files)]
@@ -324,7 +324,7 @@ def entry_points() -> tuple[list[tuple[str, Path]], list[str]]:
 
     found, problems = [], []
     for name, value in sorted({(point.name, point.value) for point in importlib.metadata.entry_points(group=GROUP)}):
-        # Only the spec of the top package is asked for: that of a package inside would import the ones around it.
+        # Only the spec of the top package is looked up: that of a package inside would import the ones around it.
         top, *inner = value.split(".")
         reason = f"{top} is no package that is installed"
         try:

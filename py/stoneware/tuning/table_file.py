@@ -59,7 +59,7 @@ MOST_BYTES = 2**28
 """What a larger file is refused for, unread: some hundred times as much as a table has."""
 
 _LONGEST_NAME = 150
-"""Of a file, without what tells it from others that begin alike."""
+"""Characters of a file's name before the digest that distinguishes names with the same start."""
 
 REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
 """What to do about a table that is damaged, where it is not this installation's."""
