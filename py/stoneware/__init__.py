@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from stoneware import distributed, errors, nn
     from stoneware.explanation import explain
     from stoneware.installation import info
-    from stoneware.measuring.model import tune
     from stoneware.ops.grouped_mm.api import grouped_mm
     from stoneware.ops.matmul.api import matmul
     from stoneware.ops.scaled_mm.api import scaled_mm
     from stoneware.quantizing.api import quantize
+    from stoneware.sessions.model import tune
     from stoneware.triton_autotune.decorator import autotune
     from stoneware.tuning.context import batch_invariant, tuning
 
@@ -60,7 +60,7 @@ _HOMES = {
     "explain": "stoneware.explanation",
     "info": "stoneware.installation",
     "quantize": "stoneware.quantizing.api",
-    "tune": "stoneware.measuring.model",
+    "tune": "stoneware.sessions.model",
 }
 _MODULES = ("distributed", "errors", "nn", "tuning")
 """Names that are modules of the package; `tuning` is one that can be called."""
@@ -82,9 +82,9 @@ def __getattr__(name: str) -> object:
 
 
 def _names() -> list[str]:
-    from stoneware.kernels.registry import OPS
+    from stoneware.ops import APIS
 
-    return sorted([*_HOMES, *_MODULES, *OPS])
+    return sorted([*_HOMES, *_MODULES, *APIS])
 
 
 def _home(name: str) -> str:
@@ -93,10 +93,10 @@ def _home(name: str) -> str:
         return f"stoneware.{name}"
     if name in _HOMES:
         return _HOMES[name]
-    from stoneware.kernels import registry
+    from stoneware.ops import APIS
 
-    if name in registry.OPS:
-        return f"{registry.spec(name).package}.api"
+    if name in APIS:
+        return APIS[name]
     raise AttributeError(f"module 'stoneware' has no attribute {name!r}; it has {_names()}")
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from stoneware import __version__
 from stoneware.errors import TuningMismatchError, explained
 from stoneware.kernels import manifest
-from stoneware.kernels.registry import OPS
 from stoneware.runtime.canonical import canonical_json
+from stoneware.specs import OPS
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources, store_table, table_file
 from stoneware.tuning.table import Table

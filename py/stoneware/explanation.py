@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import explained, quoted
-from stoneware.kernels import manifest, registry, sum_order
-from stoneware.kernels.config import AnyConfig, Config, KernelConfig
+from stoneware.kernels import manifest, sum_order
+from stoneware.kernels.config import VENDOR, AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
-from stoneware.kernels.registry import OPS, VENDOR
+from stoneware.ops import operation_of
 from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
+from stoneware.specs import OPS, spec_of
 from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.table import DeviceTable
@@ -235,7 +236,7 @@ def explain(
     if op not in OPS:
         raise ValueError(f"op={quoted(op)} must be one of {', '.join(OPS)}; pass one of these")
     try:
-        operation = registry.spec(op).operation
+        operation = operation_of(op)
     except ModuleNotFoundError as error:
         raise explained(error) from error
     if not isinstance(scales, str):
@@ -244,7 +245,7 @@ def explain(
         )
     described = {"scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch, "layout": layout}
     dtypes = {"dtype": _dtype_name(dtype), "out_dtype": _dtype_name(out_dtype)}
-    spec = registry.spec(op)
+    spec = spec_of(op)
     problem = spec.make_problem(
         m=m,
         n=n,

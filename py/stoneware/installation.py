@@ -14,9 +14,10 @@ from stoneware.errors import StonewareError
 from stoneware.explanation import fitted
 from stoneware.kernels import cutlass_kernels, manifest
 from stoneware.kernels.built_products import FLAG
-from stoneware.kernels.registry import CALL_MODULE, OPS
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
+from stoneware.runtime.native import CALL_MODULE
+from stoneware.specs import OPS
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.table import Table
 

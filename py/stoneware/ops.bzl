@@ -1,6 +1,6 @@
 """The ops: one list, of which the wheel's sources, manifest and tables are made."""
 
-# A folder each, with a table in the wheel; as OPS in py/stoneware/kernels/registry.py.
+# A folder each, with a table in the wheel; like OPS in py/stoneware/specs/__init__.py.
 OPS = [
     "grouped_mm",
     "matmul",
@@ -42,16 +42,8 @@ def served_products(op, a, layout):
     }[layout]
 
 def op_sources():
-    """The sources of the op in this folder: `srcs`, and of these `spec`, which the bake imports."""
+    """The sources of the op in this folder: `srcs`."""
     native.filegroup(
         name = "srcs",
         srcs = native.glob(["*.py"]),
-    )
-    native.filegroup(
-        name = "spec",
-        srcs = [
-            "__init__.py",
-            "problem.py",
-            "spec.py",
-        ],
     )

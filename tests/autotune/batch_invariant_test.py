@@ -15,8 +15,8 @@ from stoneware.kernels import manifest, sum_order
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.ops.scaled_mm.api import OPERATION
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import policy
 
 H200 = Device(fingerprint=small.H200)

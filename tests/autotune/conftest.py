@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import small_package as small
 
-from stoneware.kernels.registry import OPS
+from stoneware.specs import OPS
 from stoneware.tuning.bake import bake
 
 

@@ -17,8 +17,8 @@ from stoneware.errors import TableError, UnsupportedError
 from stoneware.kernels import cutlass_kernels
 from stoneware.ops import tensor_checks
 from stoneware.ops.scaled_mm import api, cutlass_sm90
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
+from stoneware.specs.scaled_mm_problem import Problem
 
 H200 = Device(ordinal=0, fingerprint=small.H200)
 H200_DESCRIBED = Device(fingerprint=small.H200)

@@ -10,10 +10,10 @@ import torch
 
 import stoneware as sw
 from stoneware.errors import TableError, UnsupportedError
-from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm.api import OPERATION
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device
+from stoneware.specs.matmul_problem import Problem as MatmulProblem
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import nearest, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.sources import Place

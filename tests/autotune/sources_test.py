@@ -16,13 +16,14 @@ from small_kernel import OP, kernel_config, kernel_sample, write_kernel
 import stoneware as sw
 from stoneware.kernels.key import KernelKey
 from stoneware.ops.scaled_mm.api import OPERATION
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime import package_files
 from stoneware.runtime.device import Device
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import lookup, store_table, table_file
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.bake import bake
+from stoneware.tuning.entries import table_of_samples
 from stoneware.tuning.store import Store, user_store
 from stoneware.tuning.table import Table
 
@@ -413,7 +414,7 @@ def test_table_in_memory_answers_as_the_one_that_is_baked(package, tmp_path):
         for config, us, out in ((TINY, 9.5 + m, "bf16"), (BIG, 12.5, "bf16"), (small.VENDOR, 11.0, "bf16"))
     ]
     taken = [(small.run(), one) for one in kinds]
-    made = table_sources.table_of_samples("scaled_mm", taken)
+    made = table_of_samples("scaled_mm", taken)
     baked = small.bake_samples(tmp_path, kinds)
     assert made.runs == baked.runs
     for key in [

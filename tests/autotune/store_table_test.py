@@ -16,8 +16,8 @@ from small_kernel import OP, kernel_config, kernel_sample
 from store_files import edit
 
 from stoneware.ops.scaled_mm.api import OPERATION
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import entries, lookup, sources, store_file, store_table, table_file
 from stoneware.tuning import policy as tuning
 from stoneware.tuning.samples import Sample

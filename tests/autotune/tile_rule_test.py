@@ -12,7 +12,7 @@ from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.kernels.split_k import why_not
 from stoneware.kernels.tile_rule import by_tile_m, fits, is_near, tiling_of
-from stoneware.ops.scaled_mm.spec import VENDOR, preferred
+from stoneware.specs.scaled_mm import VENDOR, preferred
 
 
 def kernel(extent: int, schedule: str) -> KernelRecord:

@@ -31,7 +31,7 @@ from known_times import (
 
 from stoneware.kernels import candidate
 from stoneware.kernels.manifest import Manifest
-from stoneware.ops.grouped_mm.operands import ragged
+from stoneware.measuring.grouped_mm_operands import ragged
 from stoneware.tuning import lookup, nearest, table_file, time_fit
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import make_table

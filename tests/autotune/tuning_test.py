@@ -43,8 +43,8 @@ def ran(package, monkeypatch):
 
 @pytest.fixture
 def session(monkeypatch):
-    """A stand-in for stoneware.measuring.session: every problem is fastest with SMALL."""
-    module = types.ModuleType("stoneware.measuring.session")
+    """A stand-in for stoneware.measuring.candidates: every problem is fastest with SMALL."""
+    module = types.ModuleType("stoneware.measuring.candidates")
     module.tuned = []
 
     def tune_on_miss(operation, problem, device):

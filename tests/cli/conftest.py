@@ -11,8 +11,8 @@ from small_samples import VENDOR, ours, sample
 
 from stoneware.cli import main
 from stoneware.kernels import manifest
-from stoneware.kernels.registry import OPS
 from stoneware.runtime import native, package_files
+from stoneware.specs import OPS
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.bake import bake
 

@@ -13,8 +13,8 @@ import torch
 from small_samples import H200, VENDOR, bad_sample, ours, run, sample
 
 from stoneware.cli import exit_codes, main, tune_command
-from stoneware.measuring import session
 from stoneware.runtime.device import Device
+from stoneware.sessions import session
 from stoneware.tuning.store import Store
 
 SMALL = ours()

@@ -157,7 +157,7 @@ def test_a_page_is_short(page):
     [
         ("cc/call/fast_call.cc", True, True),
         ("fast_call.cc", True, True),
-        ("ops/<op>/spec.py", True, True),
+        ("ops/<op>/api.py", True, True),
         ("tests/docs", True, True),
         ("tests/docs/", True, True),
         ("tests/nothing", True, False),

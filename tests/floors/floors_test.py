@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import graphlib
+import importlib.util
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import grimp
 
 FLOORS = Path(__file__).with_name("floors.toml")
+TOP = {"stoneware", "stoneware.__main__"}
+"""Modules above all floors."""
 
 
 def test_a_floor_imports_only_those_below_it():
@@ -28,7 +33,30 @@ def test_a_floor_imports_only_those_below_it():
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    graph = grimp.build_graph("stoneware", exclude_type_checking_imports=True, cache_dir=None)
+    graph = grimp.build_graph("stoneware", exclude_type_checking_imports=False, cache_dir=None)
     imported = {module: graph.find_modules_directly_imported_by(module) - {"stoneware"} for module in graph.modules}
     # Raises CycleError with the circle. The package itself is left out: it has the version.
     graphlib.TopologicalSorter(imported).prepare()
+
+
+def test_a_module_named_in_a_string_is_not_on_a_higher_floor():
+    """What importlib imports: import-linter does not see it."""
+    [contract] = tomllib.loads(FLOORS.read_text())["tool"]["importlinter"]["contracts"]
+    floor_of = {
+        f"stoneware.{name}": height
+        for height, names in enumerate(reversed(contract["layers"]))
+        for name in names.split(" : ")
+    }
+    graph = grimp.build_graph("stoneware", cache_dir=None)
+
+    def floor(module):
+        return floor_of[".".join(module.split(".")[:2])]
+
+    upward = [
+        (module, node.value)
+        for module in graph.modules - TOP
+        for node in ast.walk(ast.parse(Path(importlib.util.find_spec(module).origin).read_bytes()))
+        if isinstance(node, ast.Constant) and node.value in graph.modules
+        if node.value.count(".") > 1 and floor(node.value) > floor(module)  # a log has the name of a folder
+    ]
+    assert upward == []

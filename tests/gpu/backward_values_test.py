@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import stoneware
-from stoneware.measuring import tolerance
 from stoneware.ops.tensor_checks import DTYPE_NAMES
+from stoneware.specs import tolerance
 
 DTYPES = [torch.bfloat16, torch.float16]
 

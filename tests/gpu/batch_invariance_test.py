@@ -11,7 +11,7 @@ from stoneware.kernels.config import Config
 from stoneware.measuring import operands
 from stoneware.ops import vendor_bits
 from stoneware.ops.matmul import api as matmul_api
-from stoneware.ops.matmul.problem import Problem
+from stoneware.specs.matmul_problem import Problem
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),

@@ -17,7 +17,7 @@ import stoneware
 from stoneware.measuring import operands
 from stoneware.ops import _cutlass_sm90
 from stoneware.ops.scaled_mm import api
-from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.specs.scaled_mm_problem import Problem
 
 KERNELS = fitting_kernels.of_row_scales("bf16")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)
@@ -74,7 +74,7 @@ def test_the_first_call_may_be_inside_a_capture(device):
     code = textwrap.dedent("""
         import torch, stoneware
         from stoneware.measuring import operands
-        from stoneware.ops.scaled_mm.problem import Problem
+        from stoneware.specs.scaled_mm_problem import Problem
         tensors = operands.make(Problem.dense(m=48, n=512, k=1024), "cuda")
         expected = operands.reference(tensors)
         torch.cuda.synchronize()

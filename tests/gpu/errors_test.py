@@ -12,8 +12,8 @@ import stoneware
 from stoneware.errors import DriverError
 from stoneware.kernels import aot_kernels, manifest
 from stoneware.measuring import operands
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime import package_files
+from stoneware.specs.scaled_mm_problem import Problem
 
 
 @pytest.fixture

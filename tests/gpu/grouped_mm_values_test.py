@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import stoneware
-from stoneware.measuring import tolerance
 from stoneware.ops.grouped_mm import api
-from stoneware.ops.grouped_mm.problem import Problem
-from stoneware.ops.product import unit
 from stoneware.ops.tensor_checks import TORCH_DTYPES
+from stoneware.specs import tolerance
+from stoneware.specs.grouped_mm_problem import Problem
+from stoneware.specs.product import unit
 
 KERNELS = fitting_kernels.of("grouped_mm")
 every_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=fitting_kernels.kernel_id)

@@ -13,10 +13,11 @@ import torch
 import stoneware
 from stoneware.errors import UnsupportedError
 from stoneware.kernels import split_k
-from stoneware.measuring import operands, tolerance
+from stoneware.measuring import operands
 from stoneware.ops.matmul import api
-from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.tensor_checks import DTYPE_NAMES, TORCH_DTYPES
+from stoneware.specs import tolerance
+from stoneware.specs.matmul_problem import Problem
 
 KERNELS = fitting_kernels.of("matmul")
 

@@ -14,8 +14,8 @@ from stoneware.kernels import tile_rule
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
 from stoneware.ops.scaled_mm import api
-from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
 from stoneware.ops.tensor_checks import TORCH_DTYPES
+from stoneware.specs.scaled_mm_problem import Problem, num_blocks, padded_num_blocks
 
 KERNELS = fitting_kernels.of("scaled_mm")
 BLOCK_KERNELS = [kernel for kernel in KERNELS if kernel.config.get("scales") == "block"]

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from stoneware.kernels import registry
-from stoneware.measuring import child
+from stoneware.ops import operation_of
+from stoneware.sessions import child
 
 _DAYS_CYCLES = 1 << 50
 
@@ -48,7 +48,7 @@ def main(kind: str, backend: str, first_bad_call: str = "0") -> int:
     num_calls = 0
 
     def make_plan(problem: Any, config: Any, device: Any) -> Any:
-        operation = registry.spec(problem.key.op).operation
+        operation = operation_of(problem.key.op)
         plan = operation.make_plan(problem, config, device)
         # Of all candidates: after a restart the process is given those that are left.
         plain = dataclasses.replace(problem, has_bias=False)

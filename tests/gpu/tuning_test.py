@@ -12,15 +12,16 @@ import pytest
 import torch
 
 import stoneware
-from stoneware.kernels import registry
-from stoneware.measuring import machine, operands, session, workloads
+from stoneware.measuring import candidates, machine, operands, workloads
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
+from stoneware.ops import operation_of
 from stoneware.ops.grouped_mm import api as grouped_mm_api
 from stoneware.ops.scaled_mm import api
-from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.sessions import session
+from stoneware.sessions.session import Ranks
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning.store import Store, user_store
 
 PROBLEM = Problem.dense(m=48, n=512, k=1024)
@@ -63,7 +64,7 @@ def test_every_candidate_is_right_and_a_second_start_measures_nothing(device, tm
     assert (summary.num_measured, summary.failures) == (7, [])
     assert set(summary.statuses) == {"ok"}, statuses(store)
     for problem in problems:
-        operation = registry.spec(problem.key.op).operation
+        operation = operation_of(problem.key.op)
         measured = {s.config for _, s in store.samples() if s.key == problem.key}
         assert measured == set(operation.candidates(problem, device))
     again = session.tune(problems, store, 0, settings, Reporter(), ranks=Ranks())
@@ -118,7 +119,7 @@ def test_a_miss_is_measured_in_this_process_without_a_trace(device, tmp_path, mo
     expected = torch.randn(3), torch.randn(3, device="cuda").cpu()
     torch.manual_seed(7)
     torch.cuda.manual_seed(7)
-    session.tune_on_miss(op_api.OPERATION, problem, device)
+    candidates.tune_on_miss(op_api.OPERATION, problem, device)
     found = torch.randn(3), torch.randn(3, device="cuda").cpu()
     assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert set(statuses(user_store()).values()) == {"ok"}

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from stoneware.measuring import operands
-from stoneware.ops.matmul.problem import Problem
+from stoneware.specs.matmul_problem import Problem
 from tools.gpu_check import bundle, runner
 
 HERE = pathlib.Path(__file__).parent

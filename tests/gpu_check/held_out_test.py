@@ -12,16 +12,16 @@ from collections import Counter
 import pytest
 import torch
 
-from stoneware.kernels import registry
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
-from stoneware.measuring import session
-from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
 from stoneware.measuring.stopwatch import CudaStopwatch
-from stoneware.ops.scaled_mm import spec
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint
+from stoneware.sessions import session
+from stoneware.sessions.session import Ranks
+from stoneware.specs import scaled_mm as spec
+from stoneware.specs import spec_of
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision, Grade, Step
 from stoneware.tuning.samples import Run, Sample
@@ -152,7 +152,7 @@ class FakeWorker:
         self._run = hello["run"]
 
     def send(self, task):
-        self._problem = registry.spec(task["op"]).problem(**task["problem"])
+        self._problem = spec_of(task["op"]).problem(**task["problem"])
         self._configs = [Config.from_json(data) for data in task["configs"]]
 
     def events(self, limit_s):
@@ -267,12 +267,12 @@ def test_each_captured_call_reads_another_copy_of_the_weight(monkeypatch):
 
 
 def test_a_captured_gradient_of_a_weight_is_written_to_another_copy(monkeypatch):
-    problem = registry.spec("matmul").make_problem(m=8, n=16, k=32, layout="tn")
+    problem = spec_of("matmul").make_problem(m=8, n=16, k=32, layout="tn")
     walk = weight_walk.WeightWalk()
     plan = walk.make_plan(problem, Config(backend="reference", kernel="torch.matmul_float32"), CPU)
     a, b, out = torch.ones(32, 8).bfloat16().t(), torch.ones(32, 16).bfloat16(), torch.zeros(8, 16).bfloat16()
     tensors = {"a": a, "b": b, "out": out, "bias": None}
-    arguments = [tensors[name] for name in registry.spec("matmul").plan_order]
+    arguments = [tensors[name] for name in spec_of("matmul").plan_order]
     monkeypatch.setattr(policy, "is_capturing", lambda: True)
     plan(*arguments)
     assert out.all()

@@ -7,15 +7,16 @@ import sys
 import pytest
 import torch
 
-from stoneware.kernels import manifest, registry, tile_rule
+from stoneware import specs
+from stoneware.kernels import manifest, tile_rule
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.measuring import operands
-from stoneware.ops.scaled_mm.problem import BLOCK
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.specs.scaled_mm_problem import BLOCK
 from tools.gpu_check import launch_every_kernel, machine
 
-KERNELS = [kernel for kernel in manifest.packaged().kernels.values() if kernel.op in registry.OPS]
+KERNELS = [kernel for kernel in manifest.packaged().kernels.values() if kernel.op in specs.OPS]
 H200 = Device(
     ordinal=0,
     fingerprint=DeviceFingerprint(

@@ -14,19 +14,20 @@ from stoneware.errors import UnsupportedError
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
-from stoneware.measuring import candidates, operands, tolerance, workloads
+from stoneware.measuring import candidates, operands, workloads
 from stoneware.measuring.device_timer import DeviceTimer
+from stoneware.measuring.grouped_mm_operands import ragged
 from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import reference as grouped_reference
-from stoneware.ops.grouped_mm.operands import ragged
-from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
-from stoneware.ops.grouped_mm.spec import EXPERTS, MAX_ROWS
 from stoneware.ops.matmul import reference as matmul_reference
-from stoneware.ops.matmul.problem import Problem as MatmulProblem
 from stoneware.ops.scaled_mm import reference
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.ops.tensor_checks import TORCH_DTYPES
 from stoneware.runtime.device import CPU
+from stoneware.specs import tolerance
+from stoneware.specs.grouped_mm import EXPERTS, MAX_ROWS
+from stoneware.specs.grouped_mm_problem import Problem as GroupedMmProblem
+from stoneware.specs.matmul_problem import Problem as MatmulProblem
+from stoneware.specs.scaled_mm_problem import Problem
 
 PROBLEM = Problem.dense(m=24, n=64, k=128)
 REFERENCES = {"scaled_mm": reference, "matmul": matmul_reference, "grouped_mm": grouped_reference}

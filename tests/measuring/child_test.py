@@ -12,15 +12,15 @@ from fake_stopwatch import FakeStopwatch
 from stoneware.errors import StoreError
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord, Manifest
-from stoneware.measuring import candidates, device_timer, machine, session, workloads
-from stoneware.measuring.session import Ranks
+from stoneware.measuring import candidates, device_timer, machine, workloads
 from stoneware.measuring.settings import Settings
 from stoneware.ops.grouped_mm import reference as grouped_reference
-from stoneware.ops.grouped_mm.problem import Problem as GroupedMmProblem
 from stoneware.ops.scaled_mm import reference
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import CPU
-from stoneware.tuning import lookup, sources
+from stoneware.sessions.session import Ranks
+from stoneware.specs.grouped_mm_problem import Problem as GroupedMmProblem
+from stoneware.specs.scaled_mm_problem import Problem
+from stoneware.tuning import entries, lookup, sources
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import store as store_module
 
@@ -61,14 +61,14 @@ def test_a_grouped_problem_is_measured_stored_and_looked_up_by_its_groups(tmp_pa
         )
         for name in ("right_300", "right_200")
     ]
-    monkeypatch.setattr(sources.manifest, "packaged", lambda: Manifest({one.id: one for one in kernels}))
+    monkeypatch.setattr("stoneware.kernels.manifest.packaged", lambda: Manifest({one.id: one for one in kernels}))
     bench = Bench(tmp_path)
     problems = workloads.problems(ops=["grouped_mm"], shapes=["4x5x32x64", "4x20x32x64"], dtypes=["bf16"])
     tuned = bench.session(["wrong_1", "right_300", "right_200"], has_default=False)
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(problems, Ranks())
     assert summary.failures == [] and summary.statuses == {"ok": 4, "wrong": 2}
-    table = sources.table_of_samples("grouped_mm", bench.store.samples())
+    table = entries.table_of_samples("grouped_mm", bench.store.samples())
 
     def found(**sizes):
         key = GroupedMmProblem.dense(**sizes, dtype="bf16").key
@@ -112,7 +112,7 @@ def on_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "new_run", lambda ordinal, command: record)
     monkeypatch.setattr(machine, "end_run", lambda run, ordinal: run)
     real = device_timer.DeviceTimer
-    monkeypatch.setattr(device_timer, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980]))))
+    monkeypatch.setattr(candidates, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980]))))
     tuning._say_not_stored.cache_clear()
 
 
@@ -121,7 +121,7 @@ def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_c
     import torch
 
     before, epoch = torch.random.get_rng_state(), tuning.EPOCH[0]
-    session.tune_on_miss(OneCandidate(), problem, CPU)
+    candidates.tune_on_miss(OneCandidate(), problem, CPU)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert tuning.EPOCH[0] != epoch, "plans made before the samples came are kept"
     [(_, sample)] = store_module.user_store().samples()
@@ -137,6 +137,6 @@ def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(on_cpu, mo
 
     monkeypatch.setattr(store_module.Store, "add", full)
     for problem in PROBLEMS:
-        session.tune_on_miss(OneCandidate(), problem, CPU)
+        candidates.tune_on_miss(OneCandidate(), problem, CPU)
     assert [samples[0].key for _, samples in kept] == [problem.key for problem in PROBLEMS]
     assert caplog.text.count("the disk is full") == 1

@@ -12,12 +12,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_stopwatch import FakeStopwatch
 
-from stoneware.kernels import registry
+from stoneware import ops, specs
 from stoneware.kernels.manifest import Manifest
-from stoneware.measuring import candidates, child, device_timer
+from stoneware.measuring import candidates, device_timer, operands
+from stoneware.ops import operation_of
 from stoneware.runtime import device
+from stoneware.sessions import child
 
-registry.OPS["toy_add"] = "toy_op.spec"
+specs.OPS["toy_add"] = "toy_op.spec"
+ops.APIS["toy_add"] = "toy_op.api"
+operands.OPERANDS["toy_add"] = "toy_op.operands"
 make_timer = device_timer.DeviceTimer
 
 
@@ -32,7 +36,7 @@ class Stopwatch(FakeStopwatch):
 
 def make_plan(problem, config, where):
     kind = config.kernel.partition("_")[0]
-    backends = registry.spec(problem.key.op).operation.backends
+    backends = operation_of(problem.key.op).backends
     right = backends["reference"].plan(problem, config, where)
 
     def plan(a, b, out, *rest):

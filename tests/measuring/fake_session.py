@@ -10,10 +10,10 @@ from pathlib import Path
 
 from stoneware.kernels.config import Config
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.session import Session
 from stoneware.measuring.settings import Settings
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.sessions.session import Session
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning.samples import Run
 from stoneware.tuning.store import Store
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_session import Bench, problems
 
-from stoneware.measuring.session import Ranks
+from stoneware.sessions.session import Ranks
 from stoneware.tuning.store import Store
 
 NUM_KILLS = 20
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_the_session_and_its_process_and_a_second_start_goes_on(tmp_
         sys.path[:0] = [sys.argv[1]]
         from fake_session import Bench, problems
         from stoneware.measuring.progress import Reporter
-        from stoneware.measuring.session import Ranks
+        from stoneware.sessions.session import Ranks
         from stoneware.measuring.settings import Settings
 
         class Telling(Reporter):
@@ -151,7 +151,7 @@ def test_a_measuring_process_ends_when_its_parent_is_killed(tmp_path):
         import signal, subprocess, sys
         child = "\\n".join([
             "import signal, sys",
-            "from stoneware.measuring.child import _end_with_parent",
+            "from stoneware.sessions.child import _end_with_parent",
             "_end_with_parent()",
             "print('guarded', flush=True)",
             "signal.pause()",

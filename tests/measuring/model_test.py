@@ -10,7 +10,7 @@ import torch
 
 import stoneware as sw
 from stoneware.errors import UnsupportedError
-from stoneware.measuring import model, session
+from stoneware.sessions import model, session
 from stoneware.tuning import policy
 
 LLAMA = {

@@ -10,10 +10,10 @@ import pytest
 from fake_session import H100, H200, QUICK, Bench, problems
 
 from stoneware.errors import StoreError
-from stoneware.measuring.child import WorkerError
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
+from stoneware.sessions.child import WorkerError
+from stoneware.sessions.session import Ranks
 from stoneware.tuning.samples import Sample
 
 ALONE = Ranks()

@@ -11,14 +11,16 @@ from fake_session import H200, Bench
 from toy_op.spec import ADD, ADDCMUL, SPEC
 
 import stoneware as sw
+from stoneware import ops, specs
 from stoneware.cli import exit_codes, main
 from stoneware.errors import ForwardOnlyError
-from stoneware.kernels import manifest, registry
+from stoneware.kernels import manifest
 from stoneware.measuring import operands, workloads
-from stoneware.measuring.session import Ranks
+from stoneware.ops import operation_of
 from stoneware.report import figures
 from stoneware.runtime import package_files
 from stoneware.runtime.device import CPU
+from stoneware.sessions.session import Ranks
 from stoneware.tuning import bake, lookup, merge, table_file
 from stoneware.tuning import sources as table_sources
 
@@ -26,7 +28,9 @@ from stoneware.tuning import sources as table_sources
 @pytest.fixture(autouse=True)
 def toy_op(monkeypatch, tmp_path):
     """Registers the op, in an installation without a table of it."""
-    monkeypatch.setitem(registry.OPS, "toy_add", "toy_op.spec")
+    monkeypatch.setitem(specs.OPS, "toy_add", "toy_op.spec")
+    monkeypatch.setitem(ops.APIS, "toy_add", "toy_op.api")
+    monkeypatch.setitem(operands.OPERANDS, "toy_add", "toy_op.operands")
     monkeypatch.delitem(vars(sw), "toy_add", raising=False)
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "user"))
     monkeypatch.setattr(package_files, "ROOT", tmp_path)
@@ -120,7 +124,7 @@ def test_problems_are_its_layers_and_shapes():
 
 def test_operands_are_compared_by_its_tolerance():
     given = operands.make(SPEC.make_problem(m=4, n=32), "cpu")
-    SPEC.operation.make_plan(given.problem, ADDCMUL, CPU)(*given.arguments)
+    operation_of(SPEC.name).make_plan(given.problem, ADDCMUL, CPU)(*given.arguments)
     expected = operands.reference(given)
     assert operands.compare(given.out, expected, given.problem).is_right
     given.out[1, 2] *= 2
@@ -131,7 +135,7 @@ def test_it_is_measured_baked_looked_up_and_reported(tmp_path):
     problems = workloads.problems(ops=["toy_add"])
     bench = Bench(tmp_path)
     tuned = bench.session(has_default=False)
-    tuned.candidates_of = lambda problem: ([], SPEC.operation.candidates(problem, tuned.device))
+    tuned.candidates_of = lambda problem: ([], operation_of(SPEC.name).candidates(problem, tuned.device))
     tuned.command = [sys.executable, str(Path(__file__).with_name("cpu_child.py"))]
     summary = tuned.measure(problems, Ranks())
     assert summary.failures == [] and summary.statuses == {"ok": 4}

@@ -11,10 +11,10 @@ from operands import block_scaled_operands, poisoned
 from stoneware.ops import dispatch
 from stoneware.ops.scaled_mm import vendor
 from stoneware.ops.scaled_mm.api import OPERATION
-from stoneware.ops.scaled_mm.problem import Problem, num_blocks
-from stoneware.ops.scaled_mm.spec import VENDOR
 from stoneware.runtime.device import CPU, Device, DeviceFingerprint
-from stoneware.tuning import lookup, sources
+from stoneware.specs.scaled_mm import VENDOR
+from stoneware.specs.scaled_mm_problem import Problem, num_blocks
+from stoneware.tuning import entries, lookup
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.sources import Source
 
@@ -148,7 +148,7 @@ def decide(monkeypatch, problem: Problem, vendor_us: float, ours_us: float, **as
         )
         for config, us in ((VENDOR, vendor_us), (ours, ours_us))
     ]
-    table = sources.table_of_samples("scaled_mm", [(run, one) for one in samples])
+    table = entries.table_of_samples("scaled_mm", [(run, one) for one in samples])
 
     def answers(key, device, is_invariant):
         return lookup.answers(key, device.fingerprint, [Source("wheel", table)])

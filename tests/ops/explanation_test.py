@@ -11,8 +11,8 @@ from stoneware import explanation
 from stoneware.kernels import manifest
 from stoneware.kernels.config import Config
 from stoneware.kernels.manifest import KernelRecord, Manifest
-from stoneware.ops.scaled_mm.problem import Problem
 from stoneware.runtime.device import Device, DeviceFingerprint
+from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning.lookup import Decision, Grade, Refusal, Step
 from stoneware.tuning.table_entry import Choice
 

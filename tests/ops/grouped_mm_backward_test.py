@@ -10,8 +10,8 @@ from operands import random_fp8, relative_error
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError, UnsupportedError
-from stoneware.measuring.tolerance import tolerance
 from stoneware.ops.grouped_mm import backward
+from stoneware.specs.tolerance import tolerance
 
 N, K = 48, 64
 ENDS = {"even": [8, 16, 24], "empty groups": [0, 17, 17], "one row": [1, 1, 1], "no rows": [0, 0, 0]}

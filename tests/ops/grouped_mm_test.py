@@ -10,8 +10,8 @@ import torch
 from operands import poisoned, random_fp8, relative_error
 
 import stoneware as sw
-from stoneware.measuring.tolerance import tolerance
-from stoneware.ops.grouped_mm.problem import Problem
+from stoneware.specs.grouped_mm_problem import Problem
+from stoneware.specs.tolerance import tolerance
 
 G, N, K = 4, 48, 64
 

@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
 from stoneware.kernels.config import Config
-from stoneware.measuring.tolerance import tolerance
 from stoneware.ops.matmul import api
+from stoneware.specs.tolerance import tolerance
 
 REFERENCE = Config(backend="reference", kernel="torch.matmul_float32")
 LAYOUTS = ("n", "t", "sliced", "sliced t", "strided")

@@ -14,10 +14,10 @@ from operands import H200, OUT_DTYPES, poisoned, relative_error
 
 import stoneware as sw
 from stoneware.kernels import cutlass_kernels
-from stoneware.measuring.tolerance import tolerance
 from stoneware.ops.matmul import cutlass_sm90, layouts
 from stoneware.ops.matmul.api import OPERATION
-from stoneware.ops.matmul.problem import Problem
+from stoneware.specs.matmul_problem import Problem
+from stoneware.specs.tolerance import tolerance
 
 
 def matrix(num_rows: int, num_columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:

@@ -10,8 +10,8 @@ import stoneware as sw
 from stoneware.errors import LONGEST_VALUE, quoted
 from stoneware.kernels import key
 from stoneware.kernels.config import Config, KernelConfig
-from stoneware.measuring import model
 from stoneware.runtime import environment
+from stoneware.sessions import model
 
 HUGE = "x" * (1 << 20)
 LIST = [HUGE]

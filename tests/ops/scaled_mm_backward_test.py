@@ -8,7 +8,7 @@ from operands import BLOCK, block_scaled_operands, relative_error, scaled_operan
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError
-from stoneware.measuring.tolerance import tolerance
+from stoneware.specs.tolerance import tolerance
 
 M, N, K = 33, 144, 256
 KINDS = {

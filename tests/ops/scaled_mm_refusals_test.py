@@ -13,7 +13,7 @@ from stoneware.errors import ForwardOnlyError, UnsupportedError
 from stoneware.kernels import cutlass_kernels
 from stoneware.kernels.config import Config
 from stoneware.ops.scaled_mm import cutlass_sm90
-from stoneware.ops.scaled_mm.problem import Problem
+from stoneware.specs.scaled_mm_problem import Problem
 
 M, N, K = 32, 48, 64
 

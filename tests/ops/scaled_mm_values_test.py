@@ -11,8 +11,8 @@ import torch
 from operands import OUT_DTYPES, block_scaled_operands, poisoned, relative_error, scaled_operands
 
 import stoneware as sw
-from stoneware.measuring.tolerance import tolerance
 from stoneware.ops import dispatch
+from stoneware.specs.tolerance import tolerance
 from stoneware.tuning.lookup import Refusal
 
 SHAPES = [(1, 16, 16), (17, 48, 32), (64, 2112, 512), (300, 256, 1008)]
@@ -140,8 +140,8 @@ def test_reference_on_a_gpu_is_announced_with_the_reasons(monkeypatch, caplog):
 def test_vendor_function_takes_the_arguments_that_its_backend_passes():
     """torch._scaled_mm has a CPU version: the same signature, scales and bias, other kernels."""
     from stoneware.ops.scaled_mm import vendor
-    from stoneware.ops.scaled_mm.problem import Problem
     from stoneware.runtime.device import CPU
+    from stoneware.specs.scaled_mm_problem import Problem
 
     x = scaled_operands(32, 64, 128, scale_a="tensor", scale_b="tensor", bias_dtype=torch.bfloat16)
     problem = Problem.dense(m=32, n=64, k=128, scales="tensor", has_bias=True)

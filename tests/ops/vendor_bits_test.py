@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stoneware.measuring import operands
 from stoneware.ops import vendor_bits
-from stoneware.ops.matmul import spec as matmul
-from stoneware.ops.matmul.problem import Problem
-from stoneware.ops.scaled_mm import spec as scaled_mm
-from stoneware.ops.scaled_mm.problem import Problem as ScaledProblem
 from stoneware.runtime.device import CPU
+from stoneware.specs import matmul, scaled_mm
+from stoneware.specs.matmul_problem import Problem
+from stoneware.specs.scaled_mm_problem import Problem as ScaledProblem
 
 OURS, VENDOR = "ours", "vendor"
 M, N, K = 300, 700, 512
@@ -110,7 +110,7 @@ def test_one_tile_that_is_summed_otherwise_is_found(rows, columns):
 
 
 def test_no_two_elements_of_a_tile_have_the_same_operands():
-    drawn = matmul.SPEC.operands.make(Problem.dense(m=600, n=700, k=64), "cpu", vendor_bits.PERIOD)
+    drawn = operands.make(Problem.dense(m=600, n=700, k=64), "cpu", period=vendor_bits.PERIOD)
     for rows, size in ((drawn.a, 600), (drawn.b.t(), 700)):
         assert len(rows.unique(dim=0)) == 256
         assert rows[256:].equal(rows[: size - 256])

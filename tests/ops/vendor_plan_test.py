@@ -12,10 +12,10 @@ from operands import block_scaled_operands, poisoned, scaled_operands
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoneware.ops.matmul import vendor as matmul_vendor
-from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.scaled_mm import vendor
-from stoneware.ops.scaled_mm.problem import Problem as ScaledProblem
 from stoneware.runtime.device import CPU
+from stoneware.specs.matmul_problem import Problem
+from stoneware.specs.scaled_mm_problem import Problem as ScaledProblem
 
 
 def plan_of(backend, problem):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
+from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS
+from stoneware.specs import OPS
 from stoneware.tuning import table_file
 
 _CUTLASS_MODULE = "stoneware/ops/_cutlass_sm90."

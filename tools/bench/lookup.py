@@ -49,12 +49,13 @@ from typing import Any
 import torch
 from absl import app, flags
 
-from stoneware.kernels import cutlass_kernels, manifest, registry
+from stoneware.kernels import cutlass_kernels, manifest
 from stoneware.kernels.key import AnyKey, Key
-from stoneware.kernels.registry import OPS
 from stoneware.measuring import operands
+from stoneware.ops import operation_of
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
+from stoneware.specs import OPS, spec_of
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources, store_table, table_file
 from stoneware.tuning.samples import Run, Sample
@@ -115,7 +116,7 @@ def in_short(timings_us: Sequence[float]) -> dict[str, float]:
 def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
     """Calls of the op whose plan does nothing: by the native module, if there is one, and
     without."""
-    spec = registry.spec(op)
+    spec = spec_of(op)
     api = importlib.import_module(f"{spec.package}.api")
     function, plans = getattr(api, op), api._PLANS
     sizes = {"m": 16, "n": 32, "k": 64, **({"num_groups": 2} if "num_groups" in spec.takes else {})}
@@ -148,7 +149,7 @@ def warm_figures(op: str) -> Iterator[dict[str, Any]]:
 def measured_ops() -> list[str]:
     """Those with a table that has measurements, except ops with groups: each number of groups is a
     family of a few entries there, and none is modelled."""
-    return [op for op in OPS if "num_groups" not in registry.spec(op).takes and table_file.packaged(op).devices]
+    return [op for op in OPS if "num_groups" not in spec_of(op).takes and table_file.packaged(op).devices]
 
 
 def measured_device(op: str) -> DeviceTable:
@@ -198,7 +199,7 @@ def gpu(op: str) -> Device:
 def problems_of(op: str, step: str) -> tuple[list[Any], list[Any]]:
     """Problems that a step answers, in an order by chance that is always the same, and a few of
     another family."""
-    spec = registry.spec(op)
+    spec = spec_of(op)
     keys = problem_keys(op)[step]
     options = {name: getattr(keys[0], name) for name in ("scales", "layout") if name in spec.takes}
     problems = [
@@ -216,7 +217,7 @@ def _of_another_family(problem: Any) -> Any:
 
 
 def decides(op: str, device: Device) -> Callable[[Any], Any]:
-    operation = registry.spec(op).operation
+    operation = operation_of(op)
     return lambda problem: operation.decide(problem, device, lists_refusals=False)
 
 

@@ -30,9 +30,10 @@ from absl import app, flags
 from stoneware.errors import TableError
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import Key
-from stoneware.kernels.registry import OPS
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import lookup, merge, sources
+from stoneware.specs import OPS
+from stoneware.tuning import lookup, merge
+from stoneware.tuning.entries import table_of_samples
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.sources import Source
@@ -141,7 +142,7 @@ def rows_of(table: Table, device: DeviceFingerprint, held_out: Mapping[Key, Entr
 def left_out_rows(op: str, taken: Sequence[tuple[Run, Sample]], device: DeviceFingerprint) -> list[Row]:
     """The rows of problems whose n and k no sample of the table has: the NK shapes are distributed
     over a few folds, and each fold is looked up in a table that is made from the others."""
-    whole = entries(sources.table_of_samples(op, taken))
+    whole = entries(table_of_samples(op, taken))
     weights = sorted({(key.n, key.k) for key in whole})
     random.Random(7).shuffle(weights)
     rows = []
@@ -150,7 +151,7 @@ def left_out_rows(op: str, taken: Sequence[tuple[Run, Sample]], device: DeviceFi
         rest = [one for one in taken if (one[1].key.n, one[1].key.k) not in out]
         if out and rest:
             held_out = {key: entry for key, entry in whole.items() if (key.n, key.k) in out}
-            rows += rows_of(sources.table_of_samples(op, rest), device, held_out)
+            rows += rows_of(table_of_samples(op, rest), device, held_out)
     return rows
 
 
@@ -180,12 +181,12 @@ def main(argv: Sequence[str]) -> int:
             of_table = [one for one in taken if one[1].op == op]
             if _LEAVE_OUT.value and of_table:
                 report["left_out"][op] = _with_figures(left_out_rows(op, of_table, record.fingerprint))
-            table = sources.table_of_samples(op, of_table)
+            table = table_of_samples(op, of_table)
             for name, pairs in others.items():
                 of_op = [one for one in pairs if one[1].op == op]
                 if not of_op:
                     continue
-                other = sources.table_of_samples(op, of_op)
+                other = table_of_samples(op, of_op)
                 if name == "again":
                     report[name][op] = again_figures(table, other)
                 else:

@@ -31,12 +31,13 @@ from absl import flags
 
 import stoneware as sw
 from stoneware.errors import UnsupportedError
-from stoneware.kernels import cutlass_kernels, registry
+from stoneware.kernels import cutlass_kernels
 from stoneware.kernels.config import Config
 from stoneware.measuring import operands
 from stoneware.measuring.device_timer import DeviceTimer
-from stoneware.ops import vendor_bits
+from stoneware.ops import operation_of, vendor_bits
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.specs import spec_of
 from tools.gpu_check import bench_cases
 from tools.gpu_check.experiment import Call, Experiment, Prepared, Row
 
@@ -199,9 +200,9 @@ def cost_cases(seed: int) -> list[Row]:
 def prepare(case: Row, device: Device) -> Prepared:
     """The free and the invariant choice of a problem, and torch's kernel; no calls if one of ours is wrong."""
     described = {name: value for name, value in KINDS[case["kind"]].items() if name not in ("op", "use_fast_accum")}
-    spec = registry.spec(KINDS[case["kind"]]["op"])
+    spec = spec_of(KINDS[case["kind"]]["op"])
     problem = spec.make_problem(**{name: case[name] for name in ("m", "n", "k")}, **described)
-    operation = spec.operation
+    operation = operation_of(spec.name)
     tensors = operands.make(problem, "cuda")
     with sw.batch_invariant():
         invariant = operation.plan(problem, device)

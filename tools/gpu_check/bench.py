@@ -27,11 +27,11 @@ import torch
 from absl import flags
 
 import stoneware
-from stoneware.kernels import registry
-from stoneware.measuring import tolerance
 from stoneware.measuring.device_timer import DeviceTimer, TimingFailed
 from stoneware.measuring.stopwatch import CudaStopwatch
+from stoneware.ops import operation_of
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.specs import spec_of, tolerance
 from tools.gpu_check import bench_cases, bench_summary, processes
 from tools.gpu_check.bench_cases import FAMILIES, OURS, Case, Family, Run, Workload
 from tools.gpu_check.checks import Check
@@ -78,11 +78,11 @@ def right_calls(case: Case, dtype: str) -> tuple[dict[str, Run], dict[str, Check
 
 def decide(family: Family, workload: Workload, device: Device) -> dict[str, str]:
     """Which config the call gets, and why, as in `stoneware.explain`."""
-    spec = registry.spec(family.op)
+    spec = spec_of(family.op)
     sizes = {"m": workload.m, "n": workload.n, "k": workload.k}
     if workload.groups:
         sizes["num_groups"] = workload.groups
-    decision = spec.operation.decide(spec.make_problem(**sizes, **family.problem), device)
+    decision = operation_of(spec.name).decide(spec.make_problem(**sizes, **family.problem), device)
     return {"config": str(decision.config), "decided_by": decision.step, "grade": decision.grade}
 
 

@@ -257,7 +257,7 @@ def _routed(
 
 
 def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
-    shapes = importlib.import_module("stoneware.ops.scaled_mm.spec")
+    shapes = importlib.import_module("stoneware.specs.scaled_mm")
     chosen = shapes.WEIGHTS if weights == "all" else shapes.BENCH_WEIGHTS
     return [
         Workload(layer=layer, m=m, n=n, k=k) for layer, (n, k) in chosen.items() if k % k_multiple == 0 for m in TOKENS
@@ -265,7 +265,7 @@ def _dense_workloads(weights: str, k_multiple: int = 16) -> list[Workload]:
 
 
 def _expert_workloads(weights: str) -> list[Workload]:
-    shapes = importlib.import_module("stoneware.ops.grouped_mm.spec")
+    shapes = importlib.import_module("stoneware.specs.grouped_mm")
     return [
         Workload(layer=layer, m=groups * tokens, n=n, k=k, groups=groups)
         for layer, (groups, n, k) in shapes.EXPERTS.items()

@@ -31,14 +31,15 @@ from typing import Any
 import torch
 from absl import flags
 
-from stoneware.kernels import registry
 from stoneware.kernels.config import Config
-from stoneware.measuring import candidates, child, session
+from stoneware.measuring import candidates
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.session import Ranks
 from stoneware.measuring.settings import Settings
-from stoneware.ops.product import Product
+from stoneware.ops import operation_of
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.sessions import child, session
+from stoneware.sessions.session import Ranks
+from stoneware.specs.product import Product
 from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
@@ -139,7 +140,7 @@ class HeldOut:
 
     def candidates_of(self, problem: Product) -> tuple[list[Config], list[Config]]:
         """As `candidates.of_problem`; the choice is always timed."""
-        always, others = candidates.of_problem(registry.spec(problem.key.op).operation, problem, self._device)
+        always, others = candidates.of_problem(operation_of(problem.key.op), problem, self._device)
         choice = self._decide(problem).config
         always = list(dict.fromkeys([choice, *always]))
         return always, [config for config in others if config != choice]
@@ -165,7 +166,7 @@ class HeldOut:
 def wheels_decision(device: Device) -> Callable[[Product], Decision]:
     """Decides by the wheel's table alone, from now on in this process."""
     policy.use_wheel_only()
-    return lambda problem: registry.spec(problem.key.op).operation.decide(problem, device, lists_refusals=False)
+    return lambda problem: operation_of(problem.key.op).decide(problem, device, lists_refusals=False)
 
 
 def measure(

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.config import VENDOR, AnyConfig
 from stoneware.kernels.key import AnyKey
-from stoneware.kernels.registry import VENDOR
-from stoneware.ops.product import Product
+from stoneware.specs.product import Product
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.table_entry import Choice

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoneware.kernels import registry
 from stoneware.kernels.key import Key
-from stoneware.measuring import model
-from stoneware.measuring.model import Layer
-from stoneware.ops.product import Product
+from stoneware.sessions import model
+from stoneware.sessions.model import Layer
+from stoneware.specs import spec_of
+from stoneware.specs.product import Product
 from stoneware.tuning import table_file
 
 TENSOR_PARALLEL = (1, 2, 4, 8)
@@ -39,7 +39,7 @@ NUM_EXPERTS, PER_TOKEN = (8, 16, 32, 64, 128, 256), (1, 2, 4, 8)
 def _decoder(
     hidden: int, heads: int, kv_heads: int, width: int, vocabulary: int, head_dim: int = 0, **more: int
 ) -> dict[str, int]:
-    """A config.json, as far as `stoneware.measuring.model` reads it."""
+    """A config.json, as far as `stoneware.sessions.model` reads it."""
     return {
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -110,7 +110,7 @@ MODELS: dict[str, Mapping[str, int]] = {
     ),
 }
 """Sizes from the models' config.json. No layer is tuned for its sake: leave these models out of
-`ops/*/spec.py`, and of every list of models that are sampled."""
+`specs/*.py`, and of every list of models that are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def draw(name: str, seed: int) -> Iterator[Product]:
         layer = _random_layer(rng, drawn) if is_random else rng.choice(layers)
         tokens = round(2 ** rng.uniform(0, MOST_M_LOG2))
         try:
-            yield registry.spec(drawn.op).make_problem(**drawn.sizes(layer, tokens), **drawn.options)
+            yield spec_of(drawn.op).make_problem(**drawn.sizes(layer, tokens), **drawn.options)
         except ValueError:
             continue  # a layer whose sizes the op does not take
 

@@ -39,14 +39,15 @@ from stoneware.kernels import aot_kernels, manifest, split_k, tile_rule
 from stoneware.kernels.config import SPLITS, Config
 from stoneware.kernels.key import ELEMENT_BYTES
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.kernels.registry import spec
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Operands
 from stoneware.nn import fused_blocks
-from stoneware.ops.scaled_mm.problem import BLOCK
+from stoneware.ops import operation_of
 from stoneware.quantizing import fused, layout, reference
 from stoneware.quantizing import kernels as quantizing_kernels
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.specs import spec_of
+from stoneware.specs.scaled_mm_problem import BLOCK
 from tools.gpu_check import machine
 
 _MAX_SHARED_BYTES = 227 * 1024
@@ -122,8 +123,8 @@ def launches_of(kernel: KernelRecord) -> list[Launch]:
 def _problem(kernel: KernelRecord, counts: tuple[int, ...], n: int, k: int, *, is_first: bool) -> Launch:
     """A problem of the kernel's op and dtypes, of views; without groups m is the largest count. The
     first of a kernel has a bias and row scales, the second neither."""
-    has_groups = "num_groups" in spec(kernel.op).takes
-    problem = spec(kernel.op).operands.problem_of_kernel(
+    has_groups = "num_groups" in spec_of(kernel.op).takes
+    problem = operands.of_op(kernel.op).problem_of_kernel(
         kernel.config, counts if has_groups else (max(counts),), n, k, is_plain=not is_first
     )
     strides = {"lda": problem.lda + _PAD_A, "ldb": problem.ldb + _PAD_B}
@@ -183,12 +184,12 @@ def plan(launch: Launch, kernel: KernelRecord, device: Device) -> Callable[..., 
     if launch.num_sms:
         fingerprint = dataclasses.replace(device.fingerprint, num_sms=launch.num_sms)
         device = dataclasses.replace(device, fingerprint=fingerprint)
-    return spec(kernel.op).operation.make_plan(launch.problem, config_of(launch, kernel), device)
+    return operation_of(kernel.op).make_plan(launch.problem, config_of(launch, kernel), device)
 
 
 def call_op(op: str, problem: Any, config: Config, tensors: Operands) -> None:
     """The public op, into `tensors.out`."""
-    options = {name: getattr(problem, name) for name, _ in spec(op).arguments}
+    options = {name: getattr(problem, name) for name, _ in spec_of(op).arguments}
     if "out_dtype" in options:
         options["out_dtype"] = tensors.out.dtype
     getattr(stoneware, op)(**tensors.tensors, **options, config=config)

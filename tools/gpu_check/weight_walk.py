@@ -1,6 +1,6 @@
 """The measuring process that times calls as a model makes them: python -m tools.gpu_check.weight_walk
 
-As stoneware.measuring.child, with its values checked against float64 first, its rounds and its
+As stoneware.sessions.child, with its values checked against float64 first, its rounds and its
 protocol. But a call is timed in one CUDA graph that calls it once with each of several copies of the
 weight. No flush stands between two calls, each reads its weight from memory, and the activation may
 still be in L2 from the call before. The gradient of a weight is written to memory of its own likewise.
@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from stoneware.kernels import registry
 from stoneware.kernels.config import Config
-from stoneware.measuring import child
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.measuring.stopwatch import Call, CudaStopwatch
+from stoneware.ops import operation_of
 from stoneware.ops.backend import Plan
 from stoneware.runtime.device import Device
+from stoneware.sessions import child
+from stoneware.specs import spec_of
 from stoneware.tuning import policy
 
 COMMAND = (sys.executable, "-P", "-m", "tools.gpu_check.weight_walk")
@@ -54,8 +55,8 @@ class WeightWalk:
 
     def make_plan(self, problem: Any, config: Config, device: Device) -> Plan:
         """The op's plan, each captured call of which takes the next copies of the tensors that it is given."""
-        spec = registry.spec(problem.key.op)
-        plan = spec.operation.make_plan(problem, config, device)
+        spec = spec_of(problem.key.op)
+        plan = operation_of(spec.name).make_plan(problem, config, device)
         names = ("b", "out") if problem.key.layout == "tn" else ("b",)
         positions = {name: spec.plan_order.index(name) for name in names}
         calls = itertools.count()

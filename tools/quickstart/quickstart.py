@@ -18,11 +18,12 @@ from absl import app, flags
 import stoneware as sw
 from stoneware.explanation import Explanation
 from stoneware.kernels import manifest
-from stoneware.measuring import operands, tolerance
+from stoneware.measuring import operands
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.ops.scaled_mm import vendor
-from stoneware.ops.scaled_mm.problem import OP, Problem
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.specs import tolerance
+from stoneware.specs.scaled_mm_problem import OP, Problem
 
 ELSEWHERE = "NVIDIA H200"
 """The device that is described where there is no GPU."""

@@ -11,7 +11,7 @@ from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, flag, refuse
 from stoneware.cli.output import Output
 from stoneware.kernels.key import is_kernel
-from stoneware.kernels.registry import OPS, spec
+from stoneware.specs import OPS, spec_of
 
 HELP = help.text(
     "Show which kernel runs a problem, by which step of the look-up, why, and the runners-up.\n\n"
@@ -106,11 +106,11 @@ def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | N
 
 def _check_options(op: str, options: Mapping[str, Any]) -> None:
     """Raises ValueError if the op does not take an option that was given, or needs one that was not."""
-    from stoneware.ops.spec import FLAGS
+    from stoneware.specs.op_spec import FLAGS
 
     for name, value in options.items():
-        if value is None and name in spec(op).needs:
-            raise ValueError(f"{flag(name)} must be given for {op}; {spec(op).needs[name]}")
-        if value is not None and name not in spec(op).takes:
-            takers = [other for other in OPS if name in spec(other).takes]
+        if value is None and name in spec_of(op).needs:
+            raise ValueError(f"{flag(name)} must be given for {op}; {spec_of(op).needs[name]}")
+        if value is not None and name not in spec_of(op).takes:
+            takers = [other for other in OPS if name in spec_of(other).takes]
             refuse([name], f"{' and '.join(takers)}; {op} has no {FLAGS[name]}")

@@ -14,8 +14,8 @@ from stoneware.cli import exit_codes, help
 from stoneware.cli.flags import Json, flag, integers, listed, refuse
 from stoneware.cli.output import Output
 from stoneware.errors import StoreError, UnsupportedError
-from stoneware.kernels.registry import OPS, spec
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.specs import OPS, spec_of
 
 if TYPE_CHECKING:
     from stoneware.measuring.settings import Settings
@@ -137,7 +137,7 @@ def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
         selection["shapes"] = listed("shapes", text)
     problems = workloads.problems(**selection)
     for name in selection:
-        takers = [op for op in OPS if name in spec(op).choices]
+        takers = [op for op in OPS if name in spec_of(op).choices]
         if takers and not {*takers} & {*selection.get("ops", OPS)}:
             raise ValueError(
                 f"{flag(name)}={given[name]} is for {' and '.join(takers)}, which "
@@ -149,7 +149,7 @@ def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
 def _problems_of_model(
     given: Mapping[str, Any], output: Output, path: str, tensor_parallel: int, max_batch_tokens: int, dtype: str
 ) -> Sequence[Any]:
-    from stoneware.measuring import model
+    from stoneware.sessions import model
 
     refuse([name for name in _NOT_OF_MODEL if name in given], "--model says what is measured")
     layers = model.layers(model.read_config(path), tensor_parallel)
@@ -187,8 +187,8 @@ def _measure(
 ) -> int:
     import torch
 
-    from stoneware.measuring import session
     from stoneware.measuring.progress import Reporter
+    from stoneware.sessions import session
 
     if not torch.cuda.is_available():
         raise UnsupportedError(
@@ -228,7 +228,7 @@ def _measure(
 
 
 def _gain(problems: Sequence[Any], store: Store, device: Device) -> Any:
-    from stoneware.measuring import model
+    from stoneware.sessions import model
 
     assert device.fingerprint is not None  # a GPU has one
     return model.gain(problems, store, device.fingerprint)

@@ -13,8 +13,8 @@ from stoneware.errors import TableError
 from stoneware.installation import NATIVE_MODULES
 from stoneware.kernels import manifest
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import OPS
 from stoneware.runtime import environment, native, package_files, regular_file
+from stoneware.specs import OPS
 from stoneware.tuning import differences, entries, sources, table_file
 from stoneware.tuning.store import user_store
 

@@ -16,11 +16,10 @@ from typing import Any
 
 from stoneware.errors import TableError
 from stoneware.kernels import manifest, tile_rule
-from stoneware.kernels.config import Config
+from stoneware.kernels.config import TRITON_AOT, Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.launch_description import INT32_MAX, LaunchDescription
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.kernels.registry import TRITON_AOT
 from stoneware.runtime import native, package_files, regular_file
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.runtime.fast_dataclass import dataclass

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoneware.kernels.config import AnyConfig, Config
+from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS, AnyConfig, Config
 from stoneware.kernels.key import unchecked
 from stoneware.kernels.manifest import tile_of
-from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS
 
 if TYPE_CHECKING:
     from stoneware.kernels.key import AnyKey, Key

@@ -12,6 +12,13 @@ from stoneware.errors import quoted
 from stoneware.kernels.key import check_fields, check_value, is_kernel, unchecked, value_order
 from stoneware.runtime.fast_dataclass import dataclass, field_names
 
+VENDOR = "vendor"
+REFERENCE = "reference"
+TRITON_AOT = "triton_aot"
+
+BACKENDS_WITHOUT_KERNELS = (VENDOR, REFERENCE)
+"""Backends whose kernels are torch's, and so are not in the manifest."""
+
 SWIZZLES = (1, 2, 4, 8)
 """Tile swizzles that CUTLASS's sm90 tile scheduler takes (sm90_tile_scheduler.hpp, log_swizzle)."""
 

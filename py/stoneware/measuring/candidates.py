@@ -13,21 +13,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from stoneware.errors import StonewareError, UnsupportedError
 from stoneware.kernels import manifest
 from stoneware.kernels.config import Config
-from stoneware.measuring import operands
+from stoneware.kernels.key import Key
+from stoneware.measuring import machine, operands
 from stoneware.measuring.device_timer import DeviceTimer, Timing, TimingFailed
-from stoneware.measuring.settings import Settings
+from stoneware.measuring.settings import ON_MISS, Settings
 from stoneware.runtime.device import Device
 from stoneware.tuning.samples import Sample
-
-if TYPE_CHECKING:
-    from stoneware.ops.dispatch import Operation
 
 MakePlan = Callable[[Any, Config, Device], Callable[..., Any]]
 
@@ -38,6 +36,16 @@ _LARGEST_ERROR = 1e9
 """Stands for infinity, which JSON lacks."""
 
 _LOG = logging.getLogger("stoneware.measuring")
+
+
+class Operation(Protocol):
+    """The part of `stoneware.ops.dispatch.Operation` that measuring uses."""
+
+    def candidates(self, problem: Any, device: Device) -> list[Config]: ...
+
+    def preferred(self, key: Key, compute_capability: tuple[int, int], manifest: manifest.Manifest) -> list[Config]: ...
+
+    def make_plan(self, problem: Any, config: Config, device: Device) -> Callable[..., Any]: ...
 
 
 class ContextLostError(StonewareError, RuntimeError):
@@ -186,3 +194,35 @@ class Race:
     def _synchronize(self) -> None:
         if self.device.kind == "cuda":
             torch.cuda.synchronize(self.device.ordinal)
+
+
+def tune_on_miss(operation: Operation, problem: Any, device: Device) -> None:
+    """Measures one problem in this process, and puts the samples into the user's store.
+
+    For a program that runs under `sw.tuning("on_miss")`: short, without a child process, and without
+    a trace in torch's random numbers. If the samples cannot be stored, one warning is logged and
+    they are kept in memory. The caller holds `device_timer.MEASURING`.
+
+    Raises:
+      ContextLostError: a candidate destroyed the CUDA context.
+    """
+    from stoneware.tuning import policy
+
+    ordinal = device.ordinal or 0  # a CPU, in tests, has none
+    run = machine.new_run(ordinal, ON_MISS.command)
+    always, others = of_problem(operation, problem, device)
+    try:
+        with torch.random.fork_rng(devices=[ordinal] if device.kind == "cuda" else []), torch.no_grad():
+            Race(
+                problem=problem,
+                device=device,
+                timer=DeviceTimer(ordinal),
+                settings=ON_MISS,
+                run_id=run.id,
+                make_plan=operation.make_plan,
+                emit=lambda samples: policy.keep(run, samples),
+            ).run([*always, *others])
+    except torch.OutOfMemoryError as error:
+        _LOG.warning("%s is not measured, the GPU's memory is full: %s; free memory and call again", problem, error)
+        return
+    policy.keep(machine.end_run(run, ordinal), [])

@@ -1,25 +1,33 @@
 """Fresh operands of a problem, its float64 reference, and the comparison with it.
 
 The tuner, the benchmark and the GPU tests share them, so that "right" means the same in all three.
-An op's own `operands.py` draws and multiplies with the parts below.
+An op's own `<op>_operands.py` draws and multiplies with the parts below.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from stoneware.kernels import registry
-from stoneware.measuring import tolerance
 from stoneware.runtime.dtypes import TORCH_DTYPES
+from stoneware.specs import spec_of, tolerance
 
 Device = torch.device | str
 
 _CHUNK_BYTES = 1 << 29
+
+OPERANDS = {
+    "scaled_mm": "stoneware.measuring.scaled_mm_operands",
+    "matmul": "stoneware.measuring.matmul_operands",
+    "grouped_mm": "stoneware.measuring.grouped_mm_operands",
+}
+"""Op -> the module that has its `make` and `reference`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +59,7 @@ class Operands:
     @property
     def arguments(self) -> tuple[torch.Tensor | None, ...]:
         """In the order of a plan."""
-        return tuple(self.tensors[name] for name in registry.spec(self.problem.key.op).plan_order)
+        return tuple(self.tensors[name] for name in spec_of(self.problem.key.op).plan_order)
 
     def replace(self, **tensors: torch.Tensor | None) -> Operands:
         """A copy in which these tensors replace those of the same name."""
@@ -102,13 +110,19 @@ def with_bias(problem: Any, has_bias: bool) -> Any:
 
 def takes_bias(problem: Any) -> bool:
     """Whether the problem's op takes a bias, not whether the problem has one."""
-    return "has_bias" in registry.spec(problem.key.op).takes
+    return "has_bias" in spec_of(problem.key.op).takes
 
 
-def make(problem: Any, device: Device) -> Operands:
+def of_op(op: str) -> ModuleType:
+    """The module with an op's `make` and `reference`; KeyError if there is no such op."""
+    return importlib.import_module(OPERANDS[op])
+
+
+def make(problem: Any, device: Device, **options: Any) -> Operands:
     """Draws operands: normal values, scales in [0.5, 1.5), a bias as large as the products; for
     grouped_mm groups of rows as uneven as a router makes them."""
-    return registry.spec(problem.key.op).operands.make(problem, device)
+    drawn: Operands = of_op(problem.key.op).make(problem, device, **options)
+    return drawn
 
 
 def guarded(operands: Operands) -> Operands:
@@ -130,12 +144,13 @@ def guarded(operands: Operands) -> Operands:
 
 def reference(operands: Operands) -> torch.Tensor:
     """The result in float64 arithmetic, kept as float32 (an error of 6e-8) to halve its memory."""
-    return registry.spec(operands.problem.key.op).operands.reference(operands)
+    result: torch.Tensor = of_op(operands.problem.key.op).reference(operands)
+    return result
 
 
 def compare(out: torch.Tensor, expected: torch.Tensor, problem: Any) -> Comparison:
     """Compares every element of `problem`'s result with the reference."""
-    return compare_within(out, expected, registry.spec(problem.key.op).tolerance(problem))
+    return compare_within(out, expected, spec_of(problem.key.op).tolerance(problem))
 
 
 def compare_within(out: torch.Tensor, expected: torch.Tensor, limit: float) -> Comparison:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stoneware.errors import quoted
-from stoneware.kernels import registry
-from stoneware.kernels.registry import OPS
+from stoneware.specs import OPS, spec_of
 
 if TYPE_CHECKING:
-    from stoneware.ops.product import Product
-    from stoneware.ops.spec import OpSpec
+    from stoneware.specs.op_spec import OpSpec
+    from stoneware.specs.product import Product
 
 SCALE_KINDS = ("row", "tensor")
 
@@ -43,14 +42,14 @@ def problems(
     """
     ops = tuple(OPS) if ops is None else ops
     _check_names("ops", ops, tuple(OPS))
-    specs = [registry.spec(op) for op in ops]
+    specs = [spec_of(op) for op in ops]
     layers = dict.fromkeys(name for spec in specs for name in spec.layers)
     if weights is None:
         weights = () if shapes else tuple(layers)
     _check_names("weights", weights, tuple(layers))
     lists = {"scales": scales, "layouts": layouts, "dtypes": dtypes, "out_dtypes": out_dtypes}
     for name, values in lists.items():
-        of_ops = [registry.spec(op).choices.get(name, ()) for op in OPS]
+        of_ops = [spec_of(op).choices.get(name, ()) for op in OPS]
         _check_names(name, values, tuple(dict.fromkeys(one for known in of_ops for one in known)))
     further = [_sizes(shape, specs) for shape in shapes]
     found = list(
@@ -108,4 +107,4 @@ def _sizes(shape: str, specs: Sequence[OpSpec]) -> tuple[int, ...]:
 
 def cost(problem: Product) -> float:
     """Relative time of a problem, to estimate the remaining time: a fixed part, and the arithmetic."""
-    return 1.0 + registry.spec(problem.key.op).num_operations(problem.key) / 2e12
+    return 1.0 + spec_of(problem.key.op).num_operations(problem.key) / 2e12

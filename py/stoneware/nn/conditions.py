@@ -9,8 +9,8 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from stoneware.errors import UnsupportedError
-from stoneware.kernels.registry import CALL_MODULE
 from stoneware.runtime import native
+from stoneware.runtime.native import CALL_MODULE
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 """Kinds of hooks of a module; torch has global hooks of the same kinds."""

@@ -20,12 +20,12 @@ import torch
 from stoneware.nn.recipes import Cast
 from stoneware.ops import native_call as native
 from stoneware.ops.matmul import api as matmul_api
-from stoneware.ops.matmul.spec import SPEC as MATMUL
 from stoneware.ops.native_call import Output, dense
 from stoneware.ops.scaled_mm import api as scaled_mm_api
-from stoneware.ops.scaled_mm.spec import SPEC as SCALED_MM
 from stoneware.quantizing import api as quantizing
 from stoneware.quantizing import fused, kernels
+from stoneware.specs.matmul import SPEC as MATMUL
+from stoneware.specs.scaled_mm import SPEC as SCALED_MM
 
 Call = Callable[..., Any]
 

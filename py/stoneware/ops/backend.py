@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from stoneware.kernels.config import Config
+from stoneware.kernels.config import REFERENCE, VENDOR, Config
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.runtime.device import Device
 
 Plan = Callable[..., None]

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import torch
 
 from stoneware.kernels import built_products, needs
-from stoneware.ops.spec import OpSpec
+from stoneware.ops import APIS
 from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.specs.op_spec import OpSpec
 from stoneware.tuning import policy
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -79,7 +80,7 @@ _apply_at_one_level = super(torch.autograd.Function, _Call).apply
 
 def rule_of(spec: OpSpec) -> Rule:
     """The op's rule."""
-    rule: Rule = importlib.import_module(f"{spec.package}.backward").rule
+    rule: Rule = importlib.import_module(f"stoneware.ops.{spec.name}.backward").rule
     return rule
 
 
@@ -145,4 +146,4 @@ def call_of(spec: OpSpec) -> Callable[..., torch.Tensor]:
     """The op's call, for its gradients, which must not keep it: a graph that is alive when the
     interpreter ends is never freed, and would keep the native module's objects with it, of which
     nanobind complains."""
-    return importlib.import_module(f"{spec.package}.api")._PLANS.call
+    return importlib.import_module(APIS[spec.name])._PLANS.call

@@ -10,9 +10,9 @@ from stoneware.kernels.config import Config
 from stoneware.kernels.cutlass_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.backend import Backend, Plan
-from stoneware.ops.spec import OpSpec
 from stoneware.runtime import native
 from stoneware.runtime.device import Device
+from stoneware.specs.op_spec import OpSpec
 
 
 class CutlassSm90(Backend):

@@ -12,13 +12,12 @@ from typing import Any
 
 from stoneware.errors import TuningMissError, UnsupportedError, quoted
 from stoneware.kernels import manifest, split_k, sum_order, tile_rule
-from stoneware.kernels.config import Config
+from stoneware.kernels.config import REFERENCE, VENDOR, Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import REFERENCE, VENDOR
 from stoneware.ops.backend import Backend, Plan
-from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
+from stoneware.specs.op_spec import OpSpec
 from stoneware.tuning import lookup, sources
 from stoneware.tuning import policy as tuning
 from stoneware.tuning.lookup import Answer, Decision, Refusal, Step
@@ -151,13 +150,13 @@ class Operation:
         epoch = tuning.EPOCH[0]
         decision = self.decide(problem, device, **asked, lists_refusals=False)
         if device.kind == "cuda" and decision.is_miss and _is_tuned_on_miss(self.spec.name, problem, device, decision):
-            from stoneware.measuring import device_timer, session
+            from stoneware.measuring import candidates, device_timer
 
             with device_timer.MEASURING:
                 if tuning.EPOCH[0] != epoch:  # another thread may have measured this very problem
                     decision = self.decide(problem, device, **asked)
                 if decision.is_miss:
-                    session.tune_on_miss(self, problem.as_filed, device)
+                    candidates.tune_on_miss(self, problem.as_filed, device)
                     decision = self.decide(problem, device, **asked)
         if decision.config.backend == REFERENCE and backend is None and config is None:
             _say_reference(self.spec.name, device, decision)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stoneware.errors import UnsupportedError
-from stoneware.kernels.registry import CALL_MODULE
 from stoneware.runtime import native
+from stoneware.runtime.native import CALL_MODULE
 from stoneware.tuning import policy
 
 MAX_PLANS = 4096

@@ -25,7 +25,7 @@ import torch
 from stoneware.ops import native_call, registration, tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.spec import OpSpec
+from stoneware.specs.op_spec import OpSpec
 
 
 class OpPlans:

@@ -19,7 +19,7 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops import tensor_checks
-from stoneware.ops.spec import OpSpec
+from stoneware.specs.op_spec import OpSpec
 from stoneware.tuning import policy
 
 if TYPE_CHECKING:

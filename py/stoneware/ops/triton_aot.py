@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stoneware.kernels.config import Config
-from stoneware.kernels.registry import TRITON_AOT
+from stoneware.kernels.config import TRITON_AOT, Config
 from stoneware.ops.backend import Backend, Plan
-from stoneware.ops.spec import OpSpec
 from stoneware.runtime.device import Device
+from stoneware.specs.op_spec import OpSpec
 
 _MULTIPLE = 16
 """Required multiple of n, k and the leading dimensions. Triton supports one promise of alignment; without the promise

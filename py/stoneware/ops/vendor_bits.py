@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,9 +31,6 @@ from stoneware.kernels import cutlass_kernels
 from stoneware.kernels.config import Config
 from stoneware.runtime.device import Device
 from stoneware.tuning import policy
-
-if TYPE_CHECKING:
-    from stoneware.ops.dispatch import Operation
 
 _warn_once = functools.cache(logging.getLogger("stoneware").warning)
 
@@ -51,11 +48,12 @@ def _verdict(ordinal: int | None, problem: Any) -> list[str | None]:
     return []
 
 
-def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, *, may_run: bool) -> str | None:
+def why_not(operation: Any, vendor: Config, problem: Any, device: Device, *, may_run: bool) -> str | None:
     """Why the vendor's kernel may not replace ours here, or None.
 
     Args:
-      operation, problem, device: what runs.
+      operation: the op with its backends (`dispatch.Operation`).
+      problem, device: what runs.
       vendor: the config of its kernel.
       may_run: whether to check a problem that was not checked yet; otherwise that is the reason.
     """
@@ -77,7 +75,7 @@ def why_not(operation: Operation, vendor: Config, problem: Any, device: Device, 
     return reason
 
 
-def _difference(operation: Operation, vendor: Config, problem: Any, device: Device) -> str | None:
+def _difference(operation: Any, vendor: Config, problem: Any, device: Device) -> str | None:
     try:
         ours = operation.decide(problem, device, backend=cutlass_kernels.BACKEND).config
     except UnsupportedError:
@@ -85,7 +83,9 @@ def _difference(operation: Operation, vendor: Config, problem: Any, device: Devi
     ordinals = [] if device.ordinal is None else [device.ordinal]  # a CPU, in tests, has none
     where = torch.device("cuda", *ordinals) if ordinals else torch.device("cpu")
     with torch.cuda.device(*ordinals or [-1]), torch.no_grad(), torch.random.fork_rng(ordinals):
-        tensors = operation.spec.operands.make(problem, where, PERIOD).tensors
+        from stoneware.measuring import operands
+
+        tensors = operands.make(problem, where, period=PERIOD).tensors
         cancel(tensors["a"], tensors["b"])
         out, bias = tensors["out"], tensors.get("bias")
         plans = [operation.make_plan(problem, config, device) for config in (ours, vendor)]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stoneware.kernels.key import AnyKey, Key
-from stoneware.kernels.registry import OPS, spec
 from stoneware.report import verdict
 from stoneware.report.measures import RooflinePoint, Roofs
+from stoneware.specs import OPS, spec_of
 from stoneware.tuning.choose import is_vendor
 
 _PART_OF_MODEL = re.compile(r"_(?:expert_|dense_)?(?:q_kv_down|gate_up|kv_up|q_up|qkv|down|up|o)(?:_ep\d+)?$")
@@ -35,7 +35,7 @@ def layers(key: AnyKey) -> list[str]:
     if not isinstance(key, Key) or key.op not in OPS:
         return []
     shapes = (key.n, key.k), (key.num_groups, key.n, key.k)
-    return [name for name, shape in spec(key.op).layers.items() if shape in shapes]
+    return [name for name, shape in spec_of(key.op).layers.items() if shape in shapes]
 
 
 def model(layer: str) -> str:

@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from stoneware.kernels.key import ELEMENT_BYTES, AnyKey, Key
-from stoneware.kernels.registry import OPS, spec
 from stoneware.report.nominal import NOMINAL
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.specs import OPS, spec_of
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.table_entry import Choice, Entry
 
@@ -115,11 +115,11 @@ def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
         if not isinstance(key, Key) or key.op not in OPS:
             continue
         if {key.a_dtype, key.b_dtype, key.out_dtype} <= ELEMENT_BYTES.keys():
-            num_operations = spec(key.op).num_operations(key)
+            num_operations = spec_of(key.op).num_operations(key)
             points.append(
                 RooflinePoint(
                     problem=problem,
-                    intensity=num_operations / spec(key.op).least_bytes(key),
+                    intensity=num_operations / spec_of(key.op).least_bytes(key),
                     tflops=num_operations / problem.chosen.median_us / 1e6,
                     is_8_bit=ELEMENT_BYTES[key.a_dtype] == ELEMENT_BYTES[key.b_dtype] == 1,
                 )

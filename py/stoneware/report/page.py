@@ -9,12 +9,12 @@ from html import escape
 from stoneware import __version__
 from stoneware.explanation import kernel_in_words
 from stoneware.kernels.key import AnyKey
-from stoneware.kernels.registry import OPS, spec
 from stoneware.report import figures, measures, style, verdict
 from stoneware.report.measures import Problem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
 from stoneware.runtime.canonical import printable
+from stoneware.specs import OPS, spec_of
 from stoneware.tuning.table_entry import Choice
 
 MOST_BAD = 100
@@ -175,7 +175,7 @@ def _heat_table(section: Section) -> str:
     others = [members for members in rows.values() if not figures.layers(members[0].key)]
     named.sort(key=lambda members: figures.layers(members[0].key))
     op = section.problems[0].key.op
-    column = spec(op).m_title if op in OPS else "m"
+    column = spec_of(op).m_title if op in OPS else "m"
     sizes = "groups × n × k" if any(len(shared) > 2 for shared in rows) else "n × k"
     heads = "".join(f'<th class="n">{label}</th>' for label in labels)
     heads = f"<th>{sizes}<small>{escape(column)} →</small></th>{heads}"

@@ -12,10 +12,10 @@ from typing import Any
 
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
-from stoneware.kernels.registry import OPS
 from stoneware.report import measures
 from stoneware.report.measures import Problem
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
+from stoneware.specs import OPS
 from stoneware.tuning import entries, merge, sources, table_file
 from stoneware.tuning.samples import STATUSES, Run, Sample
 from stoneware.tuning.table import RUN_FIELDS, Table

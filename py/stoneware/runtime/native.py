@@ -13,6 +13,9 @@ from stoneware.errors import UnsupportedError
 if TYPE_CHECKING:
     import torch
 
+CALL_MODULE = "stoneware.ops._call"
+"""The native module that makes a call which was made before without Python (`stoneware.ops.plan_cache`)."""
+
 
 @functools.cache
 def _try_import(name: str) -> tuple[ModuleType | None, str]:

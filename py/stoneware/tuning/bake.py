@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoneware.errors import TableError, quoted
-from stoneware.kernels.config import AnyConfig
+from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS, AnyConfig
 from stoneware.kernels.key import AnyKey, is_kernel
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
 from stoneware.runtime.device import by_hardware
+from stoneware.specs import OPS
 from stoneware.tuning import entries as entry_rules
 from stoneware.tuning import samples as samples_format
 from stoneware.tuning import table_file

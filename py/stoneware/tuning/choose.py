@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.registry import VENDOR
+from stoneware.kernels.config import VENDOR, AnyConfig
 
 BAND = 0.03
 

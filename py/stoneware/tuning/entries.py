@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stoneware.kernels import registry
-from stoneware.kernels.config import AnyConfig, Config
-from stoneware.kernels.key import AnyFamily, AnyKey, KernelKey
+from stoneware.kernels import manifest as kernel_manifest
+from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS, AnyConfig, Config
+from stoneware.kernels.key import AnyFamily, AnyKey, KernelKey, is_kernel
 from stoneware.kernels.manifest import KernelRecord, Manifest
-from stoneware.kernels.registry import BACKENDS_WITHOUT_KERNELS, OPS
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
+from stoneware.specs import OPS, spec_of
 from stoneware.tuning import samples as samples_format
 from stoneware.tuning import table_file, time_fit
 from stoneware.tuning.choose import choose
@@ -53,6 +53,15 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
         return None
     kernel = manifest.kernels.get(config.kernel)
     return kernel if kernel is not None and kernel.backend == config.backend else None
+
+
+def table_of_samples(
+    op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None, records: Iterable[DeviceRecord] = ()
+) -> Table:
+    """The table of the samples of the kernels that this installation has; see `make_table`."""
+    kernels = None if is_kernel(op) else kernel_manifest.packaged()
+    of_this_build = [(run, sample) for run, sample in samples if is_known(sample.config, kernels)]
+    return make_table(op, of_this_build, kernels, records, known)
 
 
 def make_table(
@@ -158,4 +167,4 @@ def _preferred(key: AnyKey, manifest: Manifest | None, compute_capability: tuple
     """The configs of an op of ours by its heuristic, best first."""
     if manifest is None or key.op not in OPS:
         return ()
-    return registry.spec(key.op).preferred(key, compute_capability, manifest)
+    return spec_of(key.op).preferred(key, compute_capability, manifest)

@@ -32,8 +32,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import TableError, quoted
-from stoneware.kernels import manifest
-from stoneware.kernels.key import is_kernel
 from stoneware.runtime import environment, package_files, regular_file
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.runtime.fast_dataclass import dataclass
@@ -41,7 +39,7 @@ from stoneware.tuning import policy, store_table, table_file
 from stoneware.tuning.table import Block, DeviceTable, Table
 
 if TYPE_CHECKING:  # what only samples need costs an import a third of its time
-    from stoneware.tuning.samples import DeviceRecord, Run, Sample
+    from stoneware.tuning.samples import Run, Sample
     from stoneware.tuning.store import Store
     from stoneware.tuning.unbaked import Unbaked
 
@@ -180,18 +178,6 @@ _of_memory: dict[str, tuple[int, Unbaked]] = {}
 """Op -> how many of its samples in memory are in the table, and the table."""
 
 
-def table_of_samples(
-    op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None, records: Iterable[DeviceRecord] = ()
-) -> Table:
-    """The table of the samples of the kernels that this installation has; see
-    `entries.make_table`."""
-    from stoneware.tuning import entries
-
-    kernels = None if is_kernel(op) else manifest.packaged()
-    of_this_build = [(run, sample) for run, sample in samples if entries.is_known(sample.config, kernels)]
-    return entries.make_table(op, of_this_build, kernels, records, known)
-
-
 def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
     """op -> table of what `sw.tuning` takes as an overlay; read anew when the files have changed.
 
@@ -252,13 +238,15 @@ def _tables_at(path: Path, folders: tuple[Path, ...], stamp: tuple[Any, ...]) ->
     if path.suffix == table_file.SUFFIX:
         found = table_file.read(path, None)
         return {found.op: found}
+    from stoneware.tuning import entries
     from stoneware.tuning.store import Store
 
     store = Store(path)
-    return {op: table_of_samples(op, store.samples(op), table_file.packaged(op)) for op in store.ops()}
+    return {op: entries.table_of_samples(op, store.samples(op), table_file.packaged(op)) for op in store.ops()}
 
 
 def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
+    from stoneware.tuning import entries
     from stoneware.tuning import samples as sample_files
 
     records = []
@@ -273,7 +261,9 @@ def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
         }
         for _, _, sample in located:
             by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
-    return {op: table_of_samples(op, samples, table_file.packaged(op), records) for op, samples in by_op.items()}
+    return {
+        op: entries.table_of_samples(op, samples, table_file.packaged(op), records) for op, samples in by_op.items()
+    }
 
 
 @functools.cache

@@ -154,11 +154,11 @@ def _bake_all(store: Path, reading: Reading) -> None:
 
 
 def _bake(store: Path, op: str, reading: Reading, basis: Mapping[str, Any]) -> None:
-    from stoneware.tuning import sources, store_file
+    from stoneware.tuning import entries, store_file
 
     path = table_path(store, op)
     samples, _ = store_file.decoded(store, reading, op)
-    table = sources.table_of_samples(op, samples, table_file.packaged(op))
+    table = entries.table_of_samples(op, samples, table_file.packaged(op))
     regular_file.write(path, table_file.encode(table, basis))
 
 
@@ -226,9 +226,7 @@ def _usable(path: Path, op: str, installation: str) -> tuple[Table | None, Mark]
 
 def _installation(op: str) -> str:
     """A digest of all that a table depends on besides the samples."""
-    from stoneware import __version__
-
     wheel = table_file.packaged(op)
     kernels = "" if is_kernel(op) else manifest.packaged().digest
-    text = " ".join((__version__, "" if wheel is None else wheel.digest, kernels))
+    text = " ".join((str(table_file.SCHEMA), "" if wheel is None else wheel.digest, kernels))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -150,7 +150,7 @@ class TimeModel(NamedTuple):
 def _tiles_of_groups(m: int, rows: int) -> float:
     """The mean number of tiles of `rows` rows in a group, where m is the mean of the groups' rows.
 
-    These vary as `ops/grouped_mm/operands.py` draws them: their variance is that of shares from 0.7 to 1.3 of
+    These vary as `measuring/grouped_mm_operands.py` draws them: their variance is that of shares from 0.7 to 1.3 of
     the mean, and m for each row's draw; taken as even between two bounds.
     """
     half = math.sqrt(3 * (0.03 * m * m + m))

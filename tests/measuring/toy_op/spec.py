@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from stoneware.kernels.config import Config
-from stoneware.ops.product import Product
-from stoneware.ops.spec import SHAPE_FORM, OpSpec
 from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.specs.op_spec import SHAPE_FORM, OpSpec
+from stoneware.specs.product import Product
 
 ADD = Config(backend="vendor", kernel="toy.add_300")
 ADDCMUL = Config(backend="vendor", kernel="toy.addcmul_200")
@@ -41,7 +41,6 @@ def _problems(sizes: Sequence[int]) -> Iterator[Problem]:
 
 SPEC = OpSpec(
     name="toy_add",
-    package=__package__,
     inputs={"a": "Tensor", "b": "Tensor"},
     arguments=(),
     must_be_aligned=False,

@@ -7,9 +7,9 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.grouped_mm import checks, cutlass_sm90, reference, vendor
-from stoneware.ops.grouped_mm.problem import Problem
-from stoneware.ops.grouped_mm.spec import SPEC
 from stoneware.ops.plan_cache import OpPlans
+from stoneware.specs.grouped_mm import SPEC
+from stoneware.specs.grouped_mm_problem import Problem
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 

@@ -7,12 +7,12 @@ import itertools
 import torch
 
 from stoneware.errors import UnsupportedError
-from stoneware.kernels.registry import REFERENCE, VENDOR
+from stoneware.kernels.config import REFERENCE, VENDOR
 from stoneware.ops.backward import Gradients, Tensors, is_saved
 from stoneware.ops.grouped_mm import gradient_products
 from stoneware.ops.grouped_mm.gradient_products import GROUPS, ROWS
-from stoneware.ops.grouped_mm.spec import SPEC
 from stoneware.ops.tensor_checks import gradient_error
+from stoneware.specs.grouped_mm import SPEC
 
 
 def rule(

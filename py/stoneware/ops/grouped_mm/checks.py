@@ -9,9 +9,9 @@ import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
-from stoneware.ops.grouped_mm.problem import IN_DTYPES, OUT_DTYPES, Problem
-from stoneware.ops.grouped_mm.spec import SPEC
 from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.specs.grouped_mm import SPEC
+from stoneware.specs.grouped_mm_problem import IN_DTYPES, OUT_DTYPES, Problem
 
 
 def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:

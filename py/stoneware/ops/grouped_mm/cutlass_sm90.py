@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.cutlass_sm90 import CutlassSm90
-from stoneware.ops.grouped_mm.problem import Problem
-from stoneware.ops.grouped_mm.spec import SPEC
+from stoneware.specs.grouped_mm import SPEC
+from stoneware.specs.grouped_mm_problem import Problem
 
 MAX_GROUPS = 1024
 """A block's table of groups in shared memory (kMaxGroups in cc/gemm/grouped_tiles.h)."""

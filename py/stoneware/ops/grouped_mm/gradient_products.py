@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stoneware.kernels.registry import REFERENCE
+from stoneware.kernels.config import REFERENCE
 from stoneware.ops import registration
-from stoneware.ops.product import UNIT_BYTES
+from stoneware.specs.product import UNIT_BYTES
 
 if TYPE_CHECKING:
     from stoneware.ops.backward import Rule, Tensors

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from stoneware.ops.backend import TorchBackend
-from stoneware.ops.grouped_mm.problem import Problem
-from stoneware.ops.grouped_mm.spec import VENDOR
 from stoneware.runtime.device import Device
+from stoneware.specs.grouped_mm import VENDOR
+from stoneware.specs.grouped_mm_problem import Problem
 
 
 class _Vendor(TorchBackend):

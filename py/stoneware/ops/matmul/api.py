@@ -7,10 +7,10 @@ import torch
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.matmul import checks, cutlass_sm90, reference, vendor
-from stoneware.ops.matmul.problem import Problem
-from stoneware.ops.matmul.spec import SPEC
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.ops.triton_aot import TritonAot
+from stoneware.specs.matmul import SPEC
+from stoneware.specs.matmul_problem import Problem
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 

@@ -16,7 +16,7 @@ import torch
 
 from stoneware.ops.backward import Gradients, Tensors, call_of, is_saved, sum_of_rows
 from stoneware.ops.matmul.layouts import batch_of
-from stoneware.ops.matmul.spec import SPEC
+from stoneware.specs.matmul import SPEC
 
 
 def rule(

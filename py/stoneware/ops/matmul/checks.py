@@ -15,10 +15,10 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
 from stoneware.ops.matmul.layouts import arrangement, result_shape
-from stoneware.ops.matmul.problem import DTYPES, WIDE_DTYPE, Problem
-from stoneware.ops.matmul.spec import SPEC
-from stoneware.ops.product import UNIT_BYTES
 from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.specs.matmul import SPEC
+from stoneware.specs.matmul_problem import DTYPES, WIDE_DTYPE, Problem
+from stoneware.specs.product import UNIT_BYTES
 
 
 def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:

@@ -10,9 +10,9 @@ from stoneware.kernels import split_k, tile_rule
 from stoneware.kernels.cutlass_kernels import TILE_SCHEDULED
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.cutlass_sm90 import CutlassSm90
-from stoneware.ops.matmul.problem import Problem
-from stoneware.ops.matmul.spec import SPEC
-from stoneware.ops.product import UNIT_BYTES, unit
+from stoneware.specs.matmul import SPEC
+from stoneware.specs.matmul_problem import Problem
+from stoneware.specs.product import UNIT_BYTES, unit
 
 MAX_TMA_STRIDE = 2**39
 """Elements of 16 bits; cuTensorMapEncodeTiled takes strides below 2**40 bytes."""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stoneware.ops.matmul.problem import Problem
 from stoneware.ops.tensor_checks import Copy, dense_like
+from stoneware.specs.matmul_problem import Problem
 
 
 def batch_of(a_shape: Sequence[int], b_shape: Sequence[int]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from stoneware.ops.matmul.problem import Problem
+from stoneware.specs.matmul_problem import Problem
 
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Sizes = tuple[int, ...]

@@ -6,7 +6,7 @@ import torch
 
 from stoneware.ops.backend import Plan, reference
 from stoneware.ops.matmul import operand_views
-from stoneware.ops.matmul.problem import Problem
+from stoneware.specs.matmul_problem import Problem
 
 
 def _plan(problem: Problem) -> Plan:

@@ -8,8 +8,8 @@ import torch
 from stoneware.ops.backend import Plan, TorchBackend
 from stoneware.ops.cuda_context import THREAD, make_current
 from stoneware.ops.matmul import operand_views
-from stoneware.ops.matmul.problem import Problem
-from stoneware.ops.matmul.spec import VENDOR
+from stoneware.specs.matmul import VENDOR
+from stoneware.specs.matmul_problem import Problem
 
 
 def _plan(problem: Problem) -> Plan:

@@ -9,9 +9,9 @@ from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.ops.scaled_mm import checks, cutlass_sm90, reference, vendor
-from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.ops.scaled_mm.spec import SPEC
 from stoneware.ops.triton_aot import TritonAot
+from stoneware.specs.scaled_mm import SPEC
+from stoneware.specs.scaled_mm_problem import Problem
 
 __all__ = ["OPERATION", "Problem", "scaled_mm"]
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import torch
 
 from stoneware.ops.backward import Gradients, Tensors, call_of, is_saved, sum_of_rows
-from stoneware.ops.scaled_mm.problem import BLOCK
-from stoneware.ops.scaled_mm.spec import SPEC
 from stoneware.ops.tensor_checks import gradient_error
+from stoneware.specs.scaled_mm import SPEC
+from stoneware.specs.scaled_mm_problem import BLOCK
 
 
 def rule(

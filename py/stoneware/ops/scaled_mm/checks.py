@@ -9,10 +9,10 @@ import torch
 
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Plan
-from stoneware.ops.product import check_k, unit
-from stoneware.ops.scaled_mm.problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
-from stoneware.ops.scaled_mm.spec import SPEC
 from stoneware.runtime.dtypes import DTYPE_NAMES
+from stoneware.specs.product import check_k, unit
+from stoneware.specs.scaled_mm import SPEC
+from stoneware.specs.scaled_mm_problem import BLOCK, IN_DTYPES, OUT_DTYPES, Problem, num_blocks, padded_num_blocks
 
 
 def result(a: torch.Tensor, b: torch.Tensor, *others: Any) -> tuple[tuple[int, ...], torch.dtype]:

@@ -8,8 +8,8 @@ from typing import Any
 from stoneware.kernels.cutlass_kernels import TILE_SCHEDULED
 from stoneware.kernels.manifest import KernelRecord
 from stoneware.ops.cutlass_sm90 import CutlassSm90
-from stoneware.ops.scaled_mm.problem import Problem
-from stoneware.ops.scaled_mm.spec import SPEC
+from stoneware.specs.scaled_mm import SPEC
+from stoneware.specs.scaled_mm_problem import Problem
 
 
 class _CutlassSm90(CutlassSm90):

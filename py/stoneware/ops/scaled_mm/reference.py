@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from stoneware.ops.backend import Plan, reference
-from stoneware.ops.scaled_mm.problem import BLOCK, Problem
+from stoneware.specs.scaled_mm_problem import BLOCK, Problem
 
 
 def _plan(problem: Problem) -> Plan:

@@ -14,11 +14,11 @@ import torch
 from stoneware.ops import tensor_checks
 from stoneware.ops.backend import Conversion, Plan, TorchBackend
 from stoneware.ops.cuda_context import THREAD, make_current
-from stoneware.ops.scaled_mm.problem import Problem, num_blocks, padded_num_blocks
-from stoneware.ops.scaled_mm.spec import SPEC, VENDOR
 from stoneware.ops.tensor_checks import Copy
 from stoneware.runtime.device import Device
 from stoneware.runtime.dtypes import TORCH_DTYPES
+from stoneware.specs.scaled_mm import SPEC, VENDOR
+from stoneware.specs.scaled_mm_problem import Problem, num_blocks, padded_num_blocks
 
 _CUDA = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
 

@@ -1,4 +1,4 @@
-"""The process that measures, `python -m stoneware.measuring.child`, and its parent's view of it.
+"""The process that measures, `python -m stoneware.sessions.child`, and its parent's view of it.
 
 They exchange JSON lines. First the process reads {"device", "run", "settings"} and answers
 {"event": "ready"}; then for each {"op", "problem", "configs"} it writes
@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from stoneware.errors import StonewareError
 
-COMMAND = (sys.executable, "-P", "-m", "stoneware.measuring.child")
+COMMAND = (sys.executable, "-P", "-m", "stoneware.sessions.child")
 """A fresh interpreter, not a fork: CUDA does not survive one. -P: its path is its parent's."""
 
 _START_LIMIT_S = 300.0
@@ -174,12 +174,13 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
     # After the pipes are in place, since this takes seconds and may fail.
     import torch
 
-    from stoneware.kernels import registry
     from stoneware.kernels.config import Config
     from stoneware.measuring import candidates
     from stoneware.measuring.device_timer import DeviceTimer
     from stoneware.measuring.settings import Settings
+    from stoneware.ops import operation_of
     from stoneware.runtime.device import cuda_device
+    from stoneware.specs import spec_of
 
     hello = json.loads(sys.stdin.readline())
     ordinal, settings = hello["device"], Settings(**hello["settings"])
@@ -188,7 +189,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
     say("ready")
 
     def measure(task: Mapping[str, Any]) -> None:
-        spec = registry.spec(task["op"])
+        spec = spec_of(task["op"])
         problem = spec.problem(**task["problem"])
         configs = [Config.from_json(data) for data in task["configs"]]
         positions = {config: idx for idx, config in enumerate(configs)}
@@ -198,7 +199,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
             timer=timer,
             settings=settings,
             run_id=hello["run"],
-            make_plan=make_plan or spec.operation.make_plan,
+            make_plan=make_plan or operation_of(task["op"]).make_plan,
             announce=lambda config: say("at", config=positions.get(config)),
             emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
         ).run(configs)

@@ -2,31 +2,27 @@
 
 The torch operator (registration.py), the plan cache (plan_cache.py), the look-up (dispatch.py),
 `explain`, `tune` and its measuring process, the report and the GPU checks all read an OpSpec. An op
-is a folder with
+consists of
 
-    spec.py       SPEC, an OpSpec; its Problem. Free of torch: the build and `explain` import it
-    api.py        the function that users call, its OPERATION with the backends, its plans
-    operands.py   make(problem, device) and reference(operands), for measuring and checks
+    specs/<op>.py                SPEC, an OpSpec. Free of torch: the build and `explain` import it
+    specs/<op>_problem.py        its Problem, from sizes or tensors
+    measuring/<op>_operands.py   make(problem, device) and reference(operands), for measuring and checks
+    ops/<op>/api.py              the function that users call, its OPERATION with the backends, its plans
 
-and a line in `stoneware.kernels.registry.OPS`.
+and a line in `specs.OPS`, `measuring.operands.OPERANDS` and `ops.APIS`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import ELEMENT_BYTES, Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.ops.product import Product
 from stoneware.runtime.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from stoneware.ops.dispatch import Operation
+from stoneware.specs.product import Product
 
 FLAGS = {
     "scales": "kinds of scales",
@@ -61,7 +57,7 @@ def product_bytes(key: Key) -> int:
 
 def product_tolerance(problem: Any) -> float:
     """The largest relative error of a product, in the Frobenius norm."""
-    from stoneware.measuring.tolerance import on_gpu
+    from stoneware.specs.tolerance import on_gpu
 
     return on_gpu(problem.a_dtype, problem.out_dtype, problem.k)
 
@@ -72,7 +68,6 @@ class OpSpec:
 
     Attributes:
       name: of the op, its function and its torch operator.
-      package: has `api` and `operands`.
       inputs: name -> type in torch's schema ("Tensor", or "Tensor?" if it may be None) of the tensors, in the
         order of the operator, the two operands first; `out` follows them.
       arguments: (name, type in torch's schema) of the other arguments; `backend` and `config`
@@ -100,7 +95,6 @@ class OpSpec:
     """
 
     name: str
-    package: str
     inputs: Mapping[str, str]
     arguments: tuple[tuple[str, str], ...]
     must_be_aligned: bool = True
@@ -131,13 +125,3 @@ class OpSpec:
         """The names of the tensors in the order in which a plan takes them: out behind the operands."""
         a, b, *others = self.inputs
         return (a, b, "out", *others)
-
-    @property
-    def operation(self) -> Operation:
-        """The op with its backends; imports torch."""
-        return importlib.import_module(f"{self.package}.api").OPERATION
-
-    @property
-    def operands(self) -> ModuleType:
-        """The module with `make` and `reference`; imports torch."""
-        return importlib.import_module(f"{self.package}.operands")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stoneware.kernels.config import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import LARGEST_SPLIT_M, by_tile_m
-from stoneware.ops.scaled_mm.problem import OP, OUT_DTYPES, SCALES, Problem
-from stoneware.ops.spec import SHAPE_FORM, OpSpec
+from stoneware.specs.op_spec import SHAPE_FORM, OpSpec
+from stoneware.specs.scaled_mm_problem import OP, OUT_DTYPES, SCALES, Problem
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._scaled_mm")
 
@@ -158,7 +158,6 @@ def _problems(sizes: Sequence[int], *, scales: Sequence[str], out_dtypes: Sequen
 
 SPEC = OpSpec(
     name=OP,
-    package=__package__,
     inputs={"a": "Tensor", "b": "Tensor", "scale_a": "Tensor", "scale_b": "Tensor", "bias": "Tensor?"},
     arguments=(("out_dtype", "ScalarType"), ("use_fast_accum", "bool")),
     problem=Problem,

@@ -12,7 +12,7 @@ import torch
 
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
-from stoneware.ops.grouped_mm.problem import Problem
+from stoneware.specs.grouped_mm_problem import Problem
 
 _LEAST_SHARE, _LARGEST_SHARE = 0.7, 1.3
 """Rows of a group, in units of the mean, drawn like in DeepGEMM (tests/generators.py)."""

@@ -9,7 +9,7 @@ import torch
 
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
-from stoneware.ops.matmul.problem import Problem
+from stoneware.specs.matmul_problem import Problem
 
 
 def make(problem: Problem, device: Device, period: int | None = None) -> Operands:

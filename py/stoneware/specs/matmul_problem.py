@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stoneware.kernels.key import LAYOUTS
-from stoneware.ops.product import Product, check_count, check_int, check_known, dense, is_free_of_overlap
 from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.specs.product import Product, check_count, check_int, check_known, dense, is_free_of_overlap
 
 OP = "matmul"
 DTYPES = ("bf16", "fp16")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stoneware.kernels.config import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import by_tile_m
-from stoneware.ops.grouped_mm.problem import IN_DTYPES, OP, OUT_DTYPES, Problem
-from stoneware.ops.spec import OpSpec
+from stoneware.specs.grouped_mm_problem import IN_DTYPES, OP, OUT_DTYPES, Problem
+from stoneware.specs.op_spec import OpSpec
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch._grouped_mm")
 
@@ -56,7 +56,6 @@ def _problems(sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequen
 
 SPEC = OpSpec(
     name=OP,
-    package=__package__,
     inputs={"a": "Tensor", "b": "Tensor", "offs": "Tensor", "scale_a": "Tensor?", "scale_b": "Tensor?"},
     arguments=(("out_dtype", "ScalarType?"),),
     problem=Problem,

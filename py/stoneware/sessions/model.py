@@ -15,10 +15,10 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import StoreError, UnsupportedError, quoted
-from stoneware.kernels import registry
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import printable
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.specs import spec_of
 from stoneware.tuning import lookup, sources, store_table, table_file
 from stoneware.tuning.choose import is_vendor
 from stoneware.tuning.sources import Source
@@ -26,7 +26,7 @@ from stoneware.tuning.sources import Source
 if TYPE_CHECKING:
     import torch
 
-    from stoneware.ops.product import Product
+    from stoneware.specs.product import Product
     from stoneware.tuning.store import Store
 
 DTYPES = ("bf16", "fp16", "fp8", "fp8_block")
@@ -211,16 +211,16 @@ def _of_layer(layer: Layer, dtype: str, tokens: Sequence[int]) -> Iterator[Produ
     if layer.num_experts:
         if dtype in ("fp16", "fp8_block"):
             raise ValueError(f"grouped_mm takes bf16, or fp8 with a scale per row, not {dtype}; name one of these")
-        make = registry.spec("grouped_mm").make_problem
+        make = spec_of("grouped_mm").make_problem
         groups = layer.num_experts
         for rows in dict.fromkeys(max(1, one * layer.per_token // groups) * groups for one in tokens):
             yield make(m=rows, num_groups=groups, dtype="e4m3" if dtype == "fp8" else dtype, **sizes)
         return
     for m in tokens:
         if dtype.startswith("fp8"):
-            yield registry.spec("scaled_mm").make_problem(m=m, scales="block" if "block" in dtype else "row", **sizes)
+            yield spec_of("scaled_mm").make_problem(m=m, scales="block" if "block" in dtype else "row", **sizes)
         else:
-            yield registry.spec("matmul").make_problem(m=m, dtype=dtype, **sizes)
+            yield spec_of("matmul").make_problem(m=m, dtype=dtype, **sizes)
 
 
 @dataclass(frozen=True)
@@ -322,10 +322,10 @@ def tune(module: torch.nn.Module, tokens: Sequence[int] = (1, 16, 64, 256, 1024,
       UnsupportedError: its weights are not on one GPU.
       StoreError: samples cannot be stored.
     """
-    from stoneware.measuring import session
     from stoneware.measuring.progress import Reporter
     from stoneware.measuring.settings import Settings
     from stoneware.runtime.device import cuda_device
+    from stoneware.sessions import session
     from stoneware.tuning import policy
     from stoneware.tuning.store import user_store
 

@@ -22,21 +22,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import quoted
-from stoneware.kernels import registry
 from stoneware.kernels.config import AnyConfig, Config
 from stoneware.kernels.key import AnyKey
 from stoneware.measuring import candidates, device_timer, machine, workloads
-from stoneware.measuring.child import COMMAND, Worker, WorkerError, WorkerLost
 from stoneware.measuring.progress import Reporter
-from stoneware.measuring.settings import ON_MISS, Settings
+from stoneware.measuring.settings import Settings
+from stoneware.ops import operation_of
 from stoneware.runtime.device import Device, cuda_device
+from stoneware.sessions.child import COMMAND, Worker, WorkerError, WorkerLost
 from stoneware.tuning import store_table
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
 
 if TYPE_CHECKING:
-    from stoneware.ops.dispatch import Operation
-    from stoneware.ops.product import Product
+    from stoneware.specs.product import Product
     from stoneware.tuning.store import Store
 
 _MOST_LOSSES = 2
@@ -157,7 +156,7 @@ def tune(
         reporter=reporter,
         command=command,
         candidates_of=candidates_of
-        or (lambda problem: candidates.of_problem(registry.spec(problem.key.op).operation, problem, device)),
+        or (lambda problem: candidates.of_problem(operation_of(problem.key.op), problem, device)),
         end_run=lambda: machine.end_run(run, ordinal),
     ).measure(problems, ranks)
     if is_users:
@@ -327,37 +326,3 @@ class Session:
             return f"no candidate is right{suffix}"
         best = min(right, key=lambda sample: sample.median_us)
         return f"best of {len(right)}: {best.config} {best.median_us:.1f} us{suffix}"
-
-
-def tune_on_miss(operation: Operation, problem: Product, device: Device) -> None:
-    """Measures one problem in this process, and puts the samples into the user's store.
-
-    For a program that runs under `sw.tuning("on_miss")`: short, without a child process, and without
-    a trace in torch's random numbers. If the samples cannot be stored, one warning is logged and
-    they are kept in memory. The caller holds `device_timer.MEASURING`.
-
-    Raises:
-      ContextLostError: a candidate destroyed the CUDA context.
-    """
-    import torch
-
-    from stoneware.tuning import policy
-
-    ordinal = device.ordinal or 0  # a CPU, in tests, has none
-    run = machine.new_run(ordinal, ON_MISS.command)
-    always, others = candidates.of_problem(operation, problem, device)
-    try:
-        with torch.random.fork_rng(devices=[ordinal] if device.kind == "cuda" else []), torch.no_grad():
-            candidates.Race(
-                problem=problem,
-                device=device,
-                timer=device_timer.DeviceTimer(ordinal),
-                settings=ON_MISS,
-                run_id=run.id,
-                make_plan=operation.make_plan,
-                emit=lambda samples: policy.keep(run, samples),
-            ).run([*always, *others])
-    except torch.OutOfMemoryError as error:
-        _LOG.warning("%s is not measured, the GPU's memory is full: %s; free memory and call again", problem, error)
-        return
-    policy.keep(machine.end_run(run, ordinal), [])

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from stoneware.errors import quoted
-from stoneware.ops.product import Product, check_k, dense
 from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.specs.product import Product, check_k, dense
 
 OP = "scaled_mm"
 IN_DTYPES = ("e4m3", "e5m2")

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from stoneware.ops.product import Product, check_count, dense, unit
 from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.specs.product import Product, check_count, dense, unit
 
 OP = "grouped_mm"
 

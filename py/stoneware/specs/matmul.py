@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stoneware.kernels.config import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import LAYOUTS, Key
 from stoneware.kernels.manifest import Manifest
-from stoneware.kernels.registry import VENDOR as VENDOR_BACKEND
 from stoneware.kernels.tile_rule import by_tile_m
-from stoneware.ops.matmul.problem import DTYPES, OP, Problem
-from stoneware.ops.scaled_mm.spec import M_VALUES, WEIGHTS
-from stoneware.ops.spec import SHAPE_FORM, OpSpec
+from stoneware.specs.matmul_problem import DTYPES, OP, Problem
+from stoneware.specs.op_spec import SHAPE_FORM, OpSpec
+from stoneware.specs.scaled_mm import M_VALUES, WEIGHTS
 
 VENDOR = Config(backend=VENDOR_BACKEND, kernel="torch.mm")
 
@@ -37,7 +37,6 @@ def _problems(sizes: Sequence[int], *, out_dtypes: Sequence[str], layouts: Seque
 
 SPEC = OpSpec(
     name=OP,
-    package=__package__,
     inputs={"a": "Tensor", "b": "Tensor", "bias": "Tensor?"},
     arguments=(("out_dtype", "ScalarType?"),),
     must_be_aligned=False,  # the vendor library takes them where ours do not

@@ -9,7 +9,7 @@ import torch
 
 from stoneware.measuring import operands
 from stoneware.measuring.operands import Device, Operands
-from stoneware.ops.scaled_mm.problem import BLOCK, Problem, num_blocks, padded_num_blocks
+from stoneware.specs.scaled_mm_problem import BLOCK, Problem, num_blocks, padded_num_blocks
 
 
 def make(problem: Problem, device: Device, period: int | None = None) -> Operands:

@@ -1,0 +1,24 @@
+"""What the ops are, free of torch: names, arguments, problems, heuristics and named layers.
+
+Every floor above may use them. Importing this package imports no op; `spec_of` imports the one it returns.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # typing's own, without the cost of importing typing
+if TYPE_CHECKING:
+    from stoneware.specs.op_spec import OpSpec
+
+OPS = {
+    "scaled_mm": "stoneware.specs.scaled_mm",
+    "matmul": "stoneware.specs.matmul",
+    "grouped_mm": "stoneware.specs.grouped_mm",
+}
+"""Op -> the module that has its `SPEC`."""
+
+
+def spec_of(op: str) -> OpSpec:
+    """The spec of an op; KeyError if there is no such op."""
+    return importlib.import_module(OPS[op]).SPEC
