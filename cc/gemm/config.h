@@ -1,6 +1,6 @@
 // The words of a kernel's config, as C++ sees them.
 //
-// cutlass_kernels generates one header for each kernel, <id>_config.h, from a config of
+// cubin_library generates one header for each kernel, <id>_config.h, from a config of
 // gemm_configs.bzl:
 //
 //   namespace stoneware::gemm {

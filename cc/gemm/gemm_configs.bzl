@@ -1,4 +1,4 @@
-"""Every CUTLASS kernel that is built: the only place where a config is written.
+"""Every kernel for Hopper that is built: the only place where a config is written.
 
 A config becomes a header with its C++ struct, one cubin, a part of its family's host object, and one
 entry of the kernel manifest. To add a kernel, add a config to a list.

@@ -1,4 +1,4 @@
-"""Makes a checked config for cutlass_kernels, with its C++ code."""
+"""Makes a checked config for cubin_library, with its C++ code."""
 
 load("//py/stoneware:ops.bzl", "served_products")
 
@@ -76,7 +76,7 @@ def kernel_family(name, template, device_hdrs, host_hdrs):
       host_hdrs: labels of those of the host object.
 
     Returns:
-      A struct for cutlass_kernels.
+      A struct for cubin_library.
     """
     names = {"family": name, "template": template}
     return struct(
@@ -129,7 +129,7 @@ def kernel_config(
       json_fields: of the manifest's "config", in addition to a, b, out, swap_ab and tile.
 
     Returns:
-      A struct for cutlass_kernels: id, op, arch, family, header, defines (of the device side), serves
+      A struct for cubin_library: id, op, arch, family, header, defines (of the device side), serves
       and config_json.
     """
     arch = "sm_90a"  # wgmma exists on exactly this one.

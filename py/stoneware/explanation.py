@@ -154,7 +154,7 @@ def _candidate(choice: Choice, chosen: Choice) -> dict[str, Any]:
 
 
 def kernel_in_words(config: AnyConfig) -> str:
-    """A config in words, such as "cutlass_sm90: tile 64x16x256, 9 stages, operands swapped"; a kernel that is not of
+    """A config in words, such as "sm90: tile 64x16x256, 9 stages, operands swapped"; a kernel that is not of
     this build has its name only."""
     if isinstance(config, KernelConfig):
         return str(config)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from stoneware import __version__
 from stoneware.errors import StonewareError
 from stoneware.explanation import fitted
-from stoneware.kernels import cutlass_kernels, manifest
+from stoneware.kernels import manifest, sm90_kernels
 from stoneware.kernels.built_products import FLAG
 from stoneware.runtime import environment, native
 from stoneware.runtime.device import DRIVER_MODULE, cuda_device
@@ -21,7 +21,7 @@ from stoneware.specs import OPS
 from stoneware.tuning import sources, table_file
 from stoneware.tuning.table import Table
 
-NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, cutlass_kernels.MODULE)
+NATIVE_MODULES = (DRIVER_MODULE, CALL_MODULE, sm90_kernels.MODULE)
 
 T = TypeVar("T")
 

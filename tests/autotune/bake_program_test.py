@@ -40,7 +40,7 @@ def test_program_writes_what_bake_returns(tmp_path, manifest):
 
 
 def test_program_fails_with_the_reason_and_writes_nothing(tmp_path, manifest):
-    files = small.write_device(tmp_path / "h200", [small.sample(small.cutlass("gone"), 1.0)])
+    files = small.write_device(tmp_path / "h200", [small.sample(small.sm90("gone"), 1.0)])
     done = run(manifest, tmp_path / "out.table", *files)
     assert done.returncode == 1
     assert f"{files[0]}:2: kernel " in done.stderr

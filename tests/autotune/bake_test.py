@@ -20,7 +20,7 @@ from stoneware.tuning import table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.choose import BAND
 
-BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
+BIG, TINY = small.sm90(small.BIG), small.sm90(small.TINY)
 
 
 def test_no_samples_give_a_valid_empty_table():
@@ -95,7 +95,7 @@ def test_near_tie_goes_to_the_canonical_config(tmp_path):
 
 
 def test_nothing_slower_than_default_or_vendor_by_more_than_a_tie_is_ever_picked(tmp_path):
-    configs = [BIG, TINY, small.cutlass(small.SMALL), small.triton(), small.VENDOR]
+    configs = [BIG, TINY, small.sm90(small.SMALL), small.triton(), small.VENDOR]
     samples = [
         small.sample(config, random.uniform(10, 12), spread_us=random.uniform(0, 1), m=m)
         for m in range(1, 200)
@@ -105,7 +105,7 @@ def test_nothing_slower_than_default_or_vendor_by_more_than_a_tie_is_ever_picked
     for m in range(1, 200):
         choices = small.entry_at(baked, m=m).choices
         timed = {choice.config: choice for choice in choices}
-        canonical = TINY if m <= 16 else small.cutlass(small.SMALL) if m <= 64 else BIG
+        canonical = TINY if m <= 16 else small.sm90(small.SMALL) if m <= 64 else BIG
         for other in (timed[small.VENDOR], timed[canonical]):
             assert choices[0].median_us <= other.median_us * (1 + BAND)
 
@@ -133,7 +133,7 @@ def test_newest_run_of_a_candidate_counts(tmp_path):
 
 
 def test_entries_have_the_dtypes_and_kernels_that_were_measured(tmp_path):
-    fp16 = small.cutlass(small.BIG, "fp16")
+    fp16 = small.sm90(small.BIG, "fp16")
     baked = small.bake_samples(tmp_path, [small.sample(TINY, 10.0), small.sample(fp16, 30.0, out_dtype="fp16")])
     for out_dtype, config in (("bf16", TINY), ("fp16", fp16)):
         entry = small.entry_at(baked, m=16, out_dtype=out_dtype)
@@ -154,7 +154,7 @@ def test_samples_stay_current_as_long_as_the_code_of_a_kernel_is_the_same():
 
 
 def test_unknown_kernel_is_refused_with_file_line_and_remedy(tmp_path):
-    gone = small.cutlass("256x128x128_2x1x1_cooperative")
+    gone = small.sm90("256x128x128_2x1x1_cooperative")
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0), small.sample(gone, 1.0)])
     with pytest.raises(TableError) as caught:
         bake("scaled_mm", files, small.manifest())
@@ -253,7 +253,7 @@ def test_device_without_kernels_in_this_build_is_left_out(tmp_path, caplog):
     assert "NVIDIA H200 are left out" in caplog.text
 
 
-@pytest.mark.parametrize("backend", ["cutlass_sm90", "triton_aot"])
+@pytest.mark.parametrize("backend", ["sm90", "triton_aot"])
 def test_backend_without_kernels_in_this_build_is_left_out(tmp_path, caplog, backend):
     """As in a build with `--//:cuda_archs=sm_90` alone, or sm_90a alone."""
     files = small.write_device(tmp_path, [small.sample(BIG, 1.0), small.sample(small.triton(), 2.0)])

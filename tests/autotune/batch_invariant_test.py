@@ -30,8 +30,8 @@ def test_only_kernels_whose_order_is_known_run(package):
     free = decide()
     with sw.batch_invariant():
         found = decide()
-    assert free.config.backend in ("cutlass_sm90", "vendor", "triton_aot")
-    assert found.config.backend == "cutlass_sm90" and found.config.splits == 1
+    assert free.config.backend in ("sm90", "vendor", "triton_aot")
+    assert found.config.backend == "sm90" and found.config.splits == 1
     refused = {item.what: item.reason for item in found.refusals}
     assert all("batch invariant" in refused[what] for what in refused if what.startswith(("vendor", "triton_aot")))
 
@@ -57,11 +57,11 @@ def test_a_kernel_that_states_no_order_is_refused(package, monkeypatch):
     ],
 )
 def test_one_order_for_a_problem(chunk, splits, key, part):
-    record = next(one for one in small.kernel_records() if one.backend == "cutlass_sm90")
+    record = next(one for one in small.kernel_records() if one.backend == "sm90")
     stated = {name: value for name, value in record.config.items() if name != "sum_chunk"}
     object.__setattr__(record, "config", stated if chunk is None else {**stated, "sum_chunk": chunk})
     problem = {"op": "scaled_mm", "a_dtype": "e4m3", "b_dtype": "e4m3", "out_dtype": "bf16", "scales": "row"}
-    config = Config(backend="cutlass_sm90", kernel=record.id, splits=splits)
+    config = Config(backend="sm90", kernel=record.id, splits=splits)
     reason = sum_order.why_not_invariant(
         record, config, Key(**{**problem, "layout": "nt", "n": 64, "k": 256, "m": 1, **key})
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stoneware.kernels.config import Config, KernelConfig
 from stoneware.tuning.choose import BAND, LONG_BAND, LONG_US, choose, is_slower
 
-BIG, TINY, TRITON = small.cutlass(small.BIG), small.cutlass(small.TINY), small.triton()
+BIG, TINY, TRITON = small.sm90(small.BIG), small.sm90(small.TINY), small.triton()
 
 
 @dataclass(frozen=True)

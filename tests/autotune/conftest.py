@@ -13,11 +13,11 @@ from stoneware.tuning.bake import bake
 def package(tmp_path, monkeypatch):
     """Installs the small package; returns its folder."""
     samples = [
-        small.sample(small.cutlass(small.TINY), 10.0, m=16),
-        small.sample(small.cutlass(small.BIG), 14.0, m=16),
+        small.sample(small.sm90(small.TINY), 10.0, m=16),
+        small.sample(small.sm90(small.BIG), 14.0, m=16),
         small.sample(small.triton(), 20.0, m=16),
         small.sample(small.VENDOR, 16.0, m=16),
-        small.sample(small.cutlass(small.BIG), 50.0, m=512),
+        small.sample(small.sm90(small.BIG), 50.0, m=512),
         small.sample(small.VENDOR, 40.0, m=512),
     ]
     files = small.write_device(tmp_path / "samples", samples)

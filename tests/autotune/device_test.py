@@ -15,7 +15,7 @@ from stoneware.tuning import table_file
 from stoneware.tuning.entries import make_table
 from stoneware.tuning.samples import Run
 
-BIG = small.cutlass(small.BIG)
+BIG = small.sm90(small.BIG)
 UNKNOWN, LOW, HIGH = (replace(small.H200, power_limit_w=watts) for watts in (0, 500, 700))
 
 

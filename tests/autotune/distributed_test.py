@@ -78,9 +78,7 @@ def ranks(package, tmp_path):
 
 
 def warm_store(folder):
-    Store(folder / "samples.sqlite3").add(
-        small.run("run-2"), [small.sample(small.cutlass(small.BIG), 1.0, run="run-2")]
-    )
+    Store(folder / "samples.sqlite3").add(small.run("run-2"), [small.sample(small.sm90(small.BIG), 1.0, run="run-2")])
 
 
 def test_ranks_that_decide_alike_get_one_digest_and_keep_their_store(ranks, package):

@@ -11,7 +11,7 @@ from known_times import CONFIGS, candidate_of
 
 from stoneware.tuning.time_model import Corrections, TimeModel, estimates
 
-BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
+BIG, TINY, SMALL = (small.sm90(name) for name in (small.BIG, small.TINY, small.SMALL))
 
 MODEL = TimeModel(
     tile_m=128,

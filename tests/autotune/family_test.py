@@ -159,9 +159,7 @@ def test_another_dtype_of_the_same_width_is_modelled_with_its_own_kernels(baked)
 def _matmul_kernel(dtype, tile):
     config = {"a": dtype, "b": dtype, "out": dtype, "layout": "nt", "tile": tile}
     name = f"matmul_{dtype}_{tile[1]}"
-    return KernelRecord(
-        id=name, op="matmul", backend="cutlass_sm90", arch="sm_90a", sha256=small.sha256(name), config=config
-    )
+    return KernelRecord(id=name, op="matmul", backend="sm90", arch="sm_90a", sha256=small.sha256(name), config=config)
 
 
 LARGE_TILE, SMALL_TILE = [64, 128, 64], [64, 16, 64]
@@ -176,7 +174,7 @@ def _answer(tmp_path, tiles, measured, asked):
         Key(op="matmul", a_dtype=dtype, b_dtype=dtype, out_dtype=dtype, scales="none", layout="nt", n=64, k=64, m=8)
         for dtype in (measured, asked)
     )
-    configs = [Config(backend="cutlass_sm90", kernel=one.id) for one in kernels if one.config["a"] == measured]
+    configs = [Config(backend="sm90", kernel=one.id) for one in kernels if one.config["a"] == measured]
     configs.append(Config(backend="vendor", kernel="torch.mm"))
     raced = [small.sample(config, 10.0 + 5 * at, key=key) for at, config in enumerate(configs)]
     data = bake("matmul", small.write_device(tmp_path, raced, name="matmul.jsonl"), manifest)

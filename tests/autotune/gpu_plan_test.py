@@ -14,9 +14,9 @@ import torch
 
 import stoneware as sw
 from stoneware.errors import TableError, UnsupportedError
-from stoneware.kernels import cutlass_kernels
+from stoneware.kernels import sm90_kernels
 from stoneware.ops import tensor_checks
-from stoneware.ops.scaled_mm import api, cutlass_sm90
+from stoneware.ops.scaled_mm import api, sm90
 from stoneware.runtime.device import Device
 from stoneware.specs.scaled_mm_problem import Problem
 
@@ -34,7 +34,7 @@ def memory(pointer: int, dtype: torch.dtype, shape: tuple, strides: tuple) -> to
 
 
 class Plan:
-    """The contract of `_cutlass_sm90.Plan`."""
+    """The contract of `_sm90.Plan`."""
 
     made: list[Plan] = []
 
@@ -101,7 +101,7 @@ class Plan:
 @pytest.fixture
 def gpu(package, monkeypatch):
     """Makes CPU tensors count as tensors of the GPU 0, an H200; returns the plans made."""
-    module = types.ModuleType("stoneware.ops._cutlass_sm90")
+    module = types.ModuleType("stoneware.ops._sm90")
     module.Plan = Plan
     module.cubin = str.encode  # small_package has the digests of the kernels' names
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -131,7 +131,7 @@ def operands(m, n, k, scale_a="row", scale_b="row", bias_dtype=None):
 def test_kernel_gets_what_the_result_needs(gpu, m, out_dtype, scale_a, scale_b, has_bias):
     x = operands(m, 64, 128, scale_a, scale_b, out_dtype if has_bias else None)
     out = torch.full((m, 64), float("nan"), dtype=out_dtype)
-    sw.scaled_mm(*x, out_dtype, out=out, backend="cutlass_sm90")
+    sw.scaled_mm(*x, out_dtype, out=out, backend="sm90")
     assert torch.equal(out, sw.scaled_mm(*x, out_dtype, backend="reference"))
     (plan,) = gpu
     assert (plan.device, plan.num_sms, plan.num_launches) == (0, 132, 1)
@@ -160,7 +160,7 @@ def block_scales(m: int, n: int, k: int, layout: str) -> tuple[torch.Tensor, tor
 def test_kernel_gets_the_strides_of_block_scales(gpu, m, n, k, layout):
     a, b, *_ = operands(m, n, k)
     scales = block_scales(m, n, k, layout)
-    result = sw.scaled_mm(a, b, *scales, backend="cutlass_sm90")
+    result = sw.scaled_mm(a, b, *scales, backend="sm90")
     expected = sw.scaled_mm(a, b, *scales, backend="reference")
     assert torch.allclose(result.float(), expected.float(), rtol=2.0**-7, atol=1e-3)
     (plan,) = gpu
@@ -171,7 +171,7 @@ def test_kernel_gets_the_strides_of_sliced_views(gpu):
     a, b, scale_a, scale_b, bias = operands(80, 96, 128, bias_dtype=torch.bfloat16)
     base = torch.full((37, 64), float("nan"), dtype=torch.bfloat16)
     view = a[3:40, 32:112], b[32:112, 16:64], scale_a[3:40], scale_b[:, 16:64], bias[16:64]
-    sw.scaled_mm(*view, out=base[:, :48], backend="cutlass_sm90")
+    sw.scaled_mm(*view, out=base[:, :48], backend="sm90")
     assert gpu[0].strides == (128, 128, 64)
     assert torch.equal(base[:, :48], sw.scaled_mm(*view, backend="reference"))
     assert base[:, 48:].isnan().all()
@@ -183,7 +183,7 @@ def test_kernel_gets_dense_copies_of_strided_scales_and_bias(gpu):
     strided = torch.rand(40, 3)[:, 1:2], torch.rand(1, 128)[:, ::2], bias[::2]
     for _ in range(2):
         assert torch.equal(
-            sw.scaled_mm(a, b, *strided, backend="cutlass_sm90"), sw.scaled_mm(a, b, *strided, backend="reference")
+            sw.scaled_mm(a, b, *strided, backend="sm90"), sw.scaled_mm(a, b, *strided, backend="reference")
         )
     assert len(gpu) == 1
 
@@ -199,26 +199,26 @@ def test_strided_vector_after_a_dense_one_of_its_shape_is_copied_too(gpu):
         (scale_a, scale_b, strided_bias),
     ):
         assert torch.equal(
-            sw.scaled_mm(a, b, *vectors, backend="cutlass_sm90"), sw.scaled_mm(a, b, *vectors, backend="reference")
+            sw.scaled_mm(a, b, *vectors, backend="sm90"), sw.scaled_mm(a, b, *vectors, backend="reference")
         )
 
 
 @pytest.mark.parametrize(("shape", "is_vector"), [((1, 1), True), ((1,), False), ((), False)])
 def test_scale_of_one_row_counts_as_a_row_so_that_torch_takes_it(gpu, shape, is_vector):
     a, b, _, scale_b, _ = operands(1, 64, 128)
-    sw.scaled_mm(a, b, torch.full(shape, 2.0), scale_b, backend="cutlass_sm90")
+    sw.scaled_mm(a, b, torch.full(shape, 2.0), scale_b, backend="sm90")
     assert gpu[0].is_vector == (is_vector, True)
 
 
 def test_second_call_of_a_kind_makes_no_plan_and_asks_no_backend(gpu, monkeypatch):
     x = operands(16, 4096, 4096)
     first = sw.scaled_mm(*x)
-    assert gpu[0].kernel == small.cutlass(small.TINY).kernel, "the table's choice at this shape"
+    assert gpu[0].kernel == small.sm90(small.TINY).kernel, "the table's choice at this shape"
     y = operands(16, 4096, 4096)
     sw.scaled_mm(*y)
     assert torch.equal(sw.scaled_mm(*x), first)
     assert [plan.num_launches for plan in gpu] == [3]
-    sw.scaled_mm(*x, config=small.cutlass(small.BIG, max_swizzle=4))
+    sw.scaled_mm(*x, config=small.sm90(small.BIG, max_swizzle=4))
     assert [plan.num_launches for plan in gpu] == [3, 1]
     assert gpu[1].knobs == (4, "heuristic", 1)
 
@@ -229,27 +229,27 @@ def test_plan_cache_is_bounded(gpu, monkeypatch):
     monkeypatch.setattr(native_call, "MAX_PLANS", 8)
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
     for m in range(1, 21):
-        sw.scaled_mm(*operands(m, 16, 16), backend="cutlass_sm90")
+        sw.scaled_mm(*operands(m, 16, 16), backend="sm90")
     assert len(api._PLANS.fast) == 4  # it was emptied when the 9th and the 17th came
-    sw.scaled_mm(*operands(20, 16, 16), backend="cutlass_sm90")
+    sw.scaled_mm(*operands(20, 16, 16), backend="sm90")
     assert len(gpu) == 20
 
 
 def test_driver_of_an_older_major_version_is_a_reason(gpu):
     older = dataclasses.replace(H200, driver_version=(12, 8))
     problem = Problem.dense(m=16, n=256, k=256)
-    assert cutlass_sm90.BACKEND.supports(problem, older) == (
+    assert sm90.BACKEND.supports(problem, older) == (
         "its cubins are of CUDA 13.0 and the driver serves CUDA 12.8; update the driver"
     )
 
 
 def test_missing_native_module_is_a_reason_and_the_next_backend_runs(gpu, monkeypatch):
-    monkeypatch.setitem(sys.modules, "stoneware.ops._cutlass_sm90", None)
+    monkeypatch.setitem(sys.modules, "stoneware.ops._sm90", None)
     small.forget()
     x = operands(16, 4096, 4096)
     with pytest.raises(UnsupportedError) as caught:
-        sw.scaled_mm(*x, backend="cutlass_sm90")
-    assert "module stoneware.ops._cutlass_sm90 is not usable" in str(caught.value)
+        sw.scaled_mm(*x, backend="sm90")
+    assert "module stoneware.ops._sm90 is not usable" in str(caught.value)
     assert "install the stoneware wheel that is built for this Python" in str(caught.value)
     problem = api.Problem.dense(m=16, n=4096, k=4096)
     decision = api.OPERATION.decide(problem, H200)
@@ -264,29 +264,29 @@ def test_module_of_another_build_than_the_manifest_is_refused(gpu, monkeypatch, 
             raise ValueError(f"kernel={kernel!r} is not in this module")
         return b"another build"
 
-    monkeypatch.setattr(sys.modules[cutlass_kernels.MODULE], "cubin", cubin)
+    monkeypatch.setattr(sys.modules[sm90_kernels.MODULE], "cubin", cubin)
     for _ in range(2):
         with pytest.raises(TableError) as caught:
-            sw.scaled_mm(*operands(16, 64, 128), backend="cutlass_sm90")
-        for part in (cutlass_kernels.MODULE, "expected", "found", "different builds", "reinstall"):
+            sw.scaled_mm(*operands(16, 64, 128), backend="sm90")
+        for part in (sm90_kernels.MODULE, "expected", "found", "different builds", "reinstall"):
             assert part in str(caught.value)
     assert gpu == []
 
 
 def test_cubin_is_read_once_per_kernel(gpu, monkeypatch):
     read = []
-    module = sys.modules[cutlass_kernels.MODULE]
+    module = sys.modules[sm90_kernels.MODULE]
     monkeypatch.setattr(module, "cubin", lambda kernel: read.append(kernel) or kernel.encode())
     for m in (16, 15, 14):
-        sw.scaled_mm(*operands(m, 64, 128), config=small.cutlass(small.TINY))
+        sw.scaled_mm(*operands(m, 64, 128), config=small.sm90(small.TINY))
     assert len(gpu) == 3
-    assert read == [small.cutlass(small.TINY).kernel]
+    assert read == [small.sm90(small.TINY).kernel]
 
 
 @pytest.mark.parametrize("size", ["m", "n"])
 def test_size_past_32_bits_of_tiles_is_refused_before_the_launch(gpu, size):
     sizes = {"m": 16, "n": 16, "k": 16}
-    for backend in (cutlass_sm90.BACKEND, TRITON):
+    for backend in (sm90.BACKEND, TRITON):
         fits = api.Problem.dense(**{**sizes, size: 2**31 - 128})
         assert backend.supports(fits, H200_DESCRIBED) is None
         past = api.Problem.dense(**{**sizes, size: 2**31 - 16})

@@ -12,7 +12,7 @@ from stoneware.tuning import lookup
 from stoneware.tuning.sources import Source
 from stoneware.tuning.time_model import TimeModel
 
-BIG, TINY, SMALL = (small.cutlass(name) for name in (small.BIG, small.TINY, small.SMALL))
+BIG, TINY, SMALL = (small.sm90(name) for name in (small.BIG, small.TINY, small.SMALL))
 
 _FP8 = {"a_bytes": 1, "b_bytes": 1, "out_bytes": 2, "splits": 1, "max_swizzle": 1}
 TRUTH = {

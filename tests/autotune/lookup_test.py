@@ -19,7 +19,7 @@ from stoneware.tuning.bake import bake
 from stoneware.tuning.sources import Place
 from stoneware.tuning.table import Block
 
-BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
+BIG, TINY = small.sm90(small.BIG), small.sm90(small.TINY)
 H200 = Device(fingerprint=small.H200)
 
 
@@ -76,7 +76,7 @@ def test_backend_that_was_asked_for_is_named_with_its_reason_alone(package):
     message = str(caught.value)
     assert message.startswith("backend='vendor' cannot run scaled_mm m=16 n=64 k=64 on CPU: torch.")
     assert message.endswith("; leave backend out to let another one run")
-    assert "cutlass" not in message
+    assert "sm90" not in message
     with pytest.raises(UnsupportedError) as caught:
         OPERATION.decide(Problem(m=16, n=4096, k=4096, lda=4096, ldb=4096, ldd=4104), H200, backend="triton_aot")
     assert "ldd=4104" in str(caught.value)
@@ -114,7 +114,7 @@ def test_other_weight_is_answered_by_the_nearest_shape(package):
 
 def test_other_16_bit_output_is_answered_with_its_own_kernel_and_says_what_was_measured(package):
     decision = decide(out_dtype="fp16")
-    assert decision.config == small.cutlass(small.TINY, "fp16")
+    assert decision.config == small.sm90(small.TINY, "fp16")
     assert (decision.step, decision.grade) == ("exact", "exact")
     assert "measured with e4m3*e4m3->bf16, e4m3*e4m3->fp16 asked" in decision.reason
 
@@ -132,7 +132,7 @@ def test_device_of_another_capability_gets_the_heuristic(package):
 
 def test_scales_without_measurement_get_the_heuristic(package):
     # The package has row scales only.
-    for m, config in ((1, TINY), (33, small.cutlass(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR)):
+    for m, config in ((1, TINY), (33, small.sm90(small.SMALL)), (65, BIG), (128, BIG), (129, small.VENDOR)):
         decision = decide(m=m, scale_a="tensor", scale_b="tensor")
         assert (decision.config, decision.step) == (config, "heuristic")
     slow = decide(m=1, scale_a="tensor", scale_b="tensor", use_fast_accum=False)
@@ -172,7 +172,7 @@ def test_arguments_come_before_the_table(package):
     assert (decision.config, decision.step) == (small.VENDOR, "exact")
     assert OPERATION.decide(problem, H200, backend="reference").config.backend == "reference"
     with pytest.raises(UnsupportedError, match="has for this problem"):
-        OPERATION.decide(problem, H200, config=small.cutlass(small.BIG, "fp16"))
+        OPERATION.decide(problem, H200, config=small.sm90(small.BIG, "fp16"))
 
 
 def test_error_lists_every_refusal(package):
@@ -186,18 +186,18 @@ def test_error_lists_every_refusal(package):
     assert "needs compute capability 8.9" in str(caught.value)
     decision = OPERATION.decide(problem, device)
     assert decision.config.backend == "reference"
-    assert {item.what for item in decision.refusals if not item.step} == {"cutlass_sm90", "triton_aot", "vendor"}
+    assert {item.what for item in decision.refusals if not item.step} == {"sm90", "triton_aot", "vendor"}
 
 
 def test_candidates_are_every_backends_but_the_reference(package):
     large = OPERATION.candidates(Problem.dense(m=8192, n=8192, k=8192), H200)
     assert large[0] == BIG
     assert [config.max_swizzle for config in large if config.kernel == BIG.kernel] == [1, 2, 4, 8]
-    assert {config.backend for config in large} == {"cutlass_sm90", "triton_aot", "vendor"}
+    assert {config.backend for config in large} == {"sm90", "triton_aot", "vendor"}
     # The first of each backend's tiles that are far from m is included.
     assert OPERATION.candidates(Problem.dense(m=1, n=4096, k=4096), H200) == [TINY, small.triton(), small.VENDOR]
     assert OPERATION.candidates(Problem.dense(m=24, n=4096, k=4096), H200) == [
-        small.cutlass(small.SMALL),
+        small.sm90(small.SMALL),
         TINY,
         small.triton(),
         small.VENDOR,
@@ -241,7 +241,7 @@ def test_explain_without_a_gpu_explains_the_reference(package):
         pytest.skip("this machine has a GPU")
     explanation = sw.explain("scaled_mm", m=16, n=4096, k=4096)
     assert explanation.config.backend == "reference"
-    assert "cutlass_sm90: " in str(explanation)
+    assert "sm90: " in str(explanation)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_matmul_goes_to_the_vendor_library_without_measurements(package):
 
 def test_info_tells_kernels_and_tables(package):
     information = sw.info()
-    assert information.kernels["scaled_mm cutlass_sm90 sm_90a"] == 8
+    assert information.kernels["scaled_mm sm90 sm_90a"] == 8
     assert "2 entries of NVIDIA H200" in information.tables["scaled_mm"]
     assert table_file.packaged("scaled_mm").digest in str(information)
     json.dumps(information.as_dict())

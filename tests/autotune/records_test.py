@@ -17,7 +17,7 @@ from stoneware.tuning.samples import Sample
 
 
 def test_config_goes_through_json_unchanged():
-    config = Config(backend="cutlass_sm90", kernel="x", max_swizzle=4, raster="along_n")
+    config = Config(backend="sm90", kernel="x", max_swizzle=4, raster="along_n")
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
     assert Config.from_json({"backend": "vendor", "kernel": "y"}).max_swizzle == 1
 
@@ -34,7 +34,7 @@ def test_config_goes_through_json_unchanged():
 )
 def test_config_refuses_bad_fields(changes, error, parts):
     with pytest.raises(error) as caught:
-        Config(**{"backend": "cutlass_sm90", "kernel": "x", **changes})
+        Config(**{"backend": "sm90", "kernel": "x", **changes})
     for part in parts:
         assert part in str(caught.value)
 
@@ -45,7 +45,7 @@ def test_config_from_json_names_unknown_and_missing_fields():
 
 
 def test_sample_and_run_go_through_json_unchanged():
-    sample = small.sample(small.cutlass(small.BIG, max_swizzle=2), 12.345, spread_us=0.1)
+    sample = small.sample(small.sm90(small.BIG, max_swizzle=2), 12.345, spread_us=0.1)
     assert Sample.from_json(json.loads(canonical_json(sample.to_json()))) == sample
     failed = small.sample(small.VENDOR, 0, status="failed", count=0, detail="out of memory")
     assert Sample.from_json(json.loads(canonical_json(failed.to_json()))) == failed
@@ -55,7 +55,7 @@ def test_sample_files_have_the_same_bytes_in_whatever_order_samples_come(tmp_pat
     samples = [
         small.sample(config, 10.0, m=m)
         for m in (1, 16, 512)
-        for config in (small.VENDOR, small.cutlass(small.BIG), small.triton())
+        for config in (small.VENDOR, small.sm90(small.BIG), small.triton())
     ]
     sample_format.write_samples(tmp_path / "x.jsonl", samples)
     expected = (tmp_path / "x.jsonl").read_bytes()

@@ -68,7 +68,7 @@ def sample(m: int = 16, kernel: str = "big", median_us: float = 10.0, **changes:
             k=7168,
             m=m,
         ),
-        config=Config(backend="cutlass_sm90", kernel=kernel),
+        config=Config(backend="sm90", kernel=kernel),
         median_us=median_us,
         spread_us=0.5,
         count=80,
@@ -143,7 +143,7 @@ KEYS = st.one_of(
 )
 _CONFIGS = st.builds(
     Config,
-    backend=st.sampled_from(["cutlass_sm90", "vendor"]),
+    backend=st.sampled_from(["sm90", "vendor"]),
     kernel=st.sampled_from(["big", "tiny"]),
     max_swizzle=st.sampled_from([1, 8]),
 )

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stoneware.kernels import cutlass_kernels
 from stoneware.kernels import manifest as manifest_module
+from stoneware.kernels import sm90_kernels
 from stoneware.kernels.config import Config
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
@@ -44,8 +44,8 @@ BIG, TINY, SMALL = (
 VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
 
 
-def cutlass(suffix: str, out: str = "bf16", **knobs: Any) -> Config:
-    return Config(backend="cutlass_sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_{out}_{suffix}", **knobs)
+def sm90(suffix: str, out: str = "bf16", **knobs: Any) -> Config:
+    return Config(backend="sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_{out}_{suffix}", **knobs)
 
 
 def triton(out: str = "bf16", arch: str = "sm90") -> Config:
@@ -64,11 +64,11 @@ def kernel_records() -> list[KernelRecord]:
             tile, cluster, schedule = [*suffix.split("_"), ""][:3]
             records.append(
                 KernelRecord(
-                    id=cutlass(suffix, out).kernel,
+                    id=sm90(suffix, out).kernel,
                     op="scaled_mm",
-                    backend="cutlass_sm90",
+                    backend="sm90",
                     arch="sm_90a",
-                    sha256=sha256(cutlass(suffix, out).kernel),
+                    sha256=sha256(sm90(suffix, out).kernel),
                     size_bytes=20000,
                     config={
                         **dtypes,
@@ -85,7 +85,7 @@ def kernel_records() -> list[KernelRecord]:
             KernelRecord(
                 id=f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}",
                 op="scaled_mm",
-                backend="cutlass_sm90",
+                backend="sm90",
                 arch="sm_90a",
                 sha256=sha256(f"scaled_mm_block_sm90_e4m3_e4m3_{out}_{BIG}"),
                 size_bytes=20000,
@@ -243,4 +243,4 @@ def forget() -> None:
     sources.forget()
     tuning.forget_plans()
     native._try_import.cache_clear()
-    cutlass_kernels.check_cubin.cache_clear()
+    sm90_kernels.check_cubin.cache_clear()

@@ -27,7 +27,7 @@ from stoneware.tuning.entries import table_of_samples
 from stoneware.tuning.store import Store, user_store
 from stoneware.tuning.table import Table
 
-BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
+BIG, TINY, SMALL = (small.sm90(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
 H200 = Device(fingerprint=small.H200)
 
 
@@ -129,7 +129,7 @@ def test_stale_entry_of_the_store_yields_to_one_of_the_wheel(package):
 
 
 def test_entry_of_the_store_with_another_dtype_yields_to_one_with_the_very_dtype(package, tmp_path):
-    install = small.cutlass(small.BIG, "fp16")
+    install = small.sm90(small.BIG, "fp16")
     data = packaged_bytes(tmp_path, small.sample(install, 1.0, out_dtype="fp16"))
     (package / "tables" / "scaled_mm.table").write_bytes(data)
     small.forget()
@@ -138,7 +138,7 @@ def test_entry_of_the_store_with_another_dtype_yields_to_one_with_the_very_dtype
 
 
 def test_entry_of_an_overlay_with_another_dtype_yields_to_one_with_the_very_dtype(package, tmp_path):
-    store_samples(small.sample(small.cutlass(small.BIG, "fp16"), 1.0, out_dtype="fp16"))
+    store_samples(small.sample(small.sm90(small.BIG, "fp16"), 1.0, out_dtype="fp16"))
     with sw.tuning("off", overlay=baked(tmp_path, small.sample(TINY, 1.0))):
         assert (decide(out_dtype="fp16").source, decide(out_dtype="fp16").grade) == ("user's store", "exact")
         assert decide(out_dtype="bf16").source == "overlay"
@@ -151,7 +151,7 @@ def test_overlay_stays_on_top_even_stale(package, tmp_path):
 
 
 def test_kernel_of_the_store_that_this_build_lacks_is_left_out(package):
-    gone = small.cutlass("256x256x128_2x1x1_cooperative")
+    gone = small.sm90("256x256x128_2x1x1_cooperative")
     store_samples(small.sample(gone, 0.1), small.sample(BIG, 1.0))
     decision = decide()
     assert (decision.config, decision.source) == (BIG, "user's store")
@@ -172,7 +172,7 @@ def test_power_limit_is_asked_where_two_devices_differ_in_nothing_else(package, 
     store_samples(small.sample(BIG, 1.0, run="low"), run=small.run("low", low))
     asked = []
     monkeypatch.setattr("stoneware.runtime.nvml.power_limit_w", lambda ordinal: asked.append(ordinal) or 700)
-    monkeypatch.setattr("stoneware.ops.scaled_mm.cutlass_sm90.BACKEND.supports", lambda *_: None)
+    monkeypatch.setattr("stoneware.ops.scaled_mm.sm90.BACKEND.supports", lambda *_: None)
     h200 = dataclasses.replace(H200, ordinal=3)
     assert decide(device=h200).config == BIG
     assert asked == [], "one device is known"

@@ -23,7 +23,7 @@ from stoneware.tuning import policy as tuning
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.store import user_store
 
-BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
+BIG, TINY, SMALL = (small.sm90(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def changed(data: bytes) -> dict[str, bytes | None]:
         "missing": None,
         "empty": b"",
         "half": data[: len(data) // 2],
-        "edited": data.replace(b"cutlass", b"cutlasz", 1),
+        "edited": data.replace(b"sm90", b"sm91", 1),
         "no table": b"\xff" * 5000,
         "of the wheel": b"",
     }
@@ -237,7 +237,7 @@ from stoneware.runtime import package_files
 package_files.ROOT = Path(sys.argv[1])
 from stoneware.tuning import policy, store_table
 from stoneware.tuning.store import user_store
-policy.keep(small.run(), [small.sample(small.cutlass(small.BIG), 1.0, m=int(sys.argv[2]))])
+policy.keep(small.run(), [small.sample(small.sm90(small.BIG), 1.0, m=int(sys.argv[2]))])
 assert not store_table.table_path(user_store().path, "scaled_mm").exists() or sys.argv[2] != "100"
 if sys.argv[3] == "kill": os.kill(os.getpid(), 9)
 """

@@ -20,7 +20,7 @@ from stoneware.tuning.bake import bake
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table import Table
 
-BIG, TINY = small.cutlass(small.BIG), small.cutlass(small.TINY)
+BIG, TINY = small.sm90(small.BIG), small.sm90(small.TINY)
 
 
 def test_only_the_entry_that_is_asked_is_parsed(tmp_path, monkeypatch):

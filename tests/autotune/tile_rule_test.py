@@ -19,7 +19,7 @@ def kernel(extent: int, schedule: str) -> KernelRecord:
     return KernelRecord(
         id=f"{schedule}_{extent}",
         op="scaled_mm",
-        backend="cutlass_sm90",
+        backend="sm90",
         arch="sm_90a",
         sha256="0" * 64,
         size_bytes=1,

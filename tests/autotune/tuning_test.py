@@ -17,12 +17,12 @@ import torch
 import stoneware as sw
 from stoneware.errors import TableError, TuningMissError
 from stoneware.ops import dispatch, tensor_checks
-from stoneware.ops.scaled_mm import api, cutlass_sm90, vendor
+from stoneware.ops.scaled_mm import api, sm90, vendor
 from stoneware.runtime.device import Device
 from stoneware.tuning import policy as tuning
 from stoneware.tuning.store import user_store
 
-BIG, TINY, SMALL = (small.cutlass(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
+BIG, TINY, SMALL = (small.sm90(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def ran(package, monkeypatch):
     def plan(problem, config, device):
         return lambda *tensors: configs.append(config)
 
-    for module in (cutlass_sm90, vendor):
+    for module in (sm90, vendor):
         monkeypatch.setattr(module.BACKEND, "plan", plan)
     monkeypatch.setattr(tensor_checks, "CPU", Device(fingerprint=small.H200))
     monkeypatch.setattr(api, "_PLANS", type(api._PLANS)())
@@ -173,7 +173,7 @@ def test_miss_is_an_error_with_rule_value_and_remedy(ran):
 
 def test_stale_entries_are_misses_and_those_with_another_dtype_of_the_width_are_not(ran, package, tmp_path):
     stale = small.sample(BIG, 1.0, m=40, kernel_sha256="0" * 64)
-    fp16 = small.sample(small.cutlass(small.BIG, "fp16"), 1.0, m=41, out_dtype="fp16")
+    fp16 = small.sample(small.sm90(small.BIG, "fp16"), 1.0, m=41, out_dtype="fp16")
     overlay = small.bake_samples(tmp_path / "o", [stale, fp16])
     with sw.tuning("error_on_miss", overlay=overlay):
         call(m=41)

@@ -3,7 +3,7 @@
 load("//cc/gemm:cutlass_mm_sm90.bzl", "matmul_config", "scaled_mm_block_config", "scaled_mm_config")
 load("//cc/gemm:grouped_mm_sm90.bzl", "grouped_mm_config")
 load("//cc/gemm:persistent_mm_sm90.bzl", "persistent_mm_config")
-load("//tools/build_rules/private:cutlass_kernels.bzl", "check_ids", "check_subset")
+load("//tools/build_rules/private:cubin_library.bzl", "check_ids", "check_subset")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _allow_failures = analysis_test_transition(
@@ -135,7 +135,7 @@ def _one_config_twice_impl(_ctx):
 
 one_config_twice = rule(
     implementation = _one_config_twice_impl,
-    doc = "What cutlass_kernels checks, where a test can see it fail.",
+    doc = "What cubin_library checks, where a test can see it fail.",
 )
 
 def _subset_of_unknown_family_impl(_ctx):
@@ -144,7 +144,7 @@ def _subset_of_unknown_family_impl(_ctx):
 
 subset_of_unknown_family = rule(
     implementation = _subset_of_unknown_family_impl,
-    doc = "What cutlass_kernels checks of a subset, where a test can see it fail.",
+    doc = "What cubin_library checks of a subset, where a test can see it fail.",
 )
 
 def _config_test_impl(_ctx):

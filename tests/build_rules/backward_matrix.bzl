@@ -1,7 +1,7 @@
 """backward_matrix_test: which products a kernel serves, by flag, library and kernel; nothing is compiled."""
 
 load("//tests/build_rules:own_family.bzl", "own_kernel")
-load("//tools/build_rules:defs.bzl", "cutlass_kernels", "triton_aot")
+load("//tools/build_rules:defs.bzl", "cubin_library", "triton_aot")
 load("//tools/build_rules/private:providers.bzl", "KernelInfo")
 
 _SETTINGS = ["inherit", "on", "off"]
@@ -88,7 +88,7 @@ def backward_matrix_test(name, deps):
       deps: what own_kernel()'s C++ needs.
     """
     for library in _SETTINGS:
-        cutlass_kernels(
+        cubin_library(
             name = "{}_{}".format(name, library),
             backend = "own",
             backward = library,

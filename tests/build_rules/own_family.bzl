@@ -1,4 +1,4 @@
-"""Kernels as another repository has them: cutlass_kernels knows nothing of their C++."""
+"""Kernels as another repository has them: cubin_library knows nothing of their C++."""
 
 _FAMILY = struct(
     name = "store",
@@ -35,7 +35,7 @@ struct {id}_config {{
 """
 
 def own_kernel(id, value, **others):
-    """A config for cutlass_kernels.
+    """A config for cubin_library.
 
     Args:
       id: of the kernel.
@@ -77,7 +77,7 @@ def _links_in_any_order_test_impl(ctx):
 
 links_in_any_order_test = rule(
     implementation = _links_in_any_order_test_impl,
-    doc = "A library of cutlass_kernels links by a linker that reads each archive once.",
+    doc = "A library of cubin_library links by a linker that reads each archive once.",
     attrs = {"kernels": attr.label(mandatory = True, providers = [CcInfo])},
     analysis_test = True,
 )

@@ -179,7 +179,7 @@ def test_titles_say_what_differs_from_the_usual(names, title):
 def test_a_cell_is_the_mean_of_its_band_and_names_kernels(folder, capsys, tmp_path):
     text = page(capsys, tmp_path / "x.html", folder)
     assert [shown for shown, _ in cells(text)] == ["1.60", "1.10", "1.00"]
-    assert cells(text)[0][1].startswith("m=16: 1.60, cutlass_sm90: ")
+    assert cells(text)[0][1].startswith("m=16: 1.60, sm90: ")
     assert cells(text)[0][1].endswith("10.0 µs, torch 16.0 µs")
 
 

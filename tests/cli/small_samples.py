@@ -26,14 +26,14 @@ UNKNOWN_GPU = DeviceFingerprint(
     name="NVIDIA X1", compute_capability=(9, 0), num_sms=100, l2_bytes=50000000, memory_clock_khz=2000000
 )
 VENDOR = Config(backend="vendor", kernel="torch._scaled_mm")
-GROUPED = Config(backend="cutlass_sm90", kernel="grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap")
+GROUPED = Config(backend="sm90", kernel="grouped_mm_sm90_bf16_bf16_128x32x64_cooperative_swap")
 GROUPED_VENDOR = Config(backend="vendor", kernel="torch._grouped_mm")
 SHA256 = "ab" * 32
 KERNEL_OP = "mypackage.kernels:softmax"
 
 
 def ours(tile: str = "64x16x256") -> Config:
-    return Config(backend="cutlass_sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_bf16_{tile}")
+    return Config(backend="sm90", kernel=f"scaled_mm_sm90_e4m3_e4m3_bf16_{tile}")
 
 
 def key(m: int = 16, n: int = 4096, k: int = 4096, **changes: Any) -> Key:
@@ -160,7 +160,7 @@ def manifest_text() -> str:
         {
             "id": ours(tile).kernel,
             "op": "scaled_mm",
-            "backend": "cutlass_sm90",
+            "backend": "sm90",
             "arch": "sm_90a",
             "config": {
                 **dtypes,
@@ -180,7 +180,7 @@ def manifest_text() -> str:
         {
             "id": GROUPED.kernel,
             "op": "grouped_mm",
-            "backend": "cutlass_sm90",
+            "backend": "sm90",
             "arch": "sm_90a",
             "config": {
                 "a": "bf16",

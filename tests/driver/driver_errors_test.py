@@ -10,9 +10,9 @@ from cu_results import CU_RESULTS
 
 def test_importing_calls_nothing(run_with_fake: Any) -> None:
     names = run_with_fake("""
-        from stoneware.ops import _cutlass_sm90
+        from stoneware.ops import _sm90
         from stoneware.runtime import _driver
-        _cutlass_sm90.kernels()
+        _sm90.kernels()
         _driver.Kernel(fake.cubin(), "k", "P", 128, 0)
         report(fake.call_names())
     """)

@@ -1,4 +1,4 @@
-"""stoneware.ops._cutlass_sm90: what grouped_mm's kernels give the driver, and what they refuse."""
+"""stoneware.ops._sm90: what grouped_mm's kernels give the driver, and what they refuse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCALES = {_WIDE: "row", _SWAPPED: "none"}
 def _prelude(kernel: str) -> str:
     """The rows of each tensor are longer than their contents, as those of a sliced view are."""
     return f"""
-from stoneware.ops import _cutlass_sm90 as module
+from stoneware.ops import _sm90 as module
 [entry] = [entry for entry in module.kernels() if entry["id"] == "{kernel}"]
 fake.set_parameter_bytes([entry["params_bytes"]])
 problem = dict(tensors=["a", "b", "offs", "scale_a", "scale_b", "out"],

@@ -9,9 +9,9 @@ import struct
 
 import pytest
 
-from stoneware.ops import _cutlass_sm90
+from stoneware.ops import _sm90
 
-ENTRIES = {entry["id"]: entry for entry in _cutlass_sm90.kernels()}
+ENTRIES = {entry["id"]: entry for entry in _sm90.kernels()}
 
 # .nv.info is a list of attributes: a format, a kind, and 2 bytes of value or, of the format EIFMT_SVAL,
 # of the size of the value that follows. EIATTR_KPARAM_INFO has a parameter's size in the upper 14
@@ -47,5 +47,5 @@ def parameter_sizes(cubin: bytes, kernel: str) -> list[int]:
 
 @pytest.mark.parametrize("kernel", ENTRIES)
 def test_cubin_and_host_code_agree_on_the_size_of_the_parameter(kernel):
-    sizes = parameter_sizes(_cutlass_sm90.cubin(kernel), kernel)
+    sizes = parameter_sizes(_sm90.cubin(kernel), kernel)
     assert sizes == [ENTRIES[kernel]["params_bytes"]]

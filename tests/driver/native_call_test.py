@@ -12,7 +12,7 @@ import sys
 import torch
 import stoneware as sw
 from stoneware.kernels.config import Config
-from stoneware.ops import _cutlass_sm90 as module, tensor_checks
+from stoneware.ops import _sm90 as module, tensor_checks
 from stoneware.ops.scaled_mm import api
 from stoneware.runtime.device import Device, DeviceFingerprint
 
@@ -24,7 +24,7 @@ torch._C._cuda_getCurrentRawStream = lambda ordinal: 0
 [kernel] = [entry for entry in module.kernels()
             if "128x128x128_2x1x1_pingpong" in entry["id"] and "e4m3_e4m3_bf16" in entry["id"]]
 fake.set_parameter_bytes([kernel["params_bytes"]])
-config = Config(backend="cutlass_sm90", kernel=kernel["id"])
+config = Config(backend="sm90", kernel=kernel["id"])
 a = torch.zeros(64, 128, dtype=torch.float8_e4m3fn)
 b = torch.zeros(256, 128, dtype=torch.float8_e4m3fn).t()
 scales = torch.ones(64, 1), torch.ones(1, 256)

@@ -115,7 +115,7 @@ def test_a_capture_without_a_call_before_it_has_the_same_bits():
 def test_a_config_with_another_order_is_refused():
     a, b = drawn(1024, 4096, torch.bfloat16)
     for config in (
-        Config(backend="cutlass_sm90", kernel="matmul_sm90_bf16_bf16_bf16_64x16x128_1x1x1_splitk1x9_swap", splits=4),
+        Config(backend="sm90", kernel="matmul_sm90_bf16_bf16_bf16_64x16x128_1x1x1_splitk1x9_swap", splits=4),
         Config(backend="reference", kernel="torch.matmul_float32"),
     ):
         sw.matmul(a, b.t(), config=config)
@@ -133,7 +133,7 @@ def test_the_vendor_is_taken_only_where_its_bits_are_ours(m, n, k, device):
         assert torch.equal(state, torch.cuda.get_rng_state()), "the check drew from the user's random numbers"
         tensors = operands.make(problem, "cuda")
         vendor_bits.cancel(tensors.a, tensors.b)
-        ours = sw.matmul(tensors.a, tensors.b, backend="cutlass_sm90").view(torch.int16)
+        ours = sw.matmul(tensors.a, tensors.b, backend="sm90").view(torch.int16)
     torchs = torch.mm(tensors.a, tensors.b).view(torch.int16)
     assert torch.equal(ours, torchs) == (reason is None), reason
 

@@ -15,7 +15,7 @@ import torch
 
 import stoneware
 from stoneware.measuring import operands
-from stoneware.ops import _cutlass_sm90
+from stoneware.ops import _sm90
 from stoneware.ops.scaled_mm import api
 from stoneware.specs.scaled_mm_problem import Problem
 
@@ -145,12 +145,12 @@ def test_a_thread_that_has_no_context(kernel, device):
 
 def test_a_context_that_takes_the_place_of_another(device):
     """Contexts of the thread's own, made and destroyed in turn, at the same address or not."""
-    kernels = [kernel.id for kernel in KERNELS if kernel.backend == "cutlass_sm90"]
+    kernels = [kernel.id for kernel in KERNELS if kernel.backend == "sm90"]
     if not kernels:
-        pytest.skip("no CUTLASS kernel fits this GPU")
+        pytest.skip("no sm90 kernel fits this GPU")
     m, n, k = 48, 512, 1024
     tensors = operands.make(Problem.dense(m=m, n=n, k=k), "cpu")
-    plan = _cutlass_sm90.Plan(
+    plan = _sm90.Plan(
         kernels[0],
         tensors=["a", "b", "out", "scale_a", "scale_b"],
         m=m,

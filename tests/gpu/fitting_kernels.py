@@ -16,7 +16,7 @@ def of(op: str) -> list[KernelRecord]:
     if not torch.cuda.is_available():
         return kernels
     capability = torch.cuda.get_device_capability(0)
-    arch_by_backend = {"cutlass_sm90": capability, "triton_aot": aot_kernels.built_for(op, capability)}
+    arch_by_backend = {"sm90": capability, "triton_aot": aot_kernels.built_for(op, capability)}
     return [kernel for kernel in kernels if kernel.compute_capability == arch_by_backend[kernel.backend]]
 
 

@@ -99,8 +99,8 @@ def test_blocks_that_share_k_agree_with_float64(kernel, splits, m, device):
     assert tensors.is_guard_unharmed()
 
 
-CUTLASS = [kernel for kernel in KERNELS if kernel.backend == "cutlass_sm90"]
-OF_BATCHES = [kernel for kernel in CUTLASS if not split_k.is_splitk_sm90(kernel)]
+SM90 = [kernel for kernel in KERNELS if kernel.backend == "sm90"]
+OF_BATCHES = [kernel for kernel in SM90 if not split_k.is_splitk_sm90(kernel)]
 
 
 @pytest.mark.parametrize("kernel", OF_BATCHES, ids=fitting_kernels.kernel_id)
@@ -153,7 +153,7 @@ def test_kernel_sums_any_number_of_products_where_no_operand_is_contiguous_along
     """A weight's gradient: k is the number of tokens, which is odd in the end."""
     problem = Problem.dense(m=256, n=512, k=1001, layout="tn", out_dtype="bf16")
     tensors = operands.make(problem, "cuda")
-    for config in api.OPERATION.backends["cutlass_sm90"].configs(problem, device):
+    for config in api.OPERATION.backends["sm90"].configs(problem, device):
         tensors.poison()
         api.OPERATION.make_plan(problem, config, device)(*tensors.arguments)
         comparison = operands.compare(tensors.out, operands.reference(tensors), problem)
@@ -179,7 +179,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("backend", [None, "cutlass_sm90", "vendor", "reference"])
+@pytest.mark.parametrize("backend", [None, "sm90", "vendor", "reference"])
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", SHAPES)
 def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, device):
@@ -188,7 +188,7 @@ def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, dev
     try:
         result = stoneware.matmul(a, b, out_dtype=out_dtype, backend=backend)
     except UnsupportedError as error:
-        assert backend == "cutlass_sm90"
+        assert backend == "sm90"
         pytest.skip(str(error))
     expected = a.double() @ b.double()
     assert result.shape == expected.shape
@@ -197,7 +197,7 @@ def test_public_call_takes_what_torch_matmul_takes(name, out_dtype, backend, dev
     assert torch.linalg.norm(result.double() - expected) < limit * torch.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("backend", [None, "cutlass_sm90", "triton_aot", "vendor", "reference"])
+@pytest.mark.parametrize("backend", [None, "sm90", "triton_aot", "vendor", "reference"])
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_public_call_agrees_with_float64(dtype, layout, backend, device):

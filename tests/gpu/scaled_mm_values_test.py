@@ -257,7 +257,7 @@ def test_kernel_is_a_candidate_for_what_it_is_built_for(kernel, m, device):
     assert is_raced == (tile_rule.is_worth_timing(kernel, problem.key, largest) or is_first)
 
 
-@pytest.mark.parametrize("backend", [None, "cutlass_sm90", "triton_aot", "vendor", "reference"])
+@pytest.mark.parametrize("backend", [None, "sm90", "triton_aot", "vendor", "reference"])
 @pytest.mark.parametrize("scales", ["row", "tensor", "block"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("m", [1, 17, 300])

@@ -99,7 +99,7 @@ def test_the_page_has_every_family_and_every_shape():
     assert "- PROBLEM: matmul o m=16: no figure\n" in text
     assert "| scaled_mm, fp8 with row scales | stoneware | - | - | 9.0 | 5.00 | 14.0 | 0.040 | 3 | 3 |" in text
     assert "| matmul, bf16 | stoneware | 5.0 ± 0.2 | 5.0 ± 0.2 | - | - | - | - | - | - |" in text
-    assert "| o | 16 | 64 | 32 | - | `cutlass_sm90:x` | exact | - | - | - | - | - | - |" in text
+    assert "| o | 16 | 64 | 32 | - | `sm90:x` | exact | - | - | - | - | - | - |" in text
     assert text.count("\n| o |") + text.count("\n| down |") == len(ROWS)
 
 

@@ -46,7 +46,7 @@ def test_the_committed_check_passed():
     assert (check["exit_code"], check["failures"]) == (0, [])
 
 
-def kernel(name: str, arch: str, digest: str, backend: str = "cutlass_sm90", op: str = "matmul") -> KernelRecord:
+def kernel(name: str, arch: str, digest: str, backend: str = "sm90", op: str = "matmul") -> KernelRecord:
     return KernelRecord(id=name, op=op, backend=backend, arch=arch, config={}, sha256="f" * 64, code_sha256=digest)
 
 

@@ -36,8 +36,7 @@ GPU = Device(
     ),
 )
 CHOICE, OTHER, VENDOR = (
-    Config(backend=backend, kernel=kernel)
-    for backend, kernel in (("cutlass_sm90", "a"), ("cutlass_sm90", "b"), ("vendor", "v"))
+    Config(backend=backend, kernel=kernel) for backend, kernel in (("sm90", "a"), ("sm90", "b"), ("vendor", "v"))
 )
 
 

@@ -27,7 +27,7 @@ H200 = DeviceFingerprint(
 )
 H100 = dataclasses.replace(H200, name="NVIDIA H100", l2_bytes=52428800)
 VENDOR = Config(backend="vendor", kernel="ok_20.0")
-DEFAULT = Config(backend="cutlass_sm90", kernel="ok_15.0")
+DEFAULT = Config(backend="sm90", kernel="ok_15.0")
 PATIENT = Settings(hang_limit_s=60.0)
 QUICK = Settings(hang_limit_s=1.5)
 """For candidates that hang; a busy machine may stop any other for a while."""

@@ -131,7 +131,7 @@ def test_the_second_product_is_counted_and_explained(monkeypatch):
 
 def decide(monkeypatch, problem: Problem, vendor_us: float, ours_us: float, **asked):
     """The decision where these two times were measured at the problem's key, and the config of ours."""
-    ours = next(one for one in OPERATION.candidates(problem, H200) if one.backend == "cutlass_sm90")
+    ours = next(one for one in OPERATION.candidates(problem, H200) if one.backend == "sm90")
     texts = dict.fromkeys(("driver", "cuda", "torch", "triton", "python", "date", "commit", "command"), "")
     clocks = {f"{of}_clock_mhz_{when}": 0 for of in ("sm", "memory") for when in ("before", "after")}
     run = Run(id="r", device=H200.fingerprint, **texts, **clocks)

@@ -26,7 +26,7 @@ def build(off: set[str] = frozenset(), *, has_backward: bool = True, twice: set[
         about = {
             "id": f"{layout}{is_second}",
             "op": "matmul",
-            "backend": "cutlass_sm90",
+            "backend": "sm90",
             "arch": "sm_90a",
             "config": {"a": "bf16", "b": "bf16", "layout": layout},
             "serves": {role: role == "forward" or is_on for role in SERVES[layout]},

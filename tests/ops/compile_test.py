@@ -199,6 +199,6 @@ def test_operator_passes_torch_s_own_checks(name):
 
 
 def test_config_goes_through_an_operator_unchanged():
-    config = Config(backend="cutlass_sm90", kernel="a'b", max_swizzle=4, raster="along_n")
+    config = Config(backend="sm90", kernel="a'b", max_swizzle=4, raster="along_n")
     assert registration._config(registration._text(config)) == config
     assert registration._config(None) is None

@@ -31,7 +31,7 @@ BUILT = {
 def kernels(monkeypatch):
     records = {
         name: KernelRecord(
-            id=name, op="scaled_mm", backend="cutlass_sm90", arch="sm_90a", config=built, sha256="", size_bytes=1
+            id=name, op="scaled_mm", backend="sm90", arch="sm_90a", config=built, sha256="", size_bytes=1
         )
         for name, built in BUILT.items()
     }
@@ -53,14 +53,14 @@ def kernels(monkeypatch):
     ],
 )
 def test_kernel_is_told_in_words(kernel, knobs, words):
-    config = Config(backend="cutlass_sm90", kernel=kernel, **knobs)
-    assert explanation.kernel_in_words(config) == f"cutlass_sm90: {words}"
+    config = Config(backend="sm90", kernel=kernel, **knobs)
+    assert explanation.kernel_in_words(config) == f"sm90: {words}"
 
 
 def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
     def choice(kernel, median_us):
         return Choice(
-            config=Config(backend="cutlass_sm90", kernel=kernel),
+            config=Config(backend="sm90", kernel=kernel),
             median_us=median_us,
             spread_us=0.1,
             run="run-1",
@@ -81,7 +81,7 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
                 reason="first in canonical order, within 3% of the fastest, " * 3,
                 chosen=chosen,
                 runners_up=(choice("slow", 9.9), choice("triton", 123456.0)),
-                refusals=(Refusal(what=f"cutlass_sm90:{LONG_ID}", step=Step.EXACT, reason="it is too long"),),
+                refusals=(Refusal(what=f"sm90:{LONG_ID}", step=Step.EXACT, reason="it is too long"),),
             ),
             sum_order="in one sum",
             batch_invariant=False,

@@ -138,7 +138,7 @@ BAD = {
     "scale of one group": (GOOD, {"scale_b": torch.ones(N)}, ValueError, ["scale_b.shape=[48]", "[4, 48]"]),
     "out dtype": (PLAIN, {"out_dtype": torch.float16}, TypeError, ["float16", "torch.bfloat16"]),
     "out shape": (PLAIN, {"out": torch.empty(12, N).bfloat16()}, ValueError, ["out.shape=[12, 48]", "[11, 48]"]),
-    "backend": (GOOD, {"backend": "triton_aot"}, ValueError, ["triton_aot", "cutlass_sm90"]),
+    "backend": (GOOD, {"backend": "triton_aot"}, ValueError, ["triton_aot", "sm90"]),
     "a is a list": (GOOD, {"a": [[1.0]]}, TypeError, ["a of grouped_mm", "list"]),
 }
 

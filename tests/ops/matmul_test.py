@@ -13,8 +13,8 @@ import torch
 from operands import H200, OUT_DTYPES, poisoned, relative_error
 
 import stoneware as sw
-from stoneware.kernels import cutlass_kernels
-from stoneware.ops.matmul import cutlass_sm90, layouts
+from stoneware.kernels import sm90_kernels
+from stoneware.ops.matmul import layouts, sm90
 from stoneware.ops.matmul.api import OPERATION
 from stoneware.specs.matmul_problem import Problem
 from stoneware.specs.tolerance import tolerance
@@ -234,7 +234,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_kernel_takes_is_refused_with_the_value(name):
     problem, part = REFUSED[name]
-    assert part in (cutlass_sm90.BACKEND.supports(problem, H200) or "no refusal")
+    assert part in (sm90.BACKEND.supports(problem, H200) or "no refusal")
 
 
 def test_kernels_of_hopper_take_what_the_others_refuse():
@@ -245,38 +245,37 @@ def test_kernels_of_hopper_take_what_the_others_refuse():
         Problem.dense(m=64, n=128, k=251, layout="tn"),
         Problem.dense(m=1, n=8, k=8, has_bias=True),
     ):
-        assert cutlass_sm90.BACKEND.supports(problem, H200) is None, str(problem)
-        configs = cutlass_sm90.BACKEND.configs(problem, H200)
+        assert sm90.BACKEND.supports(problem, H200) is None, str(problem)
+        configs = sm90.BACKEND.configs(problem, H200)
         assert configs
         assert len(set(configs)) == len(configs)
     # A block per product along z: the kernels that are not persistent cannot have that number.
     assert not any(
-        "warpspecialized" in config.kernel
-        for config in cutlass_sm90.BACKEND.configs(Problem.dense(**DENSE, batch=70000), H200)
+        "warpspecialized" in config.kernel for config in sm90.BACKEND.configs(Problem.dense(**DENSE, batch=70000), H200)
     )
 
 
 def test_a_batch_is_refused_for_what_the_kernels_are_where_all_take_one_product():
     fp16 = {**DENSE, "dtype": "fp16", "out_dtype": "fp16"}
-    assert cutlass_sm90.BACKEND.supports(Problem.dense(**fp16), H200) is None
-    reason = cutlass_sm90.BACKEND.supports(Problem.dense(**fp16, batch=2), H200)
+    assert sm90.BACKEND.supports(Problem.dense(**fp16), H200) is None
+    reason = sm90.BACKEND.supports(Problem.dense(**fp16, batch=2), H200)
     assert "batch=2 must be 1" in reason and "which take one product" in reason
 
 
 @pytest.mark.parametrize("batch", (1, 2, 70000))
 def test_kernels_that_run_a_problem_are_those_of_its_configs(batch):
     problem = Problem.dense(**DENSE, batch=batch)
-    listed = {config.kernel for config in cutlass_sm90.BACKEND.configs(problem, H200)}
-    kernels = cutlass_kernels.kernels("matmul")
+    listed = {config.kernel for config in sm90.BACKEND.configs(problem, H200)}
+    kernels = sm90_kernels.kernels("matmul")
     assert listed and len(listed) < len(kernels)
-    assert {kernel.id for kernel in kernels if cutlass_sm90.BACKEND.runs(problem, kernel)} == listed
+    assert {kernel.id for kernel in kernels if sm90.BACKEND.runs(problem, kernel)} == listed
 
 
 def test_what_one_product_was_measured_to_take_does_not_answer_for_a_batch():
     shape = {"m": 16, "n": 4096, "k": 4096}
     one, batch = Problem.dense(**shape), Problem.dense(**shape, batch=3)
     assert OPERATION.decide(one, H200).step == "exact"
-    assert OPERATION.decide(one, H200).config.backend == "cutlass_sm90"
+    assert OPERATION.decide(one, H200).config.backend == "sm90"
     assert OPERATION.decide(batch, H200).step == "heuristic"
     assert OPERATION.decide(batch, H200).config.kernel == "torch.mm"
     strided = replace(batch, batch_stride_a=0, lda=4104)

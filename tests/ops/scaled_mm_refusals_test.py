@@ -10,9 +10,9 @@ from operands import H200, random_fp8, scaled_operands
 
 import stoneware as sw
 from stoneware.errors import ForwardOnlyError, UnsupportedError
-from stoneware.kernels import cutlass_kernels
+from stoneware.kernels import sm90_kernels
 from stoneware.kernels.config import Config
-from stoneware.ops.scaled_mm import cutlass_sm90
+from stoneware.ops.scaled_mm import sm90
 from stoneware.specs.scaled_mm_problem import Problem
 
 M, N, K = 32, 48, 64
@@ -59,12 +59,12 @@ BAD = {
     "backend unhashable": (
         lambda: {"backend": ["vendor"]},
         TypeError,
-        ["backend=['vendor']", "must be a str", "cutlass_sm90", "leave it out"],
+        ["backend=['vendor']", "must be a str", "sm90", "leave it out"],
     ),
     "backend unknown where nothing is computed": (
         lambda: {"a": random_fp8(0, K), "scale_a": torch.ones(1), "backend": "cublas"},
         ValueError,
-        ["backend='cublas'", "cutlass_sm90", "leave it out"],
+        ["backend='cublas'", "sm90", "leave it out"],
     ),
     "out of a dtype that cannot be": (
         lambda: {"out": torch.empty(M, N).double()},
@@ -188,8 +188,8 @@ BAD = {
         UnsupportedError,
         ["meta", "'cuda' or 'cpu'", ".to('cuda')"],
     ),
-    "unknown backend": (lambda: {"backend": "cublas"}, ValueError, ["backend='cublas'", "cutlass_sm90", "vendor"]),
-    "backend that cannot": (lambda: {"backend": "cutlass_sm90"}, UnsupportedError, ["compute capability 9.0", "CPU"]),
+    "unknown backend": (lambda: {"backend": "cublas"}, ValueError, ["backend='cublas'", "sm90", "vendor"]),
+    "backend that cannot": (lambda: {"backend": "sm90"}, UnsupportedError, ["compute capability 9.0", "CPU"]),
     "config as a dict": (
         lambda: {"config": {"backend": "vendor"}},
         TypeError,
@@ -208,7 +208,7 @@ BAD = {
     "config of an unknown backend": (
         lambda: {"config": Config(backend="rocm", kernel="x")},
         UnsupportedError,
-        ["no backend 'rocm'", "cutlass_sm90"],
+        ["no backend 'rocm'", "sm90"],
     ),
 }
 
@@ -251,7 +251,7 @@ def test_pointers_are_checked_on_a_cached_plan_too():
 @pytest.mark.parametrize("m", [1, 300])
 def test_kernels_that_run_a_problem_are_those_of_its_configs(m, scales):
     problem = Problem.dense(m=m, n=256, k=512, scales=scales)
-    listed = {config.kernel for config in cutlass_sm90.BACKEND.configs(problem, H200)}
-    kernels = cutlass_kernels.kernels("scaled_mm")
+    listed = {config.kernel for config in sm90.BACKEND.configs(problem, H200)}
+    kernels = sm90_kernels.kernels("scaled_mm")
     assert listed and len(listed) < len(kernels)
-    assert {kernel.id for kernel in kernels if cutlass_sm90.BACKEND.runs(problem, kernel)} == listed
+    assert {kernel.id for kernel in kernels if sm90.BACKEND.runs(problem, kernel)} == listed

@@ -97,9 +97,9 @@ def test_native_modules_import_without_torch_or_driver(wheel, site, tmp_path):
         pytest.skip(f"Python {sys.version.split()[0]} cannot load modules of {wheel.tag}")
     program = (
         "import stoneware.runtime._driver as driver\n"
-        "from stoneware.ops import _cutlass_sm90 as cutlass\n"
-        "print(driver.__file__, len(cutlass.kernels()))"
+        "from stoneware.ops import _sm90\n"
+        "print(driver.__file__, len(_sm90.kernels()))"
     )
     where, num_kernels = run(program, site, tmp_path).split()
     assert pathlib.Path(where).parent == site / "stoneware/runtime"
-    assert int(num_kernels) == sum(k["backend"] == "cutlass_sm90" for k in wheel.manifest)
+    assert int(num_kernels) == sum(k["backend"] == "sm90" for k in wheel.manifest)

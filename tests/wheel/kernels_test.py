@@ -16,7 +16,7 @@ from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS
 from stoneware.specs import OPS
 from stoneware.tuning import table_file
 
-_CUTLASS_MODULE = "stoneware/ops/_cutlass_sm90."
+_SM90_MODULE = "stoneware/ops/_sm90."
 _DRIVER_MODULE = "stoneware/runtime/_driver."
 _ELF_MACHINE_CUDA = 190  # EM_CUDA of elf.h
 _ELF_MACHINE_OFFSET = 18
@@ -53,7 +53,7 @@ def test_manifest_is_canonical_and_has_both_backends(wheel):
     assert json.loads(text)["schema"] == 1
     ids = [kernel["id"] for kernel in wheel.manifest]
     assert ids == sorted(set(ids))
-    assert {kernel["backend"] for kernel in wheel.manifest} == {"cutlass_sm90", "triton_aot"}
+    assert {kernel["backend"] for kernel in wheel.manifest} == {"sm90", "triton_aot"}
     assert {kernel["op"] for kernel in wheel.manifest} == {*OPS, "quantize"}
     fields = {"id", "op", "backend", "arch", "config", "serves", "sha256", "code_sha256", "size_bytes"}
     assert all(
@@ -77,8 +77,8 @@ def test_manifest_lists_exactly_the_cubin_files(wheel):
 
 
 def test_manifest_lists_exactly_the_cubins_inside_the_module(wheel):
-    [module] = [data for path, data in wheel.modules.items() if path.startswith(_CUTLASS_MODULE)]
-    kernels = by_backend(wheel, "cutlass_sm90")
+    [module] = [data for path, data in wheel.modules.items() if path.startswith(_SM90_MODULE)]
+    kernels = by_backend(wheel, "sm90")
     offsets = embedded_cubins(module)
     assert len(offsets) == len(kernels) >= 6
     found = {

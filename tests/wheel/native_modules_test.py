@@ -11,7 +11,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
-_DRIVER_USERS = ("stoneware/ops/_cutlass_sm90", "stoneware/runtime/_driver")
+_DRIVER_USERS = ("stoneware/ops/_sm90", "stoneware/runtime/_driver")
 _MODULES = ("stoneware/ops/_call", *_DRIVER_USERS)
 # All of them parts of glibc; the last has __tls_get_addr, for what a thread has to itself.
 _ALLOWED_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "ld-linux-x86-64.so.2"}

@@ -54,8 +54,8 @@ def test_manifest_has_each_kernel_of_the_full_one_or_lists_it_as_left_out(full, 
 
 
 def test_module_has_the_kernels_of_the_manifest(small):
-    program = "from stoneware.ops import _cutlass_sm90\nprint(*sorted(one['id'] for one in _cutlass_sm90.kernels()))"
-    listed = sorted(kernel["id"] for kernel in manifest(small)["kernels"] if kernel["backend"] == "cutlass_sm90")
+    program = "from stoneware.ops import _sm90\nprint(*sorted(one['id'] for one in _sm90.kernels()))"
+    listed = sorted(kernel["id"] for kernel in manifest(small)["kernels"] if kernel["backend"] == "sm90")
     assert output(small, program).split() == listed
 
 

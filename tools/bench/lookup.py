@@ -49,7 +49,7 @@ from typing import Any
 import torch
 from absl import app, flags
 
-from stoneware.kernels import cutlass_kernels, manifest
+from stoneware.kernels import manifest, sm90_kernels
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.measuring import operands
 from stoneware.ops import operation_of
@@ -189,10 +189,10 @@ def gpu(op: str) -> Device:
     """The device with the most measurements as the driver describes it; where the installation
     lacks the native modules, as `explain` describes it."""
     fingerprint = measured_device(op).fingerprint
-    if any(native.why_missing(module) for module in (DRIVER_MODULE, cutlass_kernels.MODULE)):
+    if any(native.why_missing(module) for module in (DRIVER_MODULE, sm90_kernels.MODULE)):
         return Device(fingerprint=fingerprint)
     return Device(
-        ordinal=0, fingerprint=replace(fingerprint, power_limit_w=0), driver_version=(cutlass_kernels.CUDA_MAJOR, 0)
+        ordinal=0, fingerprint=replace(fingerprint, power_limit_w=0), driver_version=(sm90_kernels.CUDA_MAJOR, 0)
     )
 
 

@@ -5,7 +5,7 @@
     enable_backward  the build setting //:enable_backward
     cuda_cubin       one CUDA kernel for one architecture
     cuda_library     host code with CUDA types, as a C++ library
-    cutlass_kernels  CUTLASS kernels, from configs to a library with its cubins inside
+    cubin_library    CUDA kernels, from configs to a library with their cubins inside
     nanobind_module  a Python extension module for the host's Python and the stable ABI
     triton_aot       a Triton kernel, compiled ahead of time for several architectures
     kernel_group     several kernel targets under one name
@@ -22,7 +22,7 @@ load("//tools/build_rules/private:backward.bzl", _enable_backward = "enable_back
 load("//tools/build_rules/private:cuda_archs.bzl", _DEFAULT_ARCHS = "DEFAULT_ARCHS", _cuda_archs = "cuda_archs")
 load("//tools/build_rules/private:cuda_cubin.bzl", _cuda_cubin = "cuda_cubin")
 load("//tools/build_rules/private:cuda_library.bzl", _cuda_library = "cuda_library")
-load("//tools/build_rules/private:cutlass_kernels.bzl", _cutlass_kernels = "cutlass_kernels")
+load("//tools/build_rules/private:cubin_library.bzl", _cubin_library = "cubin_library")
 load("//tools/build_rules/private:kernel_group.bzl", _kernel_group = "kernel_group")
 load("//tools/build_rules/private:kernel_manifest.bzl", _kernel_manifest = "kernel_manifest")
 load("//tools/build_rules/private:kernel_set.bzl", _kernel_set = "kernel_set")
@@ -35,7 +35,7 @@ DEFAULT_ARCHS = _DEFAULT_ARCHS
 cuda_archs = _cuda_archs
 cuda_cubin = _cuda_cubin
 cuda_library = _cuda_library
-cutlass_kernels = _cutlass_kernels
+cubin_library = _cubin_library
 enable_backward = _enable_backward
 kernel_group = _kernel_group
 kernel_manifest = _kernel_manifest

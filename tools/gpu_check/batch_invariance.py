@@ -31,7 +31,7 @@ from absl import flags
 
 import stoneware as sw
 from stoneware.errors import UnsupportedError
-from stoneware.kernels import cutlass_kernels
+from stoneware.kernels import sm90_kernels
 from stoneware.kernels.config import Config
 from stoneware.measuring import operands
 from stoneware.measuring.device_timer import DeviceTimer
@@ -117,10 +117,10 @@ def _call(kind: str, n: int, k: int) -> tuple[RowsCall, list[torch.Tensor]]:
 def _configs(op: str) -> list[Config]:
     """Every config of ours that may have the order; a call refuses those of other dtypes."""
     found = []
-    for record in cutlass_kernels.kernels(op):
+    for record in sm90_kernels.kernels(op):
         assert record.config.get("sum_chunk") is not None, f"{record.id} states no order of its sums"
         found.append(Config(backend=record.backend, kernel=record.id))
-        if op != "grouped_mm" and record.config["schedule"] in cutlass_kernels.TILE_SCHEDULED:
+        if op != "grouped_mm" and record.config["schedule"] in sm90_kernels.TILE_SCHEDULED:
             found.append(Config(backend=record.backend, kernel=record.id, max_swizzle=4))
     return found
 

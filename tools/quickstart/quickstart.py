@@ -52,7 +52,7 @@ def parse_shape(text: str) -> Problem:
 
 
 def kernel_name(explanation: Explanation) -> str:
-    """Backend and kernel, without what all rows share: "cutlass_sm90 64x16x256_1x1x1_..."."""
+    """Backend and kernel, without what all rows share: "sm90 64x16x256_1x1x1_..."."""
     config = explanation.config
     kernel = config.kernel.rpartition(f"_{explanation.problem.out_dtype}_")[2]
     swizzle = f" swizzle {config.max_swizzle}" if config.max_swizzle != 1 else ""

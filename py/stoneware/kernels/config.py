@@ -35,7 +35,7 @@ class Config:
     """Which backend runs, with which kernel, and with which knobs at launch.
 
     Attributes:
-      backend: the NAME of a backend module, such as "cutlass_sm90".
+      backend: the NAME of a backend module, such as "sm90".
       kernel: the kernel's id; for backends without kernels of ours a fixed name, such as
         "torch._scaled_mm".
       max_swizzle: the largest tile swizzle, one of SWIZZLES. Only CUTLASS kernels read it.

@@ -29,7 +29,7 @@ class KernelRecord:
     Attributes:
       id: unique name of the kernel.
       op: "scaled_mm" or "matmul".
-      backend: "cutlass_sm90" or "triton_aot".
+      backend: "sm90" or "triton_aot".
       arch: as the compiler names it, such as "sm_90a".
       config: what the kernel was built from (dtypes, tile, schedule, ...).
       sha256: digest of the cubin, which is checked before it is loaded.

@@ -1,7 +1,7 @@
 """In which order a kernel adds up an element of the result, and which order is batch invariant.
 
 The bits of an element depend on its row of a, its column of b, their scales and its bias, and on the
-order of the arithmetic. All CUTLASS kernels of an op have one order: products are added along k by the
+order of the arithmetic. All sm90 kernels of an op have one order: products are added along k by the
 same instruction; then, of fp8, the sum is multiplied by scale_a, and with scale_b and the bias in one
 fused step; it is rounded once. Neither tile nor schedule nor cluster changes that. What is left is
 

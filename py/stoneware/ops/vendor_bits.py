@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from stoneware.errors import UnsupportedError
-from stoneware.kernels import cutlass_kernels
+from stoneware.kernels import sm90_kernels
 from stoneware.kernels.config import Config
 from stoneware.runtime.device import Device
 from stoneware.tuning import policy
@@ -77,7 +77,7 @@ def why_not(operation: Any, vendor: Config, problem: Any, device: Device, *, may
 
 def _difference(operation: Any, vendor: Config, problem: Any, device: Device) -> str | None:
     try:
-        ours = operation.decide(problem, device, backend=cutlass_kernels.BACKEND).config
+        ours = operation.decide(problem, device, backend=sm90_kernels.BACKEND).config
     except UnsupportedError:
         return "no kernel of ours runs the problem, so there is nothing to compare its bits with"
     ordinals = [] if device.ordinal is None else [device.ordinal]  # a CPU, in tests, has none

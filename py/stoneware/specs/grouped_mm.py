@@ -43,7 +43,7 @@ as in DeepSeek-V3 and Qwen3 30B A3B. For more rows the largest that was measured
 
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
     """Configs where nothing was measured, best first; the first is the canonical config."""
-    return [*by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="cutlass_sm90")), VENDOR]
+    return [*by_tile_m(key, compute_capability, manifest.select(op=key.op, backend="sm90")), VENDOR]
 
 
 def _problems(sizes: Sequence[int], *, dtypes: Sequence[str], out_dtypes: Sequence[str]) -> Iterator[Problem]:
@@ -64,7 +64,7 @@ SPEC = OpSpec(
     needs={"num_groups": "pass --num-groups 8, with -m the rows of all groups together"},
     preferred=preferred,
     preferred_reason=(
-        "no measurement applies; of our CUTLASS kernels the one with the smallest tile that still "
+        "no measurement applies; of our kernels for Hopper the one with the smallest tile that still "
         "covers the mean rows of a group, else torch's grouped product"
     ),
     forms={4: "GxMxNxK, G groups of M rows on average, such as 8x16x4096x14336"},

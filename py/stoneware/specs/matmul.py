@@ -22,7 +22,7 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
         VENDOR,
         *(
             config
-            for backend in ("cutlass_sm90", "triton_aot")
+            for backend in ("sm90", "triton_aot")
             for config in by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
         ),
     ]

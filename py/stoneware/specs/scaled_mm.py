@@ -135,7 +135,7 @@ empty."""
 def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest) -> list[Config]:
     """Configs where nothing was measured, best first; the first is the canonical config.
 
-    On an H200 the CUTLASS kernels that it takes up to m = 128 were 1.1 to 2 times as fast as
+    On an H200 the kernels that it takes up to m = 128 were 1.1 to 2 times as fast as
     torch's rowwise ones, untuned, and those of e5m2 1.02 to 2.03 times (7 shapes). Those that it
     would take above took 1.08 to 1.28 times as long (e5m2, 7 shapes, m of 512 to 14336), and those
     with slow accumulation 1.06 to 1.42 times at any m (e4m3, 20 problems, m of 1 to 4096). The
@@ -143,7 +143,7 @@ def preferred(key: Key, compute_capability: tuple[int, int], manifest: Manifest)
     """
     ours, triton = (
         by_tile_m(key, compute_capability, manifest.select(op=key.op, backend=backend))
-        for backend in ("cutlass_sm90", "triton_aot")
+        for backend in ("sm90", "triton_aot")
     )
     is_ours_first = key.m <= LARGEST_SPLIT_M and key.accumulation == "fast"
     return [*ours, VENDOR, *triton] if is_ours_first else [VENDOR, *ours, *triton]
@@ -165,7 +165,7 @@ SPEC = OpSpec(
     takes=("scales", "has_bias"),
     preferred=preferred,
     preferred_reason=(
-        f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation of our CUTLASS "
+        f"no measurement applies; up to m = {LARGEST_SPLIT_M} with fast accumulation of our Hopper "
         "kernels the one with the smallest tile that still covers m, else the vendor library, else "
         "our kernels by the same rule"
     ),

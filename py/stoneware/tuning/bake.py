@@ -101,7 +101,7 @@ def _of_this_build(op: str, record: DeviceRecord, located: Sequence[Located], ma
     """The samples without those of kernels that this build leaves out.
 
     The manifest lists what a small kernel set leaves out, and what backward = off removes. A build for fewer archs
-    (`--//:cuda_archs=sm_90`, say, without the CUTLASS kernels of sm_90a) has no kernel of some
+    (`--//:cuda_archs=sm_90`, say, without the kernels of sm_90a) has no kernel of some
     backend; if it has none at all for the device, no sample counts.
     """
     name, capability = record.fingerprint.name, record.fingerprint.compute_capability

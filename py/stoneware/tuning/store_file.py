@@ -456,7 +456,8 @@ def _sound(rows: Iterable[Sequence[Any]]) -> Iterator[Row]:
 def _rows_of_layout_2(path: Path, connection: sqlite3.Connection, reading: Reading) -> list[Row]:
     """The rows of a database of Stoneware 0.1, as this version would have stored them.
 
-    Its rows were <digest> <kind> 2 <run>, and of a sample another line with its JSON.
+    Its rows were <digest> <kind> 2 <run>, and of a sample another line with its JSON. They call the
+    backend `sm90` cutlass_sm90.
     """
     runs: dict[str, dict[bool, str]] = {}
     samples: list[Sample] = []
@@ -471,7 +472,7 @@ def _rows_of_layout_2(path: Path, connection: sqlite3.Connection, reading: Readi
             if schema != "2":
                 raise ValueError(f"it has schema {schema}")
             if kind == "sample":
-                samples.append(Sample.from_json(json.loads(sample)))
+                samples.append(Sample.from_json(json.loads(sample.replace('"cutlass_sm90"', '"sm90"'))))
             # A run's own row has its command and its end. If that is lost, a row of its samples has the rest.
             runs.setdefault(Run.from_json(json.loads(run)).id, {})[kind == "run"] = run
         except (AttributeError, *PARSE_ERRORS) as error:

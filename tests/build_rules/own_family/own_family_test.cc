@@ -1,5 +1,5 @@
 // A family of somebody else's, with a namespace, an entry and sources of its own, is in the library
-// that cutlass_kernels makes: each kernel with its config's value and its cubin.
+// that cubin_library makes: each kernel with its config's value and its cubin.
 
 #include <cstdio>
 #include <cstring>

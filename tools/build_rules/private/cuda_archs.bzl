@@ -2,7 +2,7 @@
 
 load(":providers.bzl", "CudaArchsInfo")
 
-# What ships: CUTLASS kernels for Hopper (sm_90a), Triton kernels for the rest of the list.
+# What ships: CUTLASS and PTX kernels for Hopper (sm_90a), Triton kernels for the rest of the list.
 DEFAULT_ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"]
 
 def _cuda_archs_impl(ctx):

@@ -82,7 +82,7 @@ def nanobind_module(name, srcs, deps = [], module_name = None, visibility = None
     Args:
       name: the target.
       srcs: its sources.
-      deps: cc_library, cuda_library or cutlass_kernels targets.
+      deps: cc_library, cuda_library or cubin_library targets.
       module_name: the module's name, as in NB_MODULE(module_name, m); by default `name`.
       visibility: of `name`.
       testonly: as everywhere.

@@ -6,14 +6,14 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.grouped_mm import checks, cutlass_sm90, reference, vendor
+from stoneware.ops.grouped_mm import checks, reference, sm90, vendor
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.specs.grouped_mm import SPEC
 from stoneware.specs.grouped_mm_problem import Problem
 
 __all__ = ["OPERATION", "Problem", "grouped_mm"]
 
-OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, vendor.BACKEND, reference.BACKEND)
+OPERATION = Operation(SPEC, sm90.BACKEND, vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -53,11 +53,11 @@ def grouped_mm(
       out_dtype: torch.bfloat16 or, for fp8, torch.float16; None for torch.bfloat16.
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 8; None allocates it. It
         must not share memory with an input; that is not checked, and the result would be undefined.
-      backend: run this backend only: "cutlass_sm90", "vendor" or "reference".
+      backend: run this backend only: "sm90", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
 
     Returns:
-      out. Its rows from offs[-1] on are undefined, like in torch: "cutlass_sm90" and "reference" do
+      out. Its rows from offs[-1] on are undefined, like in torch: "sm90" and "reference" do
       not write them, "vendor" may.
 
     Raises:

@@ -6,7 +6,7 @@ import torch
 
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
-from stoneware.ops.matmul import checks, cutlass_sm90, reference, vendor
+from stoneware.ops.matmul import checks, reference, sm90, vendor
 from stoneware.ops.plan_cache import OpPlans
 from stoneware.ops.triton_aot import TritonAot
 from stoneware.specs.matmul import SPEC
@@ -14,7 +14,7 @@ from stoneware.specs.matmul_problem import Problem
 
 __all__ = ["OPERATION", "Problem", "matmul"]
 
-OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, TritonAot(SPEC), vendor.BACKEND, reference.BACKEND)
+OPERATION = Operation(SPEC, sm90.BACKEND, TritonAot(SPEC), vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -50,7 +50,7 @@ def matmul(
         undefined.
       out_dtype: the result's dtype: the operands' or torch.float32; None takes out's, or the
         operands' without out.
-      backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
+      backend: run this backend only: "sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows. Not for gradients.
 
     Returns:

@@ -8,7 +8,7 @@ from stoneware.errors import quoted
 from stoneware.kernels.config import Config
 from stoneware.ops.dispatch import Operation
 from stoneware.ops.plan_cache import OpPlans
-from stoneware.ops.scaled_mm import checks, cutlass_sm90, reference, vendor
+from stoneware.ops.scaled_mm import checks, reference, sm90, vendor
 from stoneware.ops.triton_aot import TritonAot
 from stoneware.specs.scaled_mm import SPEC
 from stoneware.specs.scaled_mm_problem import Problem
@@ -17,7 +17,7 @@ __all__ = ["OPERATION", "Problem", "scaled_mm"]
 
 _TRITON = TritonAot(SPEC, lambda problem: (int(problem.scale_a == "row"), int(problem.scale_b == "row")))
 
-OPERATION = Operation(SPEC, cutlass_sm90.BACKEND, _TRITON, vendor.BACKEND, reference.BACKEND)
+OPERATION = Operation(SPEC, sm90.BACKEND, _TRITON, vendor.BACKEND, reference.BACKEND)
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 
@@ -58,7 +58,7 @@ def scaled_mm(
       out: [m, n] of the out dtype, row-major, out.stride(0) a multiple of 16 bytes; None allocates
         it. It must not share memory with an input; that is not checked, and the result would be
         undefined.
-      backend: run this backend only: "cutlass_sm90", "triton_aot", "vendor" or "reference".
+      backend: run this backend only: "sm90", "triton_aot", "vendor" or "reference".
       config: run this config; None takes what `stoneware.explain` shows.
       use_fast_accum: True sums in the tensor core, with about 14 bits of mantissa. False, for
         training, adds the sum of each 128 elements of k in float32, like block scales always do.

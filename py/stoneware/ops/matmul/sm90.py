@@ -1,4 +1,4 @@
-"""Backend of matmul's CUTLASS kernels for Hopper: every layout, batches, and a result of 16 or 32
+"""Backend of matmul's kernels for Hopper: every layout, batches, and a result of 16 or 32
 bits."""
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoneware.kernels import split_k, tile_rule
-from stoneware.kernels.cutlass_kernels import TILE_SCHEDULED
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.ops.cutlass_sm90 import CutlassSm90
+from stoneware.kernels.sm90_kernels import TILE_SCHEDULED
+from stoneware.ops.sm90 import Sm90
 from stoneware.specs.matmul import SPEC
 from stoneware.specs.matmul_problem import Problem
 from stoneware.specs.product import UNIT_BYTES, unit
@@ -23,7 +23,7 @@ Capability"), along which the kernels that are not persistent have the narrow si
 and the batch."""
 
 
-class _CutlassSm90(CutlassSm90):
+class _Sm90(Sm90):
     def kind(self, problem: Problem) -> str:
         return f" of layout {problem.layout}"
 
@@ -81,4 +81,4 @@ class _CutlassSm90(CutlassSm90):
         return {name: getattr(problem, name) for name in names}
 
 
-BACKEND = _CutlassSm90(SPEC)
+BACKEND = _Sm90(SPEC)

@@ -1,4 +1,4 @@
-"""cutlass_kernels: CUTLASS kernels, from configs to one library with their cubins inside."""
+"""cubin_library: CUDA kernels, from configs to one library with their cubins inside."""
 
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain", "use_cpp_toolchain")
 load(":backward.bzl", "narrower")
@@ -223,7 +223,7 @@ def check_ids(configs):
     """Fails if two configs have the same id, which identifies a config within its family.
 
     Args:
-      configs: as of cutlass_kernels.
+      configs: as of cubin_library.
     """
     places = {}
     num_of_family = {}
@@ -232,7 +232,7 @@ def check_ids(configs):
         place = num_of_family.get(family, 0) + 1
         num_of_family[family] = place
         if config.id in places:
-            fail("cutlass_kernels: each config must have an id of its own, but configs {} and {} of {} are both {}; remove one of them"
+            fail("cubin_library: each config must have an id of its own, but configs {} and {} of {} are both {}; remove one of them"
                 .format(places[config.id], place, family, config.id))
         places[config.id] = place
 
@@ -244,10 +244,10 @@ def check_subset(library, names, known):
     """Fails if a library is to have a family that there is not."""
     for name in names:
         if name not in known:
-            fail("cutlass_kernels: a subset must name families of `configs`, but {} names {}; choose from {}"
+            fail("cubin_library: a subset must name families of `configs`, but {} names {}; choose from {}"
                 .format(library, repr(name), ", ".join(known)))
 
-def cutlass_kernels(
+def cubin_library(
         name,
         backend,
         configs,
@@ -289,9 +289,9 @@ def cutlass_kernels(
     `const std::size_t kNumKernelEntries`.
 
     Example:
-        cutlass_kernels(
+        cubin_library(
             name = "kernels_sm90",
-            backend = "cutlass_sm90",
+            backend = "sm90",
             configs = KERNELS_SM90,
             entry_header = "cc/gemm/kernel_entry.h",
             entry_type = "stoneware::gemm::KernelEntry",

@@ -1,18 +1,18 @@
-"""Backend of scaled_mm's CUTLASS kernels for Hopper."""
+"""Backend of scaled_mm's kernels for Hopper."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from stoneware.kernels.cutlass_kernels import TILE_SCHEDULED
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.ops.cutlass_sm90 import CutlassSm90
+from stoneware.kernels.sm90_kernels import TILE_SCHEDULED
+from stoneware.ops.sm90 import Sm90
 from stoneware.specs.scaled_mm import SPEC
 from stoneware.specs.scaled_mm_problem import Problem
 
 
-class _CutlassSm90(CutlassSm90):
+class _Sm90(Sm90):
     def kind(self, problem: Problem) -> str:
         return f" for {problem.scales} scales and {problem.accumulation} accumulation"
 
@@ -27,4 +27,4 @@ class _CutlassSm90(CutlassSm90):
         return {name: getattr(problem, name) for name in names}
 
 
-BACKEND = _CutlassSm90(SPEC)
+BACKEND = _Sm90(SPEC)

@@ -1,4 +1,4 @@
-"""stoneware.ops._cutlass_sm90: the arguments that CUTLASS gives the driver."""
+"""stoneware.ops._sm90: the arguments that CUTLASS gives the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROBLEM = (
 _A, _B, _D, _SCALE_A, _SCALE_B, _STREAM = (i << 20 for i in (1, 2, 3, 4, 5, 6))
 
 _PRELUDE = f"""
-from stoneware.ops import _cutlass_sm90 as module
+from stoneware.ops import _sm90 as module
 entries = {{entry["id"]: entry for entry in module.kernels()}}
 def plan(kernel):
     fake.set_parameter_bytes([entries[kernel]["params_bytes"]])

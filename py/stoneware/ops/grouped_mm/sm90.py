@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from stoneware.kernels.manifest import KernelRecord
-from stoneware.ops.cutlass_sm90 import CutlassSm90
+from stoneware.ops.sm90 import Sm90
 from stoneware.specs.grouped_mm import SPEC
 from stoneware.specs.grouped_mm_problem import Problem
 
@@ -18,7 +18,7 @@ MAX_EXTENT = 2**30 - 1
 cc/gemm/grouped_mm_sm90_host.h)."""
 
 
-class _CutlassSm90(CutlassSm90):
+class _Sm90(Sm90):
     max_extents: ClassVar[Mapping[str, int]] = {"m": MAX_EXTENT, "n": MAX_EXTENT, "k": MAX_EXTENT}
 
     def refusal(self, problem: Problem, kernels: Sequence[KernelRecord]) -> str | None:
@@ -35,4 +35,4 @@ class _CutlassSm90(CutlassSm90):
         }
 
 
-BACKEND = _CutlassSm90(SPEC)
+BACKEND = _Sm90(SPEC)

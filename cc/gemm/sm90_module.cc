@@ -1,4 +1,4 @@
-// stoneware.ops._cutlass_sm90: the CUTLASS kernels of every op with their cubins inside.
+// stoneware.ops._sm90: the Hopper kernels of every op with their cubins inside.
 //
 // Importing it makes no CUDA call. Every failed driver call is a stoneware.errors.DriverError; a
 // problem that a kernel cannot compute is a ValueError.
@@ -133,11 +133,11 @@ void Init(Plan* self, const std::string& kernel, const std::vector<std::string>&
 }  // namespace
 }  // namespace stoneware::gemm
 
-NB_MODULE(_cutlass_sm90, m) {
+NB_MODULE(_sm90, m) {
   using namespace stoneware::gemm;
   // Torch keeps what was registered with it until the process ends, and plans with that.
   nb::set_leak_warnings(false);
-  m.doc() = "CUTLASS kernels for sm_90a, launched through the NVIDIA driver.";
+  m.doc() = "Kernels for sm_90a by CUTLASS and in PTX, launched through the NVIDIA driver.";
   stoneware::driver::RegisterPythonErrors();
   EmbeddedKernels();
 

@@ -1,35 +1,35 @@
-"""Backend of the CUTLASS kernels for Hopper, embedded in the native module; an op refines it."""
+"""Backend of the kernels for Hopper, by CUTLASS or in PTX, embedded in the native module; an op refines it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from stoneware.kernels import cutlass_kernels, manifest, split_k, tile_rule
+from stoneware.kernels import manifest, sm90_kernels, split_k, tile_rule
 from stoneware.kernels.config import Config
-from stoneware.kernels.cutlass_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
 from stoneware.kernels.manifest import KernelRecord
+from stoneware.kernels.sm90_kernels import COMPUTE_CAPABILITY, MAX_EXTENT
 from stoneware.ops.backend import Backend, Plan
 from stoneware.runtime import native
 from stoneware.runtime.device import Device
 from stoneware.specs.op_spec import OpSpec
 
 
-class CutlassSm90(Backend):
-    """The op's CUTLASS kernels.
+class Sm90(Backend):
+    """The op's kernels for Hopper.
 
     Attributes:
       max_extents: size -> the most that kernels count to.
     """
 
-    name = cutlass_kernels.BACKEND
+    name = sm90_kernels.BACKEND
     max_extents: ClassVar[Mapping[str, int]] = {"m": MAX_EXTENT, "n": MAX_EXTENT}
 
     def __init__(self, spec: OpSpec) -> None:
         self.spec = spec
 
     def supports(self, problem: Any, device: Device) -> str | None:
-        reason = cutlass_kernels.why_unusable(device)
+        reason = sm90_kernels.why_unusable(device)
         if reason is not None:
             return reason
         kernels = self._built(problem)
@@ -52,7 +52,7 @@ class CutlassSm90(Backend):
         found = tile_rule.by_tile_m(
             problem.key,
             device.compute_capability,
-            [kernel for kernel in cutlass_kernels.kernels(self.spec.name) if self.fits(problem, kernel)],
+            [kernel for kernel in sm90_kernels.kernels(self.spec.name) if self.fits(problem, kernel)],
         )
         assert device.fingerprint is not None  # of a GPU, which `supports` asked for
         m, n, k, num_sms = problem.m, problem.n, problem.k, device.fingerprint.num_sms
@@ -63,17 +63,17 @@ class CutlassSm90(Backend):
                 for kernel in kernels
                 for splits in split_k.splits_to_time(kernel, m, n, k, num_sms)
             ),
-            *(config for kernel in self.swizzled(kernels) for config in cutlass_kernels.swizzled(kernel, m, n)),
+            *(config for kernel in self.swizzled(kernels) for config in sm90_kernels.swizzled(kernel, m, n)),
         ]
 
     def runs(self, problem: Any, kernel: KernelRecord) -> bool:
         return tile_rule.fits(kernel, problem.key, COMPUTE_CAPABILITY) and self.fits(problem, kernel)
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        cutlass_kernels.check_cubin(config.kernel)
+        sm90_kernels.check_cubin(config.kernel)
         ordinal, fingerprint = device.ordinal, device.fingerprint
         assert ordinal is not None and fingerprint is not None  # of a GPU that is here
-        launch = native.load(cutlass_kernels.MODULE).Plan(
+        launch = native.load(sm90_kernels.MODULE).Plan(
             config.kernel,
             tensors=self.spec.plan_order,
             m=problem.m,
@@ -114,7 +114,5 @@ class CutlassSm90(Backend):
     def _built(self, problem: Any) -> list[KernelRecord]:
         key = problem.key
         return [
-            kernel
-            for kernel in cutlass_kernels.kernels(self.spec.name)
-            if tile_rule.fits(kernel, key, COMPUTE_CAPABILITY)
+            kernel for kernel in sm90_kernels.kernels(self.spec.name) if tile_rule.fits(kernel, key, COMPUTE_CAPABILITY)
         ]

@@ -1,6 +1,6 @@
-"""CUTLASS kernels of the native module for Hopper: which of them can run here, and their cubins.
+"""Kernels of the native module for Hopper: which of them can run here, and their cubins.
 
-What every op's backend `cutlass_sm90.py` asks; what a kernel can compute is the op's to know.
+What every op's backend `sm90.py` asks; what a kernel can compute is the op's to know.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from stoneware.kernels.manifest import KernelRecord
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import Device
 
-BACKEND = "cutlass_sm90"
-MODULE = "stoneware.ops._cutlass_sm90"
+BACKEND = "sm90"
+MODULE = "stoneware.ops._sm90"
 COMPUTE_CAPABILITY = (9, 0)
 
 CUDA_MAJOR = 13
