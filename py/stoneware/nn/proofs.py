@@ -368,7 +368,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _plain_name(name: str) -> str:
-    """Of an operator, also of the reflected one: "mul" for "__rmul__"."""
+    """The plain name of an operator, reflected or not: "mul" for "__rmul__"."""
     if name.startswith("__") and name.endswith("__"):
         name = name.strip("_")
         return name[1:] if name in ("radd", "rmul", "rsub", "rpow", "rtruediv") else name

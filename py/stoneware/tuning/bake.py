@@ -40,7 +40,7 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
       manifest: the kernels of this build; needed for an op of ours.
 
     Returns:
-      The bytes of the table; a valid table without devices if there is no sample.
+      The bytes of the table; a valid table without devices if there are no samples.
 
     Raises:
       TableError: a file is damaged; a sample is of a kernel that is not in the manifest (unless as
