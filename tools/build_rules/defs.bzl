@@ -19,10 +19,10 @@ installation or a GPU. In WORKSPACE call stoneware_repositories() and stoneware_
 """
 
 load("//tools/build_rules/private:backward.bzl", _enable_backward = "enable_backward")
+load("//tools/build_rules/private:cubin_library.bzl", _cubin_library = "cubin_library")
 load("//tools/build_rules/private:cuda_archs.bzl", _DEFAULT_ARCHS = "DEFAULT_ARCHS", _cuda_archs = "cuda_archs")
 load("//tools/build_rules/private:cuda_cubin.bzl", _cuda_cubin = "cuda_cubin")
 load("//tools/build_rules/private:cuda_library.bzl", _cuda_library = "cuda_library")
-load("//tools/build_rules/private:cubin_library.bzl", _cubin_library = "cubin_library")
 load("//tools/build_rules/private:kernel_group.bzl", _kernel_group = "kernel_group")
 load("//tools/build_rules/private:kernel_manifest.bzl", _kernel_manifest = "kernel_manifest")
 load("//tools/build_rules/private:kernel_set.bzl", _kernel_set = "kernel_set")
