@@ -1,13 +1,13 @@
 """The one rule that picks among timed candidates: in the bake, in the user's store, on a miss.
 
-The next tune of the same shapes gives other medians. What noise decides would be decided
-differently, from one table to the next and from one rank to another. So candidates that take no
-more than a band longer than the fastest tie with it (BAND, LONG_BAND), and the first of them in
-canonical order is chosen: the vendor library, which fits its kernel to each shape, also to those
-that were not timed; then the op's heuristic; then the configs' own order.
+The next tune of the same shapes gives other medians. A choice by noise would differ from one table
+to the next and from one rank to another. So candidates that take at most a band longer than the
+fastest tie with it (BAND, LONG_BAND), and the first of them in canonical order is chosen: our
+kernels, in the order of the op's heuristic and then of their configs, before the vendor library. A
+call of ours takes less time on the host, and has the same order of sums at every m. From LONG_US on
+the host does not matter, and the vendor library comes first.
 
-Whatever is chosen is therefore never slower than the default or the vendor library by more than
-the band.
+So the choice is never slower than the default or the vendor library by more than the band.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def choose(candidates: Sequence[Candidate], preferred: Sequence[AnyConfig] = ())
     if not candidates:
         raise ValueError("candidates=[] must be at least one; leave out problems without timings")
     rank = {config: position for position, config in enumerate(preferred)}
+    is_long = min(candidate.median_us for candidate in candidates) >= LONG_US
 
     def order(candidate: Candidate) -> tuple[bool, int, AnyConfig]:
         config = candidate.config
-        return not is_vendor(config), rank.get(config, len(rank)), config
+        return is_vendor(config) != is_long, rank.get(config, len(rank)), config
 
     by_time = sorted(candidates, key=lambda candidate: (candidate.median_us, order(candidate)))
     fastest = by_time[0]
