@@ -205,7 +205,7 @@ def test_a_run_whose_time_is_over_reports_and_the_next_goes_on(tmp_path, worker,
 
 
 def test_the_program_measures_every_part_and_goes_on(tmp_path, worker, monkeypatch):
-    values = {"seed": 5, "problems": 3, "ops": ["fp8_row", "bf16_nn"], "minutes": 0.0, "again": 1, "cold": 2}
+    values = {"seed": 5, "problems": 3, "ops": ["fp8_row", "bf16_nn"], "minutes": 0.0, "again": 1}
     values |= {"rounds": 2, "seconds_per_problem": 1.0, "part": None, "out": str(tmp_path), "command": "held_out"}
     values |= {"commit": "c", "wheel_sha256": "w"}
     monkeypatch.setattr(held_out, "wheels_decision", lambda device: decision)
@@ -215,7 +215,6 @@ def test_the_program_measures_every_part_and_goes_on(tmp_path, worker, monkeypat
     report = json.loads((tmp_path / "held_out.json").read_text())
     assert report["of_problems"] == {"fp8_row": 3, "bf16_nn": 3}
     assert sum("again" in row for row in report["rows"]) == 2
-    assert report["timers"]["problems"] == 4
     assert "bf16_nn, nearest shape" in (tmp_path / "held_out.txt").read_text()
     num_measured = worker.log.total()
     assert held_out.HeldOutExperiment(types.SimpleNamespace(**values)).run() == 0
@@ -231,18 +230,14 @@ def test_ranks_share_the_problems(tmp_path, worker):
     assert set(worker.log.values()) == {1}
 
 
-def test_later_parts_are_of_what_the_first_measured(tmp_path, worker):
+def test_the_second_part_repeats_the_worst_of_the_first(tmp_path, worker):
     drawn = problems(1, 2, 3)
     held = held_out.HeldOut(tmp_path, {"fp8_row": drawn}, GPU, decision)
-    measure(held, "first", held.to_measure("first", 2, 1)[:2])
+    measure(held, "first", held.to_measure("first", 2)[:2])
     assert worker.commands == {tuple(weight_walk.COMMAND)}
-    assert [one.m for one in held.to_measure("again", 2, 1)] == [1, 2]
-    assert [one.m for one in held.to_measure("cold", 2, 1)] == [1]
-    measure(held, "cold", held.to_measure("cold", 2, 1))
-    assert tuple(held_out.child.COMMAND) in worker.commands
-    measure(held, "again", held.to_measure("again", 1, 1))
+    assert [one.m for one in held.to_measure("again", 2)] == [1, 2]
+    measure(held, "again", held.to_measure("again", 1))
     report = held.report()
-    assert report["timers"]["problems"] == 1
     assert [row["is_noise"] for row in report["rows"] if "again" in row] == [False]
     assert "regret 1.100, again 1.100" in held_out_figures.table({**report})
 
@@ -341,7 +336,7 @@ def test_a_problem_with_one_candidate_has_nothing_to_regret():
     assert found["regret"]["geomean"] == 1.2
     alone = held_out_figures.figures(rows[:1])
     assert alone["fp8_row"]["regret"] is None
-    report = {"groups": alone, "rows": [], "timers": held_out_figures.timers_compared([])}
+    report = {"groups": alone, "rows": []}
     assert "fp8_row" in held_out_figures.table(report)
 
 
@@ -389,20 +384,3 @@ def test_coverage_counts_the_times_within_their_interval():
         rows.append(held_out_figures.row_of("fp8_row", str(problem), problem.key.m, estimated, times))
     rows.append(row(problems(5)[0], choice=100.0))  # it was measured, not estimated
     assert held_out_figures.figures(rows)["fp8_row"]["coverage_of_90"] == 0.5
-
-
-def test_timers_are_compared_by_what_the_others_fastest_costs():
-    one, two = problems(1, 2)
-
-    def times(problem, choice, other):
-        return {CHOICE: sample(problem, CHOICE, choice), OTHER: sample(problem, OTHER, other)}
-
-    found = held_out_figures.timers_compared(
-        [(one, times(one, 10.0, 11.0), times(one, 14.0, 12.0)), (two, times(two, 5.0, 6.0), times(two, 6.0, 7.0))]
-    )
-    assert (found["problems"], found["same_fastest"]) == (2, 1)
-    assert found["rows"][0]["cost"] == 1.1
-    assert found["cold_over_walk_geomean"] > 1
-    text = held_out_figures.table({"groups": {}, "rows": [], "timers": found})
-    assert f"{one}: {CHOICE} by a walk, {OTHER} cold, which costs 1.100" in text
-    assert str(two) not in text

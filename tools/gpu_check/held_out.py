@@ -4,11 +4,10 @@
         [--minutes 60]
 
 held_out_problems.py draws the problems: by the seed, and none that the wheel's table has an (n, k) of.
-Three parts, each a tune into a store of its own in DIR:
+Two parts, each a tune into a store of its own in DIR:
 
     first   every candidate of every problem, as a model calls it (weight_walk.py)
     again   the same at the worst problems of each set, to tell whether they are noise
-    cold    some problems by the timer of `stoneware tune`, to tell where the two differ
 
 All visible GPUs share a part, one process each. Samples are stored as they are taken, apart from held_out.json: the
 same command goes on where an interrupted one stopped, and measures kernels that changed anew. Choices are those of the
@@ -37,7 +36,7 @@ from stoneware.measuring.progress import Reporter
 from stoneware.measuring.settings import Settings
 from stoneware.ops import operation_of
 from stoneware.runtime.device import Device, cuda_device
-from stoneware.sessions import child, session
+from stoneware.sessions import session
 from stoneware.sessions.session import Ranks
 from stoneware.specs.product import Product
 from stoneware.tuning import policy
@@ -48,7 +47,7 @@ from tools.gpu_check import held_out_figures, held_out_problems, weight_walk
 from tools.gpu_check.experiment import Deadline, Experiment, Row
 from tools.gpu_check.held_out_problems import SETS
 
-PARTS = {"first": 0.8, "again": 0.12, "cold": 0.08}
+PARTS = {"first": 0.8, "again": 0.2}
 """Each part's share of --minutes."""
 
 Problems = Mapping[str, Sequence[Product]]
@@ -120,20 +119,14 @@ class HeldOut:
         ]
         return [row for row in found if row is not None]
 
-    def to_measure(self, part: str, again: int, cold: int) -> list[Product]:
-        """The problems of a part, of all sets in turn; those of the parts after the first are of what it
-        measured."""
+    def to_measure(self, part: str, again: int) -> list[Product]:
+        """The problems of a part, of all sets in turn; the second part repeats the worst `again` of each set."""
         if part == "first":
             return held_out_problems.interleaved(list(self._problems.values()))
-        rows = self.rows("first")
-        if part == "again":
-            wanted = {(row["set"], row["problem"]) for row in held_out_figures.worst(rows, again)}
-            most = again
-        else:
-            wanted, most = {(row["set"], row["problem"]) for row in rows}, cold
+        wanted = {(row["set"], row["problem"]) for row in held_out_figures.worst(self.rows("first"), again)}
         return held_out_problems.interleaved(
             [
-                [problem for problem in problems if (name, str(problem)) in wanted][:most]
+                [problem for problem in problems if (name, str(problem)) in wanted]
                 for name, problems in self._problems.items()
             ]
         )
@@ -146,18 +139,12 @@ class HeldOut:
         return always, [config for config in others if config != choice]
 
     def report(self) -> dict[str, Any]:
-        """Figures, rows, the comparison of the timers, and what was not right."""
+        """Figures, rows, and what was not right."""
         rows = held_out_figures.with_second_pass(self.rows("first"), self.rows("again"))
-        walk, cold = (
-            held_out_figures.right_samples(self.samples(part), candidates.kernel_sha256) for part in ("first", "cold")
-        )
-        problems = dict.fromkeys(problem for of_set in self._problems.values() for problem in of_set)
-        pairs = [(one, walk[one.key], cold[one.key]) for one in problems if one.key in walk and one.key in cold]
         bad = [sample for sample in self.samples("first") if sample.status != "ok"]
         return {
             "of_problems": {name: len(of_set) for name, of_set in self._problems.items()},
             "groups": held_out_figures.figures(rows),
-            "timers": held_out_figures.timers_compared(pairs),
             "bad": [f"{one.key.shape} {one.config}: {one.status}: {one.detail}" for one in bad],
             "rows": sorted(rows, key=held_out_figures.badness, reverse=True),
         }
@@ -182,7 +169,7 @@ def measure(
             settings,
             TimedReporter(Deadline(seconds), f"{part}, GPU {ordinal}" if ranks.world_size > 1 else part),
             ranks=ranks,
-            command=child.COMMAND if part == "cold" else weight_walk.COMMAND,
+            command=weight_walk.COMMAND,
             candidates_of=held_out.candidates_of,
         )
     except TimeIsUp:
@@ -250,7 +237,7 @@ class HeldOutExperiment(Experiment):
             if num_gpus > 1 and not values.part:
                 measure_on_all(part, num_gpus)
             else:
-                wanted = held_out.to_measure(part, values.again, values.cold)
+                wanted = held_out.to_measure(part, values.again)
                 seconds = 60 * values.minutes * PARTS[part] or math.inf
                 measure(held_out, part, wanted, ranks, settings, seconds)
         if not values.part:
@@ -271,7 +258,6 @@ class HeldOutExperiment(Experiment):
         flags.register_validator("ops", _are_known)
         flags.DEFINE_float("minutes", 0.0, "Stop after these and report; 0: measure all.", lower_bound=0.0)
         flags.DEFINE_integer("again", 20, "Worst problems of each set that are measured twice.", lower_bound=0)
-        flags.DEFINE_integer("cold", 20, "Problems of each set that are measured by both timers.", lower_bound=0)
         flags.DEFINE_integer("rounds", 20, "Timings of each candidate.", lower_bound=1)
         flags.DEFINE_float("seconds_per_problem", 2.0, "For timing one at most.")
         flags.DEFINE_enum("part", None, list(PARTS), "Measure this part only, as one of several processes.")

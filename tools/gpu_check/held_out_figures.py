@@ -22,7 +22,6 @@ from typing import Any
 
 from stoneware.kernels.config import VENDOR, AnyConfig
 from stoneware.kernels.key import AnyKey
-from stoneware.specs.product import Product
 from stoneware.tuning.lookup import Decision
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.table_entry import Choice
@@ -37,9 +36,6 @@ TIE = 1.03
 """As tuning/choose.py has it: closer times are no difference."""
 
 _PERCENTILES = (50, 99)
-
-_MOST_TIMERS_SHOWN = 10
-"""Problems at which the timers differ; JSON has all."""
 
 
 def right_samples(samples: Iterable[Sample], digest: Callable[[Any], str]) -> dict[AnyKey, dict[AnyConfig, Sample]]:
@@ -164,44 +160,8 @@ def distribution(rows: Sequence[Row], name: str, *, is_high_bad: bool) -> dict[s
     }
 
 
-def timers_compared(pairs: Iterable[tuple[Product, Times, Times]]) -> dict[str, Any]:
-    """Where cold calls (device_timer.py) and a walk over copies of the weight differ.
-
-    Args:
-      pairs: problems with the times of a walk and those of cold calls.
-
-    Returns:
-      Of how many problems both have the same fastest candidate; what the other's fastest costs by the
-      times of a walk; cold times over those of a walk; and each problem's.
-    """
-    found = []
-    for problem, walk, cold in pairs:
-        common = [config for config in walk if config in cold]
-        if not common:
-            continue
-        by_walk, by_cold = (min(common, key=lambda config: of[config].median_us) for of in (walk, cold))
-        ratios = [cold[config].median_us / walk[config].median_us for config in common]
-        found.append(
-            {
-                "problem": str(problem),
-                "fastest_by_walk": str(by_walk),
-                "fastest_cold": str(by_cold),
-                "cost": round(walk[by_cold].median_us / walk[by_walk].median_us, 4),
-                "cold_over_walk": round(geometric_mean(ratios), 4),
-            }
-        )
-    found.sort(key=lambda one: -one["cost"])
-    return {
-        "problems": len(found),
-        "same_fastest": sum(one["fastest_by_walk"] == one["fastest_cold"] for one in found),
-        "cost_geomean": round(geometric_mean([one["cost"] for one in found]), 4) if found else None,
-        "cold_over_walk_geomean": round(geometric_mean([one["cold_over_walk"] for one in found]), 4) if found else None,
-        "rows": found,
-    }
-
-
 def table(report: Mapping[str, Any]) -> str:
-    """The report for people: a line for each group, the worst problems, the timers."""
+    """The report for people: a line for each group, the worst problems."""
     lines = [
         f"{'':32}{'problems':>9}  {'regret: mean   p50    p99  worst':>33}  {'torch/ours: mean  p99  worst':>29}  90 %"
     ]
@@ -223,17 +183,4 @@ def table(report: Mapping[str, Any]) -> str:
                 f"{row['again']['regret']:.3f}; torch/ours {row['torch_over_ours']}, again "
                 f"{row['again']['torch_over_ours']}: {note}"
             )
-    timers = report["timers"]
-    if timers["problems"]:
-        lines.append(
-            f"cold calls and a walk have the same fastest candidate at {timers['same_fastest']} of "
-            f"{timers['problems']} problems; the cold one's costs {timers['cost_geomean']:.3f}, geometric mean, and "
-            f"cold times are {timers['cold_over_walk_geomean']:.3f} of those of a walk"
-        )
-    lines += [
-        f"{one['problem']}: {one['fastest_by_walk']} by a walk, {one['fastest_cold']} cold, "
-        f"which costs {one['cost']:.3f}"
-        for one in timers["rows"][:_MOST_TIMERS_SHOWN]
-        if one["cost"] > TIE
-    ]
     return "\n".join(lines) + "\n"
