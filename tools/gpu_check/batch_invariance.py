@@ -78,7 +78,7 @@ def _call(kind: str, n: int, k: int) -> tuple[RowsCall, list[torch.Tensor]]:
     vendor_bits.cancel(a, b.t())
     scale_a, scale_b = (torch.rand(size, device="cuda") + 0.5 for size in (ROWS, n))
     bias = torch.randn(n, device="cuda").to(out_dtype) if described.get("has_bias") else None
-    drawn = [a, b, scale_a, scale_b] + ([bias] if bias is not None else [])
+    tensors = [a, b, scale_a, scale_b] + ([bias] if bias is not None else [])
 
     def poisoned(rows: slice) -> torch.Tensor:
         return torch.full((rows.stop - rows.start, n), math.nan, device="cuda", dtype=out_dtype)
@@ -111,18 +111,18 @@ def _call(kind: str, n: int, k: int) -> tuple[RowsCall, list[torch.Tensor]]:
         scales = () if dtype == torch.bfloat16 else (scale_a[rows], scale_b.expand(len(ends), n).contiguous())
         return sw.grouped_mm(a[rows], weights, offs, *scales, out=poisoned(rows), config=config)
 
-    return {"matmul": matmul, "scaled_mm": scaled_mm, "grouped_mm": grouped_mm}[described["op"]], drawn
+    return {"matmul": matmul, "scaled_mm": scaled_mm, "grouped_mm": grouped_mm}[described["op"]], tensors
 
 
 def _configs(op: str) -> list[Config]:
     """Every config of ours that may have the order; a call refuses those of other dtypes."""
-    found = []
+    configs = []
     for record in sm90_kernels.kernels(op):
         assert record.config.get("sum_chunk") is not None, f"{record.id} states no order of its sums"
-        found.append(Config(backend=record.backend, kernel=record.id))
+        configs.append(Config(backend=record.backend, kernel=record.id))
         if op != "grouped_mm" and record.config["schedule"] in sm90_kernels.TILE_SCHEDULED:
-            found.append(Config(backend=record.backend, kernel=record.id, max_swizzle=4))
-    return found
+            configs.append(Config(backend=record.backend, kernel=record.id, max_swizzle=4))
+    return configs
 
 
 def bits(pairs: int, seed: int) -> dict[str, Any]:
@@ -134,14 +134,14 @@ def bits(pairs: int, seed: int) -> dict[str, Any]:
         kind: {"products": 0, "pairs": 0, "rows": 0, "rows_that_differ": 0, "configs": 0} for kind in KINDS
     }
     differing = []
-    while sum(found["pairs"] for found in by_kind.values()) < pairs:
-        for kind, found in by_kind.items():
+    while sum(counts["pairs"] for counts in by_kind.values()) < pairs:
+        for kind, counts in by_kind.items():
             n, k = _drawn_sizes(rng, kind)
-            call, drawn = _call(kind, n, k)
-            for tensor in drawn:
+            call, tensors = _call(kind, n, k)
+            for tensor in tensors:
                 digest.update(tensor.view(torch.uint8).cpu().numpy().tobytes())
             expected: torch.Tensor | None = None
-            found["products"] += 1
+            counts["products"] += 1
             num_configs = 0
             for config in [*_configs(KINDS[kind]["op"]), None]:
                 try:
@@ -155,14 +155,14 @@ def bits(pairs: int, seed: int) -> dict[str, Any]:
                 for begin, count in PARTS:
                     part = whole if count == ROWS else _bits(call(slice(begin, begin + count), config))
                     wrong = int((part != expected[begin : begin + count]).any(1).sum())
-                    found["pairs"] += 1
-                    found["rows"] += count
-                    found["rows_that_differ"] += wrong
+                    counts["pairs"] += 1
+                    counts["rows"] += count
+                    counts["rows_that_differ"] += wrong
                     if wrong:
                         differing.append(f"{kind} n={n} k={k} rows {begin}+{count} {config}: {wrong} rows")
             assert expected is not None
             digest.update(expected.cpu().numpy().tobytes())
-            found["configs"] = max(found["configs"], num_configs)
+            counts["configs"] = max(counts["configs"], num_configs)
     return {"by_kind": by_kind, "digest": digest.hexdigest(), "differing": differing[:100]}
 
 
@@ -225,7 +225,7 @@ def prepare(case: Row, device: Device) -> Prepared:
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Geometric means by kind and group: the cost, torch's time over ours, and the cost by m."""
-    found: dict[str, dict[str, Any]] = {}
+    means: dict[str, dict[str, Any]] = {}
     for kind in sorted({row["kind"] for row in rows}):
         for group in ("benchmark", "layers", "random", "all"):
             some = [row for row in rows if row["kind"] == kind and group in (row["group"], "all")]
@@ -234,7 +234,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             by_m = defaultdict(list)
             for row in some:
                 by_m[1 << (row["m"].bit_length() - 1)].append(row["us"]["invariant"] / row["us"]["free"])
-            found[f"{kind}, {group}"] = {
+            means[f"{kind}, {group}"] = {
                 "problems": len(some),
                 "cost": _mean([row["us"]["invariant"] / row["us"]["free"] for row in some]),
                 "torch_over_ours": _mean(
@@ -243,7 +243,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 "vendor": sum(row["config"].startswith("vendor") for row in some),
                 "cost_by_m": {m: _mean(ratios) for m, ratios in sorted(by_m.items())},
             }
-    return found
+    return means
 
 
 def _mean(ratios: list[float]) -> float | None:

@@ -55,20 +55,20 @@ def floor_fraction(row: Row) -> float | None:
 
 def speedups(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """By family, range of m and peer: geometric mean and least of `ratio`, and where it is least."""
-    found = []
+    summaries = []
     for family, members in by_family(rows).items():
         peers = sorted({name for row in members for name in row.get("device_us", {})} - {OURS})
         if len(peers) > 1:
             peers.append(FASTEST)
         for peer, most_m in itertools.product(peers, (SMALL_M, None)):
             ratios = [(ratio(row, peer), row) for row in members if most_m is None or rows_each(row) <= most_m]
-            found.append({"family": family, "peer": peer, "most_m": most_m, **_means(ratios)})
-    return found
+            summaries.append({"family": family, "peer": peer, "most_m": most_m, **_means(ratios)})
+    return summaries
 
 
 def floors(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """By family: geometric mean and least of `floor_fraction` for few rows and large weights."""
-    found = []
+    summaries = []
     for family, members in by_family(rows).items():
         fractions = [
             (floor_fraction(row), row)
@@ -77,26 +77,26 @@ def floors(rows: Sequence[Row]) -> list[dict[str, Any]]:
         ]
         means = _means(fractions)
         if means["num_shapes"]:
-            found.append({"family": family, **means})
-    return found
+            summaries.append({"family": family, **means})
+    return summaries
 
 
 def _means(values: Sequence[tuple[float | None, Row]]) -> dict[str, Any]:
     """Geometric mean and least of the values that are there, and where it is least."""
-    known = [(value, str(row["layer"]), rows_each(row)) for value, row in values if value is not None]
-    least, layer, m = min(known, default=(None, "", 0))
+    present = [(value, str(row["layer"]), rows_each(row)) for value, row in values if value is not None]
+    least, layer, m = min(present, default=(None, "", 0))
     return {
-        "geomean": statistics.geometric_mean([value for value, *_ in known]) if known else None,
+        "geomean": statistics.geometric_mean([value for value, *_ in present]) if present else None,
         "least": least,
-        "least_at": f"{layer}, m={m}" if known else None,
-        "num_shapes": len(known),
+        "least_at": f"{layer}, m={m}" if present else None,
+        "num_shapes": len(present),
     }
 
 
 def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
     """By family and call: medians over the fresh processes, the number of them, how many full garbage
     collections they ran in all (None if that was not counted), the errors."""
-    found = []
+    summaries = []
     for family, call in dict.fromkeys((run["family"], run["call"]) for run in runs):
         members = [run for run in runs if (run["family"], run["call"]) == (family, call)]
         good = [run for run in members if "error" not in run]
@@ -107,7 +107,7 @@ def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
         }
         errors = sorted({run["error"] for run in members if "error" in run})
         counts = [run.get("full_collections") for run in good]
-        found.append(
+        summaries.append(
             {
                 "family": family,
                 "call": call,
@@ -117,21 +117,21 @@ def first_calls(runs: Sequence[Row]) -> list[dict[str, Any]]:
                 **medians,
             }
         )
-    return found
+    return summaries
 
 
 def import_and_first_call(runs: Sequence[Row]) -> dict[str, Any] | None:
     """The one number of a first use: import and first call together, in the family whose median is
     largest, next to torch's first call there. None if ours has no figure."""
-    found = [item for item in first_calls(runs) if item["num_processes"]]
+    summaries = [item for item in first_calls(runs) if item["num_processes"]]
     worst = max(
-        (item for item in found if item["call"] == OURS),
+        (item for item in summaries if item["call"] == OURS),
         key=lambda item: item["import_and_first_call_ms"],
         default=None,
     )
     if worst is None:
         return None
-    peers = [item for item in found if item["family"] == worst["family"] and item["call"] != OURS]
+    peers = [item for item in summaries if item["family"] == worst["family"] and item["call"] != OURS]
     return {
         "family": worst["family"],
         "ms": worst["import_and_first_call_ms"],

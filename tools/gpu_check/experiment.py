@@ -183,7 +183,7 @@ class Part:
                 row["problems"] = [f"{case}: {problem}" for problem in problems]
             rows[idx] = row
             self.rows[:] = [rows[place] for place in sorted(rows)]
-            medians = {name: _first(one) for name, one in row.get(figures_as, {}).items()}
+            medians = {name: _first(times) for name, times in row.get(figures_as, {}).items()}
             progress = f"[{num_done + 1}/{len(missing)}] {case}: {problems or medians}"
             self.say(f"{progress}; {self.deadline.left:.0f} s left")
             self._experiment.save(_SAVED_EVERY_S)
@@ -357,14 +357,14 @@ class Experiment:
         path = self.folder / f"{self.name}.json"
         if path.exists():
             try:
-                known = json.loads(path.read_text(encoding="utf-8"))
-                differing = [name for name in head if known.get(name) != head[name]]
+                earlier = json.loads(path.read_text(encoding="utf-8"))
+                differing = [name for name in head if earlier.get(name) != head[name]]
             except (ValueError, AttributeError) as error:
-                known, differing = {}, [f"content, which is not a report ({error})"]
+                earlier, differing = {}, [f"content, which is not a report ({error})"]
             if not differing:
-                return known | {"command": command}
+                return earlier | {"command": command}
             shown = [
-                f"{name} {quoted(known[name])}" if isinstance(known.get(name), str) else name for name in differing
+                f"{name} {quoted(earlier[name])}" if isinstance(earlier.get(name), str) else name for name in differing
             ]
             print(f"{self.name}: {path.name} has another {', another '.join(shown)}; {self.anew}")
         return {"date": _date(), "command": command, "machine": facts, **head}

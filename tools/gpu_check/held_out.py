@@ -79,10 +79,10 @@ def chosen_sets(names: Sequence[str]) -> list[str]:
     Raises:
       ValueError: a name is neither.
     """
-    known = {*SETS, *(one.op for one in SETS.values())}
-    if unknown := sorted(set(names) - known):
-        raise ValueError(f"ops={','.join(unknown)} must be among {', '.join(sorted(known))}; name some of these")
-    return [name for name, one in SETS.items() if {name, one.op} & set(names)]
+    choices = {*SETS, *(problem_set.op for problem_set in SETS.values())}
+    if unknown := sorted(set(names) - choices):
+        raise ValueError(f"ops={','.join(unknown)} must be among {', '.join(sorted(choices))}; name some of these")
+    return [name for name, problem_set in SETS.items() if {name, problem_set.op} & set(names)]
 
 
 class HeldOut:
@@ -111,22 +111,22 @@ class HeldOut:
     def rows(self, part: str) -> list[held_out_figures.Row]:
         """The rows of the problems whose choice was timed."""
         right = held_out_figures.right_samples(self.samples(part), candidates.kernel_sha256)
-        found = [
+        rows = [
             held_out_figures.row_of(name, str(problem), problem.key.m, self._decide(problem), right[problem.key])
             for name, problems in self._problems.items()
             for problem in problems
             if problem.key in right
         ]
-        return [row for row in found if row is not None]
+        return [row for row in rows if row is not None]
 
     def to_measure(self, part: str, again: int) -> list[Product]:
         """The problems of a part, of all sets in turn; the second part repeats the worst `again` of each set."""
         if part == "first":
             return held_out_problems.interleaved(list(self._problems.values()))
-        wanted = {(row["set"], row["problem"]) for row in held_out_figures.worst(self.rows("first"), again)}
+        chosen = {(row["set"], row["problem"]) for row in held_out_figures.worst(self.rows("first"), again)}
         return held_out_problems.interleaved(
             [
-                [problem for problem in problems if (name, str(problem)) in wanted]
+                [problem for problem in problems if (name, str(problem)) in chosen]
                 for name, problems in self._problems.items()
             ]
         )
@@ -145,7 +145,7 @@ class HeldOut:
         return {
             "of_problems": {name: len(of_set) for name, of_set in self._problems.items()},
             "groups": held_out_figures.figures(rows),
-            "bad": [f"{one.key.shape} {one.config}: {one.status}: {one.detail}" for one in bad],
+            "bad": [f"{sample.key.shape} {sample.config}: {sample.status}: {sample.detail}" for sample in bad],
             "rows": sorted(rows, key=held_out_figures.badness, reverse=True),
         }
 
@@ -237,9 +237,9 @@ class HeldOutExperiment(Experiment):
             if num_gpus > 1 and not values.part:
                 measure_on_all(part, num_gpus)
             else:
-                wanted = held_out.to_measure(part, values.again)
+                chosen = held_out.to_measure(part, values.again)
                 seconds = 60 * values.minutes * PARTS[part] or math.inf
-                measure(held_out, part, wanted, ranks, settings, seconds)
+                measure(held_out, part, chosen, ranks, settings, seconds)
         if not values.part:
             self.report |= {"num_gpus": num_gpus, "seed": values.seed, **held_out.report()}
 

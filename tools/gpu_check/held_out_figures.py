@@ -40,11 +40,11 @@ _PERCENTILES = (50, 99)
 
 def right_samples(samples: Iterable[Sample], digest: Callable[[Any], str]) -> dict[AnyKey, dict[AnyConfig, Sample]]:
     """The samples by problem and candidate, of right values and of kernels as they are now."""
-    found: dict[AnyKey, dict[AnyConfig, Sample]] = {}
+    by_problem: dict[AnyKey, dict[AnyConfig, Sample]] = {}
     for sample in samples:
         if sample.status == "ok" and sample.kernel_sha256 == digest(sample.config):
-            found.setdefault(sample.key, {})[sample.config] = sample
-    return found
+            by_problem.setdefault(sample.key, {})[sample.config] = sample
+    return by_problem
 
 
 def row_of(set_name: str, problem: str, m: int, decision: Decision, times: Times) -> Row | None:
@@ -53,7 +53,7 @@ def row_of(set_name: str, problem: str, m: int, decision: Decision, times: Times
     if chosen is None:
         return None
     best = min(times.values(), key=lambda sample: sample.median_us)
-    vendor_us = min((one.median_us for one in times.values() if one.config.backend == VENDOR), default=None)
+    vendor_us = min((sample.median_us for sample in times.values() if sample.config.backend == VENDOR), default=None)
     interval_us = decision.chosen and decision.chosen.interval_us  # where the choice's time is an estimate
     return {
         "set": set_name,
@@ -103,14 +103,14 @@ def with_second_pass(rows: Sequence[Row], again: Sequence[Row]) -> list[Row]:
     """The rows, those that were measured a second time with `again` (the second regret and ratio to
     torch) and `is_noise`."""
     second = {(row["set"], row["problem"]): row for row in again}
-    found = []
+    marked = []
     for row in rows:
         other = second.get((row["set"], row["problem"]))
         if other is not None:
             ratios = {name: other[name] for name in ("regret", "torch_over_ours")}
             row = {**row, "again": ratios, "is_noise": badness(other) <= TIE < badness(row)}
-        found.append(row)
-    return found
+        marked.append(row)
+    return marked
 
 
 def figures(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

@@ -167,13 +167,13 @@ SETS: dict[str, ProblemSet] = {
 
 def draw(name: str, seed: int) -> Iterator[Product]:
     """The problems of a set, without end; layers of models and random sizes take turns."""
-    rng, drawn = random.Random(f"{seed} {name}"), SETS[name]
-    layers = [layer for layer in _layers() if drawn.has(layer)]
+    rng, problem_set = random.Random(f"{seed} {name}"), SETS[name]
+    layers = [layer for layer in _layers() if problem_set.has(layer)]
     for is_random in itertools.cycle((False, True)):
-        layer = _random_layer(rng, drawn) if is_random else rng.choice(layers)
+        layer = _random_layer(rng, problem_set) if is_random else rng.choice(layers)
         tokens = round(2 ** rng.uniform(0, MOST_M_LOG2))
         try:
-            yield spec_of(drawn.op).make_problem(**drawn.sizes(layer, tokens), **drawn.options)
+            yield spec_of(problem_set.op).make_problem(**problem_set.sizes(layer, tokens), **problem_set.options)
         except ValueError:
             continue  # a layer whose sizes the op does not take
 
@@ -184,18 +184,18 @@ def take(name: str, seed: int, count: int, measured: Callable[[str], frozenset[K
     Args:
       measured: op -> keys with m = 0 of what was; None asks the wheel's table.
     """
-    known = (measured or measured_weights)(SETS[name].op)
-    unseen = (one for one in draw(name, seed) if _without_m(one.key) not in known)
-    found: dict[Key, Product] = {}
-    while len(found) < count:
+    weights = (measured or measured_weights)(SETS[name].op)
+    unseen = (problem for problem in draw(name, seed) if _without_m(problem.key) not in weights)
+    chosen: dict[Key, Product] = {}
+    while len(chosen) < count:
         problem = next(unseen)
-        found.setdefault(problem.key, problem)
-    return list(found.values())
+        chosen.setdefault(problem.key, problem)
+    return list(chosen.values())
 
 
 def shapes(name: str, seed: int, count: int) -> list[str]:
     """The same as MxNxK, for `stoneware tune --shapes`."""
-    return [f"{one.m}x{one.n}x{one.k}" for one in take(name, seed, count)]
+    return [f"{problem.m}x{problem.n}x{problem.k}" for problem in take(name, seed, count)]
 
 
 def interleaved(of_sets: Sequence[Sequence[Product]]) -> list[Product]:
@@ -223,22 +223,22 @@ def _without_m(key: Key) -> Key:
 @functools.cache
 def _layers() -> tuple[Layer, ...]:
     """Those of all models, whole and cut for tensor parallelism, each shape once."""
-    found: dict[tuple[int, ...], Layer] = {}
+    by_shape: dict[tuple[int, ...], Layer] = {}
     for config, ranks in itertools.product(MODELS.values(), TENSOR_PARALLEL):
         try:
             layers = model.layers(config, ranks)
         except ValueError:
             continue  # heads or widths that these GPUs cannot share
         for layer in layers:
-            found.setdefault((layer.n, layer.k, layer.num_experts), layer)
-    return tuple(found.values())
+            by_shape.setdefault((layer.n, layer.k, layer.num_experts), layer)
+    return tuple(by_shape.values())
 
 
-def _random_layer(rng: random.Random, drawn: ProblemSet) -> Layer:
+def _random_layer(rng: random.Random, problem_set: ProblemSet) -> Layer:
     while True:
-        n = _multiple(drawn.n_unit, 2 ** rng.uniform(*N_LOG2))
-        k = _multiple(drawn.k_unit, 2 ** rng.uniform(*K_LOG2))
-        experts = rng.choice(NUM_EXPERTS) if drawn.is_grouped else 0
+        n = _multiple(problem_set.n_unit, 2 ** rng.uniform(*N_LOG2))
+        k = _multiple(problem_set.k_unit, 2 ** rng.uniform(*K_LOG2))
+        experts = rng.choice(NUM_EXPERTS) if problem_set.is_grouped else 0
         most = 2**MOST_EXPERTS_LOG2 if experts else 2**MOST_WEIGHT_LOG2
         if n * k * max(1, experts) <= most:
             return Layer("random", n, k, experts, rng.choice(PER_TOKEN) if experts else 0)
