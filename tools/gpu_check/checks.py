@@ -46,12 +46,12 @@ class Check:
             )
             return
         element_limit = element_limit or ELEMENT_LIMITS * limit
-        found = operands.compare_within(result, want, limit)
-        self.errors[name] = float(f"{found.error:.3g}") if found.error < 1e9 else None
-        if found.error >= limit or found.element_error >= element_limit:
+        comparison = operands.compare_within(result, want, limit)
+        self.errors[name] = float(f"{comparison.error:.3g}") if comparison.error < 1e9 else None
+        if comparison.error >= limit or comparison.element_error >= element_limit:
             self.wrong.append(
-                f"{name}: relative error {found.error:.3g} must be below {limit:.3g}, worst element "
-                f"{found.element_error:.3g} of its row's rms below {element_limit:g}"
+                f"{name}: relative error {comparison.error:.3g} must be below {limit:.3g}, worst element "
+                f"{comparison.element_error:.3g} of its row's rms below {element_limit:g}"
             )
 
     def error(self, name: str, error: float, limit: float) -> None:
@@ -78,5 +78,5 @@ def failures(row: Mapping[str, Any], counted: Collection[str] | None = None) -> 
       counted: names of those that matter; None: all.
     """
     why = {name: check["detail"] for name, check in row.get("checks", {}).items() if not check["is_right"]}
-    why |= {name: one["failure"] for name, one in row.get("step", {}).items() if "failure" in one}
+    why |= {name: figures["failure"] for name, figures in row.get("step", {}).items() if "failure" in figures}
     return [f"{name}: {detail}" for name, detail in why.items() if counted is None or name in counted]

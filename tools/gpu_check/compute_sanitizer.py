@@ -198,7 +198,7 @@ def failures(tool: str, control: Report, report: Report, launched: Mapping[str, 
     else:
         wrong += [] if launched["kernels"] else ["no kernel was launched, so nothing is shown"]
         wrong += [f"{kernel} was not launched" for kernel in launched["not_launched"]]
-        wrong += [f"{one['kernel']}: {one['problem']}: {one['message']}" for one in launched["failures"]]
+        wrong += [f"{item['kernel']}: {item['problem']}: {item['message']}" for item in launched["failures"]]
     if report.exit_code and not wrong:
         wrong.append(f"exit code {report.exit_code}; see the end of sanitize.log")
     return wrong

@@ -279,8 +279,8 @@ def summarise_outcomes(path: pathlib.Path) -> dict[str, Any]:
     """
     last: dict[str, dict[str, str]] = {}
     for outcome in processes.json_lines(path.read_text(encoding="utf-8") if path.exists() else ""):
-        known = last.get(outcome["test"])
-        if known is None or known["outcome"] != "failed":
+        earlier = last.get(outcome["test"])
+        if earlier is None or earlier["outcome"] != "failed":
             last[outcome["test"]] = outcome
     counts: dict[str, int] = {}
     failures, skips = [], {}
