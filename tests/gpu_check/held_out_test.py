@@ -102,28 +102,33 @@ def test_layers_are_apart_and_fused_cut_and_of_experts():
     assert gemma3 | cut_in_eight | experts <= found
 
 
-def test_what_was_measured_at_any_m_is_skipped_and_the_others_stay():
+def test_half_have_a_measured_weight_at_another_m_and_half_have_none():
     first = held_out_problems.take("bf16_nt", 1, 30, nothing)
-    known = frozenset(one.key.with_sizes((one.n, one.k, 0)) for one in first[:10])
-    found = held_out_problems.take("bf16_nt", 1, 20, lambda op: known)
-    assert not {(one.n, one.k) for one in found} & {(one.n, one.k) for one in first[:10]}
-    others = [one for one in first if one.key.with_sizes((one.n, one.k, 0)) not in known]
-    assert found[: len(others)] == others
+    measured = frozenset(problem.key for problem in first[:10])
+    drawn = held_out_problems.take("bf16_nt", 1, 20, lambda op: measured)
+    weights = {(key.n, key.k) for key in measured}
+    assert [(problem.n, problem.k) in weights for problem in drawn] == [False, True] * 10
+    assert not {problem.key for problem in drawn} & measured
+    others = [problem for problem in first if (problem.n, problem.k) not in weights]
+    assert drawn[::2] == others[:10]
 
 
-def test_the_wheels_table_is_asked():
-    known = held_out_problems.measured_weights("scaled_mm")
-    assert any((key.n, key.k) in spec.WEIGHTS.values() for key in known)
+def test_the_weights_of_the_wheels_table_are_drawn_between_its_m():
+    measured = held_out_problems.measured_keys("scaled_mm")
+    assert any((key.n, key.k) in spec.WEIGHTS.values() for key in measured)
     drawn = held_out_problems.take("fp8_row", 1, 300)
-    assert not {one.key.with_sizes((one.n, one.k, 0)) for one in drawn} & known
+    weights = {(key.n, key.k) for key in measured if key.scales == "row"}
+    assert sum((problem.n, problem.k) in weights for problem in drawn) == 150
+    assert not {problem.key for problem in drawn} & measured
+    assert len({problem.m for problem in drawn} - {key.m for key in measured}) > 60
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_models_are_kept_apart_from_what_is_measured(name):
     """What is measured of them can no longer be drawn; if this fails, measure others or list others."""
     drawn = list(itertools.islice(held_out_problems.draw(name, 1), 400))
-    known = held_out_problems.measured_weights(SETS[name].op)
-    assert sum(one.key.with_sizes((one.n, one.k, 0)) in known for one in drawn) < len(drawn) / 6
+    measured = {(key.kind, key.n, key.k) for key in held_out_problems.measured_keys(SETS[name].op)}
+    assert sum((one.key.kind, one.n, one.k) in measured for one in drawn) < len(drawn) / 6
 
 
 def test_a_cut_off_run_is_of_all_sets():

@@ -3,7 +3,7 @@
     python -m tools.gpu_check.held_out --out DIR --seed 11 [--problems 600] [--ops scaled_mm,bf16_nt]
         [--minutes 60]
 
-held_out_problems.py draws the problems: by the seed, and none that the wheel's table has an (n, k) of.
+held_out_problems.py draws the problems: by the seed, and half of them with an (n, k) of the wheel's table.
 Two parts, each a tune into a store of its own in DIR:
 
     first   every candidate of every problem, as a model calls it (weight_walk.py)

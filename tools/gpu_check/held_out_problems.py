@@ -1,7 +1,8 @@
-"""Problems that no table was tuned for: layers of models kept apart from the tuned ones, and random sizes.
+"""Problems that no table was tuned for, half of them with an (n, k) of the wheel's table.
 
-Each set is an endless sequence, which depends on the seed and the set's name alone. `take` skips what
-the wheel's table has, at any m. Free of torch.
+A set interleaves two endless sequences, which depend on the seed, the set's name and the table alone. `draw`
+has layers of models that are kept apart from the tuned ones, and random sizes, both with an (n, k) that the
+table lacks. `draw_of_table` has the table's (n, k) with an m that was not measured there. Free of torch.
 """
 
 from __future__ import annotations
@@ -178,18 +179,36 @@ def draw(name: str, seed: int) -> Iterator[Product]:
             continue  # a layer whose sizes the op does not take
 
 
+def draw_of_table(name: str, seed: int, weights: Sequence[Key]) -> Iterator[Product]:
+    """Problems with the (n, k) of some keys and any m, without end; those of users lie between the measured m."""
+    rng, problem_set = random.Random(f"{seed} {name} table"), SETS[name]
+    is_wgrad = problem_set.product == "wgrad"
+    while weights:
+        key = rng.choice(weights)
+        m = round(2 ** (rng.uniform(*N_LOG2) if is_wgrad else rng.uniform(0, MOST_M_LOG2)))
+        sizes = {"m": _multiple(problem_set.n_unit, m) if is_wgrad else m, "n": key.n, "k": key.k}
+        if key.num_groups:
+            sizes |= {"m": max(1, m // key.num_groups) * key.num_groups, "num_groups": key.num_groups}
+        yield spec_of(problem_set.op).make_problem(**sizes, **problem_set.options)
+
+
 def take(name: str, seed: int, count: int, measured: Callable[[str], frozenset[Key]] | None = None) -> list[Product]:
-    """The first `count` problems of a set whose (n, k) were not measured in their family, none twice.
+    """The first `count` problems of a set that were not measured in their family, none twice.
 
     Args:
-      measured: op -> keys with m = 0 of what was; None asks the wheel's table.
+      measured: op -> keys of what was; None reads the wheel's table.
     """
-    weights = (measured or measured_weights)(SETS[name].op)
-    unseen = (problem for problem in draw(name, seed) if _without_m(problem.key) not in weights)
+    keys = (measured or measured_keys)(SETS[name].op)
+    weights = {_without_m(key) for key in keys}
+    apart = (problem for problem in draw(name, seed) if _without_m(problem.key) not in weights)
+    kind = next(draw(name, seed)).key.kind
+    of_table = draw_of_table(name, seed, sorted(key for key in weights if key.kind == kind))
+    mixed = (problem for pair in itertools.zip_longest(apart, of_table) for problem in pair if problem is not None)
     chosen: dict[Key, Product] = {}
     while len(chosen) < count:
-        problem = next(unseen)
-        chosen.setdefault(problem.key, problem)
+        problem = next(mixed)
+        if problem.key not in keys:
+            chosen.setdefault(problem.key, problem)
     return list(chosen.values())
 
 
@@ -205,15 +224,15 @@ def interleaved(of_sets: Sequence[Sequence[Product]]) -> list[Product]:
 
 
 @functools.cache
-def measured_weights(op: str) -> frozenset[Key]:
-    """The keys of the wheel's table with m = 0: in each family the (n, k) that were measured at any m.
+def measured_keys(op: str) -> frozenset[Key]:
+    """The keys of the wheel's table.
 
     Raises:
       TableError: the table is damaged.
     """
     table = table_file.packaged(op)
     devices = () if table is None else table.devices
-    return frozenset(_without_m(entry.key) for device in devices for entry in device.entries())
+    return frozenset(entry.key for device in devices for entry in device.entries())
 
 
 def _without_m(key: Key) -> Key:
