@@ -337,6 +337,21 @@ def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
     assert stored() == {(64, "ok")}
 
 
+def test_timings_of_another_vendors_gpu_stay_in_the_process(gpu, monkeypatch):
+    import dataclasses
+
+    from stoneware.triton_autotune import choice, decorator
+
+    other = dataclasses.replace(FINGERPRINT, name="AMD Instinct", compute_capability=choice.OTHER)
+    monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: other)
+    benched = []
+    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    with sw.tuning("on_miss"):
+        assert [call(kernel), call(kernel)] == [32, 32]
+    assert call(kernel) == 32
+    assert benched == [16, 32, 64] and not stored()
+
+
 def test_of_many_configs_each_is_measured_once(gpu):
     """As under triton.autotune; `prune_configs_by` leaves fewer."""
     benched = []

@@ -1,28 +1,30 @@
 """Decides which config of a decorated kernel runs a call.
 
-    1. exact timings       of this kernel at this key on this device: the entry of the first table
-                           that has one (overlay, memory, user's store, wheel, packages), what this
-                           kernel keeps in memory; under on_miss also the samples, and configs of the
-                           list without a timing are measured, with the default and the best so far
-    2. the nearest entry   of the tables (lookup.py); the best config of it that is in the list
+    1. an exact entry      of this kernel at this key on this device, from the first source that has one
+                           (sources.py). Under on_miss, configs of the list that have neither a timing nor a
+                           failure are measured first, with the default and the best so far
+    2. the nearest entry   of the look-up (lookup.py)
     3. the first config    of the list, as pruned
 
-Configs are measured only in mode on_miss, and never while a CUDA graph is captured.
+Entries are reduced to the configs of the list. Configs are measured only in mode on_miss, and never while a
+CUDA graph is captured.
 
-Clocks and temperature differ from run to run, so only medians of one run are compared: of the
-newest that timed the default, which is timed whenever anything is measured.
+Clocks and temperature differ from run to run, so only medians of one run are compared: of the newest that
+timed the default, which is timed whenever anything is measured.
 """
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from stoneware.kernels.config import KernelConfig
+from stoneware.kernels.config import AnyConfig, KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
@@ -32,13 +34,14 @@ from stoneware.tuning import lookup
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.choose import choose
-from stoneware.tuning.lookup import Answer
-from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.lookup import Answer, Grade, Step
+from stoneware.tuning.samples import Run
+from stoneware.tuning.table_entry import Choice
 
-ONLY, FIRST, MEASURED, MEMORY = "the only config", "first of the list", "measured", table_sources.MEMORY
+ONLY, FIRST, MEASURED = "the only config", "first of the list", "measured"
 
-_NOW = "now"
-"""The date of timings that exist only in this call or process: sorts after every other date."""
+OTHER = (0, 0)
+"""The compute capability of a GPU of another vendor and of a CPU, whose timings stay in the process."""
 
 _LOG = logging.getLogger("stoneware.triton_autotune")
 
@@ -50,21 +53,20 @@ class KernelDecision:
     Attributes:
       key: of the call.
       config: the triton.Config.
-      source: ONLY, FIRST, MEASURED (for this very call), or where the timing is from: MEMORY (of
-        this process alone), or the name of another source (`sources.py`).
+      source: ONLY, FIRST, MEASURED (for this very call), or the name of the source that has the timing.
       step, grade: like in lookup.Decision; "default" without a timing.
       reason: a sentence.
-      choices: what was compared, the chosen one first.
+      choices: the timings that were compared, the chosen config first.
       is_provisional: whether the next call has to decide again.
     """
 
     key: KernelKey
     config: Any
     source: str
-    step: str = "default"
-    grade: str = "default"
+    step: Step = Step.DEFAULT
+    grade: Grade = Grade.DEFAULT
     reason: str
-    choices: tuple[Timed, ...] = ()
+    choices: tuple[Choice, ...] = ()
     is_provisional: bool = False
 
     def __str__(self) -> str:
@@ -74,128 +76,93 @@ class KernelDecision:
             f"  from     {self.source}: {self.step}, {self.grade}",
             f"  because  {self.reason}",
         ]
-        lines += [f"  {one.median_us:9.2f} us +- {one.spread_us:.2f}  {one.config}" for one in self.choices]
+        lines += [f"  {choice.median_us:9.2f} us +- {choice.spread_us:.2f}  {choice.config}" for choice in self.choices]
         return "\n".join(lines)
 
 
-class Timed(NamedTuple):
-    """A timing, when its run was, and the source that has it. A failure has no median."""
-
-    config: Any  # a KernelConfig, as those of the list are
-    median_us: float
-    spread_us: float
-    run: str
-    date: str
-    source: str
-    failure: str = ""
-
-    @classmethod
-    def of_sample(cls, sample: Sample, date: str, source: str) -> Timed:
-        failure = "" if sample.status == "ok" else sample.detail or sample.status
-        return cls(sample.config, sample.median_us, sample.spread_us, sample.run, date, source, failure)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Problem:
-    """What a config is chosen for.
+class Race:
+    """The configs of a kernel that compete at a key.
 
     Attributes:
-      call: runs the kernel and hooks where something is measured.
+      call: runs the kernel and hooks when something is measured.
       key: of the call.
       configs: the list, as pruned, by what they are in samples; the first is the default.
-      device: fingerprint; None without an NVIDIA GPU that our driver module supports.
+      device: fingerprint; of compute capability OTHER where our driver module does not run.
       ordinal: torch's number of the GPU; None without one.
     """
 
     call: Call
     key: KernelKey
-    configs: Mapping[KernelConfig, Any]
-    device: DeviceFingerprint | None
+    configs: Mapping[AnyConfig, Any]
+    device: DeviceFingerprint
     ordinal: int | None
 
     @property
-    def default(self) -> KernelConfig:
+    def default(self) -> AnyConfig:
         return next(iter(self.configs))
 
-    @property
-    def place(self) -> tuple[KernelKey, int | None]:
-        """Under what its timings are filed in memory."""
-        return self.key, self.ordinal
+    def __str__(self) -> str:
+        return f"{self.key.op} {self.key.shape}"
 
-    def ran(self, known: Mapping[KernelConfig, Timed]) -> list[Timed]:
-        """The timings of configs of the list that ran, in the order of the list."""
-        return [known[config] for config in self.configs if config in known and not known[config].failure]
-
-    def of_one_run(self, timed: Sequence[Timed]) -> list[Timed]:
-        """Those of the newest run that timed the default; without one, of the newest run."""
-        candidates = [one for one in timed if one.config == self.default] or timed
-        newest = max(candidates, key=lambda one: (one.date, one.run)).run
-        return [one for one in timed if one.run == newest]
-
-    def missing(self, known: Mapping[KernelConfig, Timed]) -> list[KernelConfig]:
-        """The configs that must be timed: those without a timing; otherwise those that were faster in an
-        older run than the fastest of the newest, which happens when a faster config is removed from the list."""
-        missing = [config for config in self.configs if config not in known]
-        ran = self.ran(known)
-        if missing or not ran:
-            return missing
-        compared = self.of_one_run(ran)
-        if compared[0].source == table_sources.OVERLAY:
-            return []
-        fastest_us = min(one.median_us for one in compared)
-        return [one.config for one in ran if one.run != compared[0].run and one.median_us < fastest_us]
-
-    def in_entry(self, found: Answer) -> list[Timed]:
-        """The timings in a table's entry of configs of the list."""
-        runs, source = found.runs, found.source
-        return [
-            Timed(one.config, one.median_us, one.spread_us, one.run, runs.get(one.run, {}).get("date", ""), source)
-            for one in found.entry.choices
-            if one.config in self.configs
-        ]
-
-    def best(self, timed: Sequence[Timed], found: Answer | None = None) -> KernelDecision | None:
-        """The decision by timings, None without any; `found` is their entry in a table."""
-        if not timed:
+    def listed(self, answer: Answer) -> Answer | None:
+        """The answer with the timings of one run of configs of the list; None without any."""
+        choices = [choice for choice in answer.entry.choices if choice.config in self.configs]
+        if not choices:
             return None
+        complete = [choice for choice in choices if choice.config == self.default] or choices
+        newest = max((answer.runs.get(choice.run, {}).get("date", ""), choice.run) for choice in complete)[1]
         # The canonical order is that of the list, which a table does not contain.
-        compared, rule = choose(self.of_one_run(timed), list(self.configs))
-        chosen = compared[0]
-        at = f"measured at {found.entry.key.shape}; " if found and found.step != "exact" else ""
+        ordered, rule = choose([choice for choice in choices if choice.run == newest], list(self.configs))
+        return replace(answer, entry=replace(answer.entry, choices=ordered, rule=rule))
+
+    def decision(
+        self, answer: Answer | None, reason: str = "no timing of a config of the list exists"
+    ) -> KernelDecision:
+        """The first config of a listed answer; without one the first of the list, for `reason`."""
+        if answer is None:
+            return KernelDecision(key=self.key, config=self.configs[self.default], source=FIRST, reason=reason)
         return KernelDecision(
             key=self.key,
-            config=self.configs[chosen.config],
-            source=chosen.source,
-            step=found.step if found else "exact",
-            grade=found.grade if found else "exact",
-            reason=f"{chosen.median_us:.2f} us, run {chosen.run}; {at}{rule}",
-            choices=compared,
+            config=self.configs[answer.choice.config],
+            source=answer.source,
+            step=answer.step,
+            grade=answer.grade,
+            reason=lookup.decision(answer).reason,
+            choices=answer.entry.choices,
         )
 
-    def best_of(self, known: Mapping[KernelConfig, Timed]) -> KernelDecision:
-        """The decision by timings of the whole list, of which all may have failed."""
-        failures = "; ".join(one.failure for one in known.values())
-        return self.best(self.ran(known)) or self.first(f"every config of the list failed: {failures[:500]}")
 
-    def first(self, reason: str = "no timing of a config of the list is known", source: str = FIRST) -> KernelDecision:
-        return KernelDecision(key=self.key, config=self.configs[self.default], source=source, reason=reason)
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What is measured of a race, and what is not.
+
+    Attributes:
+      answer: the exact entry that decides; None without one.
+      missing: the configs that must be timed.
+      failures: why each config that failed did; none of them has a timing.
+    """
+
+    answer: Answer | None
+    missing: Sequence[AnyConfig]
+    failures: Mapping[AnyConfig, str]
 
 
-def identify(configs: Sequence[Any]) -> dict[KernelConfig, Any]:
+def identify(configs: Sequence[Any]) -> dict[AnyConfig, Any]:
     """triton.Configs by what they are in samples, in the order of the list.
 
     A value that JSON does not give back, such as a tl.dtype, counts by its text. If two configs
     differ only in their hook, the later one gets the hook's name; equal ones are one.
     """
-    found: dict[KernelConfig, Any] = {}
+    identities: dict[AnyConfig, Any] = {}
     for config in configs:
-        name = _kernel_config(config)
-        other = found.get(name)
+        identity = _kernel_config(config)
+        other = identities.get(identity)
         if other is not None and other.pre_hook is not config.pre_hook:
             hook = getattr(config.pre_hook, "__qualname__", str(config.pre_hook))
-            name = replace(name, kwargs=(*name.kwargs, ("pre_hook", hook)))
-        found.setdefault(name, config)
-    return found
+            identity = replace(identity, kwargs=(*identity.kwargs, ("pre_hook", hook)))
+        identities.setdefault(identity, config)
+    return identities
 
 
 def _kernel_config(config: Any) -> KernelConfig:
@@ -222,7 +189,7 @@ class Chooser:
     Attributes:
       fn: the decorated function, with Triton's `run`.
       hooks: the decorator's.
-      kernel_sha256: gives the kernel's digest.
+      kernel_sha256: returns the kernel's digest.
       do_bench: the user's; None for Stoneware's timer.
       cache_results: whether the user's store is read and written.
     """
@@ -232,185 +199,189 @@ class Chooser:
     kernel_sha256: Callable[[], str]
     do_bench: Callable[..., Any] | None
     cache_results: bool
-    _runs: dict[int, Run] = field(default_factory=dict)
-    _in_memory: dict[Any, dict[KernelConfig, Timed]] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
-    _measuring: dict[Any, threading.RLock] = field(default_factory=dict)
+    _runs: dict[int | None, Run] = field(default_factory=dict)
+    _warnings: set[str] = field(default_factory=set)
+    _locks: dict[Any, threading.RLock] = field(default_factory=dict)
 
-    def decide(self, problem: Problem, *, may_measure: bool = True) -> KernelDecision:
+    def decide(self, race: Race, *, may_measure: bool = True) -> KernelDecision:
         """The config of a call; nothing is measured for `explain` and `warmup`.
 
         Raises:
           TuningMissError: mode is error_on_miss, and no exact timing exists.
           Exception: a kernel or hook raises it while it is measured.
         """
-        if len(problem.configs) == 1:
-            return problem.first("there is no other", ONLY)
+        if len(race.configs) == 1:
+            return replace(race.decision(None, "there is no other"), source=ONLY)
         mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
-        bench: Any = problem.ordinal if self.do_bench is None else self.do_bench
-        measures = mode == "on_miss" and bench is not None and not is_capturing
-        found = self._find(problem)
-        nearest = problem.best(problem.in_entry(found), found) if found is not None else None
-        known = self._known(problem, found, has_samples=measures)
-        missing = problem.missing(known) if measures else ()
-        if missing and may_measure:
-            return self._measured(problem, bench)
-        if missing:
-            decision = nearest or problem.first()
-            reason = f"{decision.reason}; {len(missing)} of {len(problem.configs)} configs would be timed"
-            return replace(decision, reason=reason)
-        if measures or problem.ran(known):
-            return problem.best_of(known)
+        bench: Any = race.ordinal if self.do_bench is None else self.do_bench
+        if mode == "on_miss" and bench is not None and not is_capturing:
+            return self._decide_on_miss(race, bench, may_measure)
+        decision = race.decision(self._nearest(race))
+        if decision.grade == Grade.EXACT:
+            return decision
         if mode == "error_on_miss":
-            self._raise_miss(problem, nearest)
+            _raise_miss(race, decision)
         if mode == "on_miss" and is_capturing:
-            self._say(problem, "is not measured while a CUDA graph is captured", "call it once before the capture")
-        elif nearest is None and problem.ordinal is not None:
-            self._say(
-                problem,
+            self._warn(race, "is not measured while a CUDA graph is captured", "call it once before the capture")
+            return replace(decision, is_provisional=True)
+        if decision.source == FIRST and race.ordinal is not None:
+            self._warn(
+                race,
                 "has no timing, so the first config of the list runs",
                 'tune with `with stoneware.tuning("on_miss"):` around the calls, or STONEWARE_TUNING=on_miss',
             )
-        return replace(nearest or problem.first(), is_provisional=mode == "on_miss" and is_capturing)
+        return decision
 
-    def _find(self, problem: Problem) -> Answer | None:
-        """The nearest entry that has a config of the list; None without one."""
-        if problem.device is None:
-            return None
-        found = None
-        # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
-        for has_packages in (False, True):
-            sources = [
-                source
-                for source in table_sources.sources(problem.key.op, has_packages=has_packages)
-                if self.cache_results or source.name != table_sources.STORE
-            ]
-            where = table_sources.with_power_limit(problem.device, problem.ordinal, sources)
-            answers = lookup.answers(problem.key, where, sources, self.kernel_sha256())
-            found = next((answer for answer in answers if problem.in_entry(answer)), None)
-            if found is not None and found.is_exact:
-                break
-        return found
-
-    def _known(self, problem: Problem, found: Answer | None, *, has_samples: bool) -> dict[KernelConfig, Timed]:
-        """The timing or failure that counts of each config, of this very kernel, key and device. Failures
-        are in the samples alone, which only a call that may measure has to read."""
-        of_table = problem.in_entry(found) if found is not None and found.is_exact else []
-        is_overlay = bool(of_table) and of_table[0].source == table_sources.OVERLAY
-        sources = [of_table]
-        if has_samples:
-            sources.append(self._samples(problem))
-        if has_samples or not (is_overlay or tuning.wheel_only()):
-            sources.append([*self._in_memory.get(problem.place, {}).values()])
-        # The overlay's timings count before the samples if they can be compared with the default.
-        if is_overlay and any(one.config == problem.default for one in of_table):
-            sources.append(of_table)
-        return {one.config: one for source in sources for one in source}
-
-    def _measured(self, problem: Problem, bench: Callable[..., Any] | int) -> KernelDecision:
-        """Takes the timings that are missing, and decides by them.
+    def _decide_on_miss(self, race: Race, bench: Callable[..., Any] | int, may_measure: bool) -> KernelDecision:
+        """Decides by timings of the whole list; those that are missing are taken first.
 
         Only callers that need missing timings of one key wait for each other.
         """
-        place = os.getpid(), problem.place  # a fork would copy the lock of a thread that it lacks
-        with self._measuring.setdefault(place, threading.RLock()):
-            # Another thread may just have completed them.
-            known = self._known(problem, self._find(problem), has_samples=True)
-            missing = problem.missing(known)
-            if missing:
-                self._measure(problem, bench, missing, known)
-        self._measuring.pop(place, None)
-        if tuning.current_overlay() is not None:  # its timings come first there
-            known = self._known(problem, self._find(problem), has_samples=True)
-        decision = problem.best_of(known)
+        progress = self._progress(race)
+        missing = progress.missing
+        if missing and not may_measure:
+            decision = race.decision(self._nearest(race))
+            reason = f"{decision.reason}; {len(missing)} of {len(race.configs)} configs would be timed"
+            return replace(decision, reason=reason)
         if missing:
-            self.hooks.before(problem.call.arguments(decision.config), reset_only=True)
+            place = os.getpid(), race.key, race.ordinal  # a fork would copy the lock of a thread that it lacks
+            with self._locks.setdefault(place, threading.RLock()):
+                progress = self._progress(race)  # another thread may just have completed it
+                missing = progress.missing
+                if missing:
+                    self._measure(race, bench, progress)
+            self._locks.pop(place, None)
+            if missing:
+                progress = self._progress(race)
+        failures = "; ".join(progress.failures.values())
+        decision = race.decision(progress.answer, f"every config of the list failed: {failures[:500]}")
+        if missing:
+            self.hooks.before(race.call.arguments(decision.config), reset_only=True)
+            if decision.source in (table_sources.STORE, table_sources.MEMORY):
+                decision = replace(decision, source=MEASURED)
         return decision
 
-    def _samples(self, problem: Problem) -> list[Timed]:
-        """Samples taken here of this kernel at this key on such a device, newest last."""
-        store = table_sources.existing_store() if self.cache_results else None
-        of_store = table_sources.samples_of_store(store, problem.key.op) if store is not None else []
-        taken = [(table_sources.STORE, *item) for item in of_store]
-        taken += [(table_sources.MEMORY, *item) for item in tuning.memory(problem.key.op)]
-        if problem.device is None or not taken:
-            return []
-        where = table_sources.with_power_limit(
-            problem.device, problem.ordinal, table_sources.sources(problem.key.op, has_packages=False)
-        )
-        sha256 = self.kernel_sha256()
-        fitting = [
-            Timed.of_sample(sample, run.date, source)
-            for source, run, sample in taken
-            if sample.kernel_sha256 == sha256 and sample.key == problem.key and run.device.same_hardware(where)
-        ]
-        return sorted(fitting, key=lambda one: (one.date, one.run))
+    def _look_up(self, race: Race, has_packages: bool) -> Iterator[Answer]:
+        sources, device = self._sources(race, has_packages)
+        return lookup.answers(race.key, device, sources, self.kernel_sha256())
 
-    def _measure(
-        self,
-        problem: Problem,
-        bench: Callable[..., Any] | int,
-        missing: Sequence[KernelConfig],
-        known: dict[KernelConfig, Timed],
-    ) -> None:
-        """Measures configs; adds their timings to `known`, and stores each sample immediately.
+    def _sources(self, race: Race, has_packages: bool) -> tuple[Sequence[table_sources.Source], DeviceFingerprint]:
+        """The sources of this kernel, and the device with its power limit where they have several."""
+        sources = [
+            source
+            for source in table_sources.sources(race.key.op, has_packages=has_packages)
+            if self.cache_results or source.name != table_sources.STORE
+        ]
+        return sources, table_sources.with_power_limit(race.device, race.ordinal, sources)
+
+    def _nearest(self, race: Race) -> Answer | None:
+        """The first answer that has a config of the list; None without one."""
+        # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
+        for has_packages in (False, True):
+            answer = next(filter(None, map(race.listed, self._look_up(race, has_packages))), None)
+            if answer is not None and answer.is_exact:
+                break
+        return answer
+
+    def _progress(self, race: Race) -> Progress:
+        exact = [
+            (answer, listed)
+            for answer in itertools.takewhile(lambda answer: answer.step == Step.EXACT, self._look_up(race, True))
+            if answer.is_exact and (listed := race.listed(answer)) is not None
+        ]
+        timed: dict[AnyConfig, Choice] = {}
+        for answer, _ in exact:
+            for choice in answer.entry.choices:
+                timed.setdefault(choice.config, choice)
+        failures = {config: reason for config, reason in self._failures(race).items() if config not in timed}
+        missing = [config for config in race.configs if config not in timed and config not in failures]
+        # An overlay may lack the default; then the samples decide, which can be compared with it.
+        exact.sort(key=lambda pair: all(choice.config != race.default for choice in pair[1].entry.choices))
+        decides = exact[0][1] if exact else None
+        if decides is not None and not missing and decides.source != table_sources.OVERLAY:
+            # Those that were faster in an older run, which happens when a faster config is removed from the list.
+            compared = {choice.config for choice in decides.entry.choices}
+            fastest_us = min(choice.median_us for choice in decides.entry.choices)
+            missing = [
+                config
+                for config in race.configs
+                if config in timed and config not in compared and timed[config].median_us < fastest_us
+            ]
+        return Progress(answer=decides, missing=missing, failures=failures)
+
+    def _failures(self, race: Race) -> dict[AnyConfig, str]:
+        """Why configs failed here, by the samples of this kernel at this key; tables have no failures."""
+        store = table_sources.existing_store() if self.cache_results else None
+        samples = table_sources.samples_of_store(store, race.key.op) if store is not None else []
+        samples = [*samples, *tuning.memory(race.key.op)]
+        if not samples:
+            return {}
+        sha256, (_, device) = self.kernel_sha256(), self._sources(race, False)
+        return {
+            sample.config: sample.detail or sample.status
+            for run, sample in samples
+            if sample.status != "ok"
+            and sample.kernel_sha256 == sha256
+            and sample.key == race.key
+            and run.device.same_hardware(device)
+        }
+
+    def _measure(self, race: Race, bench: Callable[..., Any] | int, progress: Progress) -> None:
+        """Measures the missing configs; stores each sample immediately.
 
         The best measured config and then the default are timed again, last: a run without the default
         does not count, so a killed run is either complete or ignored.
         """
-        run = self._run(problem)
-        default, ran = problem.default, problem.ran(known)
-        racing = list(missing)
-        if ran:
-            best = min(problem.of_one_run(ran), key=lambda one: one.median_us)
-            again = dict.fromkeys((best.config, default))
-            if default not in missing and known[default].failure:
-                del again[default]
-            racing = [*(config for config in missing if config not in again), *again]
-        _LOG.info(
-            "%s %s: timing %d of %d configs", problem.key.op, problem.key.shape, len(racing), len(problem.configs)
-        )
-        candidates = {
-            config: Candidate(self.fn, problem.configs[config], problem.call, self.hooks) for config in racing
-        }
-        run_id, sha256 = run.id if run else "memory", self.kernel_sha256()
+        again: dict[AnyConfig, None] = {}
+        if progress.answer is not None:
+            best = min(progress.answer.entry.choices, key=lambda choice: choice.median_us)
+            again = dict.fromkeys((best.config, race.default))
+            if race.default in progress.failures:
+                del again[race.default]
+        configs = [*(config for config in progress.missing if config not in again), *again]
+        _LOG.info("%s: timing %d of %d configs", race, len(configs), len(race.configs))
+        candidates = {config: Candidate(self.fn, race.configs[config], race.call, self.hooks) for config in configs}
+        run, sha256 = self._run(race), self.kernel_sha256()
+        keep = tuning.keep if self.cache_results and race.device.compute_capability != OTHER else tuning.add_to_memory
         for batch in tuner.measure(candidates, bench):
-            samples = {
-                config: tuner.sample_of(problem.key, config, result, sha256, run_id) for config, result in batch.items()
-            }
-            timed = {config: Timed.of_sample(item, _NOW, MEASURED) for config, item in samples.items()}
-            known.update(timed)
-            if run is not None:
-                tuning.keep(run, [*samples.values()])
+            keep(run, [tuner.sample_of(race.key, config, result, sha256, run.id) for config, result in batch.items()])
+
+    def _run(self, race: Race) -> Run:
+        """The run of this kernel on this GPU in this process."""
+        if race.ordinal not in self._runs:
+            from stoneware.measuring import machine
+
+            if race.device.compute_capability != OTHER and race.ordinal is not None:
+                run = machine.new_run(race.ordinal, command="sw.autotune")
             else:
-                in_memory = {config: one._replace(source=MEMORY) for config, one in timed.items()}
-                self._in_memory.setdefault(problem.place, {}).update(in_memory)
-                tuning.forget_plans()
+                run = Run(
+                    id=f"memory, GPU {race.ordinal}",
+                    device=race.device,
+                    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    **dict.fromkeys(("driver", "cuda", "torch", "triton", "python", "commit"), machine.UNKNOWN),
+                    command="sw.autotune",
+                    sm_clock_mhz_before=0,
+                    sm_clock_mhz_after=0,
+                    memory_clock_mhz_before=0,
+                    memory_clock_mhz_after=0,
+                )
+            self._runs[race.ordinal] = run
+        return self._runs[race.ordinal]
 
-    def _run(self, problem: Problem) -> Run | None:
-        """The run of this kernel on this GPU in this process; None where no sample can be stored."""
-        from stoneware.measuring import machine
-
-        if not self.cache_results or problem.device is None or problem.ordinal is None:
-            return None
-        if problem.ordinal not in self._runs:
-            self._runs[problem.ordinal] = machine.new_run(problem.ordinal, command="sw.autotune")
-        return self._runs[problem.ordinal]
-
-    def _say(self, problem: Problem, what: str, remedy: str) -> None:
+    def _warn(self, race: Race, what: str, remedy: str) -> None:
         """Logs a warning, once per kernel."""
-        if what not in self._said:
-            self._said.add(what)
-            _LOG.warning("%s: %s %s; %s", problem.key.op, problem.key.shape, what, remedy)
+        if what not in self._warnings:
+            self._warnings.add(what)
+            _LOG.warning("%s %s; %s", race, what, remedy)
 
-    def _raise_miss(self, problem: Problem, found: KernelDecision | None) -> None:
-        from stoneware.errors import TuningMissError
 
-        nearest = (
-            f"the nearest is {found.step}, {found.grade} ({found.reason})" if found else "nothing near was measured"
-        )
-        raise TuningMissError(
-            f"{problem.key.op} {problem.key.shape} must have been measured on "
-            f"{problem.device or 'this device'} with this kernel, since tuning is error_on_miss; "
-            f'{nearest}; run the call once under stoneware.tuning("on_miss")'
-        )
+def _raise_miss(race: Race, decision: KernelDecision) -> None:
+    from stoneware.errors import TuningMissError
+
+    nearest = "nothing near was measured"
+    if decision.source != FIRST:
+        nearest = f"the nearest is {decision.step}, {decision.grade} ({decision.reason})"
+    raise TuningMissError(
+        f"{race} must have been measured on {race.device} with this kernel, since tuning is error_on_miss; "
+        f'{nearest}; run the call once under stoneware.tuning("on_miss")'
+    )

@@ -25,9 +25,9 @@ from typing import Any
 
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime import native
-from stoneware.runtime.device import DRIVER_MODULE, cuda_device
+from stoneware.runtime.device import DRIVER_MODULE, DeviceFingerprint, cuda_device
 from stoneware.triton_autotune.call import Call, KernelSignature, Layout, check_given_once, checked_names
-from stoneware.triton_autotune.choice import MEASURED, Chooser, KernelDecision, Problem, identify
+from stoneware.triton_autotune.choice import MEASURED, OTHER, Chooser, KernelDecision, Race, identify
 from stoneware.triton_autotune.identity import op_name, python_function
 from stoneware.triton_autotune.plan import CallKinds, FastPath, Plan
 from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
@@ -240,10 +240,9 @@ class AutotunedKernel:
         configs = self.configs
         if len(configs) > 1:
             configs = self._pruning(configs, call.named, call.run_kwargs)
-        device = None if ordinal is None else _fingerprint(ordinal)
-        problem = Problem(call=call, key=key, configs=identify(configs), device=device, ordinal=ordinal)
-        decision = self._chooser.decide(problem, may_measure=may_measure)
-        self.configs_timings = {problem.configs[one.config]: one.median_us / 1e3 for one in decision.choices}
+        race = Race(call=call, key=key, configs=identify(configs), device=_fingerprint(ordinal), ordinal=ordinal)
+        decision = self._chooser.decide(race, may_measure=may_measure)
+        self.configs_timings = {race.configs[choice.config]: choice.median_us / 1e3 for choice in decision.choices}
         if may_measure and not decision.is_provisional:
             _put(self._decisions, place, (decision, epoch))
         return decision
@@ -279,10 +278,21 @@ def _current_device() -> int | None:
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
-def _fingerprint(ordinal: int) -> Any:
-    """The GPU's; None where our driver module does not run, as on another vendor's GPU."""
+def _fingerprint(ordinal: int | None) -> DeviceFingerprint:
+    """The GPU's; of compute capability OTHER where our driver module does not run, as on another vendor's GPU."""
     import torch
 
+    if ordinal is None:
+        return DeviceFingerprint(name="CPU", compute_capability=OTHER, num_sms=0, l2_bytes=0, memory_clock_khz=0)
     if torch.version.hip or native.why_missing(DRIVER_MODULE):
-        return None
-    return cuda_device(ordinal).fingerprint
+        properties = torch.cuda.get_device_properties(ordinal)
+        return DeviceFingerprint(
+            name=properties.name,
+            compute_capability=OTHER,
+            num_sms=properties.multi_processor_count,
+            l2_bytes=properties.L2_cache_size,
+            memory_clock_khz=0,
+        )
+    fingerprint = cuda_device(ordinal).fingerprint
+    assert fingerprint is not None  # only a CPU has none
+    return fingerprint

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoneware.kernels.config import KernelConfig
+from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.triton_autotune.call import Call
 from stoneware.tuning.samples import Sample
@@ -157,8 +157,8 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def measure(
-    candidates: Mapping[KernelConfig, Candidate], bench: Callable[..., Any] | int
-) -> Iterator[dict[KernelConfig, Timing | Exception]]:
+    candidates: Mapping[AnyConfig, Candidate], bench: Callable[..., Any] | int
+) -> Iterator[dict[AnyConfig, Timing | Exception]]:
     """Measures every candidate; yields timings, or the error of a config that cannot run, as they come.
 
     Args:
@@ -247,9 +247,7 @@ class _BetweenHooks:
         return self._stopwatch.capture(call and call.kernel, num_pairs)
 
 
-def sample_of(
-    key: KernelKey, config: KernelConfig, result: Timing | Exception, kernel_sha256: str, run_id: str
-) -> Sample:
+def sample_of(key: KernelKey, config: AnyConfig, result: Timing | Exception, kernel_sha256: str, run_id: str) -> Sample:
     """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
     from stoneware.measuring.device_timer import Timing
 
