@@ -203,11 +203,11 @@ def test_a_decision_that_new_samples_confirm_keeps_its_plan(gpu):
     kernel = autotune(configs=CONFIGS, key=["n"], cache_results=False)(scale)
     for _ in range(2):
         call(kernel, 33)
-    (layout,) = kernel._layouts.values()
-    plans = dict(layout.plans)
+    (form,) = kernel._forms.values()
+    plans = dict(form.plans)
     tuning.forget_plans()
     call(kernel, 33)
-    assert layout.plans == plans and gpu.order == ["triton", "ours", "ours"]
+    assert form.plans == plans and gpu.order == ["triton", "ours", "ours"]
 
 
 def test_a_process_that_uses_the_wheel_alone_forgets_what_it_measured(gpu, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoneware.triton_autotune.call import KernelSignature, checked_names
+from stoneware.triton_autotune.signature import KernelSignature, checked_names
 
 KINDS = inspect.Parameter
 VALUES = st.one_of(
@@ -63,9 +63,9 @@ def test_a_key_is_what_bind_and_apply_defaults_give(call):
     bound.apply_defaults()
 
     ours = KernelSignature(signature, key)
-    layout = ours.layout(len(args), tuple(kwargs))
+    form = ours.form(len(args), tuple(kwargs))
     values = (*args, *kwargs.values())
-    found = ours.key("module:kernel", layout.bound(values))
+    found = ours.key("module:kernel", form.parameters(values))
 
     wanted = tuple(bound.arguments.get(name) for name in key)
     assert found.values == wanted
@@ -76,8 +76,8 @@ def test_a_key_is_what_bind_and_apply_defaults_give(call):
         for name in signature.parameters
         if hasattr(bound.arguments.get(name), "dtype")
     )
-    assert layout.bound(values) == bound.arguments
-    assert set(layout.options) == set(kwargs) - set(signature.parameters)
+    assert form.parameters(values) == bound.arguments
+    assert set(form.options) == set(kwargs) - set(signature.parameters)
 
 
 @settings(deadline=None)
@@ -93,8 +93,8 @@ def kernel(a, b, n, scale=2, *, m=3): ...
 
 def key_of(key, *args, **kwargs):
     signature = KernelSignature(inspect.signature(kernel), key)
-    layout = signature.layout(len(args), tuple(kwargs))
-    return signature.key("module:kernel", layout.bound((*args, *kwargs.values()))).values
+    form = signature.form(len(args), tuple(kwargs))
+    return signature.key("module:kernel", form.parameters((*args, *kwargs.values()))).values
 
 
 def test_one_call_written_in_different_ways_has_one_key():
@@ -110,8 +110,8 @@ def test_one_call_written_in_different_ways_has_one_key():
 
 def test_an_argument_that_is_left_to_the_config_is_none_in_the_key():
     assert key_of(["n", "a"], b=1) == (None, None)
-    layout = KernelSignature(inspect.signature(kernel), []).layout(0, ())
-    assert layout.bound(()) == {"scale": 2, "m": 3}
+    form = KernelSignature(inspect.signature(kernel), []).form(0, ())
+    assert form.parameters(()) == {"scale": 2, "m": 3}
 
 
 @pytest.mark.parametrize("parameter", ["key", "reset_to_zero", "restore_value"])
@@ -129,9 +129,9 @@ def test_a_name_given_twice_is_refused():
 def test_a_parameter_passed_twice_or_one_too_many_is_a_type_error():
     signature = KernelSignature(inspect.signature(kernel), ["n"])
     with pytest.raises(TypeError, match="b is passed by position and by keyword"):
-        signature.layout(2, ("b",))
+        signature.form(2, ("b",))
     with pytest.raises(TypeError, match="passes 5 arguments by position.*at most 4"):
-        signature.layout(5, ())
+        signature.form(5, ())
 
 
 def test_what_cannot_be_filed_is_refused_with_its_name():

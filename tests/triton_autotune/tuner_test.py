@@ -15,10 +15,10 @@ from triton.runtime.errors import OutOfResources
 from stoneware.kernels.config import KernelConfig
 from stoneware.measuring.device_timer import DeviceTimer
 from stoneware.triton_autotune import tuner
-from stoneware.triton_autotune.call import Call, Layout
-from stoneware.triton_autotune.tuner import Candidate, Hooks
+from stoneware.triton_autotune.signature import Form, Launch
+from stoneware.triton_autotune.tuner import Hooks, TimedLaunch
 
-NO_VALUES = Layout(names=(), options=(), defaults={}, is_valued=())
+NO_VALUES = Form(names=(), options=(), defaults={}, is_valued=())
 
 
 class Kernel:
@@ -61,8 +61,8 @@ class Stopwatch:
 
 def candidates(kernel, hooks=Hooks(), blocks=(16, 32, 64), **arguments):
     return {
-        KernelConfig(kwargs=(("BLOCK", block),)): Candidate(
-            kernel, triton.Config({"BLOCK": block}), Call(NO_VALUES, (), (1,), (), arguments), hooks
+        KernelConfig(kwargs=(("BLOCK", block),)): TimedLaunch(
+            kernel, triton.Config({"BLOCK": block}), Launch(NO_VALUES, (), (1,), (), arguments), hooks
         )
         for block in blocks
     }

@@ -1,12 +1,12 @@
 """Compiled kernels of `sw.autotune` on disk, so that a new process launches without compiling.
 
-    <tuning folder>/kernels/<sha256 of what it was compiled from>.kernel
+    <tuning folder>/kernels/<sha256 of the compiler's inputs>.kernel
 
 A file has three parts: a line with the sha256 of the rest, a line of JSON (the launch), the cubin.
-Each file is checked when it is read; one that is damaged, cut short or of another kernel is reported
-once and compiled anew. The digest protects against damage, not against people: a folder that other
-users can write is not used at all. The size of the folder is bounded: past MAX_FOLDER_BYTES the
-oldest files are deleted. Neither pickle nor eval is used.
+Each file is checked when it is read. A file that is damaged, truncated or of another kernel is reported
+once, and the kernel is compiled again. The digest detects damage, not tampering: a folder that other users
+can write is not used at all. If the folder exceeds MAX_FOLDER_BYTES, its oldest files are deleted.
+Neither pickle nor eval is used.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stoneware.runtime import environment, private_folder, regular_file
 from stoneware.runtime.canonical import canonical_json
 
 FORMAT = 2
-"""Part of every digest: files of another format are not found, and are deleted in time."""
+"""Part of every digest, so files of another format are never read, and are deleted in time."""
 
 MAX_FOLDER_BYTES = 256 << 20
-_KEPT_FRACTION = 0.9
-"""How full the folder is left, so that not every write deletes a file."""
+_TRIMMED_FRACTION = 0.9
+"""The part of the bound to which the folder is trimmed, so that not every write deletes a file."""
 
 _SUFFIX = ".kernel"
 
@@ -37,29 +37,29 @@ _LOG = logging.getLogger("stoneware.triton_autotune")
 _reported: set[str] = set()
 
 
-def digest(compiled_from: Mapping[str, Any]) -> str:
-    """The name under which a kernel is filed: sha256 of everything that it was compiled from."""
-    return hashlib.sha256(canonical_json([FORMAT, compiled_from]).encode()).hexdigest()
+def digest(inputs: Mapping[str, Any]) -> str:
+    """The name of a kernel's file: sha256 of everything that the compiler depends on."""
+    return hashlib.sha256(canonical_json([FORMAT, inputs]).encode()).hexdigest()
 
 
 def folder() -> Path | None:
-    """Where compiled kernels are kept; None without a home folder, or if other users can write
-    the folder, which is reported once."""
+    """The folder of compiled kernels; None without a home folder, or if other users can write the folder,
+    which is reported once."""
     parent = environment.tuning_folder()
     if parent is None:
         return None
-    found = Path(parent, "kernels")
-    reason = private_folder.why_untrusted(found)
+    kernels = Path(parent, "kernels")
+    reason = private_folder.why_untrusted(kernels)
     if reason:
         _report(
-            str(found),
+            str(kernels),
             f"{reason}; until then compiled kernels are neither read nor kept, and each process compiles its own",
         )
-    return None if reason else found
+    return None if reason else kernels
 
 
 def read(name: str) -> tuple[LaunchDescription, bytes] | None:
-    """The kernel that is filed under `name` (see `digest`); None if it is missing or damaged."""
+    """The kernel with this `name` (see `digest`); None if it is missing or damaged."""
     parent = folder()
     if parent is None:
         return None
@@ -79,9 +79,9 @@ def read(name: str) -> tuple[LaunchDescription, bytes] | None:
 
 def _decode(name: str, data: bytes) -> tuple[LaunchDescription, bytes]:
     expected, _, rest = data.partition(b"\n")
-    found = hashlib.sha256(rest).hexdigest().encode()
-    if expected != found:
-        raise ValueError(f"its sha256 is {found.decode()}, and it says {expected[:64]!r}")
+    actual = hashlib.sha256(rest).hexdigest().encode()
+    if expected != actual:
+        raise ValueError(f"its sha256 is {actual.decode()}, and its first line has {expected[:64]!r}")
     line, _, cubin = rest.partition(b"\n")
     header = json.loads(line)
     if not isinstance(header, dict) or header.get("name") != name:
@@ -89,23 +89,23 @@ def _decode(name: str, data: bytes) -> tuple[LaunchDescription, bytes]:
     if not cubin:
         raise ValueError("it has no cubin")
     launch = LaunchDescription.from_json(header.get("launch"))
-    launch.num_scratch(len(launch.arguments))  # raises where they are not those of the parameters
+    launch.num_scratch(len(launch.arguments))  # raises unless they fit the parameters
     return launch, cubin
 
 
-def write(name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Mapping[str, Any]) -> None:
-    """Files a kernel. A folder that cannot be written is reported once, and nothing else happens.
+def write(name: str, launch: LaunchDescription, cubin: bytes, inputs: Mapping[str, Any]) -> None:
+    """Stores a kernel. A folder that cannot be written is reported once, and nothing else happens.
 
     Args:
-      name: from `digest(compiled_from)`.
+      name: from `digest(inputs)`.
       launch: how to launch it.
       cubin: its bytes.
-      compiled_from: kept in the file for people who look into it.
+      inputs: of the compiler, stored for people who read the file.
     """
     parent = folder()
     if parent is None:
         return
-    header = {"name": name, "launch": asdict(launch), "compiled_from": compiled_from}
+    header = {"name": name, "launch": asdict(launch), "compiled_from": inputs}
     rest = canonical_json(header).encode() + b"\n" + cubin
     data = hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
     try:
@@ -121,7 +121,7 @@ def write(name: str, launch: LaunchDescription, cubin: bytes, compiled_from: Map
 
 
 def _trim(parent: Path) -> None:
-    """Deletes the oldest files, drafts of killed processes among them, past the bound."""
+    """Deletes the oldest files, including drafts of killed processes, until the bound holds."""
     files = []
     for path in parent.iterdir():
         if path.suffix == _SUFFIX or path.name.startswith(regular_file.DRAFT_PREFIX):
@@ -132,7 +132,7 @@ def _trim(parent: Path) -> None:
     if total <= MAX_FOLDER_BYTES:
         return
     for _, size, path in sorted(files):
-        if total <= MAX_FOLDER_BYTES * _KEPT_FRACTION:
+        if total <= MAX_FOLDER_BYTES * _TRIMMED_FRACTION:
             break
         path.unlink(missing_ok=True)
         total -= size

@@ -1,4 +1,4 @@
-"""Decides which config of a decorated kernel runs a call.
+"""Decides which config of a decorated kernel a launch runs.
 
     1. an exact entry      of this kernel at this key on this device, from the first source that has one
                            (sources.py). Under on_miss, configs of the list that have neither a timing nor a
@@ -28,8 +28,8 @@ from stoneware.kernels.config import AnyConfig, KernelConfig
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
-from stoneware.triton_autotune.call import Call, plain
-from stoneware.triton_autotune.tuner import Candidate, Hooks
+from stoneware.triton_autotune.signature import Launch, plain
+from stoneware.triton_autotune.tuner import Hooks, TimedLaunch
 from stoneware.tuning import lookup
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
@@ -48,16 +48,16 @@ _LOG = logging.getLogger("stoneware.triton_autotune")
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDecision:
-    """The config that runs a call of a decorated kernel, and why.
+    """The config that a launch of a decorated kernel runs, and why.
 
     Attributes:
-      key: of the call.
+      key: of the launch.
       config: the triton.Config.
-      source: ONLY, FIRST, MEASURED (for this very call), or the name of the source that has the timing.
+      source: ONLY, FIRST, MEASURED (for this very launch), or the name of the source that has the timing.
       step, grade: like in lookup.Decision; "default" without a timing.
       reason: a sentence.
       choices: the timings that were compared, the chosen config first.
-      is_provisional: whether the next call has to decide again.
+      is_provisional: whether the next launch has to decide again.
     """
 
     key: KernelKey
@@ -85,14 +85,14 @@ class Race:
     """The configs of a kernel that compete at a key.
 
     Attributes:
-      call: runs the kernel and hooks when something is measured.
-      key: of the call.
+      launch: the one that is measured if timings are missing.
+      key: of the launch.
       configs: the list, as pruned, by what they are in samples; the first is the default.
       device: fingerprint; of compute capability OTHER where our driver module does not run.
       ordinal: torch's number of the GPU; None without one.
     """
 
-    call: Call
+    launch: Launch
     key: KernelKey
     configs: Mapping[AnyConfig, Any]
     device: DeviceFingerprint
@@ -204,7 +204,7 @@ class Chooser:
     _locks: dict[Any, threading.RLock] = field(default_factory=dict)
 
     def decide(self, race: Race, *, may_measure: bool = True) -> KernelDecision:
-        """The config of a call; nothing is measured for `explain` and `warmup`.
+        """The config of a launch; nothing is measured for `explain` and `warmup`.
 
         Raises:
           TuningMissError: mode is error_on_miss, and no exact timing exists.
@@ -235,7 +235,7 @@ class Chooser:
     def _decide_on_miss(self, race: Race, bench: Callable[..., Any] | int, may_measure: bool) -> KernelDecision:
         """Decides by timings of the whole list; those that are missing are taken first.
 
-        Only callers that need missing timings of one key wait for each other.
+        Only threads that need missing timings of the same key wait for each other.
         """
         progress = self._progress(race)
         missing = progress.missing
@@ -256,7 +256,7 @@ class Chooser:
         failures = "; ".join(progress.failures.values())
         decision = race.decision(progress.answer, f"every config of the list failed: {failures[:500]}")
         if missing:
-            self.hooks.before(race.call.arguments(decision.config), reset_only=True)
+            self.hooks.before(race.launch.arguments(decision.config), reset_only=True)
             if decision.source in (table_sources.STORE, table_sources.MEMORY):
                 decision = replace(decision, source=MEASURED)
         return decision
@@ -340,10 +340,10 @@ class Chooser:
                 del again[race.default]
         configs = [*(config for config in progress.missing if config not in again), *again]
         _LOG.info("%s: timing %d of %d configs", race, len(configs), len(race.configs))
-        candidates = {config: Candidate(self.fn, race.configs[config], race.call, self.hooks) for config in configs}
+        launches = {config: TimedLaunch(self.fn, race.configs[config], race.launch, self.hooks) for config in configs}
         run, sha256 = self._run(race), self.kernel_sha256()
         keep = tuning.keep if self.cache_results and race.device.compute_capability != OTHER else tuning.add_to_memory
-        for batch in tuner.measure(candidates, bench):
+        for batch in tuner.measure(launches, bench):
             keep(run, [tuner.sample_of(race.key, config, result, sha256, run.id) for config, result in batch.items()])
 
     def _run(self, race: Race) -> Run:

@@ -7,11 +7,11 @@
     kernel[grid](a, b, m, n, k)
 
 The path of a launch: the kinds of the values (specialization.py) -> one dict look-up -> `_driver`.
-The first launch of a kind: which config (choice.py) -> its cubin on disk (cache.py), else Triton
-compiles and launches, and the cubin is kept. What only Triton can launch, it launches each time
-(launch.py says what that is). Triton is imported when a kernel is decorated.
+The first launch of a kind: which config (choice.py) -> its cubin on disk (cache.py); otherwise Triton
+compiles and launches it, and the cubin is stored. Kernels that only Triton can launch (launch.py lists
+the reasons) are launched by Triton each time. Triton is imported when a kernel is decorated.
 
-Threads: no lock is held here, least of all while pruning, hooks or measurements run. A decision or
+Threads: no lock is held here, in particular not during pruning, hooks or measurements. A decision or
 plan carries the epoch of `tuning` in which it was made. Once the epoch has changed, the next launch
 decides again, by a look-up, and keeps the plan if the config is still the same.
 """
@@ -26,15 +26,15 @@ from typing import Any
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime import native
 from stoneware.runtime.device import DRIVER_MODULE, DeviceFingerprint, cuda_device
-from stoneware.triton_autotune.call import Call, KernelSignature, Layout, check_given_once, checked_names
 from stoneware.triton_autotune.choice import MEASURED, OTHER, Chooser, KernelDecision, Race, identify
 from stoneware.triton_autotune.identity import op_name, python_function
-from stoneware.triton_autotune.plan import CallKinds, FastPath, Plan
+from stoneware.triton_autotune.plan import FastPath, KernelPlan, Kinds
+from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_passed_once, checked_names
 from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy as tuning
 
 MAX_DECISIONS = 4096
-"""Most decisions cached per kernel, and most plans per form of call; past it all are dropped."""
+"""Most decisions cached per kernel, and most plans per form of launches; past it all are dropped."""
 
 
 def autotune(
@@ -127,7 +127,7 @@ class AutotunedKernel:
         self.configs_timings: dict[Any, float] = {}
         self.__name__, self.__doc__ = self.base_fn.__name__, self.base_fn.__doc__
         self.__module__, self.__qualname__ = self.base_fn.__module__, self.base_fn.__qualname__
-        self._fast = FastPath(fn, is_kept=cache_results)
+        self._fast = FastPath(fn, uses_disk=cache_results)
         self._signature = KernelSignature(
             inspect.signature(self.base_fn),
             key,
@@ -144,7 +144,7 @@ class AutotunedKernel:
             do_bench=do_bench,
             cache_results=cache_results,
         )
-        self._layouts: dict[tuple[Any, ...], Layout] = {}
+        self._forms: dict[tuple[Any, ...], Form] = {}  # by the number of positional values, and the keywords
         # By key, GPU and state of `tuning`; each with the epoch in which it was made.
         self._decisions: dict[Any, tuple[KernelDecision, int]] = {}
 
@@ -178,14 +178,14 @@ class AutotunedKernel:
         ]
 
     def explain(self, *args: Any, grid: Any = (1,), **kwargs: Any) -> KernelDecision:
-        """What a call with these arguments would run and why; nothing is measured or launched.
+        """What a launch with these arguments would run and why; nothing is measured or launched.
 
         Args:
-          *args, **kwargs: as of the call.
-          grid: as of the call; pruning may look at it.
+          *args, **kwargs: as of the launch.
+          grid: as of the launch; pruning may look at it.
         """
-        values, layout = self._values(args, kwargs)
-        return self._decide(Call(layout, values, grid, args, kwargs), may_measure=False)
+        form, values = self._form(args, kwargs)
+        return self._decide(Launch(form, values, grid, args, kwargs), may_measure=False)
 
     @property
     def cache(self) -> dict[KernelKey, Any]:
@@ -193,54 +193,55 @@ class AutotunedKernel:
         return {place[0]: decision.config for place, (decision, _) in [*self._decisions.items()]}
 
     def _launch(self, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values, layout = self._values(args, kwargs)
-        kinds = self._fast.kinds(layout, values)
+        form, values = self._form(args, kwargs)
+        kinds = self._fast.kinds(form, values)
         if kinds is None:
-            return self._launch_by_triton(Call(layout, values, grid, args, kwargs))
-        plan = layout.plans.get(kinds[0])
+            return self._launch_by_triton(Launch(form, values, grid, args, kwargs))
+        plan = form.plans.get(kinds[0])
         if plan is None or plan.epoch != tuning.EPOCH[0]:
-            plan = self._plan(Call(layout, values, grid, args, kwargs), kinds)
+            plan = self._plan(Launch(form, values, grid, args, kwargs), kinds)
         return plan(grid, kinds, values, args, kwargs)
 
-    def _plan(self, call: Call, kinds: CallKinds) -> Plan:
-        epoch, decision, plans = tuning.EPOCH[0], self._decide(call), call.layout.plans
+    def _plan(self, launch: Launch, kinds: Kinds) -> KernelPlan:
+        epoch, decision, plans = tuning.EPOCH[0], self._decide(launch), launch.form.plans
         self.best_config = decision.config
         plan = plans.get(kinds[0])
         if plan is None or plan.config is not decision.config:
-            plan = Plan(self._fast, call.layout, decision.config)
+            plan = KernelPlan(self._fast, launch.form, decision.config)
         if not decision.is_provisional:
             plan.epoch = epoch
             _put(plans, kinds[0], plan)
         return plan
 
-    def _launch_by_triton(self, call: Call) -> Any:
-        config = self._decide(call).config
+    def _launch_by_triton(self, launch: Launch) -> Any:
+        config = self._decide(launch).config
         self.best_config = config
         if config.pre_hook is not None:
-            config.pre_hook(call.arguments(config))
-        return self.fn.run(*call.args, **call.run_kwargs, **config.all_kwargs())
+            config.pre_hook(launch.arguments(config))
+        return self.fn.run(*launch.args, **launch.run_kwargs, **config.all_kwargs())
 
-    def _values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Layout]:
-        layout = self._layouts.get((len(args), *kwargs))
-        if layout is None:
-            layout = self._signature.layout(len(args), tuple(kwargs))
+    def _form(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Form, tuple[Any, ...]]:
+        """The form of a launch, and its values in that order."""
+        form = self._forms.get((len(args), *kwargs))
+        if form is None:
+            form = self._signature.form(len(args), tuple(kwargs))
             for config in self.configs:
-                check_given_once(layout.names, config.all_kwargs())
-            layout = self._layouts.setdefault((len(args), *kwargs), layout)
-        return (*args, *kwargs.values()) if kwargs else args, layout
+                check_passed_once(form.names, config.all_kwargs())
+            form = self._forms.setdefault((len(args), *kwargs), form)
+        return form, (*args, *kwargs.values()) if kwargs else args
 
-    def _decide(self, call: Call, *, may_measure: bool = True) -> KernelDecision:
-        key, ordinal = self._signature.key(self.op, call.layout.bound(call.values)), _current_device()
+    def _decide(self, launch: Launch, *, may_measure: bool = True) -> KernelDecision:
+        key, ordinal = self._signature.key(self.op, launch.form.parameters(launch.values)), _current_device()
         place, epoch = (key, ordinal, tuning.state()), tuning.EPOCH[0]
-        known, made_in = self._decisions.get(place, (None, -1))
+        decision, decision_epoch = self._decisions.get(place, (None, -1))
         # Nothing is newer than what was measured here, whatever samples others have brought.
-        is_measured = known and known.source == MEASURED and not tuning.wheel_only()
-        if known and (is_measured or made_in == epoch):
-            return known
+        is_measured = decision and decision.source == MEASURED and not tuning.wheel_only()
+        if decision and (is_measured or decision_epoch == epoch):
+            return decision
         configs = self.configs
         if len(configs) > 1:
-            configs = self._pruning(configs, call.named, call.run_kwargs)
-        race = Race(call=call, key=key, configs=identify(configs), device=_fingerprint(ordinal), ordinal=ordinal)
+            configs = self._pruning(configs, launch.named_args, launch.run_kwargs)
+        race = Race(launch=launch, key=key, configs=identify(configs), device=_fingerprint(ordinal), ordinal=ordinal)
         decision = self._chooser.decide(race, may_measure=may_measure)
         self.configs_timings = {race.configs[choice.config]: choice.median_us / 1e3 for choice in decision.choices}
         if may_measure and not decision.is_provisional:
@@ -248,10 +249,10 @@ class AutotunedKernel:
         return decision
 
 
-def _put(known: dict[Any, Any], place: Any, value: Any) -> None:
-    if len(known) >= MAX_DECISIONS and place not in known:
-        known.clear()
-    known[place] = value
+def _put(cache: dict[Any, Any], place: Any, value: Any) -> None:
+    if len(cache) >= MAX_DECISIONS and place not in cache:
+        cache.clear()
+    cache[place] = value
 
 
 def _checked_configs(configs: Sequence[Any]) -> list[Any]:

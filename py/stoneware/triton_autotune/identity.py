@@ -1,8 +1,8 @@
-"""The name of a kernel under `sw.autotune`, and the digest of what it computes.
+"""The name of a kernel under `sw.autotune`, and the digest of its source.
 
-Timings are filed under the name; the digest tells whether they are stale. Neither depends on where
-in its file the function stands, on the file's path, or on the version of Triton: moving a function
-keeps its timings, editing it makes them stale. Triton is not imported here.
+Timings are stored under the name; if the digest differs, they are stale. Neither depends on the line of
+the function, on the file's path, or on the version of Triton: moving a function keeps its timings, editing
+it makes them stale. Triton is not imported here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from stoneware.runtime.canonical import canonical_json
 
 INTERACTIVE = "interactive"
-"""The module part of a kernel's name that has no file: in a notebook or at a prompt."""
+"""The module part of the name of a kernel without a file: in a notebook or at a prompt."""
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
 
@@ -33,24 +33,23 @@ def python_function(fn: Any) -> FunctionType:
     Raises:
       TypeError: `fn` contains no function.
     """
-    found = fn
-    while not inspect.isfunction(found):
-        if not hasattr(found, "fn"):
+    inner = fn
+    while not inspect.isfunction(inner):
+        if not hasattr(inner, "fn"):
             raise TypeError(
                 f"fn={fn!r} must be a function under @triton.jit, but its innermost part is a "
-                f"{type(found).__name__}; put @stoneware.autotune above @triton.jit"
+                f"{type(inner).__name__}; put @stoneware.autotune above @triton.jit"
             )
-        found = found.fn
-    return found
+        inner = inner.fn
+    return inner
 
 
 def op_name(fn: Any) -> str:
     """The kernel's name in samples and tables: "package.module:function".
 
-    In the program that was started, whose module is `__main__`, a kernel is named as an import
-    would name it: after NAME of `python -m NAME`, else after the file's stem (train.py:
-    "train:kernel"). Two programs with the same stem share a name; their timings are kept apart by
-    the kernel's digest.
+    A kernel of the program itself, whose module is `__main__`, has the name that an import would give it:
+    NAME of `python -m NAME`, otherwise the file's stem (train.py: "train:kernel"). Two programs with the
+    same stem share a name; the kernel's digest separates their timings.
     """
     function = python_function(fn)
     module = function.__module__
@@ -83,7 +82,7 @@ class Identity:
 
 
 def identity_of(fn: Any) -> Identity:
-    """The identity of the function under `fn`, which triton.jit made or decorators around that."""
+    """The identity of the function under `fn`, an object of triton.jit or of decorators around it."""
     while not inspect.isfunction(fn.fn):
         fn = fn.fn
     global_values: list[tuple[str, Any, dict[str, Any]]] = []
@@ -124,16 +123,16 @@ def _is_data(value: Any) -> bool:
 
 def source_of(jit: Any) -> str:
     """The function's text from its `def` on, without indentation and decorators."""
-    known = getattr(jit, "src", None)  # Triton's, which may have been replaced on purpose
-    if isinstance(known, str):
-        return known
+    source = getattr(jit, "src", None)  # Triton's, which may have been replaced on purpose
+    if isinstance(source, str):
+        return source
     text = textwrap.dedent(inspect.getsource(jit.fn))
-    found = re.search(r"^def\s+\w+\s*\(", text, re.MULTILINE)
-    return text[found.start() :] if found else text
+    match = re.search(r"^def\s+\w+\s*\(", text, re.MULTILINE)
+    return text[match.start() :] if match else text
 
 
 def _references(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of everything outside of the function that its body names."""
+    """(dotted name, value) of every global and nonlocal that the function's body uses."""
     scope: Mapping[str, Any] = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     own = {*function.__code__.co_varnames, *function.__code__.co_cellvars}
     seen = set()
@@ -183,13 +182,13 @@ def _value_text(value: Any, callers: tuple[FunctionType, ...], global_values: li
         fields = sorted(map(str, getattr(value, "__annotations__", {}).items()))
         return f"class {value.__module__}.{value.__qualname__} {inner} {fields}"
     is_jit = inspect.isfunction(getattr(value, "fn", None))
-    of = value.fn if is_jit else value
-    module = getattr(of, "__module__", None) or type(of).__module__
+    owner = value.fn if is_jit else value
+    module = getattr(owner, "__module__", None) or type(owner).__module__
     if module == "triton" or module.startswith("triton."):
         return "triton's own"  # its version is not part of the kernel
     if is_jit or inspect.isfunction(value):
         jit = value if is_jit else SimpleNamespace(fn=value)
         return _digest(jit, callers, global_values)
-    shown = repr(value)
-    has_address = " at 0x" in shown
-    return f"{type(value).__module__}.{type(value).__qualname__}" if has_address else shown
+    text = repr(value)
+    has_address = " at 0x" in text
+    return f"{type(value).__module__}.{type(value).__qualname__}" if has_address else text

@@ -1,8 +1,8 @@
 """How a kernel that Triton compiled is launched without Triton, and when that is not possible.
 
-A launch is one call of `_driver`, with the arguments in the order of the cubin's parameters.
-Triton itself launches whatever needs more than that: scratch memory, tensor descriptors, clusters,
-cooperative or programmatic launches, profiler hooks, debug mode.
+A launch is one call of `_driver`, with the arguments in the order of the cubin's parameters. Triton
+itself launches kernels that need more: scratch memory, tensor descriptors, clusters, cooperative or
+programmatic launches, profiler hooks, debug mode.
 """
 
 from __future__ import annotations
@@ -88,30 +88,30 @@ def describe(kernel: Any) -> tuple[LaunchDescription, bytes]:
       NotLaunchable: only Triton can launch it.
     """
     if not hasattr(kernel, "metadata") or not hasattr(kernel, "asm"):
-        raise NotLaunchable(f"Triton gave a {type(kernel).__name__}")
+        raise NotLaunchable(f"Triton returned a {type(kernel).__name__}")
     entry = re.search(r"\.visible \.entry \w+\((.*?)\)\s*(.*?)\{", kernel.asm.get("ptx") or "", re.DOTALL)
     if entry is None:
         raise NotLaunchable("its PTX, which names its parameters, was not kept")
-    declared = re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)", entry.group(1))
+    ptx_types = re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)", entry.group(1))
     threads = re.search(r"\.reqntid (\d+)", entry.group(2))
     metadata = kernel.metadata
     block_threads = metadata.num_warps * _WARP_THREADS
-    types = {name: of_name for name, of_name in kernel.src.signature.items() if of_name != "constexpr"}
-    letters = ["P" if str(of_name).startswith("*") else _LETTERS.get(of_name, of_name) for of_name in types.values()]
-    letters += ["P"] * (len(declared) - len(letters))
-    found_and_expected = {
+    types = {name: type_name for name, type_name in kernel.src.signature.items() if type_name != "constexpr"}
+    letters = ["P" if str(name).startswith("*") else _LETTERS.get(name, name) for name in types.values()]
+    letters += ["P"] * (len(ptx_types) - len(letters))
+    actual_and_expected = {
         "backend": (metadata.target.backend, "cuda"),
         "num_ctas": (metadata.num_ctas, 1),
         "parameters": (
-            [_PTX_BYTES.get(kind) for kind in declared],
+            [_PTX_BYTES.get(kind) for kind in ptx_types],
             [{"P": 8, "q": 8, "i": 4, "f": 4}.get(letter, letter) for letter in letters],
         ),
         "threads of a block": (threads and int(threads.group(1)), block_threads),
         **{name: (getattr(metadata, name, None) or None, None) for name in _ONLY_TRITONS},
     }
-    for what, (found, expected) in found_and_expected.items():
-        if found != expected:
-            raise NotLaunchable(f"its {what}: found {found}, expected {expected}")
+    for what, (actual, expected) in actual_and_expected.items():
+        if actual != expected:
+            raise NotLaunchable(f"its {what}: found {actual}, expected {expected}")
     launch = LaunchDescription(
         symbol=metadata.name,
         parameters="".join(letters),
@@ -123,34 +123,34 @@ def describe(kernel: Any) -> tuple[LaunchDescription, bytes]:
 
 
 def packer(
-    launch: LaunchDescription, names: Sequence[str], passed: Sequence[Any], arguments: Mapping[str, Any]
+    launch: LaunchDescription, names: Sequence[str], values: Sequence[Any], parameters: Mapping[str, Any]
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function from what `tokens_of` gives for a call to the cubin's arguments.
+    """A function from the values of a launch, as `tokens_of` returns them, to the cubin's arguments.
 
     Args:
       launch: of the kernel.
-      names, passed: of one call the values' names, and what `tokens_of` gave for them.
-      arguments: of that call, all by name. What the call does not pass is the same for every call.
+      names, values: of one launch, the values' names and what `tokens_of` returned for them.
+      parameters: of that launch, all by name. Those that a launch does not pass have the same value each time.
 
     Raises:
-      NotLaunchable: an argument is of a type that only Triton converts.
+      NotLaunchable: an argument has a type that only Triton converts.
     """
-    fixed: list[Any] = []
-    chosen = []
+    constants: list[Any] = []
+    positions = []
     for name, letter in zip(launch.arguments, launch.parameters):
         if name in names:
-            chosen.append(names.index(name))
-            value = passed[chosen[-1]]
+            positions.append(names.index(name))
+            value = values[positions[-1]]
         else:
-            chosen.append(len(passed) + len(fixed))
-            value = arguments.get(name)
-            fixed.append(value)
+            positions.append(len(values) + len(constants))
+            value = parameters.get(name)
+            constants.append(value)
         if type(value) is not int and (type(value) is not float or letter != "f"):
             raise NotLaunchable(f"{name}={value!r} is passed as {letter}")
-    # What is fixed and the null pointers follow what is passed, and one call in C picks all.
-    rest = (*fixed, *[0] * launch.num_scratch(len(launch.arguments)))
-    chosen += range(len(passed) + len(fixed), len(passed) + len(rest))
-    if len(chosen) < 2:  # an itemgetter of one gives no tuple
-        return lambda values: tuple((*values, *rest)[idx] for idx in chosen)
-    pick = operator.itemgetter(*chosen)
+    # Constants and null pointers follow the values, so that one call in C picks all.
+    rest = (*constants, *[0] * launch.num_scratch(len(launch.arguments)))
+    positions += range(len(values) + len(constants), len(values) + len(rest))
+    if len(positions) < 2:  # an itemgetter of a single position returns no tuple
+        return lambda values: tuple((*values, *rest)[idx] for idx in positions)
+    pick = operator.itemgetter(*positions)
     return lambda values: pick((*values, *rest))

@@ -1,13 +1,13 @@
-"""Tokens of arguments: the properties for which Triton compiles a kernel, as far as a launch needs them.
+"""Tokens of arguments: the properties by which Triton specializes a kernel.
 
 Triton compiles again when an int becomes 1 or divisible by 16, outgrows 32 bits, a pointer loses
 its 16-byte alignment, a constant changes, and so on (python/src/specialize.cc and
 create_function_from_signature in triton/runtime/jit.py). `tokens_of` makes a token of each argument,
-at every launch. Equal tokens mean that Triton's kernel is equal; different tokens may mean the same
-to it. Triton's own function is not asked: its first call imports all of Gluon.
+at every launch. Equal tokens mean the same kernel of Triton's; different tokens may mean the
+same one too. Triton's own function is not used: its first call imports all of Gluon.
 
-What is not covered (a subclass of Tensor, a tuple, a descriptor, a CPU tensor) gets no token, and
-Triton runs that call. Tests compare the tokens with Triton's own code.
+Other values (a subclass of Tensor, a tuple, a descriptor, a CPU tensor) have no token, and Triton makes
+the launch. Tests compare the tokens with Triton's own code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 UINT64_MAX = 2**64 - 1
-# An int32 has the token True if it is divisible by 16, else False; 1 has its own, since 1 == True.
-_ONE = "1"
+# The token of an int32 is True if 16 divides it, otherwise False; that of 1 is another, since 1 == True.
+_TOKEN_OF_1 = "1"
 
 
 def tokens_of(
@@ -28,7 +28,7 @@ def tokens_of(
     """Appends a token of each value to `tokens`.
 
     Args:
-      values: of a call, in the order of its layout.
+      values: of a launch, in the order of its form.
       is_valued: for each, whether its value counts and not just what Triton sees in it.
       tokens: each token is hashable.
       tensor_types: whose objects are passed by their address.
@@ -37,35 +37,35 @@ def tokens_of(
       The values as a launch passes them, with addresses instead of tensors; None if a value
       has no token.
     """
-    passed: list[Any] = []
-    note, give = tokens.append, passed.append
+    arguments: list[Any] = []
+    add_token, add_argument = tokens.append, arguments.append
     for value, valued in zip(values, is_valued):
         kind = type(value)
         if kind is int:
             if valued:
-                note(value)
+                add_token(value)
             elif value == 1:
-                note(_ONE)
+                add_token(_TOKEN_OF_1)
             elif INT32_MIN <= value <= INT32_MAX:
-                note(not value & 15)
+                add_token(not value & 15)
             elif INT64_MIN <= value <= UINT64_MAX:
-                note(("i64" if value <= INT64_MAX else "u64", value & 15 == 0))
+                add_token(("i64" if value <= INT64_MAX else "u64", value & 15 == 0))
             else:
                 return None
-            give(value)
+            add_argument(value)
         elif kind in tensor_types:
             if valued or not value.is_cuda:
                 return None
             address = value.data_ptr()
-            note((value.dtype,) if address & 15 else value.dtype)
-            give(address)
+            add_token((value.dtype,) if address & 15 else value.dtype)
+            add_argument(address)
         else:
             token = _other_token(value, kind, valued)
             if token is None:
                 return None
-            note(token)
-            give(value)
-    return passed
+            add_token(token)
+            add_argument(value)
+    return arguments
 
 
 def _other_token(value: Any, kind: type, valued: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Measures the configs of a decorated kernel at one call of it.
+"""Measures the configs of a decorated kernel with the arguments of one launch.
 
 Hooks run as under triton.autotune: a config's pre_hook, then pre_hook (or reset_to_zero and
 restore_value), then the kernel, then post_hook (or the restoring). Stoneware's timer times the
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import KernelKey
-from stoneware.triton_autotune.call import Call
+from stoneware.triton_autotune.signature import Launch
 from stoneware.tuning.samples import Sample
 
 if TYPE_CHECKING:  # measuring is only imported to measure
     from stoneware.measuring.device_timer import Timing
 
 BATCH_SIZE = 32
-"""How many configs are timed against each other before their samples are stored. A process that is
-killed loses at most one batch."""
+"""How many configs are timed interleaved before their samples are stored. A process that is killed loses
+at most one batch."""
 
 ROUNDS, ROUNDS_BEFORE_DROP = 40, 5
 MAX_SECONDS = 3.0
@@ -44,23 +44,23 @@ class Pruning:
       ValueError: it is not a dict, or contains another name.
     """
 
-    def __init__(self, given: Mapping[str, Any] | None) -> None:
+    def __init__(self, prune_configs_by: Mapping[str, Any] | None) -> None:
         defaults = {"early_config_prune": None, "perf_model": None, "top_k": 1.0}
-        chosen = given or {}
-        if not isinstance(chosen, Mapping) or set(chosen) - set(defaults):
+        options = prune_configs_by or {}
+        if not isinstance(options, Mapping) or set(options) - set(defaults):
             raise ValueError(
-                f"prune_configs_by={given!r} must be a dict with some of {', '.join(defaults)}; "
+                f"prune_configs_by={prune_configs_by!r} must be a dict with some of {', '.join(defaults)}; "
                 "correct the name, or leave it out"
             )
-        self.early_config_prune, self.perf_model, self.top_k = {**defaults, **chosen}.values()
+        self.early_config_prune, self.perf_model, self.top_k = {**defaults, **options}.values()
         if type(self.top_k) is not int and not (isinstance(self.top_k, float) and self.top_k <= 1.0):
             raise TypeError(f"top_k={self.top_k!r} must be an int, or a float up to 1.0; pass either")
 
-    def __call__(self, configs: Sequence[Any], named: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The configs that are left; `named` are a call's positional arguments, by name."""
+    def __call__(self, configs: Sequence[Any], named_args: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The configs that are left; `named_args` are a launch's positional arguments, by name."""
         left = list(configs)
         if self.early_config_prune:
-            left = list(self.early_config_prune(configs, dict(named), **kwargs))
+            left = list(self.early_config_prune(configs, dict(named_args), **kwargs))
             if not left:
                 from triton.runtime.errors import AutotunerError
 
@@ -69,7 +69,7 @@ class Pruning:
                 )
         most = max(1, self.top_k if type(self.top_k) is int else int(len(left) * self.top_k))
         if self.perf_model and len(left) > most:
-            times = [self.perf_model(**{**named, **kwargs, **config.all_kwargs()}) for config in left]
+            times = [self.perf_model(**{**named_args, **kwargs, **config.all_kwargs()}) for config in left]
             left = [left[idx] for idx in sorted(range(len(left)), key=times.__getitem__)[:most]]
         return left
 
@@ -116,19 +116,19 @@ class Hooks:
             arguments[name].copy_(copy)
 
 
-class Candidate:
-    """One config of one call: called, it runs hooks and kernel once.
+class TimedLaunch:
+    """A launch with one of the configs: called, it runs hooks and kernel once.
 
     Attributes:
       config: the triton.Config.
-      arguments: of the call and the config, by name.
+      arguments: of the launch and the config, by name.
       kernel: runs only the kernel, with the `run` of the decorated function.
     """
 
-    def __init__(self, fn: Any, config: Any, call: Call, hooks: Hooks) -> None:
-        self.config, self.arguments = config, call.arguments(config)
+    def __init__(self, fn: Any, config: Any, launch: Launch, hooks: Hooks) -> None:
+        self.config, self.arguments = config, launch.arguments(config)
         self.has_hooks = bool(hooks or config.pre_hook)
-        self.kernel = functools.partial(fn.run, *call.args, **call.run_kwargs, **config.all_kwargs())
+        self.kernel = functools.partial(fn.run, *launch.args, **launch.run_kwargs, **config.all_kwargs())
         self._hooks = hooks
 
     def around(self, step: Callable[[], Any]) -> Any:
@@ -157,12 +157,12 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def measure(
-    candidates: Mapping[AnyConfig, Candidate], bench: Callable[..., Any] | int
+    launches: Mapping[AnyConfig, TimedLaunch], bench: Callable[..., Any] | int
 ) -> Iterator[dict[AnyConfig, Timing | Exception]]:
-    """Measures every candidate; yields timings, or the error of a config that cannot run, as they come.
+    """Times every launch; yields timings, or the error of a config that cannot run, as they come.
 
     Args:
-      candidates: by config.
+      launches: by config.
       bench: the user's `do_bench(kernel_call, quantiles=...)`, in milliseconds; or torch's number of
         the GPU, for Stoneware's timer.
 
@@ -170,22 +170,22 @@ def measure(
       Exception: what a kernel or hook raises, except `failures()`.
     """
     if not isinstance(bench, int):
-        for config, candidate in candidates.items():
-            yield {config: _with_do_bench(candidate, bench)}
+        for config, launch in launches.items():
+            yield {config: _with_do_bench(launch, bench)}
         return
     from stoneware.measuring.device_timer import MEASURING, TimingFailed
 
     timer = None
-    configs = list(candidates)
+    configs = list(launches)
     for start in range(0, len(configs), BATCH_SIZE):
         running = {}
         for config in configs[start : start + BATCH_SIZE]:
             try:
-                candidates[config]()
+                launches[config]()
             except failures() as error:
                 yield {config: error}
             else:
-                running[config] = candidates[config]
+                running[config] = launches[config]
         if running:
             timer = timer or _timer(bench)
             try:
@@ -198,11 +198,11 @@ def measure(
             yield timings
 
 
-def _with_do_bench(candidate: Candidate, do_bench: Callable[..., Any]) -> Timing | Exception:
+def _with_do_bench(launch: TimedLaunch, do_bench: Callable[..., Any]) -> Timing | Exception:
     from stoneware.measuring.device_timer import Timing
 
     try:
-        result = do_bench(candidate, quantiles=QUANTILES)
+        result = do_bench(launch, quantiles=QUANTILES)
     except failures() as error:
         return error
     times_ms = [result] * 3 if isinstance(result, int | float) else [*result, result[0], result[0]]
@@ -228,19 +228,19 @@ def _timer(ordinal: int) -> Any:
 
 
 class _BetweenHooks:
-    """A stopwatch that runs a candidate's hooks around what another stopwatch times."""
+    """A stopwatch that runs the hooks of a TimedLaunch around what another stopwatch times."""
 
     def __init__(self, stopwatch: Any) -> None:
         self._stopwatch = stopwatch
         self.sm_clock_mhz, self.time_graph = stopwatch.sm_clock_mhz, stopwatch.time_graph
 
-    def warm_up(self, name: Any, call: Candidate) -> None:
+    def warm_up(self, name: Any, call: TimedLaunch) -> None:
         call.around(lambda: self._stopwatch.warm_up(name, call.kernel))
 
-    def time_call(self, name: Any, call: Candidate) -> float:
+    def time_call(self, name: Any, call: TimedLaunch) -> float:
         return call.around(lambda: self._stopwatch.time_call(name, call.kernel))
 
-    def capture(self, call: Candidate | None, num_pairs: int) -> Any:
+    def capture(self, call: TimedLaunch | None, num_pairs: int) -> Any:
         """A CUDA graph of a kernel, or of no call; None with hooks, which cannot be captured."""
         if call is not None and call.has_hooks:
             return None
@@ -248,7 +248,7 @@ class _BetweenHooks:
 
 
 def sample_of(key: KernelKey, config: AnyConfig, result: Timing | Exception, kernel_sha256: str, run_id: str) -> Sample:
-    """The sample to store. A time that is not above zero, as of an empty grid, is a failure."""
+    """The sample to store. A time that is not above zero, like that of an empty grid, is a failure."""
     from stoneware.measuring.device_timer import Timing
 
     failure, timing = "", Timing()

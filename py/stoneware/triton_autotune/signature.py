@@ -1,7 +1,7 @@
-"""A call of a decorated kernel: the value of each parameter, and the key that follows from them.
+"""The signature of a decorated kernel: the value that a launch gives each parameter, and the key from them.
 
 `kernel[grid](*args, **kwargs)` may pass a parameter by position, by keyword, by its default, or not
-at all, when the config gives it. The key is the same for all of these.
+at all, if the config has it. The key is the same for all of these.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from stoneware.kernels.key import KernelKey, Value, check_value
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Layout:
-    """How calls of one form pass their values: the number passed by position, and the keywords.
+class Form:
+    """A form of launches: the number of values by position, and the keywords.
 
     Attributes:
-      names: of each value, in the order of the call: positional ones, then keywords.
+      names: of each value, in order: positional ones, then keywords.
       options: those of the names that are no parameters of the kernel, such as "maxnreg".
-      defaults: of the parameters that the call does not pass, where they have one.
-      is_valued: for each value, whether a plan is made for this very value and not just its kind:
+      defaults: of the parameters that a launch does not pass, where they have one.
+      is_valued: for each value, whether a plan depends on this very value and not just on its kind:
         key arguments, constants and options.
-      plans: what was prepared for calls of this form, by the kinds of the values.
+      plans: of launches of this form, by the kinds of the values.
     """
 
     names: tuple[str, ...]
@@ -34,28 +34,28 @@ class Layout:
     is_valued: tuple[bool, ...]
     plans: dict[Any, Any] = field(default_factory=dict)
 
-    def bound(self, values: Sequence[Any]) -> dict[str, Any]:
+    def parameters(self, values: Sequence[Any]) -> dict[str, Any]:
         """The value of each parameter that is passed, or has a default."""
-        bound = dict(zip(self.names, values))
+        parameters = dict(zip(self.names, values))
         for name in self.options:
-            del bound[name]
-        bound.update(self.defaults)
-        return bound
+            del parameters[name]
+        parameters.update(self.defaults)
+        return parameters
 
 
-class Call(NamedTuple):
-    """One call for which nothing is prepared yet: its layout, its values in that order, and as it was made."""
+class Launch(NamedTuple):
+    """One launch as the user wrote it: its form, its values in that order, the grid and all arguments."""
 
-    layout: Layout
+    form: Form
     values: Sequence[Any]
     grid: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @property
-    def named(self) -> dict[str, Any]:
+    def named_args(self) -> dict[str, Any]:
         """The positional arguments by name."""
-        return dict(zip(self.layout.names, self.args))
+        return dict(zip(self.form.names, self.args))
 
     @property
     def run_kwargs(self) -> dict[str, Any]:
@@ -63,8 +63,8 @@ class Call(NamedTuple):
         return {**self.kwargs, "grid": self.grid, "warmup": False}
 
     def arguments(self, config: Any) -> dict[str, Any]:
-        """All of them by name, with what the triton.Config gives: what hooks see."""
-        return {**self.named, **self.run_kwargs, **config.all_kwargs()}
+        """All arguments by name, with those of the triton.Config: what hooks see."""
+        return {**self.named_args, **self.run_kwargs, **config.all_kwargs()}
 
 
 class KernelSignature:
@@ -95,8 +95,8 @@ class KernelSignature:
             if parameter.default is not inspect.Parameter.empty
         }
 
-    def layout(self, num_positional: int, keywords: Sequence[str]) -> Layout:
-        """The form of calls with `num_positional` positional arguments and these keywords.
+    def form(self, num_positional: int, keywords: Sequence[str]) -> Form:
+        """The form of launches with `num_positional` positional arguments and these keywords.
 
         Raises:
           TypeError: too many positional arguments, or a parameter is passed twice.
@@ -114,19 +114,19 @@ class KernelSignature:
                 )
         names = (*by_position, *keywords)
         options = tuple(name for name in keywords if name not in self.names)
-        return Layout(
+        return Form(
             names=names,
             options=options,
             defaults={name: value for name, value in self._defaults.items() if name not in names},
             is_valued=tuple(name in self._valued or name in options for name in names),
         )
 
-    def key(self, op: str, bound: Mapping[str, Any]) -> KernelKey:
-        """The key of a call.
+    def key(self, op: str, parameters: Mapping[str, Any]) -> KernelKey:
+        """The key of a launch.
 
         Args:
           op: the kernel's name.
-          bound: from Layout.bound. A key argument that is missing there counts as None.
+          parameters: from Form.parameters. A key argument that is missing there counts as None.
 
         Raises:
           TypeError, ValueError: a key argument has a value that cannot be part of a key.
@@ -134,34 +134,34 @@ class KernelSignature:
         return KernelKey(
             op=op,
             names=self.key_names,
-            values=tuple(key_value(name, bound.get(name)) for name in self.key_names),
+            values=tuple(key_value(name, parameters.get(name)) for name in self.key_names),
             dtypes=tuple(
-                (name, str(bound[name].dtype).removeprefix("torch."))
+                (name, str(parameters[name].dtype).removeprefix("torch."))
                 for name in self.names
-                if hasattr(bound.get(name), "dtype")
+                if hasattr(parameters.get(name), "dtype")
             ),
         )
 
 
-def checked_names(parameter: str, names: Sequence[str] | None, known: Sequence[str]) -> tuple:
-    """`names` as a tuple, if each is a parameter of the kernel and none comes twice.
+def checked_names(parameter: str, names: Sequence[str] | None, parameters: Sequence[str]) -> tuple:
+    """`names` as a tuple, if each is among the kernel's `parameters` and none comes twice.
 
     Raises:
-      TypeError: `names` is one str.
+      TypeError: `names` is a str.
       ValueError: a name is unknown, or comes twice.
     """
     if isinstance(names, str):
         raise TypeError(f"{parameter}={names!r} must be a list of names; write [{names!r}]")
-    found = tuple(names or ())
-    unknown = [name for name in found if name not in known]
+    names = tuple(names or ())
+    unknown = [name for name in names if name not in parameters]
     if unknown:
         raise ValueError(
             f"{parameter} must name parameters of the kernel, and {', '.join(map(repr, unknown))} "
-            f"is none; it has {', '.join(known)}: correct the name or leave it out"
+            f"is none; it has {', '.join(parameters)}: correct the name or leave it out"
         )
-    if len(set(found)) != len(found):
-        raise ValueError(f"{parameter}={list(found)} must name each parameter once; drop the rest")
-    return found
+    if len(set(names)) != len(names):
+        raise ValueError(f"{parameter}={list(names)} must name each parameter once; drop the rest")
+    return names
 
 
 def plain(value: Any) -> Any:
@@ -182,8 +182,8 @@ def key_value(name: str, value: Any) -> Value:
     return value
 
 
-def check_given_once(names: Sequence[str], config_kwargs: Mapping[str, Any]) -> None:
-    """Raises ValueError if a call passes what the config gives."""
+def check_passed_once(names: Sequence[str], config_kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError if a launch passes what the config has too."""
     twice = sorted(config_kwargs.keys() & set(names))
     if twice:
         raise ValueError(
