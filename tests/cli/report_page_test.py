@@ -113,7 +113,7 @@ def test_the_filter_keeps_the_shapes_of_a_model_or_text(page, tmp_path):
         page,
         tmp_path,
         """
-        const [model, shape, said] = ["model", "shape", "said"].map(id => page.getElementById(id));
+        const [model, shape, count] = ["model", "shape", "count"].map(id => page.getElementById(id));
         const rows = () => [...page.querySelectorAll(".heat [data-find]:not([hidden])")].map(row => row.dataset.find);
         const all = rows().length;
         model.value = "falcon_40b";
@@ -123,12 +123,12 @@ def test_the_filter_keeps_the_shapes_of_a_model_or_text(page, tmp_path):
         model.value = "";
         shape.value = "4096 × 14336 down";
         shape.dispatchEvent(new Event("input"));
-        return {all, ofModel, sections, ofShape: rows(), said: said.textContent};
+        return {all, ofModel, sections, ofShape: rows(), count: count.textContent};
         """,
     )
     assert found["ofModel"] and all("falcon_40b" in row for row in found["ofModel"]) and found["sections"] == 1
     assert found["ofShape"] and all("4096x14336" in row and "down" in row for row in found["ofShape"])
-    assert found["said"] == f"{len(found['ofShape'])} of {found['all']} shapes"
+    assert found["count"] == f"{len(found['ofShape'])} of {found['all']} shapes"
 
 
 class Loads(html.parser.HTMLParser):

@@ -312,13 +312,13 @@ def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unkn
         folders.append(write_folder(tmp_path / f"{limit_w}", samples, device=device, runs=runs))
     for ordered in itertools.permutations(folders):
         found = {
-            item.fingerprint.power_limit_w: [sample.median_us for _, sample in item.taken]
+            item.fingerprint.power_limit_w: [sample.median_us for _, sample in item.samples]
             for item in sources.load(ordered)
         }
         assert found == {0: [3.0], 500: [2.0], 700: [1.0]}
     for ordered in itertools.permutations(folders[:2]):
         [device] = sources.load(ordered)
-        assert device.fingerprint.power_limit_w == 500 and len(device.taken) == 2
+        assert device.fingerprint.power_limit_w == 500 and len(device.samples) == 2
 
 
 def test_a_decorated_kernel_is_drawn_without_vendor_and_roofline(tmp_path, capsys):

@@ -8,12 +8,12 @@ from typing import Any
 
 from stoneware.kernels.key import AnyKey
 from stoneware.report import measures, verdict
-from stoneware.report.measures import Problem
+from stoneware.report.measures import MeasuredProblem
 from stoneware.report.sources import DeviceMeasurements
 
 
 def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
-    """What `stoneware report --json` prints: every number of the page, as JSON values."""
+    """The document of `stoneware report --json`."""
     return {
         "devices": [
             {
@@ -23,10 +23,21 @@ def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
                 "digests": device.digests,
                 "statuses": device.statuses,
                 "runs": device.runs_in_use,
-                "verdict": verdict.document(verdict.sections(device.problems)),
+                "verdict": [
+                    {
+                        "title": section.title,
+                        "num_problems": len(section.problems),
+                        "share_ours": section.share_ours,
+                        **{
+                            name: {"count": len(speedups), "geomeans": verdict.means(speedups)}
+                            for name in ("same_scales", "any_scales")
+                            for speedups in [getattr(section, name)]
+                        },
+                    }
+                    for section in verdict.sections(device.problems)
+                ],
                 "families": [
-                    _family_document(device, family, members)
-                    for family, members in measures.kinds(device.problems).items()
+                    _kind(device, kind, problems) for kind, problems in measures.kinds(device.problems).items()
                 ],
             }
             for device in devices
@@ -34,13 +45,13 @@ def document(devices: Iterable[DeviceMeasurements]) -> dict[str, Any]:
     }
 
 
-def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequence[Problem]) -> dict[str, Any]:
-    points = measures.roofline(members)
-    speedups = [problem.speedup for problem in members if problem.speedup is not None]
+def _kind(device: DeviceMeasurements, kind: AnyKey, problems: Sequence[MeasuredProblem]) -> dict[str, Any]:
+    points = measures.roofline(problems)
+    speedups = [problem.speedup for problem in problems if problem.speedup is not None]
     return {
-        "family": family.to_json(),
-        "title": verdict.title(family),
-        "num_problems": len(members),
+        "family": kind.to_json(),
+        "title": verdict.title(kind),
+        "num_problems": len(problems),
         "speedup_geomean": measures.geometric_mean(speedups),
         "speedup_least": min(speedups, default=None),
         "problems": [
@@ -55,7 +66,7 @@ def _family_document(device: DeviceMeasurements, family: AnyKey, members: Sequen
                 "vendor_us": problem.vendor.median_us if problem.vendor else None,
                 "speedup": problem.speedup,
             }
-            for problem in members
+            for problem in problems
         ],
         "roofs": asdict(measures.roofs(device.fingerprint, points)) if points else None,
         "roofline": [{"intensity": point.intensity, "tflops": point.tflops} for point in points],

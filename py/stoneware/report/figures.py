@@ -1,4 +1,4 @@
-"""Names and figures of the report's page: what a reader calls a problem, and the roofline as SVG."""
+"""Names and figures of the report's page: shapes and layers in words, and the roofline as SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.report import verdict
-from stoneware.report.measures import RooflinePoint, Roofs
+from stoneware.report.measures import MeasuredProblem, Roofs
 from stoneware.specs import OPS, spec_of
 from stoneware.tuning.choose import is_vendor
 
@@ -21,17 +21,17 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, _WIDTH - 12, 12, _HEIGHT - 46
 
 
 def row_sizes(key: AnyKey) -> tuple[int, ...]:
-    """The sizes that the problems of a row share: (n, k), or (products, n, k)."""
+    """The sizes that the problems of a row share: (n, k), or (groups or batch, n, k)."""
     return (key.num_groups, *key.sizes[:-1]) if isinstance(key, Key) and key.is_batch else key.sizes[:-1]
 
 
 def row_label(key: AnyKey) -> str:
-    """The same as a reader writes it: n × k."""
+    """The same in words: n × k."""
     return " × ".join(map(str, row_sizes(key)))
 
 
 def layers(key: AnyKey) -> list[str]:
-    """The layers of models, known by the op, that have this NK shape."""
+    """The layers of models with this NK shape, by the op's list."""
     if not isinstance(key, Key) or key.op not in OPS:
         return []
     shapes = (key.n, key.k), (key.num_groups, key.n, key.k)
@@ -39,7 +39,7 @@ def layers(key: AnyKey) -> list[str]:
 
 
 def model(layer: str) -> str:
-    """The model of a layer: the layer's name without its last part, such as _qkv."""
+    """The model of a layer: its name without the last part, such as _qkv."""
     return _PART_OF_MODEL.sub("", layer)
 
 
@@ -52,13 +52,13 @@ class Axes(NamedTuple):
     most: float
 
 
-def axes(points: Sequence[RooflinePoint], highest_roof: float) -> Axes:
+def axes(points: Sequence[MeasuredProblem], highest_roof: float) -> Axes:
     """Axes for all the points, so that figures of some of them can be compared."""
     intensities, tflops = [point.intensity for point in points], [point.tflops for point in points]
     return Axes(min(intensities) / 2, max(intensities) * 2, min(tflops) / 2, 1.5 * max(highest_roof, *tflops))
 
 
-def roofline(points: Sequence[RooflinePoint], roofs: Roofs, axes: Axes) -> str:
+def roofline(points: Sequence[MeasuredProblem], roofs: Roofs, axes: Axes) -> str:
     """Achieved operations per second against arithmetic intensity, under the roofs; SVG."""
     low, high, least, most = axes
 
@@ -84,13 +84,13 @@ def roofline(points: Sequence[RooflinePoint], roofs: Roofs, axes: Axes) -> str:
     path = "L".join(f"{x(corner)} {y(max(roofs.at(corner), least))}" for corner in corners)
     lines.append(f'<path class="roof" d="M{path}"/>')
     for point in points:
-        problem, roof = point.problem, roofs.at(point.intensity)
-        kind = "torch" if is_vendor(problem.chosen.config) else "ours"
-        kind += " above" if point.tflops > roof else ""
-        said = f"{problem.key.shape}: {point.tflops:.3g} TFLOP/s, {point.tflops / roof:.0%} of the roof"
+        roof = roofs.at(point.intensity)
+        css_class = "torch" if is_vendor(point.chosen.config) else "ours"
+        css_class += " above" if point.tflops > roof else ""
+        hint = f"{point.key.shape}: {point.tflops:.3g} TFLOP/s, {point.tflops / roof:.0%} of the roof"
         lines.append(
-            f'<circle class="m{verdict.band(problem.key, verdict.COARSE_BANDS)} {kind}" r="4" '
-            f'cx="{x(point.intensity)}" cy="{y(point.tflops)}"><title>{html.escape(said)}</title></circle>'
+            f'<circle class="m{verdict.band(point.key, verdict.COARSE_BANDS)} {css_class}" r="4" '
+            f'cx="{x(point.intensity)}" cy="{y(point.tflops)}"><title>{html.escape(hint)}</title></circle>'
         )
     return "\n".join([*lines, "</svg>"])
 

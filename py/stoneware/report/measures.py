@@ -1,4 +1,4 @@
-"""What a table's entries say: speed against the vendor library, rooflines.
+"""What follows from a table's entries: speed against the vendor library, rooflines.
 
 Pure functions; nothing is drawn here. Times are in microseconds.
 """
@@ -19,8 +19,8 @@ from stoneware.tuning.table_entry import Choice, Entry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem(Entry):
-    """What was measured at one key: an entry of a table, with what follows from it."""
+class MeasuredProblem(Entry):
+    """An entry of a table, with what follows from its measurements."""
 
     @property
     def chosen(self) -> Choice:
@@ -34,28 +34,36 @@ class Problem(Entry):
 
     @property
     def speedup(self) -> float | None:
-        """The vendor library's time over that of the chosen; above 1 the chosen is faster."""
+        """The vendor library's time divided by that of the chosen config; above 1 the chosen is faster."""
         vendor = self.vendor
         return vendor.median_us / self.chosen.median_us if vendor else None
 
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations per byte of the operands and the result, each counted once."""
+        assert isinstance(self.key, Key)  # for decorated kernels it is unknown
+        return spec_of(self.key.op).num_operations(self.key) / spec_of(self.key.op).least_bytes(self.key)
 
-def problems(entries: Iterable[Entry]) -> list[Problem]:
-    """The entries as problems; if several have the same key, the first.
+    @property
+    def tflops(self) -> float:
+        """Achieved by the chosen config, in 10^12 operations per second."""
+        assert isinstance(self.key, Key)
+        return spec_of(self.key.op).num_operations(self.key) / self.chosen.median_us / 1e6
 
-    Returns:
-      One problem per key, sorted by op and key.
-    """
-    found: dict[AnyKey, Problem] = {}
+
+def problems(entries: Iterable[Entry]) -> list[MeasuredProblem]:
+    """The entries, sorted by op and key; if several have the same key, the first."""
+    by_key: dict[AnyKey, Entry] = {}
     for entry in entries:
-        if entry.key not in found:
-            found[entry.key] = Problem(**vars(entry))
-    return [found[key] for key in sorted(found, key=lambda key: (key.op, key))]  # an op's keys are of one kind
+        by_key.setdefault(entry.key, entry)
+    # The keys of an op are all of one type.
+    return [MeasuredProblem(**vars(by_key[key])) for key in sorted(by_key, key=lambda key: (key.op, key))]
 
 
-def kinds(found: Iterable[Problem]) -> dict[AnyKey, list[Problem]]:
+def kinds(measured: Iterable[MeasuredProblem]) -> dict[AnyKey, list[MeasuredProblem]]:
     """The problems by kind, in order."""
-    by_kind: dict[AnyKey, list[Problem]] = {}
-    for problem in found:
+    by_kind: dict[AnyKey, list[MeasuredProblem]] = {}
+    for problem in measured:
         by_kind.setdefault(problem.key.kind, []).append(problem)
     return by_kind
 
@@ -68,12 +76,12 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofs:
-    """What a device can do at most, for one kind of operands.
+    """The limits of a device for operands of one dtype.
 
     Attributes:
       tflops: dense floating-point operations, in 10^12 per second.
       gbytes_per_s: DRAM bandwidth, in 10^9 bytes per second.
-      source: where the two are from, as a sentence.
+      source: of the two, as a sentence.
     """
 
     tflops: float
@@ -90,56 +98,26 @@ class Roofs:
         return min(self.tflops, intensity * self.gbytes_per_s / 1e3)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RooflinePoint:
-    """A problem in the roofline.
-
-    Attributes:
-      problem: what was measured.
-      intensity: floating-point operations per byte of the operands and the result, each counted once.
-      tflops: achieved by the chosen candidate, in 10^12 per second.
-      is_8_bit: whether a and b have 8 bits per element.
-    """
-
-    problem: Problem
-    intensity: float
-    tflops: float
-    is_8_bit: bool
+def roofline(measured: Iterable[MeasuredProblem]) -> list[MeasuredProblem]:
+    """The problems of our ops; the operation count of decorated kernels is unknown."""
+    return [problem for problem in measured if isinstance(problem.key, Key) and problem.key.op in OPS]
 
 
-def roofline(found: Iterable[Problem]) -> list[RooflinePoint]:
-    """A point for each problem of our ops; the operation count of decorated kernels is unknown."""
-    points = []
-    for problem in found:
-        key = problem.key
-        if not isinstance(key, Key) or key.op not in OPS:
-            continue
-        if {key.a_dtype, key.b_dtype, key.out_dtype} <= ELEMENT_BYTES.keys():
-            num_operations = spec_of(key.op).num_operations(key)
-            points.append(
-                RooflinePoint(
-                    problem=problem,
-                    intensity=num_operations / spec_of(key.op).least_bytes(key),
-                    tflops=num_operations / problem.chosen.median_us / 1e6,
-                    is_8_bit=ELEMENT_BYTES[key.a_dtype] == ELEMENT_BYTES[key.b_dtype] == 1,
-                )
-            )
-    return points
-
-
-def roofs(device: DeviceFingerprint, points: Sequence[RooflinePoint]) -> Roofs:
+def roofs(device: DeviceFingerprint, points: Sequence[MeasuredProblem]) -> Roofs:
     """The nominal roofs of a device that `report.nominal` lists, otherwise the measured maxima.
 
     Args:
       device: whose roofs.
-      points: at least one, all of one family.
+      points: from `roofline`, at least one, all of one kind.
     """
-    known = NOMINAL.get(device.numbers)
-    if known is not None:
+    nominal = NOMINAL.get(device.numbers)
+    if nominal is not None:
+        key = points[0].key
+        is_8_bit = isinstance(key, Key) and ELEMENT_BYTES[key.a_dtype] == ELEMENT_BYTES[key.b_dtype] == 1
         return Roofs(
-            tflops=known.tflops_8_bit if points[0].is_8_bit else known.tflops_16_bit,
-            gbytes_per_s=known.gbytes_per_s,
-            source=known.source,
+            tflops=nominal.tflops_8_bit if is_8_bit else nominal.tflops_16_bit,
+            gbytes_per_s=nominal.gbytes_per_s,
+            source=nominal.source,
         )
     return Roofs(
         tflops=max(point.tflops for point in points),

@@ -10,7 +10,7 @@ from stoneware import __version__
 from stoneware.explanation import kernel_in_words
 from stoneware.kernels.key import AnyKey
 from stoneware.report import figures, measures, style, verdict
-from stoneware.report.measures import Problem
+from stoneware.report.measures import MeasuredProblem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
 from stoneware.runtime.canonical import printable
@@ -41,7 +41,7 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
             *itertools.chain.from_iterable(_links(*part) for part in parts),
             f'</nav><form><label>Model <select id="model"><option value="">all</option>{options}</select></label>',
             '<label>Shape <input id="shape" placeholder="4096 × 14336 or down"></label>',
-            '<span id="said" class="soft"></span></form></header><main>',
+            '<span id="count" class="soft"></span></form></header><main>',
             f"<h1>{escape(title)}</h1>",
             *itertools.chain.from_iterable(_device_html(*part) for part in parts),
             f'<p class="soft">Made by stoneware {__version__}.</p>',
@@ -53,31 +53,31 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def _links(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+def _links(device: DeviceMeasurements, anchor: str, sections: Sequence[Section]) -> list[str]:
     links = [(anchor, f"Verdict: {device.fingerprint.name}")]
-    links += [(f"{anchor}-{idx}", section.title) for idx, section in enumerate(found) if section.is_common]
-    links += [(f"{anchor}-other", "Other")] if not all(section.is_common for section in found) else []
+    links += [(f"{anchor}-{idx}", section.title) for idx, section in enumerate(sections) if section.is_common]
+    links += [(f"{anchor}-other", "Other")] if not all(section.is_common for section in sections) else []
     links += [(f"{anchor}-runs", "Runs")]
     return [f'<a href="#{target}">{escape(text)}</a>' for target, text in links]
 
 
-def _device_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+def _device_html(device: DeviceMeasurements, anchor: str, sections: Sequence[Section]) -> list[str]:
     points = measures.roofline(device.problems)
     highest = max((measures.roofs(device.fingerprint, [point]).tflops for point in points), default=0.0)
     axes = figures.axes(points, highest) if points else None
-    sections = [_section_html(device, section, f"{anchor}-{idx}", axes) for idx, section in enumerate(found)]
-    common = [text for section, text in zip(found, sections) if section.is_common]
-    other = [text for section, text in zip(found, sections) if not section.is_common]
+    parts = [_section_html(device, section, f"{anchor}-{idx}", axes) for idx, section in enumerate(sections)]
+    common = [text for section, text in zip(sections, parts) if section.is_common]
+    other = [text for section, text in zip(sections, parts) if not section.is_common]
     if other:
         start = f'<details id="{anchor}-other"{"" if common else " open"}>'
         other = [start, "<summary><h2>Other layouts and dtypes</h2></summary>", *other, "</details>"]
-    return [*_verdict_html(device, anchor, found), *common, *other, *_runs_html(device, anchor)]
+    return [*_verdict_html(device, anchor, sections), *common, *other, *_runs_html(device, anchor)]
 
 
-def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Section]) -> list[str]:
+def _verdict_html(device: DeviceMeasurements, anchor: str, sections: Sequence[Section]) -> list[str]:
     bands = [*verdict.band_labels(verdict.COARSE_BANDS), "all"]
     rows = []
-    for idx, section in enumerate(found):
+    for idx, section in enumerate(sections):
         lines = [("torch, same scales" if section.any_scales else "torch", section.same_scales)]
         lines += [("torch's fastest, any scales", section.any_scales)] if section.any_scales else []
         for line, (against, speedups) in enumerate(lines):
@@ -90,7 +90,7 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
                 f"<tr><th>{name}<small>vs. {against}, {len(speedups)} problems</small></th>{cells}<td>{share}</td></tr>"
             )
     heads = "".join(f'<th class="n">{band}</th>' for band in bands)
-    parts = [f'<h2 id="{anchor}">{escape(device.fingerprint.name)}: the verdict</h2>', _sentence(found)]
+    parts = [f'<h2 id="{anchor}">{escape(device.fingerprint.name)}: the verdict</h2>', _sentence(sections)]
     if rows:
         parts += [
             '<div class="scroll heat"><table><thead><tr><th>m<small>of grouped_mm: mean rows per group</small></th>'
@@ -108,9 +108,9 @@ def _verdict_html(device: DeviceMeasurements, anchor: str, found: Sequence[Secti
     return parts
 
 
-def _sentence(found: Sequence[Section]) -> str:
-    """The verdict in words, of all problems of common calls or, without any, of all."""
-    common = [section for section in found if section.is_common] or found
+def _sentence(sections: Sequence[Section]) -> str:
+    """The verdict in words, over the problems of common calls or, without any, over all."""
+    common = [section for section in sections if section.is_common] or sections
     same = [value for section in common for value in section.same_scales.values()]
     if not same:
         return "<p>Torch's kernels were not measured, so no speed-up is shown.</p>"
@@ -123,15 +123,15 @@ def _sentence(found: Sequence[Section]) -> str:
         if key in section.same_scales
     ]
     mean = f"{measures.geometric_mean(same):.2f}"
-    told = f"{mean} times as fast as torch's kernel with the same scales ({len(same)} problems)"
+    text = f"{mean} times as fast as torch's kernel with the same scales ({len(same)} problems)"
     if pairs:
         there, fastest = (measures.geometric_mean(values) for values in zip(*pairs))
-        told += (
+        text += (
             f". At the {len(pairs)} of them where torch was also measured with tensor scales: {there:.2f} times with "
             f"the same scales, {fastest:.2f} times with torch's fastest of any scales"
         )
     return (
-        f"<p><strong>{told}.</strong> A kernel of Stoneware is chosen at {ours:.0%} of {problems} problems, "
+        f"<p><strong>{text}.</strong> A kernel of Stoneware is chosen at {ours:.0%} of {problems} problems, "
         "torch's own at the others.</p>"
     )
 
@@ -166,9 +166,9 @@ def _section_html(device: DeviceMeasurements, section: Section, anchor: str, axe
 
 
 def _heat_table(section: Section) -> str:
-    """Speed-ups by NK shape and band of m; shapes of known layers first."""
+    """Speed-ups by NK shape and band of m; shapes of layers first."""
     labels = verdict.band_labels(verdict.BANDS)
-    rows: dict[tuple[int, ...], list[Problem]] = {}
+    rows: dict[tuple[int, ...], list[MeasuredProblem]] = {}
     for problem in section.problems:
         rows.setdefault(figures.row_sizes(problem.key), []).append(problem)
     named = [members for members in rows.values() if figures.layers(members[0].key)]
@@ -185,26 +185,26 @@ def _heat_table(section: Section) -> str:
     return "\n".join([*lines, "</table></div>"])
 
 
-def _heat_row(members: Sequence[Problem]) -> str:
+def _heat_row(members: Sequence[MeasuredProblem]) -> str:
     key = members[0].key
-    bands: dict[int, list[Problem]] = {}
+    bands: dict[int, list[MeasuredProblem]] = {}
     for problem in members:
         bands.setdefault(verdict.band(problem.key, verdict.BANDS), []).append(problem)
     cells = []
     for idx in range(len(verdict.BANDS) + 1):
-        timed = [(problem, problem.vendor) for problem in bands.get(idx, ()) if problem.vendor]
-        mean = measures.geometric_mean(vendor.median_us / problem.chosen.median_us for problem, vendor in timed)
-        cells.append(_speedup_cell(mean, "\n".join(_hover(problem, vendor) for problem, vendor in timed)))
+        speedups = [problem.speedup for problem in bands.get(idx, ()) if problem.speedup is not None]
+        hovers = (_hover(problem, problem.vendor) for problem in bands.get(idx, ()) if problem.vendor)
+        cells.append(_speedup_cell(measures.geometric_mean(speedups), "\n".join(hovers)))
     return (
         f'<tr data-find="{escape(_find(key))}"><th>{figures.row_label(key)}'
         f"<small>{escape(', '.join(figures.layers(key))).replace('_', '_<wbr>')}</small></th>{''.join(cells)}</tr>"
     )
 
 
-def _hover(problem: Problem, vendor: Choice) -> str:
+def _hover(problem: MeasuredProblem, vendor: Choice) -> str:
     chosen = problem.chosen
     return (
-        f"m={problem.key.sizes[-1]}: {vendor.median_us / chosen.median_us:.2f}, {kernel_in_words(chosen.config)}, "
+        f"m={problem.key.sizes[-1]}: {problem.speedup:.2f}, {kernel_in_words(chosen.config)}, "
         f"{chosen.median_us:.1f} µs, torch {vendor.median_us:.1f} µs"
     )
 
@@ -241,10 +241,10 @@ def _runs_html(device: DeviceMeasurements, anchor: str) -> list[str]:
     runs = [[str(run.get(field, "-")) for field in fields] for run in device.runs_in_use]
     bad = [
         [item.status, item.key.op, item.key.shape, kernel_in_words(item.config), item.run, item.detail or "-"]
-        for _, item in device.taken
+        for _, item in device.samples
         if item.status != "ok"
     ]
-    none = "Not known: tables keep only correct samples." if not device.taken else "None."
+    none = "Not known: tables keep only correct samples." if not device.samples else "None."
     heads = ["status", "op", "problem", "candidate", "run", "what happened"]
     more = f"<p>And {len(bad) - MOST_BAD} more.</p>" if len(bad) > MOST_BAD else ""
     facts = [

@@ -1,4 +1,4 @@
-"""Where a report's measurements come from: sample folders, stores, tables, this installation."""
+"""Loads the measurements of a report: sample folders, stores, tables, this installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from stoneware.kernels import manifest
 from stoneware.kernels.key import is_kernel
 from stoneware.report import measures
-from stoneware.report.measures import Problem
+from stoneware.report.measures import MeasuredProblem
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.specs import OPS
 from stoneware.tuning import entries, merge, sources, table_file
@@ -30,39 +30,38 @@ class DeviceMeasurements:
 
     Attributes:
       fingerprint, aliases: the device.
-      taken: samples of folders and stores, each with its run.
+      samples: of folders and stores, each with its run.
       entries: those of tables.
-      runs: run id -> RUN_FIELDS and, where known, "clocks".
+      runs: run id -> RUN_FIELDS and, for samples, "clocks".
       origins: the sources that had something of the device.
       digests: op -> digest of the table that was read.
     """
 
     fingerprint: DeviceFingerprint
     aliases: tuple[str, ...] = ()
-    taken: list[tuple[Run, Sample]] = dataclasses.field(default_factory=list)
+    samples: list[tuple[Run, Sample]] = dataclasses.field(default_factory=list)
     entries: list[Entry] = dataclasses.field(default_factory=list)
     runs: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     origins: list[str] = dataclasses.field(default_factory=list)
     digests: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def problems(self) -> list[Problem]:
-        """What a table of the samples would have, and what the tables have at other problems."""
-        kernels = manifest.installed()
-        made = entries.entries(self.taken, kernels, self.fingerprint.compute_capability)
-        return measures.problems([*made, *self.entries])
+    def problems(self) -> list[MeasuredProblem]:
+        """The entries that a bake makes of the samples, and those of the tables at other problems."""
+        baked = entries.entries(self.samples, manifest.installed(), self.fingerprint.compute_capability)
+        return measures.problems([*baked, *self.entries])
 
     @property
     def statuses(self) -> dict[str, int]:
         """Status -> number of measurements; every status, "ok" first."""
-        found = Counter(sample.status for _, sample in self.taken)
-        found["ok"] += sum(len(entry.choices) for entry in self.entries)
-        return {status: found[status] for status in STATUSES}
+        counts = Counter(sample.status for _, sample in self.samples)
+        counts["ok"] += sum(len(entry.choices) for entry in self.entries)
+        return {status: counts[status] for status in STATUSES}
 
     @property
     def runs_in_use(self) -> list[dict[str, Any]]:
         """The runs that took any measurement, with their id and "num_samples"; oldest first."""
-        counts = Counter(run.id for run, _ in self.taken)
+        counts = Counter(run.id for run, _ in self.samples)
         counts.update(choice.run for entry in self.entries for choice in entry.choices)
         unknown = dict.fromkeys(RUN_FIELDS, "unknown")
         runs = [
@@ -82,79 +81,78 @@ def load(paths: Sequence[str | Path], *, ops: Sequence[str] = ()) -> list[Device
       ops: the ops to keep; empty for all.
 
     Returns:
-      One or more devices that have measurements, in the order in which they were found. Those of
+      One or more devices that have measurements, in the order in which they were read. Those of
       the same hardware are one, whatever their names.
 
     Raises:
       ValueError: nothing is left.
-      TableError: a path is of no known kind, or a file is damaged.
+      TableError: a path is of another kind, or a file is damaged.
     """
-    parts = [part for path in paths for part in _of_path(Path(path))] if paths else list(_of_installation(ops))
+    parts = [part for path in paths for part in _read(Path(path))] if paths else list(_installation(ops))
     for part in parts:
-        part.taken = [(run, sample) for run, sample in part.taken if not ops or sample.op in ops]
+        part.samples = [(run, sample) for run, sample in part.samples if not ops or sample.op in ops]
         part.entries = [entry for entry in part.entries if not ops or entry.key.op in ops]
-    known = _joined([part for part in parts if part.taken or part.entries])
-    if not known:
-        of = f" of {', '.join(ops)}" if ops else ""
+    devices = _join([part for part in parts if part.samples or part.entries])
+    if not devices:
+        names = f" of {', '.join(ops)}" if ops else ""
         raise ValueError(
-            f"a report needs measurements{of}, and the sources have none; pass sample folders "
+            f"a report needs measurements{names}, and the sources have none; pass sample folders "
             "or stores, or measure with `stoneware tune`"
         )
-    return known
+    return devices
 
 
-def _of_installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
-    # Tables of decorated kernels are found by name only.
+def _installation(ops: Sequence[str]) -> Iterator[DeviceMeasurements]:
+    # Tables are found by the op's name, and those of decorated kernels only if the caller gives it.
     for op in (*OPS, *(op for op in ops if is_kernel(op))):
         for source in sources.sources(op):
-            if source.name != sources.STORE:  # its samples have more detail than its table
-                yield from _of_table(source.table, source.name)
+            if source.name != sources.STORE:  # its samples, read below, have more detail than its table
+                yield from _table(source.table, source.name)
     store = sources.existing_store()
     if store is not None:
-        yield from _of_samples(store.path)
+        yield from _samples(store.path)
 
 
-def _of_path(path: Path) -> Iterator[DeviceMeasurements]:
+def _read(path: Path) -> Iterator[DeviceMeasurements]:
     if path.suffix == table_file.SUFFIX and path.is_file():
-        yield from _of_table(table_file.read(path, None), str(path))
+        yield from _table(table_file.read(path, None), str(path))
     else:
-        yield from _of_samples(path)
+        yield from _samples(path)
 
 
-def _of_samples(path: Path) -> Iterator[DeviceMeasurements]:
+def _samples(path: Path) -> Iterator[DeviceMeasurements]:
     source = merge.read_source(path)
     for problem in source.problems:
         _LOG.warning("%s", problem)
-    for record, taken in source.devices:
+    for record, samples in source.devices:
         yield DeviceMeasurements(
             fingerprint=record.fingerprint,
             aliases=tuple(record.aliases),
-            taken=taken,
+            samples=samples,
             runs={
                 run.id: {
                     **{name: getattr(run, name) for name in RUN_FIELDS},
                     "clocks": f"{run.sm_clock_mhz_before} to {run.sm_clock_mhz_after}",
                 }
-                for run in {run.id: run for run, _ in taken}.values()
+                for run in {run.id: run for run, _ in samples}.values()
             },
             origins=[str(path)],
         )
 
 
-def _of_table(found: Table, origin: str) -> Iterator[DeviceMeasurements]:
-    """The entries of a table."""
-    for one in found.devices:
+def _table(table: Table, origin: str) -> Iterator[DeviceMeasurements]:
+    for device in table.devices:
         yield DeviceMeasurements(
-            fingerprint=one.fingerprint,
-            aliases=tuple(one.aliases),
-            entries=list(measures.problems(one.entries())),
-            runs={run_id: dict(run) for run_id, run in found.runs.items()},
+            fingerprint=device.fingerprint,
+            aliases=tuple(device.aliases),
+            entries=list(device.entries()),
+            runs={run_id: dict(run) for run_id, run in table.runs.items()},
             origins=[origin],
-            digests={found.op: found.digest},
+            digests={table.op: table.digest},
         )
 
 
-def _joined(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
+def _join(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
     """The parts of each device as one, by the identity that tables use (`by_hardware`)."""
     device_of = by_hardware(part.fingerprint for part in parts)
     devices: dict[DeviceFingerprint, DeviceMeasurements] = {}
@@ -163,7 +161,7 @@ def _joined(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
         device = devices.setdefault(fingerprint, DeviceMeasurements(fingerprint=fingerprint))
         device.aliases = tuple(sorted({*device.aliases, *part.aliases, part.fingerprint.name} - {fingerprint.name}))
         device.origins += [origin for origin in part.origins if origin not in device.origins]
-        device.taken += part.taken
+        device.samples += part.samples
         device.entries += part.entries
         device.runs.update(part.runs)
         device.digests.update(part.digests)

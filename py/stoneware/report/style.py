@@ -96,7 +96,7 @@ details { margin: 8px 0; } summary { cursor: pointer; font-weight: 600; } summar
 
 SCRIPT = """
 document.documentElement.classList.add("js");
-const [model, shape, said] = ["model", "shape", "said"].map(id => document.getElementById(id));
+const [model, shape, count] = ["model", "shape", "count"].map(id => document.getElementById(id));
 function filter() {
   const words = shape.value.toLowerCase().replace(/\\s*[x×*,]\\s*(?=\\d)/g, "x").split(/\\s+/).filter(Boolean);
   let shown = 0, all = 0;
@@ -110,7 +110,7 @@ function filter() {
     group.hidden = !group.querySelector("[data-find]:not([hidden])");
   for (const section of document.querySelectorAll("section.op"))
     section.hidden = !section.querySelector("[data-find]:not([hidden])");
-  said.textContent = shown == all ? "" : shown + " of " + all + " shapes";
+  count.textContent = shown == all ? "" : shown + " of " + all + " shapes";
 }
 for (const field of [model, shape]) field.addEventListener("input", filter);
 const measure = () => document.documentElement.style.setProperty(

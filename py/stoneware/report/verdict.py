@@ -1,4 +1,4 @@
-"""The verdict: speed against torch by op and band of m, and how often our kernels are chosen."""
+"""The verdict: speed against torch's kernels by op and band of m, and how often our kernels are chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from stoneware.kernels.key import AnyKey, Key
 from stoneware.report import measures
-from stoneware.report.measures import Problem
+from stoneware.report.measures import MeasuredProblem
 from stoneware.tuning.choose import is_vendor
 
 BANDS = (1, 8, 16, 32, 64, 128, 512, 2048)
@@ -20,7 +20,7 @@ COARSE_BANDS = (16, 128, 2048)
 
 _DTYPES = {"e4m3": "fp8", "e5m2": "fp8 (e5m2)"}
 
-_IN_ORDER_OF_USE = (
+_COMMON = (
     "matmul bf16",
     "scaled_mm fp8, row scales",
     "scaled_mm fp8, tensor scales",
@@ -28,26 +28,26 @@ _IN_ORDER_OF_USE = (
     "grouped_mm bf16",
     "grouped_mm fp8, row scales",
 )
-"""Titles of the sections that layers of models use."""
+"""Titles of the sections of calls that layers of models make, in order of use."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """The problems that share a table: those of a family, with any number of groups.
+    """The problems that share a title, and so a table of the page.
 
     Attributes:
       title: op, dtypes, scales and other common properties of the problems, in words.
       is_common: whether layers of models call the op in this way.
       problems: in order of their keys.
-      same_scales: key -> torch's time over that of the chosen kernel, where torch was measured.
+      same_scales: key -> torch's time divided by that of the chosen kernel, if torch was measured.
       any_scales: the same with the time of torch's fastest kernel for the same sizes with any scales;
-        only where torch was measured with other scales too, tensor scales among them, whose kernels
-        do the least.
+        only if torch was also measured with other scales, including tensor scales, whose kernels do the
+        least work.
     """
 
     title: str
     is_common: bool
-    problems: Sequence[Problem]
+    problems: Sequence[MeasuredProblem]
     same_scales: Mapping[AnyKey, float]
     any_scales: Mapping[AnyKey, float]
 
@@ -57,20 +57,20 @@ class Section:
         return sum(not is_vendor(problem.chosen.config) for problem in self.problems) / len(self.problems)
 
 
-def sections(found: Iterable[Problem]) -> list[Section]:
+def sections(measured: Iterable[MeasuredProblem]) -> list[Section]:
     """The sections of a device's problems, in the order of use."""
-    members: dict[str, list[Problem]] = {}
+    members: dict[str, list[MeasuredProblem]] = {}
     torch_us: dict[tuple[Any, ...], dict[str, float]] = {}  # key without scales -> scales -> torch's time
-    for problem in found:
-        family = problem.key.kind
-        members.setdefault(title(family), []).append(problem)
-        if isinstance(family, Key) and problem.vendor is not None:
-            torch_us.setdefault(_without_scales(problem.key), {})[family.scales] = problem.vendor.median_us
-    order = [*_IN_ORDER_OF_USE, *sorted(members.keys() - set(_IN_ORDER_OF_USE))]
+    for problem in measured:
+        kind = problem.key.kind
+        members.setdefault(title(kind), []).append(problem)
+        if isinstance(kind, Key) and problem.vendor is not None:
+            torch_us.setdefault(_without_scales(problem.key), {})[kind.scales] = problem.vendor.median_us
+    order = [*_COMMON, *sorted(members.keys() - set(_COMMON))]
     return [
         Section(
             title=name,
-            is_common=name in _IN_ORDER_OF_USE,
+            is_common=name in _COMMON,
             problems=members[name],
             same_scales={problem.key: problem.speedup for problem in members[name] if problem.speedup is not None},
             any_scales={
@@ -84,19 +84,19 @@ def sections(found: Iterable[Problem]) -> list[Section]:
     ]
 
 
-def title(family: AnyKey) -> str:
-    """What the problems of a section share, in words."""
-    if not isinstance(family, Key):
-        fixed = [f"{name}={value}" for name, value in zip(family.names, family.values) if type(value) is not int]
-        return ", ".join([family.op, *fixed, *(f"{name}: {dtype}" for name, dtype in family.dtypes)])
-    inputs = list(dict.fromkeys([family.a_dtype, family.b_dtype]))
-    words = [f"{family.op} {' × '.join(_DTYPES.get(dtype, dtype) for dtype in inputs)}"]
-    words += [f"{family.scales} scales"] if family.scales != "none" else []
-    usual = family.a_dtype if family.scales == "none" else "bf16"
-    words += [f"{family.out_dtype} result"] if family.out_dtype != usual else []
-    words += [f"layout {family.layout}"] if family.layout != "nt" else []
-    words += ["batched"] if family.is_batch else []
-    words += [f"{family.accumulation} accumulation"] if family.accumulation != "fast" else []
+def title(kind: AnyKey) -> str:
+    """What the problems of a kind share, in words; the title of their section."""
+    if not isinstance(kind, Key):
+        fixed = [f"{name}={value}" for name, value in zip(kind.names, kind.values) if type(value) is not int]
+        return ", ".join([kind.op, *fixed, *(f"{name}: {dtype}" for name, dtype in kind.dtypes)])
+    inputs = list(dict.fromkeys([kind.a_dtype, kind.b_dtype]))
+    words = [f"{kind.op} {' × '.join(_DTYPES.get(dtype, dtype) for dtype in inputs)}"]
+    words += [f"{kind.scales} scales"] if kind.scales != "none" else []
+    usual = kind.a_dtype if kind.scales == "none" else "bf16"
+    words += [f"{kind.out_dtype} result"] if kind.out_dtype != usual else []
+    words += [f"layout {kind.layout}"] if kind.layout != "nt" else []
+    words += ["batched"] if kind.is_batch else []
+    words += [f"{kind.accumulation} accumulation"] if kind.accumulation != "fast" else []
     return ", ".join(words)
 
 
@@ -115,25 +115,11 @@ def band(key: AnyKey, ends: Sequence[int]) -> int:
 def means(speedups: Mapping[AnyKey, float]) -> dict[str, float | None]:
     """The geometric mean in each coarse band of m, and over all; None where torch was not measured."""
     labels = band_labels(COARSE_BANDS)
-    found: dict[str, float | None] = {
+    by_band: dict[str, float | None] = {
         label: measures.geometric_mean(value for key, value in speedups.items() if band(key, COARSE_BANDS) == idx)
         for idx, label in enumerate(labels)
     }
-    return {**found, "all": measures.geometric_mean(speedups.values())}
-
-
-def document(found: Sequence[Section]) -> list[dict[str, Any]]:
-    """The verdict as JSON values, one object per section."""
-    return [
-        {
-            "title": section.title,
-            "num_problems": len(section.problems),
-            "share_ours": section.share_ours,
-            "same_scales": {"count": len(section.same_scales), "geomeans": means(section.same_scales)},
-            "any_scales": {"count": len(section.any_scales), "geomeans": means(section.any_scales)},
-        }
-        for section in found
-    ]
+    return {**by_band, "all": measures.geometric_mean(speedups.values())}
 
 
 def _without_scales(key: AnyKey) -> tuple[Any, ...]:
