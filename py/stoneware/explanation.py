@@ -1,4 +1,4 @@
-"""explain: which config a problem gets, by which step of the look-up, why, and the runners-up."""
+"""explain: which config runs a problem, by which step of the look-up, why, and the runners-up."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Explanation:
       decision: config, step, source, grade, reason, runners-up and refusals.
       sum_order: the order in which an element is summed, in words; empty for a decorated kernel.
       batch_invariant: whether `sw.batch_invariant` requires a fixed order.
-      table_digest: of the wheel's table; empty on a CPU, which needs none, and for a decorated kernel.
-      run: versions, date and commit of the run behind the chosen measurement, or None.
+      table_digest: of the wheel's table; empty on a CPU, which needs no table, and for a decorated kernel.
     """
 
     op: str
@@ -45,7 +44,6 @@ class Explanation:
     sum_order: str = ""
     batch_invariant: bool = False
     table_digest: str = ""
-    run: dict[str, Any] | None
 
     @property
     def config(self) -> Config:
@@ -62,6 +60,11 @@ class Explanation:
     @property
     def grade(self) -> str:
         return self.decision.grade
+
+    @property
+    def run(self) -> dict[str, Any] | None:
+        """Versions, date and commit of the run behind the chosen measurement, or None."""
+        return dict(self.decision.run) or None
 
     def as_dict(self) -> dict[str, Any]:
         """The same as plain values, for `json.dumps`."""
@@ -118,7 +121,7 @@ COLUMNS = 80
 
 
 def fitted(label: str, text: str, width: int = 10) -> list[str]:
-    """Lines of at most COLUMNS with a label before the text, which continues below itself."""
+    """Lines of at most COLUMNS with a label before the text, which is indented by `width`."""
     indent = " " * (width if label else 0)
     return textwrap.wrap(
         text, COLUMNS, initial_indent=label.ljust(len(indent)), subsequent_indent=indent or "  ", break_on_hyphens=False
@@ -154,26 +157,26 @@ def _candidate(choice: Choice, chosen: Choice) -> dict[str, Any]:
 
 
 def kernel_in_words(config: AnyConfig) -> str:
-    """A config in words, such as "sm90: tile 64x16x256, 9 stages, operands swapped"; a kernel that is not of
-    this build has its name only."""
+    """A config in words, such as "sm90: tile 64x16x256, 9 stages, operands swapped"; of a kernel that this
+    build lacks, only the name."""
     if isinstance(config, KernelConfig):
         return str(config)
     kernels = manifest.installed()
     record = kernels.kernels.get(config.kernel) if kernels else None
-    built = record.config if record else {}
-    words = [f"tile {'x'.join(map(str, built['tile']))}"] if "tile" in built else [config.kernel]
-    if (cluster := built.get("cluster", [1, 1])[:2]) != [1, 1]:
+    parameters = record.config if record else {}
+    words = [f"tile {'x'.join(map(str, parameters['tile']))}"] if "tile" in parameters else [config.kernel]
+    if (cluster := parameters.get("cluster", [1, 1])[:2]) != [1, 1]:
         words.append(f"cluster {'x'.join(map(str, cluster))}")
-    # "splitk" kernels share k where splits say so.
-    if (schedule := built.get("schedule", "splitk")) != "splitk":
+    # A "splitk" kernel shares k only if the config has splits.
+    if (schedule := parameters.get("schedule", "splitk")) != "splitk":
         words.append("warp-specialized" if schedule == "warpspecialized" else schedule)
-    if stages := built.get("stages") or built.get("num_stages"):
+    if stages := parameters.get("stages") or parameters.get("num_stages"):
         words.append(f"{stages} stages")
-    if warps := built.get("num_warps"):
+    if warps := parameters.get("num_warps"):
         words.append(f"{warps} warps")
-    if built.get("swap_ab"):
+    if parameters.get("swap_ab"):
         words.append("operands swapped")
-    if built.get("accumulation") == "slow":
+    if parameters.get("accumulation") == "slow":
         words.append("float32 accumulation")
     if config.splits != 1:
         words.append(f"k split {config.splits} ways")
@@ -243,28 +246,27 @@ def explain(
         raise TypeError(
             f"scales={quoted(scales)} must be a str, not {type(scales).__name__}; pass 'row', 'tensor' or 'tensor/row'"
         )
-    described = {"scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch, "layout": layout}
+    options = {"scales": scales, "has_bias": has_bias, "num_groups": num_groups, "batch": batch, "layout": layout}
     dtypes = {"dtype": _dtype_name(dtype), "out_dtype": _dtype_name(out_dtype)}
     spec = spec_of(op)
     problem = spec.make_problem(
         m=m,
         n=n,
         k=k,
-        **{name: described[name] for name in spec.takes},
+        **{name: options[name] for name in spec.takes},
         **{name: value for name, value in dtypes.items() if value is not None},
     )
-    where = _device(op, device)
-    decision = operation.decide(problem, where)
-    packaged = table_file.packaged(op) if where.kind == "cuda" else None
+    place = _device(op, device)
+    decision = operation.decide(problem, place)
+    packaged = table_file.packaged(op) if place.kind == "cuda" else None
     return Explanation(
         op=op,
         problem=problem,
-        device=where,
+        device=place,
         decision=decision,
         sum_order=_sum_order(decision.config),
         batch_invariant=policy.is_batch_invariant(),
         table_digest=packaged.digest if packaged else "",
-        run=dict(decision.run) or None,
     )
 
 
@@ -275,7 +277,7 @@ def _sum_order(config: Config) -> str:
 
 
 def _dtype_name(dtype: str | torch.dtype | None) -> str | torch.dtype | None:
-    """A dtype of torch's as Stoneware names it; another one as it is, for the check of its problem."""
+    """Stoneware's name of a dtype of torch's; another value is unchanged, and the problem checks it."""
     from stoneware.runtime.dtypes import DTYPE_NAMES
 
     return dtype if dtype is None or isinstance(dtype, str) else DTYPE_NAMES.get(dtype, dtype)
@@ -299,48 +301,47 @@ def _device(op: str, device: str | torch.device | None) -> Device:
         return CPU
     if name == "cuda" or name.startswith("cuda:"):
         return _cuda_device(name)
-    known = [device for source in sources.sources(op) for device in source.table.devices]
+    devices = [device for source in sources.sources(op) for device in source.table.devices]
     where = f"the tuning table of {op}"
-    if not devices_named(name, known):  # an op that nobody measured has the devices of the others
-        known = [device for other in OPS for source in sources.sources(other) for device in source.table.devices]
+    if not devices_named(name, devices):  # the op may not have been measured there
+        devices = [device for other in OPS for source in sources.sources(other) for device in source.table.devices]
         where = "the tuning tables"
-    found = device_named(name, known, where, ", 'cuda', 'cpu' or None")
-    return Device(fingerprint=found.fingerprint)
+    return Device(fingerprint=device_named(name, devices, where, ", 'cuda', 'cpu' or None").fingerprint)
 
 
-def device_named(name: str, known: Sequence[DeviceTable], where: str, others: str) -> DeviceTable:
-    """The one of the known devices with this name or alias, or with it as part of a name.
+def device_named(name: str, devices: Sequence[DeviceTable], where: str, others: str) -> DeviceTable:
+    """The device with this name or alias, or with it as a part of a name.
 
     Args:
       name: of a device.
-      known: where to look.
-      where: what that is called in messages.
-      others: what may be passed besides a name, for messages.
+      devices: to search.
+      where: what messages call the devices.
+      others: what may be passed instead of a name, for messages.
 
     Raises:
       ValueError: no device has such a name, or several do.
     """
-    found = devices_named(name, known)
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(sorted({one for device in found or known for one in device.names}))
+    matches = devices_named(name, devices)
+    if len(matches) == 1:
+        return matches[0]
+    names = ", ".join(sorted({label for device in matches or devices for label in device.names}))
     rule = f"is not in {where}, which has {names or 'no device'}"
-    if found:
-        rule = f"is part of the names of {len(found)} devices in {where}: {names}"
+    if matches:
+        rule = f"is part of the names of {len(matches)} devices in {where}: {names}"
     raise ValueError(f"device={quoted(name)} {rule}; pass one of those{others}")
 
 
-def devices_named(name: str, known: Iterable[DeviceTable]) -> list[DeviceTable]:
-    """The first device with this name or alias; without one, those with its words in a name, one of
-    each name. Words match as a whole: H20 does not match H200."""
-    folded = normalized_name(name)
-    parts: dict[str, DeviceTable] = {}
-    for device in known:
+def devices_named(name: str, devices: Iterable[DeviceTable]) -> list[DeviceTable]:
+    """The first device with this name or alias; otherwise those with its words in a name, each name once.
+    Only whole words match: H20 does not match H200."""
+    words = normalized_name(name)
+    matches: dict[str, DeviceTable] = {}
+    for device in devices:
         if names_match(name, device.names):
             return [device]
-        if folded and any(f" {folded} " in f" {normalized_name(one)} " for one in device.names):
-            parts.setdefault(device.fingerprint.name, device)
-    return list(parts.values())
+        if words and any(f" {words} " in f" {normalized_name(label)} " for label in device.names):
+            matches.setdefault(device.fingerprint.name, device)
+    return list(matches.values())
 
 
 def _cuda_device(name: str) -> Device:

@@ -1,4 +1,4 @@
-"""info: what this installation has and what it finds on this machine."""
+"""info: the parts of this installation, and the GPUs and the store of this machine."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Info:
 def info() -> Info:
     """Reports versions, devices, native modules, kernels and tables; a missing, broken or
     damaged part never raises, but is reported as the value of that part."""
-    kernels, found = _part(_kernels), _part(_driver)
-    driver, devices = (found, ()) if isinstance(found, str) else found
+    kernels, gpus = _part(_kernels), _part(_driver)
+    driver, devices = (gpus, ()) if isinstance(gpus, str) else gpus
     return Info(
         stoneware=__version__,
         python=platform.python_version(),
@@ -124,19 +124,19 @@ def _driver() -> tuple[str, tuple[str, ...]]:
 
 
 def _kernel_set() -> str:
-    found = manifest.packaged()
-    built = len(found.kernels)
-    if not found.left_out:
-        return f"all ({built} kernels)"
-    return f"small ({built} of {built + len(found.left_out)} kernels)"
+    kernels = manifest.packaged()
+    num_kernels, num_left_out = len(kernels.kernels), len(kernels.left_out)
+    if not num_left_out:
+        return f"all ({num_kernels} kernels)"
+    return f"small ({num_kernels} of {num_kernels + num_left_out} kernels)"
 
 
 def _backward() -> str:
-    found = manifest.packaged()
-    lacking = f"{len(found.removed)} kernels of gradients are not built"
-    if not found.has_backward:
-        return f"off: forward only, {lacking} ({FLAG}=false)"
-    return f"on, but {lacking}" if found.removed else "on"
+    kernels = manifest.packaged()
+    removed = f"{len(kernels.removed)} kernels of gradients are not built"
+    if not kernels.has_backward:
+        return f"off: forward only, {removed} ({FLAG}=false)"
+    return f"on, but {removed}" if kernels.removed else "on"
 
 
 def _kernels() -> dict[str, int]:
@@ -146,23 +146,20 @@ def _kernels() -> dict[str, int]:
 
 
 def _tables() -> dict[str, str]:
-    tables = {op: _part(_packaged, op) for op in OPS}
+    tables = {op: _part(lambda op: _table(table_file.packaged(op)), op) for op in OPS}
     for op in OPS:
-        found = _part(sources.sources, op)
-        if not isinstance(found, str):  # otherwise another part says why
-            others = [one for one in found if one.name != sources.WHEEL]
-            tables |= {f"{op} ({one.name})": _part(_table, one.table) for one in others}
+        searched = _part(sources.sources, op)
+        if not isinstance(searched, str):  # otherwise another part has the reason
+            others = [source for source in searched if source.name != sources.WHEEL]
+            tables |= {f"{op} ({source.name})": _part(_table, source.table) for source in others}
     return tables
 
 
-def _packaged(op: str) -> str:
-    found = table_file.packaged(op)
-    return "none" if found is None else _table(found)
-
-
-def _table(found: Table) -> str:
-    entries = ", ".join(f"{device.num_entries} entries of {device.fingerprint.name}" for device in found.devices)
-    return f"{found.digest} ({entries or 'no entries'})"
+def _table(table: Table | None) -> str:
+    if table is None:
+        return "none"
+    entries = ", ".join(f"{device.num_entries} entries of {device.fingerprint.name}" for device in table.devices)
+    return f"{table.digest} ({entries or 'no entries'})"
 
 
 def _store() -> str:

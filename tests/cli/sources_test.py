@@ -76,7 +76,7 @@ def test_merge_says_what_it_left_out_and_ends_with_1(h200, tmp_path, capsys):
     with (h200 / "scaled_mm.jsonl").open("a") as file:
         file.write("{garbage\n")
     code, out, err = stoneware(capsys, "merge", h200, "--out", tmp_path / "all")
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     assert "4 samples" in out and f"{h200}/scaled_mm.jsonl:6" in err
 
 
@@ -92,7 +92,7 @@ def test_diff_of_the_same_is_0_and_of_others_1(h200, tmp_path, capsys):
         [sample(SMALL, 15.0), sample(BIG, 12.0), sample(SMALL, 20.0, m=64), sample(SMALL, 30.0, m=128)],
     )
     code, document = as_json(capsys, "diff", h200, other)
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     assert set(document) == {"command", "exit_code", "num_common", "fraction", "changed", "only_a", "only_b", "skipped"}
     assert (document["num_common"], document["fraction"]) == (2, 0.5)
     [changed] = document["changed"]
@@ -108,7 +108,7 @@ def test_diff_says_kernels_in_words_and_fits_a_terminal(package, h200, tmp_path,
         tmp_path / "other", [sample(SMALL, 15.0), sample(BIG, 12.0), kernel_sample(16, 1.0), sample(ours("1x1x1"), 9.0)]
     )
     code, out, _ = stoneware(capsys, "diff", h200, other)
-    assert code == exit_codes.FOUND and max(map(len, out.splitlines())) <= 80
+    assert code == exit_codes.FINDINGS and max(map(len, out.splitlines())) <= 80
     assert "A     10.00 us  sm90: tile 64x16x256, warp-specialized, operands swapped\n" in out
     assert "B      9.00 us  sm90: scaled_mm_sm90_e4m3_e4m3_bf16_1x1x1" in out  # not of this build
     assert "B      1.00 us  BLOCK=128 num_warps=4" in out
@@ -118,11 +118,11 @@ def test_diff_of_what_cannot_be_read_is_never_0(h200, capsys):
     with (h200 / "scaled_mm.jsonl").open("a") as file:
         file.write("{garbage\n")
     code, document = as_json(capsys, "diff", h200, h200)
-    assert (code, document["num_common"], document["changed"]) == (exit_codes.FOUND, 2, [])
+    assert (code, document["num_common"], document["changed"]) == (exit_codes.FINDINGS, 2, [])
     [skipped] = document["skipped"]
     assert f"{h200}/scaled_mm.jsonl:6" in skipped
     code, _, err = stoneware(capsys, "diff", h200, h200)
-    assert code == exit_codes.FOUND and skipped in err
+    assert code == exit_codes.FINDINGS and skipped in err
 
 
 @pytest.mark.parametrize("path, said", [("", "is empty"), ("none", "no such file or folder")])

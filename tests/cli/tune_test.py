@@ -193,13 +193,13 @@ def test_plain_tune_is_recorded_as_it_is(measuring, capsys):
 def test_a_bad_candidate_ends_with_1(measuring, capsys, status):
     measuring["samples"] = [sample(VENDOR, 16.0), bad_sample(SMALL, status)]
     code, out, _ = tune(capsys)
-    assert code == exit_codes.FOUND and f"1 {status}" in out
+    assert code == exit_codes.FINDINGS and f"1 {status}" in out
 
 
 def test_a_problem_that_was_not_measured_ends_with_1(measuring, capsys):
     measuring["failures"] = [("scaled_mm m=1", "the memory is full")]
     code, out, _ = tune(capsys, "--json")
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     assert json.loads(out)["failures"] == [{"problem": "scaled_mm m=1", "reason": "the memory is full"}]
 
 

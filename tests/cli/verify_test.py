@@ -58,7 +58,7 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     table.write_bytes(table.read_bytes().replace(b"matmul", b"matmuL", 1))
     forget()
     code, document = as_json(capsys, "verify")
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     said = {(item["part"], item["problem"]) for item in document["problems"]}
     for part, place in (
         ("kernels", f"{small.TRITON_ID}.cubin: expected sha256="),
@@ -89,7 +89,7 @@ def _pipe(folder):
 def test_a_store_that_cannot_be_read_at_all_is_no_good_store(native_module, own_store, capsys, spoil):
     spoil(own_store)
     code, document = as_json(capsys, "verify")
-    assert code == exit_codes.FOUND and document["parts"]["user's store"] == 1
+    assert code == exit_codes.FINDINGS and document["parts"]["user's store"] == 1
     assert "STONEWARE_CACHE_DIR" in document["problems"][0]["problem"]
     assert "cannot be read" in as_json(capsys, "info")[1]["store"]
 
@@ -100,7 +100,7 @@ def test_a_pipe_in_the_place_of_a_file_is_found_and_not_waited_for(h200, capsys,
     os.mkfifo(h200 / name)
     place = h200 / name if name == "table.table" else h200
     code, document = as_json(capsys, "verify", place)
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     assert any("must be a regular file, and is a pipe" in item["problem"] for item in document["problems"])
 
 
@@ -115,7 +115,7 @@ def test_a_table_of_the_users_own_is_baked_anew_and_not_reinstalled(tmp_path, pa
 def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatch):
     monkeypatch.setenv("STONEWARE_TUNING", "nonsense")
     code, document = as_json(capsys, "verify")
-    assert code == exit_codes.FOUND and document["parts"]["mode of tuning"] == 1
+    assert code == exit_codes.FINDINGS and document["parts"]["mode of tuning"] == 1
     assert "STONEWARE_TUNING='nonsense'" in as_json(capsys, "info")[1]["mode"]
     code, _, err = stoneware(capsys, "explain", "scaled_mm", "-m", 1, "-n", 1, "-k", 1)
     assert code == exit_codes.USAGE and "STONEWARE_TUNING='nonsense'" in err
@@ -151,7 +151,7 @@ def test_verify_finds_a_native_module_and_a_manifest_that_are_missing(package, c
     (package / "kernel_manifest.json").unlink()
     forget()
     code, document = as_json(capsys, "verify")
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     assert document["parts"]["manifest"] == document["parts"]["native modules"] == 1
 
 
@@ -169,7 +169,7 @@ def test_verify_finds_damage_in_the_table_of_another_package(native_module, tmp_
     monkeypatch.syspath_prepend(str(site))
     forget()
     code, document = as_json(capsys, "verify")
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     said = [item["problem"] for item in document["problems"]]
     assert any(problem.startswith(f"package acme: {table}: expected a table") for problem in said)
     assert any("no_such_package" in problem for problem in said) and len(said) == 2
@@ -197,7 +197,7 @@ def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):
     cut = tmp_path / "cut.table"
     cut.write_bytes(good[1].read_bytes()[:-9])
     code, out, _ = stoneware(capsys, "verify", h200, cut)
-    assert code == exit_codes.FOUND
+    assert code == exit_codes.FINDINGS
     assert f"{h200}/scaled_mm.jsonl:6" in out and f"{cut}: expected content" in out
 
 

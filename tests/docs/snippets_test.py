@@ -59,7 +59,7 @@ class Page:
                 capture_output=True,
                 text=True,
             )
-            found = [exit_codes.FOUND] if command.startswith("stoneware diff") else []
+            found = [exit_codes.FINDINGS] if command.startswith("stoneware diff") else []
             assert done.returncode in (exit_codes.OK, *found), f"{block}: {command}\n{done.stdout}{done.stderr}"
 
 

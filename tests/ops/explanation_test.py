@@ -82,17 +82,17 @@ def test_text_fits_a_terminal_and_marks_the_chosen_kernel():
                 chosen=chosen,
                 runners_up=(choice("slow", 9.9), choice("triton", 123456.0)),
                 refusals=(Refusal(what=f"sm90:{LONG_ID}", step=Step.EXACT, reason="it is too long"),),
+                run={
+                    "date": "2026-11-23T05:55:41+00:00",
+                    "driver": "580.1",
+                    "cuda": "13.0",
+                    "torch": "2.11",
+                    "commit": "a",
+                },
             ),
             sum_order="in one sum",
             batch_invariant=False,
             table_digest="0" * 64,
-            run={
-                "date": "2026-11-23T05:55:41+00:00",
-                "driver": "580.1",
-                "cuda": "13.0",
-                "torch": "2.11",
-                "commit": "a",
-            },
         )
     )
     lines = text.splitlines()

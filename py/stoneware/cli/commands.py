@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, there
+from stoneware.cli.flags import Json, check_paths
 from stoneware.cli.output import Output
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ INFO_HELP = help.text(
 def info(json: Json = False) -> int:
     from stoneware.installation import info as find
 
-    found = find()
+    report = find()
     output = Output("info", json)
-    output.text(str(found))
-    return output.document(found.as_dict(), exit_codes.OK)
+    output.text(str(report))
+    return output.document(report.as_dict(), exit_codes.OK)
 
 
 VERIFY_HELP = help.text(
@@ -40,7 +40,7 @@ VERIFY_HELP = help.text(
     "STONEWARE_TUNING. "
     "PATHS are sample folders, stores (.sqlite3) and tables (.table). Nothing is changed.",
     examples=["stoneware verify", "stoneware verify samples/nvidia_h200 store.sqlite3 --json"],
-    found="something is damaged or missing",
+    findings="something is damaged or missing",
     json_keys="parts {part or path: number of problems}, problems [{part, problem}]",
 )
 
@@ -51,7 +51,7 @@ def verify(paths: Annotated[list[str] | None, typer.Argument(metavar="[PATHS]...
 
     output = Output("verify", json)
     if paths:
-        parts = {path: differences.verify(path) for path in there(paths)}
+        parts = {path: differences.verify(path) for path in check_paths(paths)}
     else:
         parts = verification.installation()
     for part, problems in parts.items():
@@ -64,7 +64,7 @@ def verify(paths: Annotated[list[str] | None, typer.Argument(metavar="[PATHS]...
                 {"part": part, "problem": problem} for part, problems in parts.items() for problem in problems
             ],
         },
-        exit_codes.FOUND if any(parts.values()) else exit_codes.OK,
+        exit_codes.FINDINGS if any(parts.values()) else exit_codes.OK,
     )
 
 
@@ -77,7 +77,7 @@ MERGE_HELP = help.text(
         "stoneware merge node1.sqlite3 node2.sqlite3 --out samples",
         "stoneware merge samples store.sqlite3 --out samples --keep newest",
     ],
-    found="something in a source was damaged and left out",
+    findings="something in a source was damaged and left out",
     json_keys="folders [path], num_samples, problems [text]",
 )
 
@@ -97,14 +97,14 @@ def merge(
     from stoneware.tuning import merge as samples
 
     output = Output("merge", json)
-    merged = samples.merge(there(sources), out, keep=keep)
+    merged = samples.merge(check_paths(sources), out, keep=keep)
     for problem in merged.problems:
         output.note(problem)
     folders = [str(folder) for folder in merged.folders]
     output.text(*(f"wrote {folder}" for folder in folders), f"{merged.num_samples} samples")
     return output.document(
         {"folders": folders, "num_samples": merged.num_samples, "problems": merged.problems},
-        exit_codes.FOUND if merged.problems else exit_codes.OK,
+        exit_codes.FINDINGS if merged.problems else exit_codes.OK,
     )
 
 
@@ -137,7 +137,7 @@ def bake(
     from stoneware.tuning.merge import file_name
 
     output = Output("bake", json)
-    paths = _files(there(files or []))
+    paths = _files(check_paths(files or []))
     names = [path.name for path in paths if path.suffix == ".jsonl"]
     if is_kernel(op) and names and file_name(op) not in names:  # its name is probably misspelt
         raise ValueError(
@@ -166,20 +166,20 @@ def bake(
 
 def _files(paths: Sequence[str]) -> list[Path]:
     """The sample files among the paths, and those in the folders among them."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = [path / "runs.json", path / "device.json", *sorted(path.glob("*.jsonl"))]
-            members = [file for file in inside if file.is_file()]
+            paths_inside = [path / "runs.json", path / "device.json", *sorted(path.glob("*.jsonl"))]
+            members = [file for file in paths_inside if file.is_file()]
             if not members:
                 raise ValueError(
                     f"{path} must be a device's sample folder, and has no <op>.jsonl, runs.json or "
                     "device.json; pass the folder of one device"
                 )
-            found += members
+            files += members
         else:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 DIFF_HELP = help.text(
@@ -191,13 +191,13 @@ DIFF_HELP = help.text(
         "stoneware diff old/scaled_mm.table new/scaled_mm.table",
         "stoneware diff samples/nvidia_h200 store.sqlite3 --json",
     ],
-    found="A and B differ, or part of one could not be read",
+    findings="A and B differ, or part of one could not be read",
     json_keys="num_common, fraction, changed, only_a, only_b, each [{device, key, config_a, "
     "config_b, median_us_a, median_us_b}], skipped (what could not be read)",
 )
 
-MOST_LONELY = 20
-"""How many problems are shown that only one side has: often it has one device more."""
+MOST_ONLY = 20
+"""How many problems are shown that only one side has; often it has one device more, and thousands of them."""
 
 
 def diff(
@@ -207,27 +207,27 @@ def diff(
     from stoneware.tuning.differences import diff as compare
 
     output = Output("diff", json)
-    first, second = there([a, b])
-    found = compare(first, second)
-    for problem in found.skipped:
+    first, second = check_paths([a, b])
+    differences = compare(first, second)
+    for problem in differences.skipped:
         output.note(problem)
     for title, members, most in (
-        ("another config is chosen", found.changed, len(found.changed)),
-        ("only in A", found.only_a, MOST_LONELY),
-        ("only in B", found.only_b, MOST_LONELY),
+        ("another config is chosen", differences.changed, len(differences.changed)),
+        ("only in A", differences.only_a, MOST_ONLY),
+        ("only in B", differences.only_b, MOST_ONLY),
     ):
-        for device, of_device in itertools.groupby(members[:most], lambda item: item.device):
-            output.text(*fitted("", f"{title}, {device}"), *(line for item in of_device for line in _lines(item)), "")
+        for device, items in itertools.groupby(members[:most], lambda item: item.device):
+            output.text(*fitted("", f"{title}, {device}"), *itertools.chain(*map(_lines, items)), "")
         if len(members) > most:
             output.text(f"and {len(members) - most} more {title}; --json has them all", "")
     output.text(
         *fitted(
             "",
-            f"{found.num_common} problems in both, {len(found.changed)} of them with another config "
-            f"({found.fraction:.1%}); {len(found.only_a)} only in A, {len(found.only_b)} only in B",
+            f"{differences.num_common} problems in both, {len(differences.changed)} of them with another config "
+            f"({differences.fraction:.1%}); {len(differences.only_a)} only in A, {len(differences.only_b)} only in B",
         )
     )
-    return output.document(found.as_dict(), exit_codes.FOUND if found else exit_codes.OK)
+    return output.document(differences.as_dict(), exit_codes.FINDINGS if differences else exit_codes.OK)
 
 
 def _lines(item: Difference) -> list[str]:
@@ -278,7 +278,7 @@ def report(
     from stoneware.runtime import regular_file
 
     output = Output("report", json)
-    devices = report_sources.load(there(sources or []), ops=op or [])
+    devices = report_sources.load(check_paths(sources or []), ops=op or [])
     if out is not None:
         names = ", ".join(item.fingerprint.name for item in devices)
         text = page.page(devices, title=f"Stoneware report: {names}")

@@ -1,14 +1,14 @@
-"""What a command's exit code says, and which error ends with which."""
+"""The exit codes of the commands, and the code for each error."""
 
 from __future__ import annotations
 
 from stoneware.errors import StonewareError, TableError
 
-OK, FOUND, USAGE, ENVIRONMENT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 70, 130, 141
+OK, FINDINGS, USAGE, ENVIRONMENT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 70, 130, 141
 
 MEANINGS: dict[int, str] = {
     OK: "done, nothing to report",
-    FOUND: "found a difference, a damaged entry, or a wrong candidate",
+    FINDINGS: "found a difference, a damaged entry, or a wrong candidate",
     USAGE: "an argument or an input file breaks a rule",
     ENVIRONMENT: "no GPU or torch here; or disk full, or stdout closed",
     INTERNAL: "a defect of stoneware; the traceback is shown",
@@ -18,8 +18,8 @@ MEANINGS: dict[int, str] = {
 """70 is EX_SOFTWARE of sysexits.h; 130 and 141 are what a shell gives for SIGINT and SIGPIPE."""
 
 
-def of_error(error: BaseException) -> int:
-    """The exit code for an error that ended a command."""
+def from_error(error: BaseException) -> int:
+    """The exit code of a command that ended with an error."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -75,9 +75,14 @@ def explain(
     options = {"num_groups": num_groups, "batch": batch, "layout": layout, "scales": scales, "has_bias": bias or None}
     dtypes = {"dtype": dtype, "out_dtype": out_dtype}
     if is_kernel(op):
-        given = [name for name, value in {"m": m, "n": n, "k": k, **options, **dtypes}.items() if value is not None]
-        refuse(given, "an op; a decorated kernel takes KEY=VALUE")
-        return _explain_kernel(output, op, key or [], device)
+        from stoneware.cli import kernel_explanation
+
+        sizes = {"m": m, "n": n, "k": k}
+        names = [name for name, value in {**sizes, **options, **dtypes}.items() if value is not None]
+        refuse(names, "an op; a decorated kernel takes KEY=VALUE")
+        answers = kernel_explanation.explain(op, key or [], device)
+        output.text("\n\n".join(map(str, answers)))
+        return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
     if key:
         raise ValueError(
             f"{key[0]!r} must be left out: KEY=VALUE is for kernels given as package.module:"
@@ -86,26 +91,18 @@ def explain(
     if m is None or n is None or k is None:
         missing = [f"-{name}" for name, size in (("m", m), ("n", n), ("k", k)) if size is None]
         raise ValueError(f"{' '.join(missing)} must be given for an op; pass for example -m 16 -n 4096 -k 14336")
-    from stoneware.explanation import explain as find
+    from stoneware import explanation
 
     if op in OPS:
         _check_options(op, options)
-    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    found = find(op, m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype, device=device, **chosen)
-    output.text(str(found))
-    return output.document(found.as_dict(), exit_codes.OK)
-
-
-def _explain_kernel(output: Output, op: str, key: Sequence[str], device: str | None) -> int:
-    from stoneware.cli import kernel_explanation
-
-    answers = kernel_explanation.explain(op, key, device)
-    output.text("\n\n".join(map(str, answers)))
-    return output.document({"op": op, "answers": [answer.as_dict() for answer in answers]}, exit_codes.OK)
+    arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    answer = explanation.explain(op, m=m, n=n, k=k, dtype=dtype, out_dtype=out_dtype, device=device, **arguments)
+    output.text(str(answer))
+    return output.document(answer.as_dict(), exit_codes.OK)
 
 
 def _check_options(op: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError if the op does not take an option that was given, or needs one that was not."""
+    """Raises ValueError if the op lacks an option that was passed, or needs another."""
     from stoneware.specs.op_spec import FLAGS
 
     for name, value in options.items():

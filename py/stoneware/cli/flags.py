@@ -12,17 +12,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def flag(name: str) -> str:
-    """How a parameter of a command is typed: "-m" for m, "--bias" for has_bias."""
+    """The flag of a parameter: "-m" for m, "--bias" for has_bias."""
     return f"-{name}" if len(name) == 1 else f"--{name.removeprefix('has_').replace('_', '-')}"
 
 
-def refuse(given: Sequence[str], owner: str) -> None:
-    """Raises ValueError if any parameters are given; `owner` says what they are for."""
-    if given:
-        raise ValueError(f"{' '.join(map(flag, given))} must be left out: for {owner}")
+def refuse(names: Sequence[str], owner: str) -> None:
+    """Raises ValueError if `names` are the names of parameters; they are for `owner`."""
+    if names:
+        raise ValueError(f"{' '.join(map(flag, names))} must be left out: for {owner}")
 
 
-def listed(name: str, text: str) -> list[str]:
+def split(name: str, text: str) -> list[str]:
     """The parts of a comma-separated flag.
 
     Raises:
@@ -42,7 +42,7 @@ def integers(name: str, text: str) -> list[int]:
     Raises:
       ValueError: a part is not an integer >= 1.
     """
-    parts = listed(name, text)
+    parts = split(name, text)
     for part in parts:
         if not part.isascii() or not part.isdigit() or int(part) < 1:
             raise ValueError(
@@ -52,11 +52,11 @@ def integers(name: str, text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def there(paths: Sequence[str]) -> Sequence[str]:
+def check_paths(paths: Sequence[str]) -> Sequence[str]:
     """The same paths.
 
     Raises:
-      ValueError: one is empty, which would mean the current folder, or nothing is there.
+      ValueError: a path does not exist, or is empty, which would mean the current folder.
     """
     for path in paths:
         if not path:

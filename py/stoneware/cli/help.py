@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from stoneware.cli import exit_codes
 
 
-def text(summary: str, *, examples: Sequence[str], found: str = "", json_keys: str = "") -> str:
+def text(summary: str, *, examples: Sequence[str], findings: str = "", json_keys: str = "") -> str:
     """A command's help.
 
     Args:
       summary: paragraphs; the first sentence is shown in the list of commands.
       examples: command lines.
-      found: what exit code 1 says of this command; empty if it never ends with 1.
+      findings: the meaning of exit code 1 for this command; empty if it never ends with 1.
       json_keys: the keys of the JSON document, except "command" and "exit_code".
     """
     meanings = dict(exit_codes.MEANINGS)
-    if found:
-        meanings[exit_codes.FOUND] = found
+    if findings:
+        meanings[exit_codes.FINDINGS] = findings
     else:
-        del meanings[exit_codes.FOUND]
+        del meanings[exit_codes.FINDINGS]
     parts = [summary, _block("Examples", [f"  {example}" for example in examples])]
     if json_keys:
         parts.append(f"With --json: {json_keys}; on failure: error {{kind, message}}.")

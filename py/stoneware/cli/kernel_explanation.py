@@ -34,34 +34,36 @@ def explain(op: str, arguments: Sequence[str], device: str | None) -> list[Expla
     """
     values = dict(map(_argument, arguments))
     sources = table_sources.sources(op)
-    measured = {family for source in sources for entries in source.table.devices for family in entries.blocks}
-    families = sorted(family for family in measured if isinstance(family, KernelKey))
-    if not families:
+    blocks = {kind for source in sources for device_table in source.table.devices for kind in device_table.blocks}
+    kinds = sorted(kind for kind in blocks if isinstance(kind, KernelKey))
+    if not kinds:
         raise ValueError(
             f"op={op!r} must be a kernel that was measured, and no table or store has it; run it "
             'under stoneware.tuning("on_miss"), or check the spelling: package.module:function'
         )
-    named = [family for family in families if set(family.names) == set(values)]
-    if not named:
-        names = sorted({", ".join(family.names) for family in families})
+    kinds_with_names = [kind for kind in kinds if set(kind.names) == set(values)]
+    if not kinds_with_names:
+        names = sorted({", ".join(kind.names) for kind in kinds})
         raise ValueError(
             f"{' '.join(arguments) or 'no KEY=VALUE'} must give each key argument of {op} once: "
             f"{' or '.join(names)}; pass each as NAME=VALUE"
         )
-    asked = [replace(family, values=tuple(values[name] for name in family.names)) for family in named]
-    keys = [key for key, family in zip(asked, named) if key.kind == family]
-    answers = []
-    for fingerprint, key in itertools.product(_devices(sources, device), keys):
-        if (found := lookup.find(key, fingerprint, sources)) is not None:
-            where, decision = Device(fingerprint=fingerprint), lookup.decision(found)
-            run = dict(decision.run) or None
-            answers.append(Explanation(op=op, problem=key, device=where, decision=decision, run=run))
-    if not answers:
+    keys = [
+        key
+        for kind in kinds_with_names
+        if (key := replace(kind, values=tuple(values[name] for name in kind.names))).kind == kind
+    ]
+    explanations = [
+        Explanation(op=op, problem=key, device=Device(fingerprint=fingerprint), decision=lookup.decision(answer))
+        for fingerprint, key in itertools.product(_devices(sources, device), keys)
+        if (answer := lookup.find(key, fingerprint, sources)) is not None
+    ]
+    if not explanations:
         raise ValueError(
             f"{' '.join(arguments)} must be of a kind that was measured, and {op} was not "
             "measured with such values; sizes may be any integers, other values must have been measured"
         )
-    return answers
+    return explanations
 
 
 def _argument(text: str) -> tuple[str, Value]:
@@ -69,19 +71,19 @@ def _argument(text: str) -> tuple[str, Value]:
     if not separator or not name.isidentifier():
         raise ValueError(f"{text!r} must be KEY=VALUE, such as M=4096, with a key argument of the kernel as KEY")
     try:
-        parsed = json.loads(value)
-        check_value(name, parsed)
+        decoded = json.loads(value)
+        check_value(name, decoded)
     except (ValueError, TypeError, RecursionError):  # the last from JSON that is nested too deeply
-        parsed = value
-    return name, parsed
+        return name, value
+    return name, decoded
 
 
 def _devices(sources: Iterable[Source], name: str | None) -> list[DeviceFingerprint]:
     if name is not None and (match := re.fullmatch(r"cuda(?::([0-9]{1,9}))?", name)):
         fingerprint = cuda_device(int(match[1] or 0)).fingerprint
         return [fingerprint] if fingerprint else []
-    known = [entries for source in sources for entries in source.table.devices]
-    device_of = by_hardware(entries.fingerprint for entries in known)
+    devices = [device for source in sources for device in source.table.devices]
+    hardware = by_hardware(device.fingerprint for device in devices)
     if name is not None:
-        known = [device_named(name, known, "the set of measurements", ", 'cuda' or 'cuda:1'")]
-    return list(dict.fromkeys(device_of[entries.fingerprint] for entries in known))
+        devices = [device_named(name, devices, "the set of measurements", ", 'cuda' or 'cuda:1'")]
+    return list(dict.fromkeys(hardware[device.fingerprint] for device in devices))

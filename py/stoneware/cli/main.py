@@ -15,7 +15,7 @@ import typer
 
 from stoneware import __version__
 from stoneware.cli import commands, exit_codes, explain_command, help, tune_command
-from stoneware.cli.output import discard, note, shown
+from stoneware.cli.output import discard, escape, note
 from stoneware.errors import explained
 
 COMMANDS: dict[str, tuple[Callable[..., int], str]] = {
@@ -60,7 +60,7 @@ def _program(
 def main() -> None:
     """Runs the command of sys.argv and ends the process with its exit code."""
     handler = logging.StreamHandler()
-    handler.format = lambda record: shown(record.getMessage())  # type: ignore[method-assign]
+    handler.format = lambda record: escape(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("stoneware").addHandler(handler)
     sys.exit(run(sys.argv[1:]))
 
@@ -108,7 +108,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     command = next((argument for argument in arguments if argument in COMMANDS), "")
     # A usage error: its class is typer's own or, in earlier versions of typer, Click's.
     is_usage = hasattr(error, "format_message") and hasattr(error, "exit_code")
-    code = exit_codes.USAGE if is_usage else exit_codes.of_error(error)
+    code = exit_codes.USAGE if is_usage else exit_codes.from_error(error)
     if code == exit_codes.PIPE_CLOSED:
         discard(sys.stdout)
         return code

@@ -1,6 +1,6 @@
-"""What a command prints: one JSON document on stdout, or text for people; everything else on stderr.
+"""The output of a command: one JSON document on stdout, or text for people; everything else on stderr.
 
-Names in files come from other people: their escape sequences do not reach the terminal.
+Names in files come from other people, so control characters are escaped before they reach the terminal.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Output:
         """Prints lines for people; nothing if the output is JSON."""
         if not self.is_json:
             for line in lines:
-                print(shown(line))
+                print(escape(line))
 
     def note(self, line: str) -> None:
         """Prints a line on stderr, also if the output is JSON."""
         note(f"stoneware {self.command}: {line}")
 
 
-def shown(text: str) -> str:
+def escape(text: str) -> str:
     """Lines of text in which escapes replace control characters."""
     return "\n".join(map(printable, text.split("\n")))
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stoneware.cli import exit_codes, help
-from stoneware.cli.flags import Json, flag, integers, listed, refuse
+from stoneware.cli.flags import Json, flag, integers, refuse, split
 from stoneware.cli.output import Output
 from stoneware.errors import StoreError, UnsupportedError
-from stoneware.runtime.device import Device, cuda_device
+from stoneware.runtime.device import cuda_device
 from stoneware.specs import OPS, spec_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ HELP = help.text(
         "stoneware tune --model Llama-3.1-8B/config.json --max-batch-tokens 4096",
         "torchrun --nproc-per-node 8 -m stoneware tune",
     ],
-    found="a candidate was wrong, failed or hung, or a problem was not measured",
+    findings="a candidate was wrong, failed or hung, or a problem was not measured",
     json_keys="run, rank, world_size, store, num_problems, num_known, num_measured, statuses "
     "{ok, wrong, failed, hung}, failures [{problem, reason}], seconds; with "
     "--model also gain {num_problems, over_torch, over_wheel, num_changed}",
@@ -46,8 +46,8 @@ HELP = help.text(
 _LISTS = ("ops", "weights", "scales", "out_dtypes", "layouts", "dtypes")
 """Flags that are lists of names."""
 
-_OF_MODEL = ("tensor_parallel", "max_batch_tokens", "dtype")
-_NOT_OF_MODEL = (*_LISTS, "shapes", "m_values")
+_MODEL_FLAGS = ("tensor_parallel", "max_batch_tokens", "dtype")
+_OTHER_FLAGS = (*_LISTS, "shapes", "m_values")
 
 
 def tune(
@@ -101,65 +101,65 @@ def tune(
     store: Annotated[str | None, typer.Option(help="Store to write to. Default: the user's.")] = None,
     json: Json = False,
 ) -> int:
-    found_store = _store(store)
+    sample_store = _store(store)
     from stoneware.measuring.settings import Settings
 
     output = Output("tune", json)
-    given = _given(context)
+    flags = _flags(context)
     problems = (
-        _problems(given)
+        _problems(flags)
         if model is None
-        else _problems_of_model(given, output, model, tensor_parallel, max_batch_tokens, dtype)
+        else _model_problems(flags, output, model, tensor_parallel, max_batch_tokens, dtype)
     )
     settings = Settings(
         rounds=rounds,
         seconds_per_problem=seconds_per_problem,
         remeasure=remeasure,
         commit=commit,
-        command=_typed(given),
+        command=_command(flags),
     )
-    return _measure(output, problems, settings, found_store, device, says_gain=model is not None)
+    return _measure(output, problems, settings, sample_store, device, has_gain=model is not None)
 
 
-def _problems(given: Mapping[str, Any]) -> Sequence[Any]:
-    """What is to be measured; flags that none of the named ops takes are refused."""
+def _problems(flags: Mapping[str, Any]) -> Sequence[Any]:
+    """The problems to measure; a flag is refused if none of the ops has it."""
     from stoneware.measuring import workloads
 
-    if of_model := [name for name in _OF_MODEL if name in given]:
-        raise ValueError(f"{flag(of_model[0])}={given[of_model[0]]} is for --model, which is missing; pass --model too")
-    selection: dict[str, Any] = {name: listed(name, given[name]) for name in _LISTS if name in given}
-    if "m_values" in given:
-        selection["m_values"] = integers("m_values", given["m_values"])
-    text = given.get("shapes", "")
+    if names := [name for name in _MODEL_FLAGS if name in flags]:
+        raise ValueError(f"{flag(names[0])}={flags[names[0]]} is for --model, which is missing; pass --model too")
+    selection: dict[str, Any] = {name: split(name, flags[name]) for name in _LISTS if name in flags}
+    if "m_values" in flags:
+        selection["m_values"] = integers("m_values", flags["m_values"])
+    text = flags.get("shapes", "")
     if text.startswith("@"):
-        selection["shapes"] = _shapes_of_file(text, selection)
-    elif "shapes" in given:
-        selection["shapes"] = listed("shapes", text)
+        selection["shapes"] = _read_shapes(text, selection)
+    elif "shapes" in flags:
+        selection["shapes"] = split("shapes", text)
     problems = workloads.problems(**selection)
     for name in selection:
         takers = [op for op in OPS if name in spec_of(op).choices]
         if takers and not {*takers} & {*selection.get("ops", OPS)}:
             raise ValueError(
-                f"{flag(name)}={given[name]} is for {' and '.join(takers)}, which "
-                f"--ops={given['ops']} leaves out; add {takers[0]}, or leave {flag(name)} out"
+                f"{flag(name)}={flags[name]} is for {' and '.join(takers)}, which "
+                f"--ops={flags['ops']} leaves out; add {takers[0]}, or leave {flag(name)} out"
             )
     return problems
 
 
-def _problems_of_model(
-    given: Mapping[str, Any], output: Output, path: str, tensor_parallel: int, max_batch_tokens: int, dtype: str
+def _model_problems(
+    flags: Mapping[str, Any], output: Output, path: str, tensor_parallel: int, max_batch_tokens: int, dtype: str
 ) -> Sequence[Any]:
     from stoneware.sessions import model
 
-    refuse([name for name in _NOT_OF_MODEL if name in given], "--model says what is measured")
+    refuse([name for name in _OTHER_FLAGS if name in flags], "--model says what is measured")
     layers = model.layers(model.read_config(path), tensor_parallel)
-    problems, skipped = model.problems(layers, model.tokens_up_to(max_batch_tokens), listed("dtype", dtype))
+    problems, skipped = model.problems(layers, model.tokens_up_to(max_batch_tokens), split("dtype", dtype))
     for reason in skipped:
         output.note(f"left out: {reason}")
     return problems
 
 
-def _shapes_of_file(text: str, selection: Mapping[str, Any]) -> list[str]:
+def _read_shapes(text: str, selection: Mapping[str, Any]) -> list[str]:
     """The shapes of @FILE, each checked, so that an error names its line."""
     from stoneware.measuring import workloads
     from stoneware.runtime import regular_file
@@ -183,12 +183,12 @@ def _shapes_of_file(text: str, selection: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(
-    output: Output, problems: Sequence[Any], settings: Settings, store: Store, device: int | None, says_gain: bool
+    output: Output, problems: Sequence[Any], settings: Settings, store: Store, device: int | None, has_gain: bool
 ) -> int:
     import torch
 
     from stoneware.measuring.progress import Reporter
-    from stoneware.sessions import session
+    from stoneware.sessions import model, session
 
     if not torch.cuda.is_available():
         raise UnsupportedError(
@@ -208,10 +208,14 @@ def _measure(
     summary = session.tune(problems, store, ordinal, settings, Reporter(ranks.rank), ranks=ranks)
     statuses = {name: summary.statuses[name] for name in ("ok", "wrong", "failed", "hung")}
     is_good = not summary.failures and summary.statuses.total() == statuses["ok"]
-    code = exit_codes.OK if is_good else exit_codes.FOUND
+    code = exit_codes.OK if is_good else exit_codes.FINDINGS
     if ranks.rank != 0:
         return code
-    gain = _gain(problems, store, cuda_device(ordinal)) if says_gain else None
+    gain = None
+    if has_gain:
+        fingerprint = cuda_device(ordinal).fingerprint
+        assert fingerprint is not None  # a GPU has one
+        gain = model.gain(problems, store, fingerprint)
     output.text(str(summary), *([str(gain)] if gain else []))
     return output.document(
         {
@@ -227,15 +231,8 @@ def _measure(
     )
 
 
-def _gain(problems: Sequence[Any], store: Store, device: Device) -> Any:
-    from stoneware.sessions import model
-
-    assert device.fingerprint is not None  # a GPU has one
-    return model.gain(problems, store, device.fingerprint)
-
-
-def _given(context: typer.Context) -> dict[str, Any]:
-    """The flags that were typed."""
+def _flags(context: typer.Context) -> dict[str, Any]:
+    """The flags of the command line."""
     return {
         name: value
         for name, value in context.params.items()
@@ -243,10 +240,10 @@ def _given(context: typer.Context) -> dict[str, Any]:
     }
 
 
-def _typed(given: Mapping[str, Any]) -> str:
-    """The command for the record of the run: what was typed, without paths of this machine."""
+def _command(flags: Mapping[str, Any]) -> str:
+    """The command line for the record of the run, without paths of this machine."""
     words = ["stoneware tune"]
-    for name, value in given.items():
+    for name, value in flags.items():
         if name in ("store", "model"):
             words.append(f"{flag(name)} {name.upper()}")
         elif name == "shapes" and value.startswith("@"):
@@ -265,10 +262,10 @@ def _store(path: str | None) -> Store:
         if not path or Path(path).is_dir():
             raise ValueError(f"--store={path} must be the path of a file; pass for example --store=samples.sqlite3")
         return Store(path)
-    found = user_store()
-    if found is None:
+    default = user_store()
+    if default is None:
         raise StoreError(
             "the user's store needs a folder, and this user has no home folder; set "
             "STONEWARE_CACHE_DIR, or pass --store=FILE"
         )
-    return found
+    return default

@@ -1,6 +1,6 @@
-"""What `stoneware verify` checks of an installation.
+"""The checks of an installation by `stoneware verify`.
 
-Each function yields what is wrong, as a sentence with its place; nothing if all is good.
+Each function yields the problems that it finds, as sentences with their places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoneware.tuning.store import user_store
 
 
 def installation() -> dict[str, list[str]]:
-    """Part of the installation -> what is wrong with it."""
+    """Part of the installation -> its problems."""
     no_manifest = _error_of(manifest.packaged)
     kernels = None if no_manifest else manifest.packaged()
     missing = [*filter(None, map(native.why_missing, NATIVE_MODULES))]
@@ -65,21 +65,21 @@ def _kernels(kernels: Manifest | None, missing: Sequence[str]) -> Iterator[str]:
 
 
 def _digest(place: str, data: bytes, expected: str) -> Iterator[str]:
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected:
-        yield f"{place}: expected sha256={expected}, as the manifest says, found {found}; {package_files.REMEDY}"
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != expected:
+        yield f"{place}: expected sha256={expected}, as the manifest says, found {actual}; {package_files.REMEDY}"
 
 
 def _tables(kernels: Manifest | None) -> Iterator[str]:
-    """What is wrong with a table, and configs whose kernels this installation does not have."""
+    """Damage of a table, and configs whose kernels this installation lacks."""
     for op in OPS:
         place = table_file.packaged_path(op)
         problems = differences.verify(place, package_files.REMEDY)
         yield from problems
-        found = None if problems or kernels is None else table_file.packaged(op)
-        if found is None:
+        table = None if problems or kernels is None else table_file.packaged(op)
+        if table is None:
             continue
-        configs = {choice.config for device in found.devices for entry in device.entries() for choice in entry.choices}
+        configs = {choice.config for device in table.devices for entry in device.entries() for choice in entry.choices}
         for config in sorted(configs):
             if not entries.is_known(config, kernels):
                 yield f"{place}: {config} is not a kernel of the manifest; {package_files.REMEDY}"
