@@ -47,10 +47,10 @@ def _gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda ordinal: properties)
     device = Device(ordinal=0, fingerprint=FINGERPRINT)
     monkeypatch.setattr(machine, "cuda_device", lambda ordinal: device)
-    for cached in (nvml_module.library_and_handle, nvml_module._say_unknown):
+    for cached in (nvml_module.library_and_handle, nvml_module._warn):
         cached.cache_clear()
     yield
-    for cached in (nvml_module.library_and_handle, nvml_module._say_unknown):
+    for cached in (nvml_module.library_and_handle, nvml_module._warn):
         cached.cache_clear()
 
 

@@ -15,8 +15,9 @@ import typer
 
 from stoneware import __version__
 from stoneware.cli import commands, exit_codes, explain_command, help, tune_command
-from stoneware.cli.output import discard, escape, note
+from stoneware.cli.output import discard, note
 from stoneware.errors import explained
+from stoneware.runtime.canonical import printable_lines
 
 COMMANDS: dict[str, tuple[Callable[..., int], str]] = {
     "tune": (tune_command.tune, tune_command.HELP),
@@ -60,7 +61,7 @@ def _program(
 def main() -> None:
     """Runs the command of sys.argv and ends the process with its exit code."""
     handler = logging.StreamHandler()
-    handler.format = lambda record: escape(record.getMessage())  # type: ignore[method-assign]
+    handler.format = lambda record: printable_lines(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("stoneware").addHandler(handler)
     sys.exit(run(sys.argv[1:]))
 
@@ -102,7 +103,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _report(error: BaseException, arguments: Sequence[str]) -> int:
-    """Says what went wrong, in one line and, with --json, in one document; returns the code."""
+    """Reports an error, in one line and, with --json, in one document; returns the exit code."""
     if isinstance(error, ModuleNotFoundError):
         error = explained(error)
     command = next((argument for argument in arguments if argument in COMMANDS), "")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from stoneware.runtime.canonical import printable
+from stoneware.runtime.canonical import printable, printable_lines
 
 
 class Output:
@@ -37,20 +37,15 @@ class Output:
         """Prints lines for people; nothing if the output is JSON."""
         if not self.is_json:
             for line in lines:
-                print(escape(line))
+                print(printable_lines(line))
 
     def note(self, line: str) -> None:
         """Prints a line on stderr, also if the output is JSON."""
         note(f"stoneware {self.command}: {line}")
 
 
-def escape(text: str) -> str:
-    """Lines of text in which escapes replace control characters."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def note(line: str) -> None:
-    """Prints a line on stderr; a closed or full stderr is ignored, since nobody reads it."""
+    """Prints a line on stderr; errors are ignored, since nobody reads a closed or full stderr."""
     if sys.stderr is not None:  # None to print means stdout
         try:
             print(printable(line), file=sys.stderr, flush=True)

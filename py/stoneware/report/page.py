@@ -13,7 +13,7 @@ from stoneware.report import figures, measures, style, verdict
 from stoneware.report.measures import MeasuredProblem
 from stoneware.report.sources import DeviceMeasurements
 from stoneware.report.verdict import Section
-from stoneware.runtime.canonical import printable
+from stoneware.runtime.canonical import printable_lines
 from stoneware.specs import OPS, spec_of
 from stoneware.tuning.table_entry import Choice
 
@@ -49,8 +49,8 @@ def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
             "",
         ]
     )
-    # Names of kernels, paths and messages come from other people; a terminal and a browser obey what is not printable.
-    return "\n".join(map(printable, text.split("\n")))
+    # Names of kernels, paths and messages come from other people; terminals and browsers obey control characters.
+    return printable_lines(text)
 
 
 def _links(device: DeviceMeasurements, anchor: str, sections: Sequence[Section]) -> list[str]:

@@ -44,13 +44,18 @@ def check_count(field: str, value: object) -> None:
 def printable(text: str) -> str:
     """The text with escapes for the characters that are not printable: `\\x1b`, `\\ud800`, `\\n`.
 
-    Names come from files that others wrote, and a terminal executes escape sequences.
+    Names come from other people's files, and a terminal executes escape sequences.
     """
     if text.isprintable():
         return text
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
     )
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines, whose ends remain."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Devices: how the tuner identifies a GPU, what people call it, and how similar two GPUs are."""
+"""Devices: the identity of a GPU to the tuner, its names, and the similarity of two GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRIVER_MODULE = "stoneware.runtime._driver"
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFingerprint:
-    """What decides which config is fast on a GPU, under a readable name.
+    """The properties of a GPU that decide which config is fast, and its name.
 
     The name is a label: two GPUs are one device if their numbers agree (`by_hardware`). An H100 and an
     H200 share no entry, nor do an H200 and a slice of it.
@@ -98,7 +98,7 @@ class DeviceFingerprint:
 
 
 def by_hardware(fingerprints: Iterable[DeviceFingerprint]) -> dict[DeviceFingerprint, DeviceFingerprint]:
-    """Each fingerprint -> the one that stands for its device; the order does not matter.
+    """Each fingerprint -> that of its device; the order does not matter.
 
     Devices differ in a number or in a known power limit. A fingerprint without a limit joins the only
     device with the same numbers and a known limit; if there are several, it is a separate device.
@@ -106,15 +106,18 @@ def by_hardware(fingerprints: Iterable[DeviceFingerprint]) -> dict[DeviceFingerp
     """
     fingerprints = set(fingerprints)
     limits: dict[tuple[Any, ...], set[int]] = {}
-    for one in fingerprints:
-        limits.setdefault(one.numbers, set()).update({one.power_limit_w} - {0})
-    names: dict[tuple[Any, ...], list[str]] = {}
-    joined = {}
-    for one in fingerprints:
-        only, *others = limits[one.numbers] or {0}
-        joined[one] = one.numbers, one.power_limit_w or (0 if others else only)
-        names.setdefault(joined[one], []).append(one.name)
-    return {one: replace(one, name=min(names[device]), power_limit_w=device[1]) for one, device in joined.items()}
+    for fingerprint in fingerprints:
+        limits.setdefault(fingerprint.numbers, set()).update({fingerprint.power_limit_w} - {0})
+    devices: dict[tuple[Any, ...], list[DeviceFingerprint]] = {}
+    for fingerprint in fingerprints:
+        only, *others = limits[fingerprint.numbers] or {0}
+        limit_w = fingerprint.power_limit_w or (0 if others else only)
+        devices.setdefault((fingerprint.numbers, limit_w), []).append(fingerprint)
+    return {
+        fingerprint: replace(fingerprint, name=min(member.name for member in members), power_limit_w=limit_w)
+        for (_, limit_w), members in devices.items()
+        for fingerprint in members
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +176,11 @@ def cuda_device(ordinal: int) -> Device:
 
 
 def normalized_name(name: str) -> str:
-    """Folds a device's name for comparison: "NVIDIA H200", "nvidia_h200" and "H200" are one."""
+    """A device's name for comparisons: the same for "NVIDIA H200", "nvidia_h200" and "H200"."""
     words = name.lower().replace("_", " ").replace("-", " ").split()
     return " ".join(word for word in words if word != "nvidia")
 
 
-def names_match(name: str, known: Iterable[str]) -> bool:
-    """Whether `name` is one of the `known` names or aliases."""
-    folded = normalized_name(name)
-    return any(folded == normalized_name(other) for other in known)
+def names_match(name: str, names: Iterable[str]) -> bool:
+    """Whether `name` is among the names and aliases."""
+    return normalized_name(name) in map(normalized_name, names)

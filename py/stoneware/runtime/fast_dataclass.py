@@ -1,8 +1,8 @@
-"""dataclass: as dataclasses.dataclass(frozen=True), made without generating code.
+"""dataclass: like dataclasses.dataclass(frozen=True), but without generated code.
 
 The standard one writes and compiles six methods for each class, which takes 0.5 to 1 ms. A first
 call of an op imports two dozen such classes, and more than half of that import was spent on them.
-Here the methods are closures; `dataclasses.fields`, `replace` and `asdict` take the classes.
+Here the methods are closures; `dataclasses.fields`, `replace` and `asdict` accept the classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ else:
     def dataclass(
         *, frozen: bool, kw_only: bool = False, eq: bool = True, order: bool = False
     ) -> Callable[[type], type]:
-        """Makes a class a frozen dataclass; parameters as those of dataclasses.dataclass."""
+        """Makes a class a frozen dataclass; the parameters are those of dataclasses.dataclass."""
         if not frozen:
             raise ValueError("frozen=False must be True here; take dataclasses.dataclass instead")
         return functools.partial(_made, kw_only=kw_only, eq=eq, order=order)
@@ -78,13 +78,13 @@ def _init(cls: type, fields: Mapping[str, Any], positional: Sequence[str]) -> Ca
     missing = dataclasses.MISSING
     defaults = {name: field.default for name, field in fields.items() if field.default is not missing}
     factories = {name: field.default_factory for name, field in fields.items() if field.default_factory is not missing}
-    known = set(fields)
-    required = known - defaults.keys() - factories.keys()
+    names = set(fields)
+    required = names - defaults.keys() - factories.keys()
     finish = getattr(cls, "__post_init__", None)
 
     def __init__(self: Any, *arguments: Any, **values: Any) -> None:
-        given = dict(zip(positional, arguments))
-        if len(given) != len(arguments) or given.keys() & values.keys() or not required <= {*given, *values} <= known:
+        first = dict(zip(positional, arguments))
+        if len(first) != len(arguments) or first.keys() & values.keys() or not required <= {*first, *values} <= names:
             raise TypeError(
                 f"{cls.__qualname__} takes {', '.join(fields)}, each once, of which "
                 f"{', '.join(sorted(required)) or 'none'} must be given, and the first {len(positional)} may "
@@ -93,7 +93,7 @@ def _init(cls: type, fields: Mapping[str, Any], positional: Sequence[str]) -> Ca
         own = self.__dict__  # past __setattr__
         own.update(defaults)
         own.update((name, make()) for name, make in factories.items())
-        own.update(given)
+        own.update(first)
         own.update(values)
         if finish is not None:
             finish(self)

@@ -1,4 +1,4 @@
-"""Native modules, loaded at first use; a missing one gives a reason to print, not an import error."""
+"""Native modules, loaded at first use; a missing module is a reason to print, not an import error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 CALL_MODULE = "stoneware.ops._call"
-"""The native module that makes a call which was made before without Python (`stoneware.ops.plan_cache`)."""
+"""The native module that repeats a call without Python (`stoneware.ops.plan_cache`)."""
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def load(name: str) -> ModuleType:
 
 
 def plan(launch: Any, ordinal: int) -> Any:
-    """A native module's Plan as a plan of tensors or None, on torch's current stream of its device."""
+    """A plan (`ops.backend.Plan`) from a native module's, on torch's current stream of its device."""
     from torch._C import _cuda_getCurrentRawStream as current_stream
 
     def run(*tensors: torch.Tensor | None) -> None:

@@ -60,7 +60,7 @@ Stamp = tuple[int, ...]
 
 
 def file_stamp(path: str | os.PathLike[str]) -> Stamp:
-    """A value that changes whenever a file's content may have; () if there is no file."""
+    """A value that changes whenever a file's content may have; () if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:  # absent, or not readable: reading raises
