@@ -14,8 +14,7 @@ from stoneware.measuring import machine
 from stoneware.triton_autotune import cache
 from stoneware.triton_autotune.decorator import autotune
 from stoneware.triton_autotune.identity import identity_of
-from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources, store
+from stoneware.tuning import policy, sources, store
 from stoneware.tuning.samples import Run, Sample
 
 FACTOR = tl.constexpr(3)
@@ -75,7 +74,7 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
     monkeypatch.delenv("STONEWARE_TUNING", raising=False)
     monkeypatch.setattr(cache, "_reported", set())
-    monkeypatch.setattr(tuning, "_memory", [])
+    monkeypatch.setattr(policy, "_memory", [])
     monkeypatch.setattr(sources, "_of_memory", {})
     runs = iter(range(10, 60))  # later than those of `sample`
     monkeypatch.setattr(machine, "new_run", lambda ordinal, command: run_of(next(runs)))
@@ -117,7 +116,7 @@ def keep(*samples):
     for item in samples:
         number = int(item.run.removeprefix("run-"))
         store.user_store().add(run_of(number), [item])
-    tuning.forget_plans()
+    policy.forget_plans()
 
 
 def stored():

@@ -14,7 +14,7 @@ from fake_gpu import Tensor
 
 import stoneware as sw
 from stoneware.triton_autotune.decorator import autotune
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 
 FAST_32 = {16: 2.0, 32: 1.0, 64: 3.0}
 LIMIT_S = 10.0
@@ -95,7 +95,7 @@ def test_a_known_key_is_launched_while_user_code_of_another_runs(gpu, place, mod
     try:
         assert pause.reached.wait(LIMIT_S)
         pause.is_on = False
-        tuning.forget_plans()  # as when another kernel has got samples
+        policy.forget_plans()  # as when another kernel has got samples
 
         def launch() -> None:
             with sw.tuning(mode):
@@ -192,7 +192,7 @@ def test_every_key_that_was_tuned_stays_in_the_cache(gpu):
 def test_what_was_measured_here_is_not_looked_up_again_when_samples_arrive(gpu, monkeypatch):
     kernel = autotune(configs=CONFIGS, key=["n"], do_bench=bench_by(FAST_32))(scale)
     tune(kernel, 33)
-    tuning.forget_plans()
+    policy.forget_plans()
     monkeypatch.setattr(kernel._chooser, "decide", None)
     tune(kernel, 33)
     assert kernel.best_config is CONFIGS[1]
@@ -205,7 +205,7 @@ def test_a_decision_that_new_samples_confirm_keeps_its_plan(gpu):
         call(kernel, 33)
     (form,) = kernel._forms.values()
     plans = dict(form.plans)
-    tuning.forget_plans()
+    policy.forget_plans()
     call(kernel, 33)
     assert form.plans == plans and gpu.order == ["triton", "ours", "ours"]
 
@@ -214,8 +214,8 @@ def test_a_process_that_uses_the_wheel_alone_forgets_what_it_measured(gpu, monke
     kernel = autotune(configs=CONFIGS, key=["n"], do_bench=bench_by(FAST_32))(scale)
     with sw.tuning("on_miss"):
         call(kernel, 33)
-        monkeypatch.setattr(tuning, "_is_wheel_only", True)
-        tuning.forget_plans()
+        monkeypatch.setattr(policy, "_is_wheel_only", True)
+        policy.forget_plans()
         call(kernel, 33)
     assert kernel.best_config is CONFIGS[0]
 

@@ -26,8 +26,7 @@ from triton.runtime.errors import OutOfResources
 
 import stoneware as sw
 from stoneware.errors import TuningMissError
-from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources, store
+from stoneware.tuning import policy, sources, store
 
 
 def test_off_measures_nothing_and_runs_the_first_with_one_line_of_advice(gpu, caplog):
@@ -238,12 +237,12 @@ def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
         assert source() == "overlay" and call(decorate(do_bench=bench_by(FAST_32))) == 16
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(tuning, "_memory", [])
+    monkeypatch.setattr(policy, "_memory", [])
     with sw.tuning("on_miss"):
         call(decorate(do_bench=bench_by(FAST_32)), 34)
         assert explained(decorate(), 34).source == "memory"
     sources.forget()
-    tuning.forget_plans()
+    policy.forget_plans()
 
 
 def test_in_mode_off_an_overlay_decides_alone_even_without_the_default(gpu, tmp_path):
@@ -263,7 +262,7 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
         device = dataclasses.replace(FINGERPRINT, power_limit_w=watts)
         taken = [sample(block, 1.0 if block == fast else 2.0, run=number) for block in (16, 32, 64)]
         store.user_store().add(dataclasses.replace(run_of(number), device=device), taken)
-    tuning.forget_plans()
+    policy.forget_plans()
     for watts, block in ((500, 64), (700, 32)):
         for module in ("stoneware.measuring.machine", "stoneware.runtime.nvml"):
             monkeypatch.setattr(f"{module}.power_limit_w", lambda ordinal: watts)
@@ -287,11 +286,11 @@ def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch, caplog)
     benched = []
     kernel = decorate(do_bench=bench_by(FAST_32, benched))
     with sw.tuning("on_miss"), caplog.at_level(logging.WARNING):
-        monkeypatch.setattr(tuning, "is_capturing", lambda: True)
+        monkeypatch.setattr(policy, "is_capturing", lambda: True)
         assert [call(kernel), call(kernel)] == [16, 16]
         assert benched == []
         assert sum("captured" in record.message for record in caplog.records) == 1
-        monkeypatch.setattr(tuning, "is_capturing", lambda: False)
+        monkeypatch.setattr(policy, "is_capturing", lambda: False)
         assert call(kernel) == 32  # and afterwards it is
     assert benched == [16, 32, 64]
 
@@ -301,7 +300,7 @@ def test_a_damaged_store_stops_no_launch(gpu, tmp_path):
     (tmp_path / "tuning" / store.FILE_NAME).write_bytes(b"not a database" * 1000)
     for name in ("-wal", "-shm"):
         (tmp_path / "tuning" / (store.FILE_NAME + name)).unlink(missing_ok=True)
-    tuning.forget_plans()
+    policy.forget_plans()
     assert call(decorate()) in (16, 32)
     with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by(FAST_32))) == 32
@@ -310,8 +309,8 @@ def test_a_damaged_store_stops_no_launch(gpu, tmp_path):
 def test_a_store_that_cannot_be_written_keeps_samples_in_memory(gpu, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
-    monkeypatch.setattr(tuning, "_memory", [])
-    tuning._say_not_stored.cache_clear()
+    monkeypatch.setattr(policy, "_memory", [])
+    policy._say_not_stored.cache_clear()
     benched = []
     with caplog.at_level(logging.WARNING):
         for n in (33, 34):
@@ -321,7 +320,7 @@ def test_a_store_that_cannot_be_written_keeps_samples_in_memory(gpu, tmp_path, m
         assert call(decorate()) == 32
     assert benched == [16, 32, 64] * 2
     assert sum("in memory" in record.message for record in caplog.records) == 1
-    tuning.forget_plans()
+    policy.forget_plans()
 
 
 def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):

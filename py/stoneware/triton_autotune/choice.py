@@ -30,9 +30,7 @@ from stoneware.runtime.device import DeviceFingerprint
 from stoneware.triton_autotune import tuner
 from stoneware.triton_autotune.signature import Launch, plain
 from stoneware.triton_autotune.tuner import Hooks, TimedLaunch
-from stoneware.tuning import lookup
-from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources as table_sources
+from stoneware.tuning import lookup, policy, sources
 from stoneware.tuning.choose import choose
 from stoneware.tuning.lookup import Answer, Grade, Step
 from stoneware.tuning.samples import Run
@@ -87,7 +85,7 @@ class Race:
     Attributes:
       launch: the one that is measured if timings are missing.
       key: of the launch.
-      configs: the list, as pruned, by what they are in samples; the first is the default.
+      configs: config in samples -> triton.Config, of the list as pruned; the first is the default.
       device: fingerprint; of compute capability OTHER where our driver module does not run.
       ordinal: torch's number of the GPU; None without one.
     """
@@ -135,12 +133,12 @@ class Race:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What is measured of a race, and what is not.
+    """The state of a race: the decision by the timings so far, and the configs without one.
 
     Attributes:
       answer: the exact entry that decides; None without one.
       missing: the configs that must be timed.
-      failures: why each config that failed did; none of them has a timing.
+      failures: config -> reason, of the configs that failed and have no timing.
     """
 
     answer: Answer | None
@@ -149,10 +147,10 @@ class Progress:
 
 
 def identify(configs: Sequence[Any]) -> dict[AnyConfig, Any]:
-    """triton.Configs by what they are in samples, in the order of the list.
+    """The triton.Configs by their configs in samples, in the order of the list.
 
-    A value that JSON does not give back, such as a tl.dtype, counts by its text. If two configs
-    differ only in their hook, the later one gets the hook's name; equal ones are one.
+    A value that JSON cannot represent, such as a tl.dtype, becomes text. If two configs differ only in their
+    hook, the later one gets the hook's name; of equal configs the first is kept.
     """
     identities: dict[AnyConfig, Any] = {}
     for config in configs:
@@ -212,7 +210,7 @@ class Chooser:
         """
         if len(race.configs) == 1:
             return replace(race.decision(None, "there is no other"), source=ONLY)
-        mode, is_capturing = tuning.current_mode(), tuning.is_capturing()
+        mode, is_capturing = policy.current_mode(), policy.is_capturing()
         bench: Any = race.ordinal if self.do_bench is None else self.do_bench
         if mode == "on_miss" and bench is not None and not is_capturing:
             return self._decide_on_miss(race, bench, may_measure)
@@ -257,66 +255,61 @@ class Chooser:
         decision = race.decision(progress.answer, f"every config of the list failed: {failures[:500]}")
         if missing:
             self.hooks.before(race.launch.arguments(decision.config), reset_only=True)
-            if decision.source in (table_sources.STORE, table_sources.MEMORY):
+            if decision.source in (sources.STORE, sources.MEMORY):
                 decision = replace(decision, source=MEASURED)
         return decision
 
-    def _look_up(self, race: Race, has_packages: bool) -> Iterator[Answer]:
-        sources, device = self._sources(race, has_packages)
-        return lookup.answers(race.key, device, sources, self.kernel_sha256())
-
-    def _sources(self, race: Race, has_packages: bool) -> tuple[Sequence[table_sources.Source], DeviceFingerprint]:
-        """The sources of this kernel, and the device with its power limit where they have several."""
-        sources = [
+    def _search(self, race: Race, has_packages: bool) -> tuple[Sequence[sources.Source], DeviceFingerprint]:
+        """What a look-up searches: the sources, and the device, with its power limit if they have several."""
+        searched = [
             source
-            for source in table_sources.sources(race.key.op, has_packages=has_packages)
-            if self.cache_results or source.name != table_sources.STORE
+            for source in sources.sources(race.key.op, has_packages=has_packages)
+            if self.cache_results or source.name != sources.STORE
         ]
-        return sources, table_sources.with_power_limit(race.device, race.ordinal, sources)
+        return searched, sources.with_power_limit(race.device, race.ordinal, searched)
+
+    def _answers(self, race: Race, has_packages: bool) -> Iterator[Answer]:
+        searched, device = self._search(race, has_packages)
+        return lookup.answers(race.key, device, searched, self.kernel_sha256())
 
     def _nearest(self, race: Race) -> Answer | None:
         """The first answer that has a config of the list; None without one."""
         # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
         for has_packages in (False, True):
-            answer = next(filter(None, map(race.listed, self._look_up(race, has_packages))), None)
+            answer = next(filter(None, map(race.listed, self._answers(race, has_packages))), None)
             if answer is not None and answer.is_exact:
                 break
         return answer
 
     def _progress(self, race: Race) -> Progress:
-        exact = [
-            (answer, listed)
-            for answer in itertools.takewhile(lambda answer: answer.step == Step.EXACT, self._look_up(race, True))
-            if answer.is_exact and (listed := race.listed(answer)) is not None
-        ]
-        timed: dict[AnyConfig, Choice] = {}
-        for answer, _ in exact:
-            for choice in answer.entry.choices:
-                timed.setdefault(choice.config, choice)
-        failures = {config: reason for config, reason in self._failures(race).items() if config not in timed}
-        missing = [config for config in race.configs if config not in timed and config not in failures]
+        answers = itertools.takewhile(lambda answer: answer.step == Step.EXACT, self._answers(race, True))
+        exact = [answer for answer in answers if answer.is_exact]
+        timings = {choice.config: choice for answer in reversed(exact) for choice in answer.entry.choices}
+        failures = {config: reason for config, reason in self._failures(race).items() if config not in timings}
+        missing = [config for config in race.configs if config not in timings and config not in failures]
         # An overlay may lack the default; then the samples decide, which can be compared with it.
-        exact.sort(key=lambda pair: all(choice.config != race.default for choice in pair[1].entry.choices))
-        decides = exact[0][1] if exact else None
-        if decides is not None and not missing and decides.source != table_sources.OVERLAY:
+        listed = sorted(
+            filter(None, map(race.listed, exact)),
+            key=lambda answer: all(choice.config != race.default for choice in answer.entry.choices),
+        )
+        if listed and not missing and listed[0].source != sources.OVERLAY:
             # Those that were faster in an older run, which happens when a faster config is removed from the list.
-            compared = {choice.config for choice in decides.entry.choices}
-            fastest_us = min(choice.median_us for choice in decides.entry.choices)
+            compared = {choice.config: choice.median_us for choice in listed[0].entry.choices}
             missing = [
                 config
                 for config in race.configs
-                if config in timed and config not in compared and timed[config].median_us < fastest_us
+                if config in timings and config not in compared and timings[config].median_us < min(compared.values())
             ]
-        return Progress(answer=decides, missing=missing, failures=failures)
+        return Progress(answer=next(iter(listed), None), missing=missing, failures=failures)
 
     def _failures(self, race: Race) -> dict[AnyConfig, str]:
-        """Why configs failed here, by the samples of this kernel at this key; tables have no failures."""
-        store = table_sources.existing_store() if self.cache_results else None
-        samples = table_sources.samples_of_store(store, race.key.op) if store is not None else []
-        samples = [*samples, *tuning.memory(race.key.op)]
+        """Config -> reason, by the failed samples of this kernel at this key; tables have no failures."""
+        store = sources.existing_store() if self.cache_results else None
+        samples = sources.samples_of_store(store, race.key.op) if store is not None else []
+        samples = [*samples, *policy.memory(race.key.op)]
         if not samples:
             return {}
-        sha256, (_, device) = self.kernel_sha256(), self._sources(race, False)
+        sha256, (_, device) = self.kernel_sha256(), self._search(race, False)
         return {
             sample.config: sample.detail or sample.status
             for run, sample in samples
@@ -342,7 +335,7 @@ class Chooser:
         _LOG.info("%s: timing %d of %d configs", race, len(configs), len(race.configs))
         launches = {config: TimedLaunch(self.fn, race.configs[config], race.launch, self.hooks) for config in configs}
         run, sha256 = self._run(race), self.kernel_sha256()
-        keep = tuning.keep if self.cache_results and race.device.compute_capability != OTHER else tuning.add_to_memory
+        keep = policy.keep if self.cache_results and race.device.compute_capability != OTHER else policy.add_to_memory
         for batch in tuner.measure(launches, bench):
             keep(run, [tuner.sample_of(race.key, config, result, sha256, run.id) for config, result in batch.items()])
 
@@ -369,7 +362,7 @@ class Chooser:
         return self._runs[race.ordinal]
 
     def _warn(self, race: Race, what: str, remedy: str) -> None:
-        """Logs a warning, once per kernel."""
+        """Logs a warning once per kernel."""
         if what not in self._warnings:
             self._warnings.add(what)
             _LOG.warning("%s %s; %s", race, what, remedy)

@@ -31,7 +31,7 @@ from stoneware.triton_autotune.identity import op_name, python_function
 from stoneware.triton_autotune.plan import FastPath, KernelPlan, Kinds
 from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_passed_once, checked_names
 from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 
 MAX_DECISIONS = 4096
 """Most decisions cached per kernel, and most plans per form of launches; past it all are dropped."""
@@ -198,12 +198,12 @@ class AutotunedKernel:
         if kinds is None:
             return self._launch_by_triton(Launch(form, values, grid, args, kwargs))
         plan = form.plans.get(kinds[0])
-        if plan is None or plan.epoch != tuning.EPOCH[0]:
+        if plan is None or plan.epoch != policy.EPOCH[0]:
             plan = self._plan(Launch(form, values, grid, args, kwargs), kinds)
         return plan(grid, kinds, values, args, kwargs)
 
     def _plan(self, launch: Launch, kinds: Kinds) -> KernelPlan:
-        epoch, decision, plans = tuning.EPOCH[0], self._decide(launch), launch.form.plans
+        epoch, decision, plans = policy.EPOCH[0], self._decide(launch), launch.form.plans
         self.best_config = decision.config
         plan = plans.get(kinds[0])
         if plan is None or plan.config is not decision.config:
@@ -232,10 +232,10 @@ class AutotunedKernel:
 
     def _decide(self, launch: Launch, *, may_measure: bool = True) -> KernelDecision:
         key, ordinal = self._signature.key(self.op, launch.form.parameters(launch.values)), _current_device()
-        place, epoch = (key, ordinal, tuning.state()), tuning.EPOCH[0]
+        place, epoch = (key, ordinal, policy.state()), policy.EPOCH[0]
         decision, decision_epoch = self._decisions.get(place, (None, -1))
         # Nothing is newer than what was measured here, whatever samples others have brought.
-        is_measured = decision and decision.source == MEASURED and not tuning.wheel_only()
+        is_measured = decision and decision.source == MEASURED and not policy.wheel_only()
         if decision and (is_measured or decision_epoch == epoch):
             return decision
         configs = self.configs

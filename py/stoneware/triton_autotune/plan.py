@@ -20,7 +20,7 @@ from stoneware.triton_autotune.identity import Identity, identity_of
 from stoneware.triton_autotune.launch import NotLaunchable, compiler_settings, describe, is_set, may_be_kept, packer
 from stoneware.triton_autotune.signature import Form, Launch
 from stoneware.triton_autotune.specialization import tokens_of
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 
 _ABSENT = object()
 
@@ -93,7 +93,7 @@ class FastPath:
         ):
             return None
         ordinal = self._device()
-        tokens = [ordinal, tuning.state()]
+        tokens = [ordinal, policy.state()]
         addresses = tokens_of(values, form.is_valued, tokens, self._tensor_types)
         return None if addresses is None else (tuple(tokens), addresses, ordinal)
 
