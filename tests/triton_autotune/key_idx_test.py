@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoneware.triton_autotune.signature import KernelSignature, checked_names
+from stoneware.triton_autotune.signature import KernelSignature, check_names
 
 KINDS = inspect.Parameter
 VALUES = st.one_of(
@@ -118,7 +118,7 @@ def test_an_argument_that_is_left_to_the_config_is_none_in_the_key():
 def test_an_unknown_name_is_refused_with_the_known_ones(parameter):
     with pytest.raises(ValueError, match=rf"{parameter} must name.*'nn'.*a, b, n, scale, m"):
         known = list(inspect.signature(kernel).parameters)
-        checked_names(parameter, ["n", "nn"], known)
+        check_names(parameter, ["n", "nn"], known)
 
 
 def test_a_name_given_twice_is_refused():

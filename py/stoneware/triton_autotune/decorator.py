@@ -29,7 +29,7 @@ from stoneware.runtime.device import DRIVER_MODULE, DeviceFingerprint, cuda_devi
 from stoneware.triton_autotune.choice import MEASURED, OTHER, Chooser, KernelDecision, Race, identify
 from stoneware.triton_autotune.identity import op_name, python_function
 from stoneware.triton_autotune.plan import FastPath, KernelPlan, Kinds
-from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_passed_once, checked_names
+from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_passed_once, check_names
 from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy
 
@@ -121,7 +121,7 @@ class AutotunedKernel:
             )
         self.fn, self.op = fn, op_name(fn)
         self.arg_names = list(fn.arg_names)
-        self.configs = _checked_configs(configs)
+        self.configs = _check_configs(configs)
         self.do_bench, self.cache_results = do_bench, cache_results
         self.best_config: Any = None
         self.configs_timings: dict[Any, float] = {}
@@ -134,8 +134,8 @@ class AutotunedKernel:
             [name for name, item in self._fast.parameters.items() if item.is_constexpr],
         )
         self.keys, self.key_idx = list(self._signature.key_names), self._signature.key_idx
-        checked_names("reset_to_zero", hooks.reset_to_zero, self.arg_names)
-        checked_names("restore_value", hooks.restore_value, self.arg_names)
+        check_names("reset_to_zero", hooks.reset_to_zero, self.arg_names)
+        check_names("restore_value", hooks.restore_value, self.arg_names)
         self._pruning = pruning
         self._chooser = Chooser(
             fn=fn,
@@ -255,7 +255,7 @@ def _put(cache: dict[Any, Any], place: Any, value: Any) -> None:
     cache[place] = value
 
 
-def _checked_configs(configs: Sequence[Any]) -> list[Any]:
+def _check_configs(configs: Sequence[Any]) -> list[Any]:
     import triton
 
     if not isinstance(configs, (list, tuple)):

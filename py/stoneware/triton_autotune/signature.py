@@ -81,7 +81,7 @@ class KernelSignature:
 
     def __init__(self, signature: inspect.Signature, key: Sequence[str], constants: Sequence[str] = ()) -> None:
         self.names = tuple(signature.parameters)
-        self.key_names = checked_names("key", key, self.names)
+        self.key_names = check_names("key", key, self.names)
         self.key_idx = tuple(self.names.index(name) for name in self.key_names)
         # Up to Triton 3.6 keyword-only parameters can be passed by position too; later ones follow
         # Python's rule, as this does. To Triton *args is one parameter, a tuple.
@@ -143,7 +143,7 @@ class KernelSignature:
         )
 
 
-def checked_names(parameter: str, names: Sequence[str] | None, parameters: Sequence[str]) -> tuple:
+def check_names(parameter: str, names: Sequence[str] | None, parameters: Sequence[str]) -> tuple:
     """`names` as a tuple, if each is among the kernel's `parameters` and none comes twice.
 
     Raises:
@@ -165,12 +165,12 @@ def checked_names(parameter: str, names: Sequence[str] | None, parameters: Seque
 
 
 def plain(value: Any) -> Any:
-    """The value in a tl.constexpr; any other value as it is."""
+    """The value of a tl.constexpr; any other value is returned unchanged."""
     return value.value if type(value).__name__ == "constexpr" and hasattr(value, "value") else value
 
 
 def key_value(name: str, value: Any) -> Value:
-    """`value` in the form that JSON gives back: dtypes by name, Triton's constexpr unwrapped."""
+    """`value` after a round trip through JSON: dtypes by name, the value of Triton's constexpr."""
     value = plain(value)
     if type(value).__name__ == "dtype":
         return str(value).removeprefix("torch.")
