@@ -14,7 +14,7 @@ from stoneware.tuning.store import Store
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["matmul", "-m", 1, "-n", 16, "-k", 16, "--scales", "row"], "--scales must be left out"),
         (
@@ -46,9 +46,9 @@ from stoneware.tuning.store import Store
         ),
     ],
 )
-def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, said):
+def test_explain_refuses_flags_that_do_not_apply(package, capsys, arguments, message):
     code, _, err = stoneware(capsys, "explain", *arguments)
-    assert code == exit_codes.USAGE and said in err
+    assert code == exit_codes.USAGE and message in err
 
 
 def test_explain_prints_the_layer_and_the_source(package, capsys):
@@ -180,7 +180,7 @@ def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys)
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["M=64"], "must give each key argument of mypackage.kernels:softmax once: COLS, M"),
         (["M"], "'M' must be KEY=VALUE"),
@@ -189,9 +189,9 @@ def test_explain_of_a_decorated_kernel_takes_the_nearest_m(kernel_store, capsys)
         ([f"COLS={'[' * 100_000}", "M=64"], "must be of a kind that was measured"),
     ],
 )
-def test_explain_of_a_decorated_kernel_names_mistakes(kernel_store, capsys, arguments, said):
+def test_explain_of_a_decorated_kernel_names_mistakes(kernel_store, capsys, arguments, message):
     code, _, err = stoneware(capsys, "explain", KERNEL_OP, *arguments)
-    assert code == exit_codes.USAGE and said in err
+    assert code == exit_codes.USAGE and message in err
 
 
 def test_explain_of_an_unknown_kernel_says_how_to_measure_it(package, capsys):

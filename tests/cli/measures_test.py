@@ -25,28 +25,28 @@ SMALL, BIG = ours("64x16x256"), ours("64x64x256")
 
 
 def problems(samples):
-    taken = [(run(item.run), item) for item in samples]
-    return measures.problems(entries.entries(taken, None, (9, 0)))
+    pairs = [(run(item.run), item) for item in samples]
+    return measures.problems(entries.entries(pairs, None, (9, 0)))
 
 
-def one(samples):
+def single_problem(samples):
     [problem] = problems(samples)
     return problem
 
 
 def test_speedup_is_the_vendors_time_over_the_chosens():
-    problem = one([sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0)])
+    problem = single_problem([sample(SMALL, 10.0), sample(BIG, 14.0), sample(VENDOR, 16.0)])
     assert (problem.chosen.config, problem.chosen.median_us) == (SMALL, 10.0)
     assert problem.vendor.median_us == 16.0
     assert problem.speedup == 1.6
 
 
 def test_speedup_is_unknown_without_the_vendor():
-    assert one([sample(SMALL, 10.0)]).speedup is None
+    assert single_problem([sample(SMALL, 10.0)]).speedup is None
 
 
 def test_a_tie_goes_to_the_first_in_canonical_order():
-    problem = one([sample(SMALL, 10.2), sample(BIG, 10.0)])
+    problem = single_problem([sample(SMALL, 10.2), sample(BIG, 10.0)])
     assert problem.chosen.config == SMALL
     assert min(problem.choices, key=lambda choice: choice.median_us).config == BIG
 
@@ -67,15 +67,15 @@ def test_roofline_counts_every_group():
 
 
 def test_problems_of_other_numbers_of_groups_are_apart():
-    found = problems(
+    measured = problems(
         [
             grouped_sample(GROUPED, 10.0),
             grouped_sample(GROUPED_VENDOR, 15.0),
             grouped_sample(GROUPED, 40.0, num_groups=32),
         ]
     )
-    assert [problem.speedup for problem in found] == [1.5, None]
-    assert [problem.key.num_groups for problem in found] == [8, 32]
+    assert [problem.speedup for problem in measured] == [1.5, None]
+    assert [problem.key.num_groups for problem in measured] == [8, 32]
 
 
 def test_roofs_of_a_known_device_are_nominal():
@@ -94,10 +94,10 @@ def test_roofs_of_16_bit_operands_are_half():
 
 
 def test_nominal_rates_are_plausible_and_each_says_where_it_is_from():
-    for (_, num_sms, *_), known in NOMINAL.items():
-        assert known.source and num_sms > 0 and known.gbytes_per_s > 0
-        assert known.tflops_8_bit / known.tflops_16_bit == pytest.approx(2, rel=0.02) or (
-            known.tflops_8_bit == known.tflops_16_bit
+    for (_, num_sms, *_), rates in NOMINAL.items():
+        assert rates.source and num_sms > 0 and rates.gbytes_per_s > 0
+        assert rates.tflops_8_bit / rates.tflops_16_bit == pytest.approx(2, rel=0.02) or (
+            rates.tflops_8_bit == rates.tflops_16_bit
         )
 
 
@@ -115,6 +115,6 @@ def test_a_decorated_kernel_has_no_roofline():
         kernel_sample(128, 25.0, 4),
         kernel_sample(128, 20.0, 8),
     ]
-    found = problems(samples)
-    assert [problem.chosen.config.num_warps for problem in found] == [4, 8]
-    assert measures.roofline(found) == []
+    measured = problems(samples)
+    assert [problem.chosen.config.num_warps for problem in measured] == [4, 8]
+    assert measures.roofline(measured) == []

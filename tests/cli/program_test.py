@@ -53,9 +53,9 @@ def test_the_programs_help_lists_commands_and_exit_codes():
 def test_each_commands_help_has_an_example_and_the_json_keys(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert main.run([command, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "Examples:" in shown and f"\n   stoneware {command}" in shown
-    assert "Exit codes:" in shown and "With --json:" in shown
+    help_text = capsys.readouterr().out
+    assert "Examples:" in help_text and f"\n   stoneware {command}" in help_text
+    assert "Exit codes:" in help_text and "With --json:" in help_text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -249,9 +249,9 @@ def test_no_escape_sequence_in_a_name_reaches_the_terminal(tmp_path):
         ["tune", "--shapes", f"1x1{ESCAPES}"],
     ):
         done = stoneware(*arguments, STONEWARE_CACHE_DIR=str(folder))
-        said = re.sub(r"\n *", "", done.stdout + done.stderr)  # a long path is wrapped anywhere
-        assert said.isprintable(), (arguments, said)
-        assert "\\x1b[31m\\x9b5m\\u202e\\x07" in said or "--device" in arguments, said
+        printed_text = re.sub(r"\n *", "", done.stdout + done.stderr)  # a long path is wrapped anywhere
+        assert printed_text.isprintable(), (arguments, printed_text)
+        assert "\\x1b[31m\\x9b5m\\u202e\\x07" in printed_text or "--device" in arguments, printed_text
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def page(capsys, out: Path, *arguments: str) -> str:
 def cells(text: str) -> list[tuple[str, str]]:
     """The speed-ups of the tables by shape: what each cell shows, and what it says under the pointer."""
     return [
-        (shown, html.unescape(hover))
-        for hover, shown in re.findall(r'<td class="s\d+" title="([^"]*)">([\d.]+)x</td>', text)
+        (cell_text, html.unescape(hover))
+        for hover, cell_text in re.findall(r'<td class="s\d+" title="([^"]*)">([\d.]+)x</td>', text)
     ]
 
 
@@ -150,7 +150,7 @@ def test_ops_come_in_the_order_of_use_and_other_layouts_are_folded(tmp_path, cap
         key(scales="row"),
         key(op="matmul", a_dtype="bf16", b_dtype="bf16", scales="none"),
     ]
-    folder = write_folder(tmp_path / "h200", [sample(VENDOR, 10.0, key=one) for one in keys])
+    folder = write_folder(tmp_path / "h200", [sample(VENDOR, 10.0, key=problem_key) for problem_key in keys])
     text = page(capsys, tmp_path / "x.html", folder)
     assert re.findall(r'<section class="op"><h2 id="d0-\d">([^<]*)</h2>', text) == [
         "matmul bf16",
@@ -178,7 +178,7 @@ def test_titles_say_what_differs_from_the_usual(names, title):
 
 def test_a_cell_is_the_mean_of_its_band_and_names_kernels(folder, capsys, tmp_path):
     text = page(capsys, tmp_path / "x.html", folder)
-    assert [shown for shown, _ in cells(text)] == ["1.60", "1.10", "1.00"]
+    assert [cell_text for cell_text, _ in cells(text)] == ["1.60", "1.10", "1.00"]
     assert cells(text)[0][1].startswith("m=16: 1.60, sm90: ")
     assert cells(text)[0][1].endswith("10.0 µs, torch 16.0 µs")
 
@@ -232,9 +232,9 @@ def test_what_is_not_printable_is_escaped_in_the_page(tmp_path, capsys):
     ]
     folder = write_folder(tmp_path / f"h200{bad}\udcff", samples)
     text = page(capsys, tmp_path / "report.html", folder)
-    shown = r"\x1b[31m\x9b5m\u202e\x07"
+    cell_text = r"\x1b[31m\x9b5m\u202e\x07"
     assert text.replace("\n", "").isprintable()
-    assert f"fast{shown}" in text and f"hung{shown}" in text and rf"h200{shown}\udcff" in text
+    assert f"fast{cell_text}" in text and f"hung{cell_text}" in text and rf"h200{cell_text}\udcff" in text
 
 
 def test_a_roof_that_is_exceeded_says_why(tmp_path, capsys):
@@ -283,8 +283,10 @@ def test_committed_samples_are_drawn_as_they_are(capsys, tmp_path):
             assert problem["speedup"] == (vendor_us[at] / problem["chosen_us"] if at in vendor_us else None)
             seen += 1
     assert seen == len(times_us)
-    told = collections.Counter(speedup for _, hover in cells(text) for speedup in re.findall(r"m=\d+: ([\d.]+)", hover))
-    assert told == collections.Counter(
+    counts = collections.Counter(
+        speedup for _, hover in cells(text) for speedup in re.findall(r"m=\d+: ([\d.]+)", hover)
+    )
+    assert counts == collections.Counter(
         f"{problem['speedup']:.2f}"
         for family in document["devices"][0]["families"]
         for problem in family["problems"]
@@ -311,11 +313,11 @@ def test_devices_do_not_depend_on_the_order_of_sources_whose_power_limit_is_unkn
         samples = [sample(SMALL, us, run=f"run-{limit_w}")]
         folders.append(write_folder(tmp_path / f"{limit_w}", samples, device=device, runs=runs))
     for ordered in itertools.permutations(folders):
-        found = {
+        medians = {
             item.fingerprint.power_limit_w: [sample.median_us for _, sample in item.samples]
             for item in sources.load(ordered)
         }
-        assert found == {0: [3.0], 500: [2.0], 700: [1.0]}
+        assert medians == {0: [3.0], 500: [2.0], 700: [1.0]}
     for ordered in itertools.permutations(folders[:2]):
         [device] = sources.load(ordered)
         assert device.fingerprint.power_limit_w == 500 and len(device.samples) == 2
@@ -366,8 +368,8 @@ def test_a_page_that_was_not_written_whole_leaves_the_old_one(folder, tmp_path, 
 
 def test_op_that_is_not_known_here_is_drawn_without_a_roofline(tmp_path, capsys):
     folder = write_folder(tmp_path / "h200", [sample(SMALL, 10.0), sample(VENDOR, 16.0)])
-    known = folder / "scaled_mm.jsonl"
-    (folder / "newer.jsonl").write_text(known.read_text().replace('"op":"scaled_mm"', '"op":"newer"'))
-    known.unlink()
+    sample_file = folder / "scaled_mm.jsonl"
+    (folder / "newer.jsonl").write_text(sample_file.read_text().replace('"op":"scaled_mm"', '"op":"newer"'))
+    sample_file.unlink()
     text = page(capsys, tmp_path / "x.html", folder)
-    assert [shown for shown, _ in cells(text)] == ["1.60"] and "<svg" not in text
+    assert [cell_text for cell_text, _ in cells(text)] == ["1.60"] and "<svg" not in text

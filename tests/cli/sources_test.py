@@ -30,8 +30,8 @@ def test_bake_writes_what_the_function_returns(h200, package, tmp_path, capsys):
 
 def test_bake_takes_files_too(h200, package, tmp_path, capsys):
     out = tmp_path / "table.table"
-    code, said, _ = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, *h200.iterdir())
-    assert code == exit_codes.OK and said.startswith(f"{out}: ")
+    code, message, _ = stoneware(capsys, "bake", "--op", "scaled_mm", "--out", out, *h200.iterdir())
+    assert code == exit_codes.OK and message.startswith(f"{out}: ")
     assert out.read_bytes() == bake("scaled_mm", h200.iterdir(), manifest.packaged())
 
 
@@ -125,10 +125,10 @@ def test_diff_of_what_cannot_be_read_is_never_0(h200, capsys):
     assert code == exit_codes.FINDINGS and skipped in err
 
 
-@pytest.mark.parametrize("path, said", [("", "is empty"), ("none", "no such file or folder")])
-def test_diff_of_no_path_is_a_mistake(h200, capsys, path, said):
+@pytest.mark.parametrize("path, message", [("", "is empty"), ("none", "no such file or folder")])
+def test_diff_of_no_path_is_a_mistake(h200, capsys, path, message):
     code, _, err = stoneware(capsys, "diff", h200, path)
-    assert code == exit_codes.USAGE and said in err
+    assert code == exit_codes.USAGE and message in err
 
 
 @pytest.mark.parametrize("arguments", [["verify", ""], ["merge", "", "--out", "all"], ["report", "", "--json"]])
@@ -144,8 +144,8 @@ def test_diff_takes_tables(package, capsys):
 
 
 def test_diff_takes_samples_of_an_op_that_is_not_known_here(package, h200, capsys):
-    known = (h200 / "scaled_mm.jsonl").read_text()
-    (h200 / "newer.jsonl").write_text(known.replace('"op":"scaled_mm"', '"op":"newer"'))
+    text = (h200 / "scaled_mm.jsonl").read_text()
+    (h200 / "newer.jsonl").write_text(text.replace('"op":"scaled_mm"', '"op":"newer"'))
     code, document = as_json(capsys, "diff", h200, h200)
     assert (code, document["num_common"]) == (exit_codes.OK, 4)
 

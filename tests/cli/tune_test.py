@@ -132,7 +132,7 @@ def test_shapes_are_read_from_a_file(measuring, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("1x64x64\n16x4096 # two\n", "shapes.txt:2: shapes='16x4096' must be of the form that scaled_mm or"),
         ("1x64x64,1x16x16\n", "shapes.txt:1: shapes='1x64x64,1x16x16' must be of the form"),
@@ -142,12 +142,12 @@ def test_shapes_are_read_from_a_file(measuring, tmp_path, capsys):
         (None, "shapes.txt: No such file or directory"),
     ],
 )
-def test_mistake_in_a_file_of_shapes_is_named_with_its_line(measuring, tmp_path, capsys, text, said):
+def test_mistake_in_a_file_of_shapes_is_named_with_its_line(measuring, tmp_path, capsys, text, message):
     file = tmp_path / "shapes.txt"
     if text is not None:
         file.write_text(text, encoding="latin-1")
     code, _, err = tune(capsys, "--shapes", f"@{file}")
-    assert code == exit_codes.USAGE and said in err
+    assert code == exit_codes.USAGE and message in err
     assert "problems" not in measuring, "it measured first"
 
 
@@ -213,7 +213,7 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_measured(measuring, own_s
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--weights", "gpt5"], "weights=gpt5 must be among"),
         (["--shapes", "16x4096"], "shapes='16x4096' must be of the form that scaled_mm or"),
@@ -227,25 +227,25 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_measured(measuring, own_s
         (["--dtypes", "fp8"], "dtypes=fp8 must be among e4m3, bf16"),
     ],
 )
-def test_mistakes_are_named(measuring, capsys, arguments, said):
+def test_mistakes_are_named(measuring, capsys, arguments, message):
     code, _, err = tune(capsys, *arguments)
-    assert code == exit_codes.USAGE and said in err
+    assert code == exit_codes.USAGE and message in err
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["--store", ""], "--store= must be the path of a file"),
         (["--store", "FOLDER"], "must be the path of a file"),
         (["--device", "-1"], "Invalid value for '--device': -1 is not in the range x>=0"),
     ],
 )
-def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(monkeypatch, capsys, tmp_path, arguments, said):
+def test_a_bad_flag_is_named_before_a_gpu_is_asked_for(monkeypatch, capsys, tmp_path, arguments, message):
     """Exit code 2, not the 3 of a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     flag, value = arguments
     code, _, err = tune(capsys, flag, value.replace("FOLDER", str(tmp_path)))
-    assert code == exit_codes.USAGE and said in err
+    assert code == exit_codes.USAGE and message in err
 
 
 def test_without_a_home_the_remedy_is_named(measuring, monkeypatch, capsys):
@@ -264,7 +264,7 @@ def _report(reporter):
 
 
 @pytest.mark.parametrize(
-    ("rank", "said"),
+    ("rank", "message"),
     [
         (
             0,
@@ -274,16 +274,16 @@ def _report(reporter):
         (3, "rank 3: a kernel\\x1b[31m hung\n"),
     ],
 )
-def test_rank_0_says_how_far_it_is_and_the_others_only_what_went_wrong(measuring, monkeypatch, capsys, rank, said):
+def test_rank_0_says_how_far_it_is_and_the_others_only_what_went_wrong(measuring, monkeypatch, capsys, rank, message):
     monkeypatch.setattr(session.Ranks, "from_environment", lambda: session.Ranks(rank=rank, world_size=4))
     measuring["report"] = _report
-    shown = io.StringIO()
+    stream = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["stoneware", "tune"])
-    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(logging.getLogger("stoneware"), "handlers", [])
     with pytest.raises(SystemExit):
         main.main()
-    assert shown.getvalue() == said
+    assert stream.getvalue() == message
     assert bool(capsys.readouterr().out) == (rank == 0)
 
 

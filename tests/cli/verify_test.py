@@ -59,7 +59,7 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
     forget()
     code, document = as_json(capsys, "verify")
     assert code == exit_codes.FINDINGS
-    said = {(item["part"], item["problem"]) for item in document["problems"]}
+    messages = {(item["part"], item["problem"]) for item in document["problems"]}
     for part, place in (
         ("kernels", f"{small.TRITON_ID}.cubin: expected sha256="),
         ("kernels", f"{small.TRITON_ID}.json: cannot be read"),
@@ -67,7 +67,7 @@ def test_verify_finds_each_kind_of_damage_with_its_place(native_module, package,
         ("tables", f"{table}: expected content with the digest"),
         ("user's store", str(store.path)),
     ):
-        assert any(part == one and place in problem for one, problem in said), (part, place, said)
+        assert any(part == part_name and place in problem for part_name, problem in messages), (part, place, messages)
     assert document["parts"]["manifest"] == 0
 
 
@@ -112,7 +112,7 @@ def test_a_table_of_the_users_own_is_baked_anew_and_not_reinstalled(tmp_path, pa
         assert "stoneware bake" in out + err and "reinstall" not in out + err
 
 
-def test_a_mode_of_tuning_that_is_none_is_said(native_module, capsys, monkeypatch):
+def test_an_unknown_mode_of_tuning_is_reported(native_module, capsys, monkeypatch):
     monkeypatch.setenv("STONEWARE_TUNING", "nonsense")
     code, document = as_json(capsys, "verify")
     assert code == exit_codes.FINDINGS and document["parts"]["mode of tuning"] == 1
@@ -170,9 +170,9 @@ def test_verify_finds_damage_in_the_table_of_another_package(native_module, tmp_
     forget()
     code, document = as_json(capsys, "verify")
     assert code == exit_codes.FINDINGS
-    said = [item["problem"] for item in document["problems"]]
-    assert any(problem.startswith(f"package acme: {table}: expected a table") for problem in said)
-    assert any("no_such_package" in problem for problem in said) and len(said) == 2
+    messages = [item["problem"] for item in document["problems"]]
+    assert any(problem.startswith(f"package acme: {table}: expected a table") for problem in messages)
+    assert any("no_such_package" in problem for problem in messages) and len(messages) == 2
 
 
 def test_verify_finds_a_table_entry_of_an_unknown_kernel(native_module, package, h200, capsys):
@@ -184,8 +184,8 @@ def test_verify_finds_a_table_entry_of_an_unknown_kernel(native_module, package,
     document = {"schema": 1, "kernels": [k for k in text["kernels"] if k["id"] not in kept]}
     (package / "kernel_manifest.json").write_text(manifest.text_of(document))
     forget()
-    _, found = as_json(capsys, "verify")
-    assert any("is not a kernel of the manifest" in item["problem"] for item in found["problems"])
+    _, output = as_json(capsys, "verify")
+    assert any("is not a kernel of the manifest" in item["problem"] for item in output["problems"])
 
 
 def test_verify_of_paths_looks_at_these_alone(h200, package, tmp_path, capsys):

@@ -68,8 +68,8 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     """A fake GPU, and folders of its own for everything that is kept."""
     # Of all tests, so that Triton compiles each kernel once.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
-    found = fake_gpu.FakeGpu()
-    found.install(monkeypatch)
+    fake = fake_gpu.FakeGpu()
+    fake.install(monkeypatch)
     scale.device_caches.clear()  # what other tests compiled
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "tuning"))
     monkeypatch.delenv("STONEWARE_TUNING", raising=False)
@@ -78,7 +78,7 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(sources, "_of_memory", {})
     runs = iter(range(10, 60))  # later than those of `sample`
     monkeypatch.setattr(machine, "new_run", lambda ordinal, command: run_of(next(runs)))
-    return found
+    return fake
 
 
 OP = "decorated_kernels:scale"
@@ -120,5 +120,5 @@ def keep(*samples):
 
 
 def stored():
-    found = store.user_store().samples(OP)
-    return {(dict(item.config.kwargs)["BLOCK"], item.status) for _, item in found}
+    fake = store.user_store().samples(OP)
+    return {(dict(item.config.kwargs)["BLOCK"], item.status) for _, item in fake}

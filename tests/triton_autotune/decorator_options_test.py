@@ -16,12 +16,15 @@ from stoneware.triton_autotune import tuner
 def test_tritons_hooks_do_not_switch_persistence_off(gpu):
     """triton.autotune(cache_results=True) keeps nothing if a config has a pre_hook."""
     configs = [triton.Config(config.kwargs, pre_hook=lambda args: None) for config in CONFIGS]
-    benched, hooks = [], {"pre_hook": lambda args, reset_only=False: None, "post_hook": lambda args, exception: None}
+    timed_blocks, hooks = (
+        [],
+        {"pre_hook": lambda args, reset_only=False: None, "post_hook": lambda args, exception: None},
+    )
     for _ in range(2):
         with sw.tuning("on_miss"):
-            bench = bench_by(FAST_32, benched)
+            bench = bench_by(FAST_32, timed_blocks)
             assert call(decorate(configs=configs, do_bench=bench, **hooks)) == 32
-    assert benched == [16, 32, 64]
+    assert timed_blocks == [16, 32, 64]
 
 
 def test_hooks_run_as_in_triton(gpu):
@@ -68,10 +71,10 @@ def test_tensors_are_zeroed_and_restored_around_each_measured_launch(gpu):
 
 
 def test_a_single_config_is_never_measured(gpu):
-    benched = []
+    timed_blocks = []
     with sw.tuning("on_miss"):
-        call(decorate(configs=CONFIGS[:1], do_bench=bench_by(FAST_32, benched)))
-    assert benched == []
+        call(decorate(configs=CONFIGS[:1], do_bench=bench_by(FAST_32, timed_blocks)))
+    assert timed_blocks == []
 
 
 def test_pruning_gets_what_triton_gives_it_and_bounds_the_choice(gpu):
@@ -98,17 +101,17 @@ def test_pruning_that_leaves_nothing_is_tritons_error(gpu):
         call(kernel)
 
 
-@pytest.mark.parametrize("top_k, benched", [(1, [64]), (2, [64, 32]), (0.4, [64]), (1.0, [16, 32, 64])])
-def test_a_perf_model_picks_what_is_measured(gpu, top_k, benched):
-    found = []
+@pytest.mark.parametrize("top_k, timed_blocks", [(1, [64]), (2, [64, 32]), (0.4, [64]), (1.0, [16, 32, 64])])
+def test_a_perf_model_picks_what_is_measured(gpu, top_k, timed_blocks):
+    blocks = []
     with sw.tuning("on_miss"):
         call(
             decorate(
-                do_bench=bench_by(FAST_32, found),
+                do_bench=bench_by(FAST_32, blocks),
                 prune_configs_by={"perf_model": lambda BLOCK, n, **_: n / BLOCK, "top_k": top_k},
             )
         )
-    assert found == (benched if len(benched) > 1 else [])
+    assert blocks == (timed_blocks if len(timed_blocks) > 1 else [])
 
 
 def test_a_top_k_that_is_no_fraction_is_refused():
@@ -138,20 +141,20 @@ def test_deprecated_options_are_honoured(gpu, monkeypatch, options):
 
 
 def test_configs_that_differ_in_their_hook_alone_are_both_measured(gpu):
-    benched = []
+    timed_blocks = []
 
-    def one(args): ...
+    def hook_of_config(args): ...
 
-    configs = [triton.Config({"BLOCK": 16}, pre_hook=hook) for hook in (None, one)]
+    configs = [triton.Config({"BLOCK": 16}, pre_hook=hook) for hook in (None, hook_of_config)]
 
     def bench(candidate, quantiles):
-        benched.append(candidate.config.pre_hook)
-        return 2.0 - len(benched) / 2
+        timed_blocks.append(candidate.config.pre_hook)
+        return 2.0 - len(timed_blocks) / 2
 
     with sw.tuning("on_miss"):
         kernel = decorate(configs=configs, do_bench=bench)
         call(kernel)
-    assert benched == [None, one] and kernel.best_config is configs[1]
+    assert timed_blocks == [None, hook_of_config] and kernel.best_config is configs[1]
 
 
 if __name__ == "__main__":

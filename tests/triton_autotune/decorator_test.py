@@ -414,7 +414,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"configs": [{"TILE": 64}], "key": ["count"]}, r"configs\[0\]=.* must be a triton.Config, not"),
         ({"configs": "abc", "key": ["count"]}, "configs='abc' must be a list of triton.Config"),
@@ -426,14 +426,14 @@ if __name__ == "__main__":
         ),
     ],
 )
-def test_wrong_arguments_are_refused_where_the_kernel_is_decorated(arguments, said):
+def test_wrong_arguments_are_refused_where_the_kernel_is_decorated(arguments, message):
     import triton
 
     @triton.jit
     def kernel(x, count):
         pass
 
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=message):
         sw.autotune(**arguments)(kernel)
 
 

@@ -109,9 +109,9 @@ def test_a_known_key_is_launched_while_user_code_of_another_runs(gpu, place, mod
 
 
 def test_a_key_that_two_threads_need_is_measured_once(gpu):
-    pause, benched = Pause(), []
+    pause, timed_blocks = Pause(), []
     pause.is_on = True
-    bench = bench_by(FAST_32, benched)
+    bench = bench_by(FAST_32, timed_blocks)
 
     def paused(call, quantiles):
         pause()
@@ -123,7 +123,7 @@ def test_a_key_that_two_threads_need_is_measured_once(gpu):
     pause.let_go.set()
     for join in joins:
         join()
-    assert benched == [16, 32, 64]
+    assert timed_blocks == [16, 32, 64]
     assert gpu.order.count("triton") + gpu.order.count("ours") == 3 + 2
 
 

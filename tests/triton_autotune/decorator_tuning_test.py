@@ -30,36 +30,36 @@ from stoneware.tuning import policy, sources, store
 
 
 def test_off_measures_nothing_and_runs_the_first_with_one_line_of_advice(gpu, caplog):
-    benched = []
-    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    timed_blocks = []
+    kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks))
     with caplog.at_level(logging.WARNING):
         assert [call(kernel), call(kernel, 40), call(kernel)] == [16, 16, 16]
-    assert benched == [] and not store.user_store().samples()
+    assert timed_blocks == [] and not store.user_store().samples()
     assert len(caplog.records) == 1 and 'stoneware.tuning("on_miss")' in caplog.text
 
 
 def test_on_miss_measures_once_and_keeps_it_for_the_next_process(gpu):
-    benched = []
+    timed_blocks = []
     with sw.tuning("on_miss"):
-        kernel = decorate(do_bench=bench_by(FAST_32, benched))
+        kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks))
         assert [call(kernel), call(kernel)] == [32, 32]
-        assert benched == [16, 32, 64]
-        assert call(decorate(do_bench=bench_by(FAST_32, benched))) == 32
-    assert benched == [16, 32, 64]
+        assert timed_blocks == [16, 32, 64]
+        assert call(decorate(do_bench=bench_by(FAST_32, timed_blocks))) == 32
+    assert timed_blocks == [16, 32, 64]
     assert call(decorate()) == 32
     assert stored() == {(16, "ok"), (32, "ok"), (64, "ok")}
 
 
 def test_another_key_is_measured_and_the_nearest_serves_until_then(gpu):
-    benched = []
-    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    timed_blocks = []
+    kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks))
     with sw.tuning("on_miss"):
         call(kernel, 33)
-    assert call(kernel, 34) == 32 and len(benched) == 3
+    assert call(kernel, 34) == 32 and len(timed_blocks) == 3
     assert explained(kernel, 34).step == "nearest shape"
     with sw.tuning("on_miss"):
         call(kernel, 34)
-    assert len(benched) == 6
+    assert len(timed_blocks) == 6
     assert explained(kernel, 34).step == "exact"
 
 
@@ -74,17 +74,17 @@ def test_a_plan_of_mode_off_is_made_anew_once_the_key_is_measured(gpu):
 
 
 def test_editing_the_list_keeps_the_timings_of_the_configs_that_stay(gpu):
-    benched = []
-    bench = bench_by({**FAST_32, 128: 0.5}, benched)
+    timed_blocks = []
+    bench = bench_by({**FAST_32, 128: 0.5}, timed_blocks)
     with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench)) == 32
-        benched.clear()
+        timed_blocks.clear()
         added = [*CONFIGS[1:], triton.Config({"BLOCK": 128})]
         assert call(decorate(configs=added, do_bench=bench)) == 128
-        assert benched == [128, 32]  # and what it has to beat
-        benched.clear()
+        assert timed_blocks == [128, 32]  # and what it has to beat
+        timed_blocks.clear()
         assert call(decorate(configs=added[:-1], do_bench=bench)) == 32
-        assert benched == []
+        assert timed_blocks == []
 
 
 def test_a_config_that_left_the_list_is_not_run(gpu):
@@ -106,13 +106,13 @@ def test_near_ties_go_to_the_config_that_stands_first(gpu):
 
 def test_timings_of_an_edited_kernel_are_stale(gpu):
     keep(sample(32, 1.0, sha256="0" * 64))
-    kernel, benched = decorate(do_bench=None), []
+    kernel, timed_blocks = decorate(do_bench=None), []
     assert call(kernel) == 32 and explained(kernel).grade == "stale kernel"
     with sw.tuning("error_on_miss"), pytest.raises(TuningMissError, match="stale kernel"):
         call(decorate())
     with sw.tuning("on_miss"):
-        assert call(decorate(do_bench=bench_by({16: 1, 32: 2, 64: 3}, benched))) == 16
-    assert benched == [16, 32, 64]
+        assert call(decorate(do_bench=bench_by({16: 1, 32: 2, 64: 3}, timed_blocks))) == 16
+    assert timed_blocks == [16, 32, 64]
 
 
 def test_timings_of_another_device_are_not_exact(gpu, monkeypatch):
@@ -138,18 +138,18 @@ def test_error_on_miss_says_what_to_do_and_lets_exact_keys_run(gpu):
 
 
 def test_a_config_that_fails_is_kept_as_failed_and_not_tried_again(gpu):
-    benched = []
+    timed_blocks = []
 
     def bench(candidate, quantiles):
-        benched.append(candidate.arguments["BLOCK"])
-        if benched[-1] == 32:
+        timed_blocks.append(candidate.arguments["BLOCK"])
+        if timed_blocks[-1] == 32:
             raise OutOfResources(300_000, 232_448, "shared memory")
-        return {16: 3.0, 64: 2.0}[benched[-1]]
+        return {16: 3.0, 64: 2.0}[timed_blocks[-1]]
 
     with sw.tuning("on_miss"):
         for _ in range(2):
             assert call(decorate(do_bench=bench)) == 64
-    assert benched == [16, 32, 64]
+    assert timed_blocks == [16, 32, 64]
     assert stored() == {(16, "ok"), (32, "failed"), (64, "ok")}
     failed = next(item for _, item in store.user_store().samples(OP) if item.status == "failed")
     assert "shared memory" in failed.detail
@@ -167,23 +167,23 @@ def test_an_error_propagates_and_what_was_measured_stays(gpu):
 
 
 def test_a_killed_tune_goes_on_where_it_stopped(gpu):
-    benched = []
+    timed_blocks = []
 
     def killed(candidate, quantiles):
         if candidate.arguments["BLOCK"] == 32:
             raise KeyboardInterrupt
-        return bench_by(FAST_32, benched)(candidate, quantiles)
+        return bench_by(FAST_32, timed_blocks)(candidate, quantiles)
 
     with sw.tuning("on_miss"):
         with pytest.raises(KeyboardInterrupt):
             call(decorate(do_bench=killed))
-        assert call(decorate(do_bench=bench_by(FAST_32, benched))) == 32
-    assert benched == [16, 32, 64, 16]
+        assert call(decorate(do_bench=bench_by(FAST_32, timed_blocks))) == 32
+    assert timed_blocks == [16, 32, 64, 16]
 
 
-def warmed_up(times_ms, benched=None):
+def warmed_up(times_ms, timed_blocks=None):
     """As on a GPU that is three times as slow in this run as it was in the last."""
-    return bench_by({block: 3 * time_ms for block, time_ms in times_ms.items()}, benched)
+    return bench_by({block: 3 * time_ms for block, time_ms in times_ms.items()}, timed_blocks)
 
 
 def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
@@ -191,12 +191,12 @@ def test_a_new_config_meets_the_default_and_the_best_in_one_run(gpu):
     slow_run = {16: 2.0, 32: 1.0, 64: 1.5}
     with sw.tuning("on_miss"):
         assert call(decorate(do_bench=bench_by(slow_run))) == 32
-        benched = []
+        timed_blocks = []
         added = [*CONFIGS, triton.Config({"BLOCK": 128})]
         # 128 is faster than 32, and takes longer now than 32, 64 and 16 took then.
-        bench = warmed_up({**slow_run, 128: 0.8}, benched)
+        bench = warmed_up({**slow_run, 128: 0.8}, timed_blocks)
         assert call(decorate(configs=added, do_bench=bench)) == 128
-        assert benched == [128, 32, 16]
+        assert timed_blocks == [128, 32, 16]
         assert call(decorate(configs=added, do_bench=bench)) == 128
     assert call(decorate(configs=added)) == 128
     assert len(explained(decorate(configs=added)).choices) == 3
@@ -215,11 +215,11 @@ def test_what_an_older_run_timed_as_faster_is_raced_again(gpu):
     """When what beat it has left the list, it was never compared with the rest of the newer run."""
     keep(sample(16, 3.0), sample(64, 2.0), sample(32, 1.0))
     keep(sample(16, 6.0, run=1), sample(32, 2.0, run=1))
-    benched = []
+    timed_blocks = []
     with sw.tuning("on_miss"):
-        kernel = decorate(configs=[CONFIGS[0], CONFIGS[2]], do_bench=bench_by({16: 6.0, 64: 4.0}, benched))
+        kernel = decorate(configs=[CONFIGS[0], CONFIGS[2]], do_bench=bench_by({16: 6.0, 64: 4.0}, timed_blocks))
         assert call(kernel) == 64
-    assert benched == [64, 16]
+    assert timed_blocks == [64, 16]
 
 
 def test_a_decision_names_where_its_timing_is_from(gpu, tmp_path, monkeypatch):
@@ -260,16 +260,16 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
 
     for number, watts, fast in ((1, 500, 64), (2, 700, 32)):
         device = dataclasses.replace(FINGERPRINT, power_limit_w=watts)
-        taken = [sample(block, 1.0 if block == fast else 2.0, run=number) for block in (16, 32, 64)]
-        store.user_store().add(dataclasses.replace(run_of(number), device=device), taken)
+        samples = [sample(block, 1.0 if block == fast else 2.0, run=number) for block in (16, 32, 64)]
+        store.user_store().add(dataclasses.replace(run_of(number), device=device), samples)
     policy.forget_plans()
     for watts, block in ((500, 64), (700, 32)):
         for module in ("stoneware.measuring.machine", "stoneware.runtime.nvml"):
             monkeypatch.setattr(f"{module}.power_limit_w", lambda ordinal: watts)
         assert call(decorate()) == block
         with sw.tuning("on_miss"):
-            assert call(decorate(do_bench=bench_by(FAST_32, benched := []))) == block
-        assert benched == []
+            assert call(decorate(do_bench=bench_by(FAST_32, timed_blocks := []))) == block
+        assert timed_blocks == []
 
 
 def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch):
@@ -283,16 +283,16 @@ def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch
 
 
 def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch, caplog):
-    benched = []
-    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    timed_blocks = []
+    kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks))
     with sw.tuning("on_miss"), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(policy, "is_capturing", lambda: True)
         assert [call(kernel), call(kernel)] == [16, 16]
-        assert benched == []
+        assert timed_blocks == []
         assert sum("captured" in record.message for record in caplog.records) == 1
         monkeypatch.setattr(policy, "is_capturing", lambda: False)
         assert call(kernel) == 32  # and afterwards it is
-    assert benched == [16, 32, 64]
+    assert timed_blocks == [16, 32, 64]
 
 
 def test_a_damaged_store_stops_no_launch(gpu, tmp_path):
@@ -311,26 +311,26 @@ def test_a_store_that_cannot_be_written_keeps_samples_in_memory(gpu, tmp_path, m
     monkeypatch.setenv("STONEWARE_CACHE_DIR", str(tmp_path / "file" / "below"))
     monkeypatch.setattr(policy, "_memory", [])
     policy._say_not_stored.cache_clear()
-    benched = []
+    timed_blocks = []
     with caplog.at_level(logging.WARNING):
         for n in (33, 34):
             with sw.tuning("on_miss"):
-                assert call(decorate(do_bench=bench_by(FAST_32, benched)), n) == 32
-                assert call(decorate(do_bench=bench_by(FAST_32, benched)), n) == 32
+                assert call(decorate(do_bench=bench_by(FAST_32, timed_blocks)), n) == 32
+                assert call(decorate(do_bench=bench_by(FAST_32, timed_blocks)), n) == 32
         assert call(decorate()) == 32
-    assert benched == [16, 32, 64] * 2
+    assert timed_blocks == [16, 32, 64] * 2
     assert sum("in memory" in record.message for record in caplog.records) == 1
     policy.forget_plans()
 
 
 def test_without_cache_results_timings_stay_in_memory(gpu, tmp_path):
     keep(sample(64, 0.1))
-    benched = []
-    kernel = decorate(do_bench=bench_by(FAST_32, benched), cache_results=False)
+    timed_blocks = []
+    kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks), cache_results=False)
     assert call(kernel) == 16
     with sw.tuning("on_miss"):
         assert [call(kernel), call(kernel)] == [32, 32]
-    assert benched == [16, 32, 64]
+    assert timed_blocks == [16, 32, 64]
     kernel.best_config = None
     assert call(kernel) == 32  # decided anew, though mode off knew the key before
     assert stored() == {(64, "ok")}
@@ -343,17 +343,17 @@ def test_timings_of_another_vendors_gpu_stay_in_the_process(gpu, monkeypatch):
 
     other = dataclasses.replace(FINGERPRINT, name="AMD Instinct", compute_capability=choice.OTHER)
     monkeypatch.setattr(decorator, "_fingerprint", lambda ordinal: other)
-    benched = []
-    kernel = decorate(do_bench=bench_by(FAST_32, benched))
+    timed_blocks = []
+    kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks))
     with sw.tuning("on_miss"):
         assert [call(kernel), call(kernel)] == [32, 32]
     assert call(kernel) == 32
-    assert benched == [16, 32, 64] and not stored()
+    assert timed_blocks == [16, 32, 64] and not stored()
 
 
 def test_of_many_configs_each_is_measured_once(gpu):
     """As under triton.autotune; `prune_configs_by` leaves fewer."""
-    benched = []
+    timed_blocks = []
     configs = [
         triton.Config({"BLOCK": 16}, num_warps=warps, num_stages=stages)
         for warps in (1, 2, 4, 8)
@@ -361,27 +361,27 @@ def test_of_many_configs_each_is_measured_once(gpu):
     ]
 
     def bench(candidate, quantiles):
-        benched.append(1)
+        timed_blocks.append(1)
         return 1.0
 
     with sw.tuning("on_miss"):
         for _ in range(2):
             call(decorate(configs=configs, do_bench=bench))
-    assert len(benched) == len(configs) == 356
+    assert len(timed_blocks) == len(configs) == 356
 
 
 def test_explain_measures_and_launches_nothing(gpu):
     keep(sample(32, 1.0), sample(16, 2.0))
-    benched = []
-    kernel = decorate(do_bench=bench_by(FAST_32, benched))
-    found = explained(kernel)
-    assert (found.config, found.source) == (CONFIGS[1], "user's store")
-    assert found.key.values == (33,)
+    timed_blocks = []
+    kernel = decorate(do_bench=bench_by(FAST_32, timed_blocks))
+    explanation = explained(kernel)
+    assert (explanation.config, explanation.source) == (CONFIGS[1], "user's store")
+    assert explanation.key.values == (33,)
     call(kernel)
     with sw.tuning("on_miss"):
         assert "1 of 3 configs would be timed" in explained(kernel).reason
-    assert benched == [] and gpu.order == ["triton"]
-    text = str(found)
+    assert timed_blocks == [] and gpu.order == ["triton"]
+    text = str(explanation)
     assert "1.00 us" in text and "user's store" in text and "BLOCK=32" in text
 
 

@@ -138,9 +138,9 @@ def test_a_kernel_that_calls_itself_has_a_digest(tmp_path):
 
 def test_global_values_that_are_compiled_in_are_known(tmp_path):
     module = load(tmp_path, SOURCE)
-    found = identity_of(module.kernel).global_values
-    assert [(name, value.value) for name, value, _ in found] == [("FACTOR", 3)]
-    assert all(scope is vars(module) for _, _, scope in found)
+    global_values = identity_of(module.kernel).global_values
+    assert [(name, value.value) for name, value, _ in global_values] == [("FACTOR", 3)]
+    assert all(scope is vars(module) for _, _, scope in global_values)
 
 
 def test_the_interpreter_gives_a_digest_too(tmp_path):

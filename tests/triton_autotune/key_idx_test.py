@@ -65,13 +65,13 @@ def test_a_key_is_what_bind_and_apply_defaults_give(call):
     ours = KernelSignature(signature, key)
     form = ours.form(len(args), tuple(kwargs))
     values = (*args, *kwargs.values())
-    found = ours.key("module:kernel", form.parameters(values))
+    kernel_key = ours.key("module:kernel", form.parameters(values))
 
     wanted = tuple(bound.arguments.get(name) for name in key)
-    assert found.values == wanted
-    assert list(map(type, found.values)) == list(map(type, wanted))
-    assert found.names == tuple(key)
-    assert found.dtypes == tuple(
+    assert kernel_key.values == wanted
+    assert list(map(type, kernel_key.values)) == list(map(type, wanted))
+    assert kernel_key.names == tuple(key)
+    assert kernel_key.dtypes == tuple(
         (name, bound.arguments[name].dtype)
         for name in signature.parameters
         if hasattr(bound.arguments.get(name), "dtype")
@@ -117,8 +117,8 @@ def test_an_argument_that_is_left_to_the_config_is_none_in_the_key():
 @pytest.mark.parametrize("parameter", ["key", "reset_to_zero", "restore_value"])
 def test_an_unknown_name_is_refused_with_the_known_ones(parameter):
     with pytest.raises(ValueError, match=rf"{parameter} must name.*'nn'.*a, b, n, scale, m"):
-        known = list(inspect.signature(kernel).parameters)
-        check_names(parameter, ["n", "nn"], known)
+        names = list(inspect.signature(kernel).parameters)
+        check_names(parameter, ["n", "nn"], names)
 
 
 def test_a_name_given_twice_is_refused():

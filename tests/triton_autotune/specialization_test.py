@@ -66,12 +66,12 @@ ANNOTATIONS = st.sampled_from(["", "", "", "const ", tl.int64, tl.int32, tl.floa
 
 
 def parameter(annotation, do_not_specialize, do_not_specialize_on_alignment):
-    shown = inspect.Parameter.empty if annotation == "" else annotation
+    hint = inspect.Parameter.empty if annotation == "" else annotation
     if annotation == "const ":
-        shown = tl.const
+        hint = tl.const
     return KernelParam(
         0,
-        inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=shown),
+        inspect.Parameter("x", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hint),
         do_not_specialize,
         do_not_specialize_on_alignment,
     )
@@ -80,56 +80,56 @@ def parameter(annotation, do_not_specialize, do_not_specialize_on_alignment):
 PARAMETERS = st.builds(parameter, ANNOTATIONS, st.booleans(), st.booleans())
 
 
-def by_triton(known: KernelParam, value):
-    signature = inspect.Signature([known._param])
-    binder = create_function_from_signature(signature, [known], BACKEND)
+def by_triton(kernel_param: KernelParam, value):
+    signature = inspect.Signature([kernel_param._param])
+    binder = create_function_from_signature(signature, [kernel_param], BACKEND)
     return tuple(binder(value)[1][0])
 
 
-def passed(value, is_valued, tokens):
+def arguments(value, is_valued, tokens):
     return tokens_of([value], [is_valued], tokens, (fake_gpu.Tensor,))
 
 
 @settings(max_examples=600, deadline=None)
 @given(PARAMETERS, st.booleans(), PLAIN, PLAIN)
-def test_equal_tokens_mean_an_equal_specialization(known, is_valued, one, other):
+def test_equal_tokens_mean_an_equal_specialization(kernel_param, is_valued, first, other):
     tokens: tuple[list, list] = ([], [])
-    answers = [passed(value, is_valued, found) for value, found in zip((one, other), tokens)]
+    answers = [arguments(value, is_valued, kinds) for value, kinds in zip((first, other), tokens)]
     if None in answers or tokens[0] != tokens[1]:
         return
     assert hash(tuple(tokens[0])) == hash(tuple(tokens[1]))
-    assert by_triton(known, one) == by_triton(known, other)
+    assert by_triton(kernel_param, first) == by_triton(kernel_param, other)
 
 
 @pytest.mark.parametrize("step", [1, 16])
 @given(st.integers(-(2**60), 2**60))
 def test_divisibility_by_16_and_the_value_1_are_seen(step, start):
     """Neighbours, which random pairs seldom are."""
-    known = parameter("", False, False)
+    kernel_param = parameter("", False, False)
     tokens: tuple[list, list] = ([], [])
-    for value, found in zip((start, start + step), tokens):
-        assert passed(value, False, found) is not None
+    for value, kinds in zip((start, start + step), tokens):
+        assert arguments(value, False, kinds) is not None
     if tokens[0] == tokens[1]:
-        assert by_triton(known, start) == by_triton(known, start + step)
+        assert by_triton(kernel_param, start) == by_triton(kernel_param, start + step)
     else:
-        assert by_triton(known, start) != by_triton(known, start + step)
+        assert by_triton(kernel_param, start) != by_triton(kernel_param, start + step)
 
 
 @settings(max_examples=600, deadline=None)
 @given(CONSTANTS, CONSTANTS)
-def test_constants_of_equal_tokens_are_the_same_constant(one, other):
+def test_constants_of_equal_tokens_are_the_same_constant(first, other):
     tokens: tuple[list, list] = ([], [])
-    answers = [passed(value, True, found) for value, found in zip((one, other), tokens)]
+    answers = [arguments(value, True, kinds) for value, kinds in zip((first, other), tokens)]
     if None not in answers and tokens[0] == tokens[1]:
-        assert type(one) is type(other)
-        assert repr(one) == repr(other)
+        assert type(first) is type(other)
+        assert repr(first) == repr(other)
 
 
 @pytest.mark.parametrize("same", [(1, True), (1, 1.0), (0.0, -0.0), (0, False)])
 def test_constants_that_python_takes_for_equal_are_told_apart(same):
     tokens: tuple[list, list] = ([], [])
-    for value, found in zip(same, tokens):
-        assert passed(value, True, found) is not None
+    for value, kinds in zip(same, tokens):
+        assert arguments(value, True, kinds) is not None
     assert tuple(tokens[0]) != tuple(tokens[1])
 
 
@@ -147,7 +147,7 @@ class CpuTensor(fake_gpu.Tensor):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_not_covered_gets_no_token(value):
-    assert passed(value, False, []) is None
+    assert arguments(value, False, []) is None
 
 
 def test_a_tensor_on_the_cpu_gets_no_token():

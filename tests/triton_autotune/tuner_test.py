@@ -72,7 +72,7 @@ def candidates(kernel, hooks=Hooks(), blocks=(16, 32, 64), **arguments):
 def timed(monkeypatch):
     """Measures candidates with Stoneware's timer and the fake stopwatch, batch by batch."""
 
-    def measure(kernel, found, batch_size=32):
+    def measure(kernel, launches, batch_size=32):
         monkeypatch.setattr(tuner, "BATCH_SIZE", batch_size)
 
         def timer(ordinal):
@@ -81,7 +81,7 @@ def timed(monkeypatch):
             return DeviceTimer(ordinal, stopwatch=stopwatch, now=lambda: next(ticks) / 1e6)
 
         monkeypatch.setattr(tuner, "_timer", timer)
-        for batch in tuner.measure(found, 0):
+        for batch in tuner.measure(launches, 0):
             yield {dict(config.kwargs)["BLOCK"]: result for config, result in batch.items()}
 
     return measure
@@ -156,7 +156,7 @@ def test_measurements_of_two_threads_take_turns(monkeypatch):
     running, at_once = [], []
 
     class Timer:
-        def time(self, found, **_):
+        def time(self, launches, **_):
             running.append(1)
             at_once.append(len(running))
             time.sleep(0.05)
@@ -193,9 +193,9 @@ def test_what_a_do_bench_gives_is_in_milliseconds(result, median_us, spread_us):
         seen.append(quantiles)
         return result
 
-    found = candidates(kernel, blocks=(16,))
-    ((_, measured),) = next(tuner.measure(found, do_bench)).items()
-    assert (measured.median_us, measured.spread_us, measured.count) == (median_us, spread_us, 1)
+    launches = candidates(kernel, blocks=(16,))
+    ((_, timing),) = next(tuner.measure(launches, do_bench)).items()
+    assert (timing.median_us, timing.spread_us, timing.count) == (median_us, spread_us, 1)
     assert seen == [(0.5, 0.25, 0.75)]
 
 
@@ -206,8 +206,8 @@ def test_a_time_that_cannot_be_is_a_failure(time_ms):
     from stoneware.kernels.key import KernelKey
 
     key = KernelKey(op="module:kernel", names=(), values=(), dtypes=())
-    measured = tuner._with_do_bench(lambda: None, lambda call, quantiles: time_ms)
-    sample = tuner.sample_of(key, KernelConfig(), measured, "", run_of().id)
+    timing = tuner._with_do_bench(lambda: None, lambda call, quantiles: time_ms)
+    sample = tuner.sample_of(key, KernelConfig(), timing, "", run_of().id)
     assert sample.status == "failed" and "must be positive" in sample.detail
 
 

@@ -29,7 +29,7 @@ from stoneware.runtime.device import DRIVER_MODULE, DeviceFingerprint, cuda_devi
 from stoneware.triton_autotune.choice import MEASURED, OTHER, Chooser, KernelDecision, Race, identify
 from stoneware.triton_autotune.identity import op_name, python_function
 from stoneware.triton_autotune.plan import FastPath, KernelPlan, Kinds
-from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_passed_once, check_names
+from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_names, check_passed_once
 from stoneware.triton_autotune.tuner import Hooks, Pruning, triton_benchmark
 from stoneware.tuning import policy
 
