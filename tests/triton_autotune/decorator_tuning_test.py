@@ -254,6 +254,30 @@ def test_in_mode_off_an_overlay_decides_alone_even_without_the_default(gpu, tmp_
     assert call(decorate()) == 32
 
 
+def test_under_on_miss_samples_decide_where_an_overlay_lacks_the_default(gpu, tmp_path):
+    keep(sample(16, 3.0), sample(32, 1.0), sample(64, 2.0))
+    saved = tmp_path / "overlay.sqlite3"
+    store.Store(saved).add(run_of(7), [sample(64, 0.5, run=7)])
+    timed_blocks = []
+    with sw.tuning("on_miss", overlay=saved):
+        assert call(decorate(do_bench=bench_by(FAST_32, timed_blocks))) == 32
+    assert timed_blocks == []
+
+
+def test_if_every_config_fails_the_first_runs_and_none_is_tried_again(gpu):
+    timed_blocks = []
+
+    def bench(launch, quantiles):
+        timed_blocks.append(launch.arguments["BLOCK"])
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    with sw.tuning("on_miss"):
+        for _ in range(2):
+            assert call(decorate(do_bench=bench)) == 16
+        assert "every config of the list failed: " in explained(decorate(do_bench=bench)).reason
+    assert timed_blocks == [16, 32, 64]
+
+
 def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatch):
     """Like for the ops: once samples of two limits exist, this GPU's limit is read."""
     import dataclasses

@@ -79,7 +79,7 @@ class KernelDecision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Race:
+class KernelRace:
     """The configs of a kernel that compete at a key.
 
     Attributes:
@@ -201,7 +201,7 @@ class Chooser:
     _warnings: set[str] = field(default_factory=set)
     _locks: dict[Any, threading.RLock] = field(default_factory=dict)
 
-    def decide(self, race: Race, *, may_measure: bool = True) -> KernelDecision:
+    def decide(self, race: KernelRace, *, may_measure: bool = True) -> KernelDecision:
         """The config of a launch; nothing is measured for `explain` and `warmup`.
 
         Raises:
@@ -230,7 +230,7 @@ class Chooser:
             )
         return decision
 
-    def _decide_on_miss(self, race: Race, bench: Callable[..., Any] | int, may_measure: bool) -> KernelDecision:
+    def _decide_on_miss(self, race: KernelRace, bench: Callable[..., Any] | int, may_measure: bool) -> KernelDecision:
         """Decides by timings of the whole list; those that are missing are taken first.
 
         Only threads that need missing timings of the same key wait for each other.
@@ -259,7 +259,7 @@ class Chooser:
                 decision = replace(decision, source=MEASURED)
         return decision
 
-    def _search(self, race: Race, has_packages: bool) -> tuple[Sequence[sources.Source], DeviceFingerprint]:
+    def _search(self, race: KernelRace, has_packages: bool) -> tuple[Sequence[sources.Source], DeviceFingerprint]:
         """What a look-up searches: the sources, and the device, with its power limit if they have several."""
         searched = [
             source
@@ -268,11 +268,11 @@ class Chooser:
         ]
         return searched, sources.with_power_limit(race.device, race.ordinal, searched)
 
-    def _answers(self, race: Race, has_packages: bool) -> Iterator[Answer]:
+    def _answers(self, race: KernelRace, has_packages: bool) -> Iterator[Answer]:
         searched, device = self._search(race, has_packages)
         return lookup.answers(race.key, device, searched, self.kernel_sha256())
 
-    def _nearest(self, race: Race) -> Answer | None:
+    def _nearest(self, race: KernelRace) -> Answer | None:
         """The first answer that has a config of the list; None without one."""
         # Other packages' tables take 15 ms to find, and an exact answer needs none of them.
         for has_packages in (False, True):
@@ -281,7 +281,7 @@ class Chooser:
                 break
         return answer
 
-    def _progress(self, race: Race) -> Progress:
+    def _progress(self, race: KernelRace) -> Progress:
         answers = itertools.takewhile(lambda answer: answer.step == Step.EXACT, self._answers(race, True))
         exact = [answer for answer in answers if answer.is_exact]
         timings = {choice.config: choice for answer in reversed(exact) for choice in answer.entry.choices}
@@ -302,7 +302,7 @@ class Chooser:
             ]
         return Progress(answer=next(iter(listed), None), missing=missing, failures=failures)
 
-    def _failures(self, race: Race) -> dict[AnyConfig, str]:
+    def _failures(self, race: KernelRace) -> dict[AnyConfig, str]:
         """Config -> reason, by the failed samples of this kernel at this key; tables have no failures."""
         store = sources.existing_store() if self.cache_results else None
         samples = sources.samples_of_store(store, race.key.op) if store is not None else []
@@ -319,7 +319,7 @@ class Chooser:
             and run.device.same_hardware(device)
         }
 
-    def _measure(self, race: Race, bench: Callable[..., Any] | int, progress: Progress) -> None:
+    def _measure(self, race: KernelRace, bench: Callable[..., Any] | int, progress: Progress) -> None:
         """Measures the missing configs; stores each sample immediately.
 
         The best measured config and then the default are timed again, last: a run without the default
@@ -339,7 +339,7 @@ class Chooser:
         for batch in tuner.measure(launches, bench):
             keep(run, [tuner.sample_of(race.key, config, result, sha256, run.id) for config, result in batch.items()])
 
-    def _run(self, race: Race) -> Run:
+    def _run(self, race: KernelRace) -> Run:
         """The run of this kernel on this GPU in this process."""
         if race.ordinal not in self._runs:
             from stoneware.measuring import machine
@@ -361,14 +361,14 @@ class Chooser:
             self._runs[race.ordinal] = run
         return self._runs[race.ordinal]
 
-    def _warn(self, race: Race, what: str, remedy: str) -> None:
+    def _warn(self, race: KernelRace, what: str, remedy: str) -> None:
         """Logs a warning once per kernel."""
         if what not in self._warnings:
             self._warnings.add(what)
             _LOG.warning("%s %s; %s", race, what, remedy)
 
 
-def _raise_miss(race: Race, decision: KernelDecision) -> None:
+def _raise_miss(race: KernelRace, decision: KernelDecision) -> None:
     from stoneware.errors import TuningMissError
 
     nearest = "nothing near was measured"

@@ -26,7 +26,7 @@ from typing import Any
 from stoneware.kernels.key import KernelKey
 from stoneware.runtime import native
 from stoneware.runtime.device import DRIVER_MODULE, DeviceFingerprint, cuda_device
-from stoneware.triton_autotune.choice import MEASURED, OTHER, Chooser, KernelDecision, Race, identify
+from stoneware.triton_autotune.choice import MEASURED, OTHER, Chooser, KernelDecision, KernelRace, identify
 from stoneware.triton_autotune.identity import op_name, python_function
 from stoneware.triton_autotune.plan import FastPath, KernelPlan, Kinds
 from stoneware.triton_autotune.signature import Form, KernelSignature, Launch, check_names, check_passed_once
@@ -241,7 +241,9 @@ class AutotunedKernel:
         configs = self.configs
         if len(configs) > 1:
             configs = self._pruning(configs, launch.named_args, launch.run_kwargs)
-        race = Race(launch=launch, key=key, configs=identify(configs), device=_fingerprint(ordinal), ordinal=ordinal)
+        race = KernelRace(
+            launch=launch, key=key, configs=identify(configs), device=_fingerprint(ordinal), ordinal=ordinal
+        )
         decision = self._chooser.decide(race, may_measure=may_measure)
         self.configs_timings = {race.configs[choice.config]: choice.median_us / 1e3 for choice in decision.choices}
         if may_measure and not decision.is_provisional:
