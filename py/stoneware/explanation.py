@@ -67,7 +67,7 @@ class Explanation:
         return dict(self.decision.run) or None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for `json.dumps`."""
+        """The explanation in plain values, for `json.dumps`."""
         decision, chosen = self.decision, self.decision.chosen
         fingerprint = self.device.fingerprint
         return {
@@ -79,8 +79,8 @@ class Explanation:
             "source": decision.source,
             "grade": decision.grade,
             "reason": decision.reason,
-            "chosen": chosen and _candidate(chosen, chosen),
-            "runners_up": [_candidate(choice, chosen) for choice in decision.runners_up if chosen],
+            "chosen": chosen and _choice_json(chosen, chosen),
+            "runners_up": [_choice_json(choice, chosen) for choice in decision.runners_up if chosen],
             "refusals": [{"what": item.what, "step": item.step, "reason": item.reason} for item in decision.refusals],
             "sum_order": self.sum_order,
             "batch_invariant": self.batch_invariant,
@@ -108,7 +108,7 @@ class Explanation:
         if self.table_digest:
             lines += fitted("table", self.table_digest)
         if decision.chosen:
-            lines += _candidates(decision.chosen, decision.runners_up)
+            lines += _choice_lines(decision.chosen, decision.runners_up)
         if decision.refusals:
             lines.append("refused")
             for item in decision.refusals:
@@ -117,7 +117,7 @@ class Explanation:
 
 
 COLUMNS = 80
-"""Width of a terminal, which the text of explain, info and diff fits."""
+"""Width of a terminal, the limit of the lines of explain, info and diff."""
 
 
 def fitted(label: str, text: str, width: int = 10) -> list[str]:
@@ -128,8 +128,8 @@ def fitted(label: str, text: str, width: int = 10) -> list[str]:
     )
 
 
-def _candidates(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
-    """The candidates from fast to slow, in lines of at most COLUMNS."""
+def _choice_lines(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
+    """The choices from fast to slow, in lines of at most COLUMNS."""
     lines = ["candidates (> is chosen)"]
     for choice in sorted([chosen, *runners_up], key=lambda choice: choice.median_us):
         time = f"{'>' if choice is chosen else ' '} {choice.median_us:9.2f} us"
@@ -142,8 +142,8 @@ def _candidates(chosen: Choice, runners_up: Iterable[Choice]) -> list[str]:
     return lines
 
 
-def _candidate(choice: Choice, chosen: Choice) -> dict[str, Any]:
-    """A candidate as JSON values."""
+def _choice_json(choice: Choice, chosen: Choice) -> dict[str, Any]:
+    """A choice in JSON values."""
     return {
         "config": choice.config.to_json(),
         "median_us": choice.median_us,

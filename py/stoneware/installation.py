@@ -60,7 +60,7 @@ class Info:
     batch_invariant: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for `json.dumps`."""
+        """The parts in plain values, for `json.dumps`."""
         return {**asdict(self), "devices": list(self.devices)}
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ def info() -> Info:
 
 
 def _part(get: Callable[..., T], *arguments: object) -> T | str:
-    """What `get` returns, or why it fails."""
+    """The result of `get`, or the reason why it fails."""
     try:
         return get(*arguments)
     except (StonewareError, ValueError) as error:

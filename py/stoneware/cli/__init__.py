@@ -1,1 +1,1 @@
-"""The command line, a file per command; main.py puts them together."""
+"""The command line: long commands have files of their own, and main.py registers all."""

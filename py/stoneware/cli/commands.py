@@ -139,7 +139,7 @@ def bake(
     output = Output("bake", json)
     paths = _files(check_paths(files or []))
     names = [path.name for path in paths if path.suffix == ".jsonl"]
-    if is_kernel(op) and names and file_name(op) not in names:  # its name is probably misspelt
+    if is_kernel(op) and names and file_name(op) not in names:  # the name is probably misspelt
         raise ValueError(
             f"--op={op!r} must be one that the samples have, which are {', '.join(names)}; correct the name, or "
             f"give the folder with its {file_name(op)}"
@@ -231,7 +231,7 @@ def diff(
 
 
 def _lines(item: Difference) -> list[str]:
-    """The problem, and below it what each side chooses, with its time."""
+    """The problem, and below it the choice of each side with its time."""
     from stoneware.explanation import fitted, kernel_in_words, problem_in_words
 
     sides = [("A", item.config_a, item.median_us_a), ("B", item.config_b, item.median_us_b)]

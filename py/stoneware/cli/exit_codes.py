@@ -15,7 +15,7 @@ MEANINGS: dict[int, str] = {
     INTERRUPTED: "interrupted; what was measured is kept",
     PIPE_CLOSED: "the output pipe was closed",
 }
-"""70 is EX_SOFTWARE of sysexits.h; 130 and 141 are what a shell gives for SIGINT and SIGPIPE."""
+"""70 is EX_SOFTWARE of sysexits.h; 130 and 141 are a shell's codes for SIGINT and SIGPIPE."""
 
 
 def from_error(error: BaseException) -> int:

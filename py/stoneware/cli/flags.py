@@ -1,4 +1,4 @@
-"""Flags and arguments that several commands share, and flags that are lists."""
+"""Flags and arguments that several commands share, and the parsing of lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def flag(name: str) -> str:
 
 
 def refuse(names: Sequence[str], owner: str) -> None:
-    """Raises ValueError if `names` are the names of parameters; they are for `owner`."""
+    """Raises ValueError if `names` is not empty: these parameters belong to `owner`."""
     if names:
         raise ValueError(f"{' '.join(map(flag, names))} must be left out: for {owner}")
 

@@ -1,4 +1,4 @@
-"""The text of `--help`: what a command does, examples, JSON keys and exit codes."""
+"""The text of `--help`: summary, examples, JSON keys and exit codes."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ def _codes(meanings: Mapping[int, str]) -> list[str]:
 
 
 def _block(title: str, lines: Sequence[str]) -> str:
-    """Lines that are not joined: \\b is Click's mark of a paragraph that is not wrapped."""
+    """A paragraph whose lines stay as they are, which \\b requests from Click."""
     return "\b\n" + "\n".join([f"{title}:", *lines])

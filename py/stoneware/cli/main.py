@@ -83,19 +83,19 @@ def run(arguments: Sequence[str]) -> int:
         code = _invoke(list(arguments))  # a copy, since the parser empties it
         sys.stdout.flush()
         return code
-    except SystemExit:  # how rich's console ends when the output pipe was closed
+    except SystemExit:  # rich's console raises it when the output pipe was closed
         return exit_codes.PIPE_CLOSED
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, arguments)
 
 
 def _invoke(arguments: list[str]) -> int:
-    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # read by rich and typer, which fail at a size that no terminal has
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # rich and typer fail at a size that no terminal has
         if name in os.environ and not re.fullmatch("[1-9][0-9]{0,3}", os.environ[name]):
             del os.environ[name]
     command = typer.main.get_command(app)
     try:
-        # Not app(...): it ends the process itself, and prints errors in another format.
+        # app(...) would end the process itself, and print errors in another format.
         with command.make_context("stoneware", arguments) as context:
             return command.invoke(context) or exit_codes.OK
     except typer.Exit as end:
@@ -129,7 +129,7 @@ def _report(error: BaseException, arguments: Sequence[str]) -> int:
     note(f"{program}: {message}")
     if "--json" in arguments:
         kind = "UsageError" if is_usage else type(error).__name__
-        with contextlib.suppress(OSError):  # the flush below says it again
+        with contextlib.suppress(OSError):  # the flush below raises it again
             print(
                 json.dumps(
                     {"command": command, "exit_code": code, "error": {"kind": kind, "message": message}}, indent=1

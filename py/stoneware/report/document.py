@@ -1,4 +1,4 @@
-"""The report as JSON values: every number that the page shows."""
+"""The report in JSON values: every number of the page."""
 
 from __future__ import annotations
 

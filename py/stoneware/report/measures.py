@@ -1,4 +1,4 @@
-"""What follows from a table's entries: speed against the vendor library, rooflines.
+"""Figures of merit of a table's entries: speed against the vendor library, rooflines.
 
 Pure functions; nothing is drawn here. Times are in microseconds.
 """
@@ -20,7 +20,7 @@ from stoneware.tuning.table_entry import Choice, Entry
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredProblem(Entry):
-    """An entry of a table, with what follows from its measurements."""
+    """An entry of a table, with the figures that follow from its measurements."""
 
     @property
     def chosen(self) -> Choice:
@@ -41,7 +41,7 @@ class MeasuredProblem(Entry):
     @property
     def intensity(self) -> float:
         """Floating-point operations per byte of the operands and the result, each counted once."""
-        assert isinstance(self.key, Key)  # for decorated kernels it is unknown
+        assert isinstance(self.key, Key)  # the operation count of decorated kernels is unknown
         return spec_of(self.key.op).num_operations(self.key) / spec_of(self.key.op).least_bytes(self.key)
 
     @property

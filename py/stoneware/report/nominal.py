@@ -9,10 +9,10 @@ class Nominal(NamedTuple):
     """Nominal rates of a GPU.
 
     Attributes:
-      tflops_16_bit, tflops_8_bit: dense products of bf16 or fp16 and of fp8 with fp32 accumulation,
+      tflops_16_bit, tflops_8_bit: dense matmuls of bf16 or fp16 and of fp8 with fp32 accumulation,
         in 10^12 floating-point operations per second; equal where fp8 is widened to 16 bits.
       gbytes_per_s: bandwidth of DRAM in 10^9 bytes per second.
-      source: who says so.
+      source: publication.
     """
 
     tflops_16_bit: float
@@ -42,4 +42,4 @@ NOMINAL = {
         209.5, 419, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper, appendix A, RTX 5090"
     ),
 }
-"""By `DeviceFingerprint.numbers`, as the driver gives them."""
+"""By `DeviceFingerprint.numbers`, which are the driver's."""

@@ -22,10 +22,10 @@ MOST_BAD = 100
 
 
 def page(devices: Sequence[DeviceMeasurements], *, title: str) -> str:
-    """The page as HTML, without any character that is not printable, newlines excepted.
+    """The page as HTML; except for newlines, every character is printable.
 
     Args:
-      devices: what was measured, at least one.
+      devices: at least one.
       title: of the page.
     """
     parts = [(device, f"d{idx}", verdict.sections(device.problems)) for idx, device in enumerate(devices)]
@@ -267,7 +267,7 @@ def _runs_html(device: DeviceMeasurements, anchor: str) -> list[str]:
 
 def _speedup_cell(speedup: float | None, hover: str) -> str:
     if speedup is None:
-        return "<td></td>"  # in which the style writes a dash: there are many
+        return "<td></td>"  # the style sheet adds a dash, which keeps the page small
     hint = f' title="{escape(hover)}"' if hover else ""
     return f'<td class="s{style.step(speedup)}"{hint}>{speedup:.2f}x</td>'
 
@@ -279,17 +279,17 @@ def _legend() -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], finds: Iterable[str] = ()) -> str:
-    """An HTML table; `finds` has what the filter looks in, for each row."""
+    """An HTML table; `finds` has the text that the filter searches, for each row."""
     lines = ["<thead><tr>", *(f"<th>{escape(head)}</th>" for head in heads), "</tr></thead><tbody>"]
     for row, find in itertools.zip_longest(rows, finds):
         mark = f' data-find="{escape(find)}"' if find else ""
-        # Cells and rows need no end, and a page has tens of thousands.
+        # End tags are optional, and a page has tens of thousands of cells.
         lines.append(f"<tr{mark}>" + "".join(f"<td>{escape(cell)}" for cell in row))
     return "\n".join(['<div class="scroll"><table class="plain">', *lines, "</tbody></table></div>"])
 
 
 def _find(key: AnyKey) -> str:
-    """What the page's filter looks in: models, layers and sizes."""
+    """The text that the page's filter searches: models, layers and sizes."""
     layers = figures.layers(key)
     sizes = "x".join(map(str, key.sizes[:-1]))
     return " ".join([*dict.fromkeys(map(figures.model, layers)), *layers, sizes])

@@ -26,14 +26,14 @@ _LOG = logging.getLogger("stoneware.tuning")
 
 @dataclasses.dataclass(kw_only=True)
 class DeviceMeasurements:
-    """All that was measured on one device.
+    """All measurements of one device.
 
     Attributes:
       fingerprint, aliases: the device.
       samples: of folders and stores, each with its run.
       entries: those of tables.
       runs: run id -> RUN_FIELDS and, for samples, "clocks".
-      origins: the sources that had something of the device.
+      origins: the sources with measurements of the device.
       digests: op -> digest of the table that was read.
     """
 
@@ -153,7 +153,7 @@ def _table(table: Table, origin: str) -> Iterator[DeviceMeasurements]:
 
 
 def _join(parts: Sequence[DeviceMeasurements]) -> list[DeviceMeasurements]:
-    """The parts of each device as one, by the identity that tables use (`by_hardware`)."""
+    """Joins the parts of each device; like in tables, devices are equal by `by_hardware`."""
     device_of = by_hardware(part.fingerprint for part in parts)
     devices: dict[DeviceFingerprint, DeviceMeasurements] = {}
     for part in parts:

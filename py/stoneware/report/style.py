@@ -1,4 +1,4 @@
-"""How the report's page looks, and the script of its filter. Both are optional to read the page."""
+"""The style sheet of the report's page, and the script of its filter; the page is readable without both."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ EDGES = (0.5, 0.67, 0.8, 0.9, 0.95, 0.98, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
 
 LIGHT = ("#8f3f00", "#bd6410", "#e39545", "#f1b97c", "#f8d7b2", "#fcebda", "#f1f2f4",
          "#e0edf8", "#c0dcf2", "#93c4e9", "#5ea6dc", "#2b78ba", "#0d4f8b")  # fmt: skip
-"""A colour for each step of EDGES, from slower (orange) to faster (blue), which every colour vision
-tells apart."""
+"""A colour for each step of EDGES, from slower (orange) to faster (blue), distinct for every kind of
+colour vision."""
 
 DARK = ("#f7b26b", "#d98837", "#ab611b", "#834914", "#5e3712", "#402a14", "#2b2f36",
         "#1a3049", "#1b4265", "#1f5989", "#2c74b0", "#529bd8", "#8cc6f5")  # fmt: skip
 
 _STRONG = 2
-"""How many colours at each end need the background as the colour of text."""
+"""On how many colours at each end the text has the colour of the background."""
 
 
 def step(speedup: float) -> int:
-    """The place of a speed-up's colour in LIGHT and DARK."""
+    """The index of a speed-up's colour in LIGHT and DARK."""
     return bisect.bisect_right(EDGES, speedup)
 
 

@@ -85,7 +85,7 @@ def sections(measured: Iterable[MeasuredProblem]) -> list[Section]:
 
 
 def title(kind: AnyKey) -> str:
-    """What the problems of a kind share, in words; the title of their section."""
+    """The common properties of a kind in words: the title of its section."""
     if not isinstance(kind, Key):
         fixed = [f"{name}={value}" for name, value in zip(kind.names, kind.values) if type(value) is not int]
         return ", ".join([kind.op, *fixed, *(f"{name}: {dtype}" for name, dtype in kind.dtypes)])

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 LONGEST_NAME = 500
-"""Characters; a decorated kernel's name holds its module and every function around it."""
+"""Characters; the name of a decorated kernel has its module and every enclosing function."""
 
 
 def canonical_json(value: Any) -> str:
@@ -15,16 +15,16 @@ def canonical_json(value: Any) -> str:
 
 
 def canonical_document(value: Any) -> str:
-    """The same over several lines, for files that people read."""
+    """JSON with the same rules on several lines, for files that people read."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON that anybody may have edited, in linear time.
+    """Parses JSON from an untrusted file, in linear time.
 
     Raises:
       ValueError: it is not JSON, or an object repeats a key.
-      RecursionError: it is nested more deeply than Python's parser goes.
+      RecursionError: it is nested more deeply than Python's parser supports.
     """
     return json.loads(text, object_pairs_hook=_without_duplicates)
 
@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, whose ends remain."""
+    """`printable` of each line of a text."""
     return "\n".join(map(printable, text.split("\n")))
 
 

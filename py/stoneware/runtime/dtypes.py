@@ -1,4 +1,4 @@
-"""Names of dtypes, as keys, configs and samples have them, and torch's dtypes."""
+"""The names of torch's dtypes in keys, configs and samples."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def tuning_folder() -> str | None:
                 "finds the same store; set it to one, or unset it"
             )
         return own
-    # A relative path is to be ignored (XDG Base Directory Specification, "Basics").
+    # A relative path must be ignored (XDG Base Directory Specification, "Basics").
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache and os.path.isabs(cache):
         return os.path.join(cache, "stoneware", "tuning")

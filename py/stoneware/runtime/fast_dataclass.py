@@ -65,11 +65,11 @@ def _made(cls: Any, *, kw_only: bool, eq: bool, order: bool) -> Any:
 
 
 _FIELD: Any = vars(dataclasses)["_FIELD"]
-"""What marks an entry of `__dataclass_fields__` as a field, and not a ClassVar or an InitVar."""
+"""Marks an entry of `__dataclass_fields__` as a field, not a ClassVar or an InitVar."""
 
 
 class _Parameters:
-    """`__dataclass_params__`, of which the standard decorator reads this of a base."""
+    """`__dataclass_params__`; the standard decorator reads `frozen` of the bases."""
 
     frozen = True
 
@@ -90,7 +90,7 @@ def _init(cls: type, fields: Mapping[str, Any], positional: Sequence[str]) -> Ca
                 f"{', '.join(sorted(required)) or 'none'} must be given, and the first {len(positional)} may "
                 f"be positional; found {len(arguments)} positional ones and {', '.join(values)}"
             )
-        own = self.__dict__  # past __setattr__
+        own = self.__dict__  # bypasses __setattr__
         own.update(defaults)
         own.update((name, make()) for name, make in factories.items())
         own.update(first)

@@ -21,9 +21,9 @@ def path(*parts: str) -> Path:
 def may_have_entry_points(group: str) -> bool:
     """Whether an installed distribution may have entry points of a group.
 
-    importlib.metadata could answer this, but is slow to import and reads every distribution. Here only the
-    files that name entry points are searched. Anything on sys.path that is not a folder, such as a zip
-    file, may have some.
+    importlib.metadata could answer this, but is slow to import and reads every distribution. This searches only
+    the files that list entry points. A file on sys.path, such as a zip file, counts like a distribution that
+    has some.
     """
     for place in sys.path:
         if os.path.isfile(place):

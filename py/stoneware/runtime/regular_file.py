@@ -100,12 +100,12 @@ def write(path: str | os.PathLike[str], data: bytes, mode: int = 0o666) -> None:
         with contextlib.suppress(OSError):
             os.unlink(draft)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = path, None  # the name that the caller knows
+            error.filename, error.filename2 = path, None  # the caller's name, not the draft's
         raise
 
 
 def _is_descriptor(path: str) -> bool:
-    """Whether links lead from `path` to an open file of a process: `/dev/stdout` is one of the system's links."""
+    """Whether links lead from `path` to an open file of a process, like those of `/dev/stdout`."""
     while os.path.islink(path):
         folder = os.path.realpath(os.path.dirname(path))
         if folder.startswith("/proc/"):
