@@ -13,7 +13,7 @@ from stoneware.kernels import manifest, sum_order
 from stoneware.kernels.config import VENDOR, AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, Key
 from stoneware.ops import operation_of
-from stoneware.runtime.device import CPU, Device, cuda_device, names_match, normalized_name
+from stoneware.runtime.device import CPU, Device, cuda_device, normalized_name
 from stoneware.specs import OPS, spec_of
 from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning.lookup import Decision
@@ -337,9 +337,10 @@ def devices_named(name: str, devices: Iterable[DeviceTable]) -> list[DeviceTable
     words = normalized_name(name)
     matches: dict[str, DeviceTable] = {}
     for device in devices:
-        if names_match(name, device.names):
+        labels = [normalized_name(label) for label in device.names]
+        if words in labels:
             return [device]
-        if words and any(f" {words} " in f" {normalized_name(label)} " for label in device.names):
+        if words and any(f" {words} " in f" {label} " for label in labels):
             matches.setdefault(device.fingerprint.name, device)
     return list(matches.values())
 

@@ -179,8 +179,3 @@ def normalized_name(name: str) -> str:
     """A device's name for comparisons: the same for "NVIDIA H200", "nvidia_h200" and "H200"."""
     words = name.lower().replace("_", " ").replace("-", " ").split()
     return " ".join(word for word in words if word != "nvidia")
-
-
-def names_match(name: str, names: Iterable[str]) -> bool:
-    """Whether `name` is among the names and aliases."""
-    return normalized_name(name) in map(normalized_name, names)
