@@ -296,13 +296,17 @@ def test_devices_that_differ_in_their_power_limit_are_told_apart(gpu, monkeypatc
         assert timed_blocks == []
 
 
-def test_a_store_that_did_not_change_is_read_once_for_many_keys(gpu, monkeypatch):
+def test_a_store_with_failures_is_read_once_for_many_keys_and_without_never(gpu, monkeypatch):
     keep(*(sample(block, us, n=n) for n in range(40, 50) for block, us in FAST_32.items()))
+    keep(*(sample(16, 1.0, n=n) for n in (50, 51)), *(sample(32, 1.0, n=n, status="failed") for n in (50, 51)))
     read, read_samples = [], store.Store.samples
     monkeypatch.setattr(store.Store, "samples", lambda self, op=None: (read.append(op), read_samples(self, op))[1])
     with sw.tuning("on_miss"):
         kernel = decorate(do_bench=bench_by(FAST_32))
         assert {call(kernel, n) for n in range(40, 50)} == {32}
+        assert read == []
+        kernel = decorate(configs=CONFIGS[:2], do_bench=bench_by(FAST_32))
+        assert [call(kernel, n) for n in (50, 51)] == [16, 16]
     assert read == [OP]
 
 

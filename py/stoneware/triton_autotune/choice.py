@@ -285,8 +285,11 @@ class Chooser:
         answers = itertools.takewhile(lambda answer: answer.step == Step.EXACT, self._answers(race, True))
         exact = [answer for answer in answers if answer.is_exact]
         timings = {choice.config: choice for answer in reversed(exact) for choice in answer.entry.choices}
-        failures = {config: reason for config, reason in self._failures(race).items() if config not in timings}
-        missing = [config for config in race.configs if config not in timings and config not in failures]
+        missing = [config for config in race.configs if config not in timings]
+        failures = {}
+        if missing:  # to find failures, all samples of the kernel are read
+            failures = {config: reason for config, reason in self._failures(race).items() if config in missing}
+            missing = [config for config in missing if config not in failures]
         # An overlay may lack the default; then the samples decide, which can be compared with it.
         listed = sorted(
             filter(None, map(race.listed, exact)),
