@@ -75,7 +75,7 @@ def gpu(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.delenv("STONEWARE_TUNING", raising=False)
     monkeypatch.setattr(cache, "_reported", set())
     monkeypatch.setattr(policy, "_memory", [])
-    monkeypatch.setattr(sources, "_of_memory", {})
+    sources.forget_stores()
     runs = iter(range(10, 60))  # later than those of `sample`
     monkeypatch.setattr(machine, "new_run", lambda ordinal, command: run_of(next(runs)))
     return fake

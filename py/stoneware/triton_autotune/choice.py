@@ -32,7 +32,7 @@ from stoneware.triton_autotune.signature import Launch, plain
 from stoneware.triton_autotune.tuner import Hooks, TimedLaunch
 from stoneware.tuning import lookup, policy, sources
 from stoneware.tuning.choose import choose
-from stoneware.tuning.lookup import Answer, Grade, Step
+from stoneware.tuning.lookup import Answer, Grade
 from stoneware.tuning.samples import Run
 from stoneware.tuning.table_entry import Choice
 
@@ -61,7 +61,7 @@ class KernelDecision:
     key: KernelKey
     config: Any
     source: str
-    step: Step = Step.DEFAULT
+    step: str = "default"
     grade: Grade = Grade.DEFAULT
     reason: str
     choices: tuple[Choice, ...] = ()
@@ -282,7 +282,7 @@ class Chooser:
         return answer
 
     def _progress(self, race: KernelRace) -> Progress:
-        answers = itertools.takewhile(lambda answer: answer.step == Step.EXACT, self._answers(race, True))
+        answers = itertools.takewhile(lambda answer: answer.step == "exact", self._answers(race, True))
         exact = [answer for answer in answers if answer.is_exact]
         timings = {choice.config: choice for answer in reversed(exact) for choice in answer.entry.choices}
         missing = [config for config in race.configs if config not in timings]
