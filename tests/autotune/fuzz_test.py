@@ -27,11 +27,11 @@ from damage import OF_BYTES, OF_TEXT, mutated
 from store_files import RUN, killed_while_adding, proved, rows_by_sql, samples_of_lines
 
 from stoneware.errors import StoreError, TableError
-from stoneware.runtime.canonical import canonical_document, canonical_json
+from stoneware.runtime.canonical import canonical_document
 from stoneware.tuning import differences, merge, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.entries import make_table
-from stoneware.tuning.samples import DeviceRecord, Sample
+from stoneware.tuning.samples import DeviceRecord, Sample, samples_text
 from stoneware.tuning.store import Store
 
 ROUNDS = int(os.environ.get("STONEWARE_FUZZ_ROUNDS") or 1)
@@ -46,7 +46,7 @@ def fuzz(num_cases: int, check: Callable[..., None], *arguments: object) -> None
 
 
 def text_of(sample: Sample) -> str:
-    return canonical_json(sample.to_json())
+    return samples_text([sample])
 
 
 def many_samples() -> list[Sample]:

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from stoneware.errors import TableError
 from stoneware.kernels import manifest
 from stoneware.kernels.manifest import KernelRecord, Manifest
-from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import differences, merge, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.entries import make_table
-from stoneware.tuning.samples import DeviceRecord, Run, Sample
+from stoneware.tuning.samples import DeviceRecord, Run, Sample, samples_text
 from stoneware.tuning.store import Store
 
 RUN = data.run()
@@ -53,9 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def texts(folder: Path) -> list[str]:
-    return sorted(
-        canonical_json(sample.to_json()) for _, taken in merge.read_source(folder).devices for _, sample in taken
-    )
+    return sorted(samples_text([sample]) for _, taken in merge.read_source(folder).devices for _, sample in taken)
 
 
 @st.composite
@@ -120,7 +117,7 @@ def test_merging_keeps_every_sample_once_and_no_unused_run(made):
         paths = written(root, made)
         out = root / "out"
         result = merge.merge(paths, out)
-        wanted = {canonical_json(sample.to_json()) for *_, samples in made for sample in samples}
+        wanted = {samples_text([sample]) for *_, samples in made for sample in samples}
         assert result.num_samples == len(wanted) and result.problems == []
         if wanted:
             assert set(texts(out)) == wanted and len(texts(out)) == len(wanted)
@@ -194,7 +191,7 @@ def test_newest_keeps_of_each_candidate_the_newest_run(tmp_path):
     folder = write_folder(tmp_path / "a", samples, [old, new])
     assert merge.merge([folder], tmp_path / "all").num_samples == 5
     merge.merge([folder], tmp_path / "newest", keep="newest")
-    assert texts(tmp_path / "newest") == sorted(canonical_json(sample.to_json()) for sample in samples[1:])
+    assert texts(tmp_path / "newest") == sorted(samples_text([sample]) for sample in samples[1:])
     with pytest.raises(ValueError, match="keep='oldest' must be one of all, newest, current"):
         merge.merge([folder], tmp_path / "x", keep="oldest")
 
@@ -219,7 +216,7 @@ def test_current_keeps_what_is_built_with_the_same_bytes(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(manifest, "packaged", lambda: Manifest({record.id: record}))
     merge.merge([write_folder(tmp_path / "a", samples, [old, new])], tmp_path / "current", keep="current")
-    assert texts(tmp_path / "current") == [canonical_json(current.to_json())]
+    assert texts(tmp_path / "current") == [samples_text([current])]
 
 
 def test_two_runs_with_one_id_are_an_error_that_names_both_sources(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sqlite3
 import subprocess
 import sys
@@ -13,8 +12,7 @@ from pathlib import Path
 
 import sample_strategies as data
 
-from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning.samples import Sample
+from stoneware.tuning.samples import Sample, decode, samples_text
 from stoneware.tuning.store import Store
 
 RUN = data.run()
@@ -22,7 +20,7 @@ RUN = data.run()
 
 def texts(samples) -> list[str]:
     """Samples as text: 1 and True are equal in Python, and different in a key."""
-    return sorted(canonical_json(sample.to_json()) for sample in samples)
+    return sorted(samples_text([sample]) for sample in samples)
 
 
 def read(path: Path, op: str | None = None) -> list[str]:
@@ -69,21 +67,10 @@ def proved(rows: list[tuple[str, str, str]]) -> list[str]:
 
 
 def samples_of_lines(lines: Iterable[str]) -> list[Sample]:
-    """The samples of lines that have their candidates among the others; the last of those that were stored again."""
-    documents = [json.loads(line) for line in lines]
-    candidates = {one["candidate"]: one for one in documents if "candidate" in one}
-    runs = {one["run"]["id"] for one in documents if isinstance(one.get("run"), dict)}
-    clocks = ("sm_clock_mhz_before", "sm_clock_mhz_after")
-    names = ("median_us", "spread_us", "count", "error", *clocks, "status", "detail")
-    found = {}
-    for one in documents:
-        for id, *values in one.get("samples", ()):
-            if id in candidates and one["run"] in runs:
-                config, sha256 = candidates[id]["config"], candidates[id]["kernel_sha256"]
-                figures = {"status": "ok", **dict(zip(names, values))}
-                sample = {"key": one["key"], "config": config, "run": one["run"], "kernel_sha256": sha256, **figures}
-                found[id, one["run"], canonical_json(one["key"])] = Sample.from_json(sample)
-    return list(found.values())
+    """The samples of lines that have their candidates and runs among the others; the last of those that were stored
+    again."""
+    decoded = decode(Path(), enumerate(line.encode() for line in lines), [])
+    return list({sample.identity: sample for _, sample in decoded.samples if sample.run in decoded.runs}.values())
 
 
 def killed_while_adding(path: Path) -> None:

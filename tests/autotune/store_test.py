@@ -226,7 +226,8 @@ def layout_2(path: Path, samples, *, has_run: bool = True) -> None:
     edit(path, "PRAGMA user_version = 2", "CREATE TABLE records (id TEXT PRIMARY KEY, payload TEXT)")
     rows = [("run", RUN.id, canonical_json(RUN.to_json()))] if has_run else []
     for sample in samples:
-        body = f"{canonical_json(replace(RUN, command='').to_json())}\n{sample.text}"
+        fields = {**vars(sample), "key": sample.key.to_json(), "config": sample.config.to_json()}
+        body = f"{canonical_json(replace(RUN, command='').to_json())}\n{canonical_json(fields)}"
         rows.append(("sample", [sample.key.to_json(), sample.config.to_json(), sample.run], body))
     for kind, identity, body in rows:
         id = data.sha256(canonical_json([kind, 2, identity]))[:32]

@@ -24,7 +24,7 @@ from stoneware.specs import spec_of
 from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import policy
 from stoneware.tuning.lookup import Decision, Grade, Step
-from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.samples import Run, Sample, lines_of
 from stoneware.tuning.table_entry import Choice
 from tools.gpu_check import document, held_out, held_out_figures, held_out_problems, weight_walk
 from tools.gpu_check.held_out_problems import SETS
@@ -163,7 +163,7 @@ class FakeWorker:
         us = {CHOICE: 11.0, OTHER: 10.0, VENDOR: 12.0}
         self.log.update((self._problem.m, config) for config in self._configs)
         made = [sample(self._problem, config, us[config], self._run) for config in self._configs]
-        yield {"event": "samples", "samples": [one.to_json() for one in made]}
+        yield {"event": "samples", "lines": [line.text for line in lines_of(made)]}
         yield {"event": "done"}
 
     def kill(self):

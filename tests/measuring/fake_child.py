@@ -32,27 +32,29 @@ def hang() -> None:
     sys.exit(0)
 
 
-def sample(task: dict, run: str, config: dict, status: str, us: float = 0.0) -> dict:
+def say_samples(task: dict, run: str, configs: list[dict], status: str) -> None:
+    """Writes samples of right ones with the time that is in their names."""
     problem = task["problem"]
-    return {
-        "key": {
-            "op": task["op"],
-            "a_dtype": problem["a_dtype"],
-            "b_dtype": problem["b_dtype"],
-            "out_dtype": problem["out_dtype"],
-            "scales": problem["scale_a"],
-            "layout": "nt",
-            "n": problem["n"],
-            "k": problem["k"],
-            "m": problem["m"],
-        },
-        "config": config,
-        "median_us": us,
-        "spread_us": 0.1 if us else 0.0,
-        "count": 10 if us else 0,
-        "status": status,
-        "run": run,
+    key = {
+        "op": task["op"],
+        "a_dtype": problem["a_dtype"],
+        "b_dtype": problem["b_dtype"],
+        "out_dtype": problem["out_dtype"],
+        "scales": problem["scale_a"],
+        "layout": "nt",
+        "n": problem["n"],
+        "k": problem["k"],
+        "m": problem["m"],
     }
+    lines, samples = [], []
+    for config in configs:
+        kernel = config["kernel"]
+        lines.append({"candidate": kernel, "config": config, "kernel_sha256": ""})
+        us = float(kernel.partition("_")[2] or 50.0)
+        figures = [us, 0.1, 10, 0.0, 0, 0] if status == "ok" else [0.0, 0.0, 0, 0.0, 0, 0, status, ""]
+        samples.append([kernel, *figures])
+    lines.append({"key": key, "run": run, "samples": samples})
+    say(event="samples", lines=[json.dumps(line) for line in lines])
 
 
 def measure(task: dict, run: str, log: str) -> None:
@@ -70,7 +72,7 @@ def measure(task: dict, run: str, log: str) -> None:
             sys.exit("no more memory on the planet")
         elif kernel in ("wrong", "failed", "lost"):
             status = "wrong" if kernel == "wrong" else "failed"
-            say(event="samples", samples=[sample(task, run, config, status)])
+            say_samples(task, run, [config], status)
             if kernel == "lost":
                 os._exit(3)
         else:
@@ -86,10 +88,8 @@ def measure(task: dict, run: str, log: str) -> None:
         if config["kernel"] == "vanish":
             os.kill(os.getpid(), signal.SIGKILL)
     say(event="at", config=None)
-    samples = [
-        sample(task, run, config, "ok", float(config["kernel"].partition("_")[2] or 50.0)) for _, config in right
-    ]
-    say(event="samples", samples=samples)
+    if right:
+        say_samples(task, run, [config for _, config in right], "ok")
     say(event="done")
 
 

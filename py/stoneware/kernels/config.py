@@ -95,7 +95,7 @@ class Config:
 _TYPES = {"backend": str, "kernel": str, "max_swizzle": int, "raster": str, "splits": int}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class KernelConfig:
     """The data of a triton.Config, without its hooks; Triton is not imported.
 
@@ -122,6 +122,13 @@ class KernelConfig:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"{name}={quoted(value)} must be an int >= {least}")
+
+    def __eq__(self, other: object) -> bool:
+        # By type too: a kernel is compiled anew for True, though it equals 1.
+        return isinstance(other, KernelConfig) and self._order == other._order
+
+    def __hash__(self) -> int:
+        return hash(self._order)
 
     def __lt__(self, other: KernelConfig) -> bool:
         return self._order < other._order

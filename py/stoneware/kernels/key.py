@@ -301,9 +301,9 @@ def _kernel_key(data: Mapping[str, Any]) -> KernelKey:
     )
 
 
-def value_order(value: Value) -> tuple[str, Value]:
-    """By what values of any type are sorted."""
-    return type(value).__name__, 0 if value is None else value
+def value_order(value: Value) -> tuple[str, Value, str]:
+    """By what values of any type are compared and sorted; by text last, for -0.0 equals 0.0."""
+    return type(value).__name__, 0 if value is None else value, str(value)
 
 
 def check_value(name: str, value: object) -> None:

@@ -4,7 +4,7 @@ They exchange JSON lines. First the process reads {"device", "run", "settings"} 
 {"event": "ready"}; then for each {"op", "problem", "configs"} it writes
 
     {"event": "at", "config": 3}            before each run of that candidate; null: of none
-    {"event": "samples", "samples": [...]}  as soon as they are final
+    {"event": "samples", "lines": [...]}    as soon as they are final, as lines of samples.py
     {"event": "done"}                       the problem is measured
     {"event": "error", "detail": "..."}     it cannot be: not a candidate but the problem fails
 
@@ -181,6 +181,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
     from stoneware.ops import operation_of
     from stoneware.runtime.device import cuda_device
     from stoneware.specs import spec_of
+    from stoneware.tuning.samples import lines_of
 
     hello = json.loads(sys.stdin.readline())
     ordinal, settings = hello["device"], Settings(**hello["settings"])
@@ -201,7 +202,7 @@ def main(make_plan: Any = None, make_timer: Any = None) -> int:
             run_id=hello["run"],
             make_plan=make_plan or operation_of(task["op"]).make_plan,
             announce=lambda config: say("at", config=positions.get(config)),
-            emit=lambda samples: say("samples", samples=[one.to_json() for one in samples]),
+            emit=lambda samples: say("samples", lines=[line.text for line in lines_of(samples)]),
         ).run(configs)
 
     for line in sys.stdin:

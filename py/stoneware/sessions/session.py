@@ -19,6 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import quoted
@@ -31,7 +32,7 @@ from stoneware.ops import operation_of
 from stoneware.runtime.device import Device, cuda_device
 from stoneware.sessions.child import COMMAND, Worker, WorkerError, WorkerLost
 from stoneware.tuning import store_table
-from stoneware.tuning.samples import Run, Sample
+from stoneware.tuning.samples import Run, Sample, decode
 from stoneware.tuning.store import user_store
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ _MOST_LOSSES = 2
 
 _MOST_GIVEN_UP = 3
 """How many problems in a row may be given up: on a GPU that does not come back, all of them fail."""
+
+_PIPE = Path("pipe of the measuring process")
 
 CandidatesOf = Callable[[Any], tuple[Sequence[Config], Sequence[Config]]]
 
@@ -255,7 +258,8 @@ class Session:
                     if event["event"] == "at":
                         at = event["config"]
                     elif event["event"] == "samples":
-                        self._store(map(Sample.from_json, event["samples"]), taken)
+                        lines = enumerate(line.encode() for line in event["lines"])
+                        self._store((sample for _, sample in decode(_PIPE, lines).samples), taken)
                     elif event["event"] == "error":
                         return self._not_measured(problem, event["detail"])
                     elif event["event"] == "done":

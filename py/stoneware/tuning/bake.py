@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from stoneware.errors import TableError, quoted
-from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS, AnyConfig
-from stoneware.kernels.key import AnyKey, is_kernel
+from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS
+from stoneware.kernels.key import is_kernel
 from stoneware.kernels.manifest import Manifest
 from stoneware.runtime.device import by_hardware
 from stoneware.specs import OPS
@@ -124,7 +124,7 @@ def _of_this_build(op: str, record: DeviceRecord, located: Sequence[Located], ma
 
 def _check(located: Sequence[Located], manifest: Manifest | None) -> None:
     """Refuses samples of kernels that are not known, and measurements that are there twice."""
-    seen: dict[tuple[AnyKey, AnyConfig, str, str], str] = {}
+    seen: dict[Hashable, str] = {}
     for place, _, sample in located:
         if not entry_rules.is_known(sample.config, manifest):
             raise TableError(
@@ -132,7 +132,6 @@ def _check(located: Sequence[Located], manifest: Manifest | None) -> None:
                 "the kernel manifest; build the kernel, or drop the samples of removed kernels with `stoneware "
                 "merge FOLDER --out FOLDER --keep current`"
             )
-        mark = (*sample.sort_key, sample.kernel_sha256)
-        if mark in seen:
-            raise TableError(f"{place}: the same measurement as {seen[mark]}; delete one of them")
-        seen[mark] = place
+        first = seen.setdefault(sample.identity, place)
+        if first is not place:
+            raise TableError(f"{place}: the same measurement as {first}; delete one of them")

@@ -16,15 +16,14 @@ from stoneware.kernels import manifest
 from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey
 from stoneware.runtime import regular_file
-from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint
 from stoneware.tuning import entries, merge, table_file
 from stoneware.tuning import samples as sample_format
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.table_entry import Entry
 
-_Chosen = dict[tuple[str, str], tuple[AnyKey, AnyConfig, float]]
-"""(device, key as JSON) -> key, chosen config, its median in microseconds."""
+_Chosen = dict[tuple[str, str, AnyKey], tuple[AnyConfig, float]]
+"""(device, op, key) -> chosen config, its median in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +92,15 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> Differences:
     """
     skipped: list[str] = []
     chosen_a, chosen_b = (_chosen(Path(path), skipped) for path in (a, b))
-    found, nothing = [], (None, None, 0.0)
-    for place, (key, *_) in sorted((chosen_a | chosen_b).items(), key=lambda item: item[0]):
-        _, *side_a = chosen_a.get(place, nothing)
-        _, *side_b = chosen_b.get(place, nothing)
-        found.append(Difference(place[0], key, *side_a, *side_b))
+    nothing = None, 0.0
+    sides = [
+        Difference(device, key, *chosen_a.get((device, op, key), nothing), *chosen_b.get((device, op, key), nothing))
+        for device, op, key in sorted(chosen_a | chosen_b)
+    ]
     return Differences(
-        only_a=tuple(one for one in found if one.config_b is None),
-        only_b=tuple(one for one in found if one.config_a is None),
-        changed=tuple(
-            one for one in found if one.config_a and one.config_b and _text(one.config_a) != _text(one.config_b)
-        ),
+        only_a=tuple(side for side in sides if side.config_b is None),
+        only_b=tuple(side for side in sides if side.config_a is None),
+        changed=tuple(side for side in sides if side.config_a and side.config_b and side.config_a != side.config_b),
         num_common=len(chosen_a.keys() & chosen_b.keys()),
         skipped=tuple(dict.fromkeys(skipped)),
     )
@@ -147,7 +144,7 @@ def _problems_of_file(file: Path) -> list[str]:
             f"{file}: holds samples of {', '.join(strangers)}, which belong in "
             f"{', '.join(map(merge.file_name, strangers))}"
         )
-    text = sample_format.samples_text({sample.text: sample for sample in samples}.values())
+    text = sample_format.samples_text(dict.fromkeys(samples))
     if not bad and regular_file.read(file) != text.encode("ascii"):
         problems.append(f"{file}: not sorted, not canonical JSON, or a sample is there twice; merge it into itself")
     return problems
@@ -179,10 +176,5 @@ def _chosen(path: Path, skipped: list[str]) -> _Chosen:
         for entry in of_device:
             first = entry.choices[0]
             # Each source has an entry of a decorated kernel, the newest first.
-            chosen.setdefault((name, _text(entry.key)), (entry.key, first.config, first.median_us))
+            chosen.setdefault((name, entry.key.op, entry.key), (first.config, first.median_us))
     return chosen
-
-
-def _text(item: AnyKey | AnyConfig) -> str:
-    """The text that tells two apart: values such as 1 and True compare equal."""
-    return canonical_json(item.to_json())

@@ -220,18 +220,18 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
     Devices with the same numbers share their names; `by_hardware` tells them apart by power limit. The
     runs decide, not the folder of a sample: otherwise merging twice would differ from once.
     """
-    by_text: dict[str, Sample] = {}
+    union: dict[Sample, None] = {}
     names: dict[tuple[Any, ...], set[str]] = {}
     aliases: dict[tuple[Any, ...], set[str]] = {}
     for source in sources:
         for record, taken in source.devices:
-            by_text.update({sample.text: sample for _, sample in taken})
+            union.update(dict.fromkeys(sample for _, sample in taken))
             for device in {runs[run.id].device for run, _ in taken}:
                 names.setdefault(device.numbers, set()).add(device.name)
                 if device.numbers == record.fingerprint.numbers:
                     names[device.numbers].add(record.fingerprint.name)
                     aliases.setdefault(device.numbers, set()).update(record.aliases)
-    kept = list(by_text.values())
+    kept = list(union)
     if keep == "current":
         kernels = manifest.packaged()
         kept = [one for one in kept if entries.is_known(one.config, kernels) and entries.is_current(one, kernels)]
@@ -251,8 +251,7 @@ def _devices(sources: Iterable[Source], runs: dict[str, Run], keep: str) -> list
 
 def _place(run: Run, sample: Sample) -> tuple[Any, ...]:
     """What a sample measured, and where; the newest of each is kept."""
-    identity = [sample.key.to_json(), sample.config.to_json(), sample.kernel_sha256, run.device.power_limit_w]
-    return run.device.numbers, canonical_json(identity)
+    return run.device.numbers, run.device.power_limit_w, sample.key, sample.config, sample.kernel_sha256
 
 
 def _folder_name(device: DeviceFingerprint) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stoneware.errors import TableError, quoted
-from stoneware.kernels.config import AnyConfig, Config, KernelConfig, config_from_json
+from stoneware.kernels.config import AnyConfig, Config, KernelConfig
 from stoneware.kernels.key import AnyKey, KernelKey, check_fields, key_from_json
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_document, canonical_json, check_count, check_name, parse_json
@@ -131,33 +131,17 @@ class Sample:
         return self.key.op
 
     @property
-    def sort_key(self) -> tuple[str, AnyKey, AnyConfig, str]:
-        """The order of samples in a file: by problem, then candidate, then run.
+    def identity(self) -> tuple[str, AnyKey, AnyConfig, str, str]:
+        """What was measured, and in which run: two samples with one identity are the same measurement.
 
-        By op first: problems of our ops and of decorated kernels are not comparable.
+        Also the order of samples. By op first: problems of our ops and of decorated kernels are not comparable.
         """
-        return self.op, self.key, self.config, self.run
+        return self.op, self.key, self.config, self.run, self.kernel_sha256
 
     @property
-    def text(self) -> str:
-        """Canonical JSON, which tells two samples apart: keys such as 1 and True compare equal."""
-        return canonical_json(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        data = {**vars(self), "key": self.key.to_json(), "config": self.config.to_json()}
-        if not self.detail:
-            del data["detail"]
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Sample:
-        """Makes the sample that `to_json` wrote.
-
-        Raises:
-          TypeError, ValueError, KeyError: a field is missing, unknown, or breaks its rule.
-        """
-        key = key_from_json(data["key"])
-        return cls(**{**data, "key": key, "config": config_from_json(key.op, data["config"])})
+    def figures(self) -> tuple[Any, ...]:
+        """What was measured: the values of a candidate's list, without its id."""
+        return tuple(getattr(self, name) for name in _IN_A_LIST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,8 +236,8 @@ def newest(
     for run, sample in taken:
         at, age = place(run, sample), (is_preferred(sample), run.date, run.id)
         known = found.get(at)
-        # By text, where one run has two: their order must not be by chance.
-        if known is None or known[0] < age or (known[0] == age and known[1].text < sample.text):
+        # By figures if one run has two: their order must not be by chance.
+        if known is None or known[0] < age or (known[0] == age and known[1].figures < sample.figures):
             found[at] = age, sample
     ordered = sorted(found.items(), key=lambda item: item[1][0], reverse=True)
     return {at: sample for at, (_, sample) in ordered}
@@ -275,8 +259,7 @@ def read_samples(path: Path, problems: list[str] | None = None) -> list[tuple[in
         lines = regular_file.read(path).removeprefix(codecs.BOM_UTF8).split(b"\n")
     if lines and not lines[-1]:
         lines.pop()
-    decoded = decode(path, enumerate(lines, start=1), problems)
-    return [(number, sample) for number, _, sample in decoded.samples]
+    return decode(path, enumerate(lines, start=1), problems).samples
 
 
 @dataclass
@@ -284,12 +267,12 @@ class Decoded:
     """What lines hold.
 
     Attributes:
-      samples: (number of the line, identity, sample); two have one identity if one was stored again.
+      samples: each with the number of its line.
       runs: by id; the last one that was stored.
       candidates: config and digest of its kernel, by id.
     """
 
-    samples: list[tuple[int, tuple[bytes, str], Sample]] = field(default_factory=list)
+    samples: list[tuple[int, Sample]] = field(default_factory=list)
     runs: dict[str, Run] = field(default_factory=dict)
     candidates: dict[str, _Candidate] = field(default_factory=dict)
 
@@ -316,7 +299,7 @@ def decode(
     """
     place = f"{path}{before_number}"
     decoded = Decoded(candidates=dict(candidates or {}))
-    documents: list[tuple[int, bytes, Any]] = []
+    documents: list[tuple[int, Any]] = []
     for number, line in lines:
         with _skipping(problems, f"{place}{number}", "a sample"):
             document = parse_json(line.decode("utf-8"))
@@ -326,13 +309,13 @@ def decode(
                 run = Run.from_json(document["run"])
                 decoded.runs[run.id] = run
             else:
-                documents.append((number, line.partition(b',"samples":')[0], document))
+                documents.append((number, document))
     if documents and not decoded.candidates:
         with _skipping(problems, path, "samples"):
             raise ValueError(f"no line names a candidate, as schema {SCHEMA} must; {_REMEDY_OF_SCHEMA}")
         return decoded
     lacking: dict[str, list[int]] = {}
-    for number, head, document in documents:
+    for number, document in documents:
         with _skipping(problems, f"{place}{number}", "a sample"):
             key, run_id, listed = _checked_line(document)
             for id, *values in listed:
@@ -344,7 +327,7 @@ def decode(
                     config, sha256 = decoded.candidates[id]
                     figures = {"status": "ok", **dict(zip(_IN_A_LIST, values))}
                     sample = Sample(key=key, config=config, kernel_sha256=sha256, run=run_id, **figures)
-                    decoded.samples.append((number, (head, id), sample))
+                    decoded.samples.append((number, sample))
     for id, numbers in lacking.items():
         with _skipping(problems, f"{place}{numbers[0]}", "a sample"):
             raise ValueError(f"candidate={quoted(id)} of {len(numbers)} samples must be the id of a line of the file")
@@ -382,7 +365,7 @@ def lines_of(samples: Iterable[Sample]) -> list[Line]:
         if id is None:
             digest = hashlib.sha256(text.encode()).digest()
             id = candidates[text] = base64.urlsafe_b64encode(digest[:_ID_BYTES]).decode()
-        values = [id, *(getattr(sample, name) for name in _IN_A_LIST)]
+        values = [id, *sample.figures]
         text = canonical_json(values[:-2] if sample.status == "ok" and not sample.detail else values)
         problems.setdefault((sample.op, sample.key, sample.run), []).append((sample.config, text))
     lines = [Line(id, f'{{"candidate":"{id}",{text[1:]}') for text, id in sorted(candidates.items())]

@@ -31,6 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stoneware.kernels.config import config_from_json
+from stoneware.kernels.key import key_from_json
 from stoneware.runtime.canonical import printable
 from stoneware.runtime.regular_file import size_bytes
 from stoneware.tuning.samples import PARSE_ERRORS, Run, Sample, decode, line_of_run, lines_of
@@ -155,21 +157,19 @@ def decoded(path: Path, reading: Reading, op: str | None) -> tuple[list[tuple[Ru
     rows = [row for row in reading.rows if op is None or row.name == op or not row.line.startswith(b'{"key":')]
     found = decode(path, ((row.number, row.line) for row in rows), problems, before_number=": row ")
     # The last one counts where a sample was stored again.
-    latest = {identity: (number, sample) for number, identity, sample in found.samples}
+    latest = {sample.identity: (number, sample) for number, sample in found.samples}
     pairs = []
     lacking: dict[str, list[int]] = {}
-    for identity, (number, sample) in latest.items():
+    for _, (number, sample) in sorted(latest.items()):
         if op is not None and sample.op != op:
             continue
         if sample.run in found.runs:
-            pairs.append((found.runs[sample.run], sample, identity))
+            pairs.append((found.runs[sample.run], sample))
         else:
             lacking.setdefault(sample.run, []).append(number)
     for run, numbers in lacking.items():
         problems.append(f"{path}: row {numbers[0]}: skipped and kept: no row has run {run!r} of {len(numbers)} samples")
-    # By identity last: keys such as 1 and True compare equal, and their order must not be by chance.
-    pairs.sort(key=lambda pair: (pair[1].sort_key, pair[2]))
-    return [(run, sample) for run, sample, _ in pairs], problems
+    return pairs, problems
 
 
 class Newer(NamedTuple):
@@ -472,7 +472,9 @@ def _rows_of_layout_2(path: Path, connection: sqlite3.Connection, reading: Readi
             if schema != "2":
                 raise ValueError(f"it has schema {schema}")
             if kind == "sample":
-                samples.append(Sample.from_json(json.loads(sample.replace('"cutlass_sm90"', '"sm90"'))))
+                data = json.loads(sample.replace('"cutlass_sm90"', '"sm90"'))
+                key = key_from_json(data["key"])
+                samples.append(Sample(**{**data, "key": key, "config": config_from_json(key.op, data["config"])}))
             # A run's own row has its command and its end. If that is lost, a row of its samples has the rest.
             runs.setdefault(Run.from_json(json.loads(run)).id, {})[kind == "run"] = run
         except (AttributeError, *PARSE_ERRORS) as error:

@@ -71,7 +71,7 @@ class Unbaked:
                 by_key.setdefault(key.decode(), []).append(line)
                 self._lines.append(line)
         if is_kernel(self.op):
-            for _, _, sample in decode(Path(), enumerate(samples), [], candidates=self._candidates).samples:
+            for _, sample in decode(Path(), enumerate(samples), [], candidates=self._candidates).samples:
                 device = self._device_of_run.get(sample.run)
                 if sample.status == "ok" and device is not None:
                     self._sizes.setdefault(device, {}).setdefault(sample.key.kind, set()).add(sample.key.sizes)
@@ -87,7 +87,7 @@ class Unbaked:
         if not lines:
             return []
         decoded = decode(Path(), enumerate(lines), [], candidates=self._candidates)
-        latest = {identity: sample for _, identity, sample in decoded.samples}
+        latest = {sample.identity: sample for _, sample in decoded.samples}
         taken = [(self._runs[sample.run], sample) for sample in latest.values()]
         kernels = None if is_kernel(self.op) else manifest.packaged()
         if self.baked is not None:
