@@ -19,7 +19,7 @@ from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.runtime import package_files
 from stoneware.runtime.device import Device
 from stoneware.specs.scaled_mm_problem import Problem
-from stoneware.tuning import lookup, store_table, table_file
+from stoneware.tuning import lookup, merge, store_table, table_file
 from stoneware.tuning import policy as tuning
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.bake import bake
@@ -361,8 +361,8 @@ def folder(tmp_path):
 
 def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(package, folder, tmp_path, monkeypatch):
     read = []
-    whole = table_sources._tables_of_folders
-    monkeypatch.setattr(table_sources, "_tables_of_folders", lambda folders: read.append(1) or whole(folders))
+    whole = merge.read_source
+    monkeypatch.setattr(merge, "read_source", lambda path: read.append(1) or whole(path))
     (tmp_path / "link").symlink_to(folder)
     states = set()
     for path in (folder, str(folder), tmp_path / "link", folder / ".." / folder.name):

@@ -147,6 +147,11 @@ def _is_store(path: Path) -> bool:
         return file.read(16) == b"SQLite format 3\0"
 
 
+def files(folder: Path) -> list[Path]:
+    """The files of a device's folder, or of the folders of devices in a folder."""
+    return sorted(file for place in (folder, *folder.iterdir()) for file in _files(place))
+
+
 def _files(folder: Path) -> list[Path]:
     """Those files of samples, runs.json and device.json that a folder has."""
     return sorted(file for pattern in ("*.jsonl", "runs.json", "device.json") for file in folder.glob(pattern))
@@ -162,10 +167,10 @@ def _read_store(source: Source, path: Path) -> None:
 
 def _read_device_folder(source: Source, path: Path) -> None:
     """Adds what a folder has; nothing if it is not that of a device."""
-    files = _files(path)
-    source.files += files
-    if files and (found := sample_format.read_folder(path, problems=source.problems)) is not None:
-        record, located = found
+    own = _files(path)
+    source.files += own
+    if own and (content := sample_format.read_folder(path, problems=source.problems)) is not None:
+        record, located = content
         source.devices.append((record, [(run, sample) for _, run, sample in located]))
 
 
@@ -173,16 +178,16 @@ def _files_to_replace(sources: Iterable[Source], out: Path) -> set[Path]:
     """The files under `out`, which must all be part of a source."""
     if not out.exists():
         return set()
-    there = {file.resolve(): file for folder in (out, *out.iterdir()) for file in _files(folder)}
+    there = {file.resolve(): file for file in files(out)}
     unread = set(there)
     for source in sources:
-        files = {file.resolve() for file in source.files} & there.keys()
-        if files and source.problems:
+        own = {file.resolve() for file in source.files} & there.keys()
+        if own and source.problems:
             raise TableError(
                 f"{out} is also a source, and what cannot be read of it would be lost: "
                 f"{'; '.join(source.problems)}; fix it first, or merge into another folder"
             )
-        unread -= files
+        unread -= own
     if unread:
         raise ValueError(
             f"out={out} holds {there[min(unread)]}, which is in none of the sources and would be "

@@ -215,10 +215,10 @@ def overlay_tables(overlay: Table | str | Path) -> dict[str, Table]:
 def _tables_of_path(overlay: Path) -> dict[str, Table]:
     path = Path(os.path.realpath(overlay))
     if path.is_dir():
-        folders = [folder for folder in (path, *sorted(path.iterdir())) if (folder / "device.json").is_file()]
-        files = [file for folder in folders for file in folder.iterdir() if file.suffix in (".json", ".jsonl")]
+        from stoneware.tuning import merge
+
+        files = merge.files(path)
     else:
-        folders = []
         files = [path] if path.suffix in (".sqlite3", table_file.SUFFIX) and path.is_file() else []
     if not files:
         raise ValueError(
@@ -226,41 +226,29 @@ def _tables_of_path(overlay: Path) -> dict[str, Table]:
             f"store (.sqlite3) or a baked table ({table_file.SUFFIX}), and does not exist; "
             "pass one of those"
         )
-    states = [(file, file.stat()) for file in sorted(files)]
-    stamp = tuple((file, state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states)
-    return _tables_at(path, tuple(folders), stamp)
+    return _tables_at(path, tuple((file, *regular_file.file_stamp(file)) for file in files))
 
 
 @functools.lru_cache(maxsize=8)
-def _tables_at(path: Path, folders: tuple[Path, ...], stamp: tuple[Any, ...]) -> dict[str, Table]:
-    if folders:
-        return _tables_of_folders(folders)
-    if path.suffix == table_file.SUFFIX:
-        found = table_file.read(path, None)
-        return {found.op: found}
-    from stoneware.tuning import entries
-    from stoneware.tuning.store import Store
+def _tables_at(path: Path, stamp: tuple[Any, ...]) -> dict[str, Table]:
+    if path.suffix == table_file.SUFFIX and path.is_file():
+        table = table_file.read(path, None)
+        return {table.op: table}
+    from stoneware.tuning import entries, merge
 
-    store = Store(path)
-    return {op: entries.table_of_samples(op, store.samples(op), table_file.packaged(op)) for op in store.ops()}
-
-
-def _tables_of_folders(folders: Iterable[Path]) -> dict[str, Table]:
-    from stoneware.tuning import entries
-    from stoneware.tuning import samples as sample_files
-
-    records = []
+    source = merge.read_source(path)
+    if source.files and source.problems:
+        raise TableError("; ".join(source.problems))
+    for problem in source.problems:
+        _warn_once("%s", problem)
     by_op: dict[str, Any] = {}
-    for folder in folders:
-        record, located = sample_files.read_folder(folder)
-        records.append(record)
+    for record, taken in source.devices:
+        device = record.fingerprint
         # A run that knows no power limit was taken on the folder's device.
-        runs = {
-            run.id: replace(run, device=record.fingerprint) if run.device.same_hardware(record.fingerprint) else run
-            for run in {run.id: run for _, run, _ in located}.values()
-        }
-        for _, _, sample in located:
-            by_op.setdefault(sample.op, []).append((runs[sample.run], sample))
+        runs = {run: replace(run, device=device) if run.device.same_hardware(device) else run for run, _ in taken}
+        for run, sample in taken:
+            by_op.setdefault(sample.op, []).append((runs[run], sample))
+    records = [record for record, _ in source.devices]
     return {
         op: entries.table_of_samples(op, samples, table_file.packaged(op), records) for op, samples in by_op.items()
     }
