@@ -17,8 +17,7 @@ from stoneware.errors import TuningMismatchError, explained
 from stoneware.kernels import manifest
 from stoneware.runtime.canonical import canonical_json
 from stoneware.specs import OPS
-from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources, store_table, table_file
+from stoneware.tuning import policy, sources, store_table, table_file
 from stoneware.tuning.table import Table
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
             "assert_same_tuning inside sw.batch_invariant() on all of them, or give all of them the same "
             "STONEWARE_BATCH_INVARIANT"
         )
-    tuning.use_wheel_only()
+    policy.use_wheel_only()
     _LOG.warning(
         "the ranks are tuned differently (%s), so from now on each uses only the tables of the "
         "wheel:%s\ngive all of them the same STONEWARE_CACHE_DIR or a copy of one store, the same "
@@ -93,13 +92,13 @@ def assert_same_tuning(group: torch.distributed.ProcessGroup | None = None) -> s
 
 def description() -> dict[str, str]:
     """What this process decides by: name -> version, digest or value; "none" if it has none."""
-    overlay = tuning.current_overlay()
+    overlay = policy.current_overlay()
     of_packages, stored, in_memory = {}, {}, {}
-    if not tuning.wheel_only():
+    if not policy.wheel_only():
         of_packages = sources.package_digests()
         if (store := sources.existing_store()) is not None:
             stored = {op: _digest_of(store_table.tables(store.path, op)) for op in store.ops()}
-        ops = {sample.op for _, sample in tuning.memory()}
+        ops = {sample.op for _, sample in policy.memory()}
         in_memory = {op: _digest_of(sources.tables_of_memory(op)) for op in ops}
     return {
         "stoneware": __version__,
@@ -109,8 +108,8 @@ def description() -> dict[str, str]:
         "user's store": _digest(stored),
         "samples in memory": _digest(in_memory),
         "overlay": "none" if overlay is None else _digest({op: one.digest for op, one in overlay.overlay.items()}),
-        "mode": tuning.current_mode(),
-        _INVARIANCE: "on" if tuning.is_batch_invariant() else "off",
+        "mode": policy.current_mode(),
+        _INVARIANCE: "on" if policy.is_batch_invariant() else "off",
     }
 
 

@@ -19,7 +19,7 @@ import json, logging, sys
 import small_package as small
 from pathlib import Path
 from stoneware.runtime import package_files
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 rank, rendezvous, root = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 package_files.ROOT = root
 import torch
@@ -37,14 +37,14 @@ device = Device(fingerprint=small.H200)
 def decide():
     decision = OPERATION.decide(Problem.dense(m=16, n=4096, k=4096), device)
     return [decision.source, str(decision.config)]
-before, epoch, digest, error = decide(), tuning.EPOCH[0], "", ""
+before, epoch, digest, error = decide(), policy.EPOCH[0], "", ""
 try:
     digest = sw.distributed.assert_same_tuning()
 except TuningMismatchError as mismatch:
     error = str(mismatch)
 print(json.dumps({
     "before": before, "after": decide(), "digest": digest, "error": error, "said": said,
-    "is_anew": tuning.EPOCH[0] != epoch,
+    "is_anew": policy.EPOCH[0] != epoch,
 }))
 torch.distributed.destroy_process_group()
 """

@@ -18,9 +18,8 @@ from stoneware.kernels.key import AnyKey, Key
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy, sources, table_file
 from stoneware.tuning import samples as sample_format
-from stoneware.tuning import sources, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 from stoneware.tuning.table import DeviceTable, Table
@@ -237,10 +236,10 @@ def environment(root: Path) -> dict[str, str]:
 
 def forget() -> None:
     """Drops everything that was read from the package's folder, and what was kept in memory."""
-    tuning._memory.clear()
+    policy._memory.clear()
     manifest_module.packaged.cache_clear()
     table_file.packaged.cache_clear()
     sources.forget()
-    tuning.forget_plans()
+    policy.forget_plans()
     native._try_import.cache_clear()
     sm90_kernels.check_cubin.cache_clear()

@@ -19,8 +19,7 @@ from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.runtime import package_files
 from stoneware.runtime.device import Device
 from stoneware.specs.scaled_mm_problem import Problem
-from stoneware.tuning import lookup, merge, store_table, table_file
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import lookup, merge, policy, store_table, table_file
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.bake import bake
 from stoneware.tuning.entries import table_of_samples
@@ -89,7 +88,7 @@ def test_each_source_comes_before_the_next(package, tmp_path, site):
     store_samples(small.sample(SMALL, 99.0))
     assert (decide().config, decide().source) == (SMALL, "user's store")
 
-    tuning.add_to_memory(small.run("run-2"), [small.sample(small.triton(), 99.0, run="run-2")])
+    policy.add_to_memory(small.run("run-2"), [small.sample(small.triton(), 99.0, run="run-2")])
     assert (decide().config, decide().source) == (small.triton(), "memory")
 
     with sw.tuning("off", overlay=baked(tmp_path, small.sample(BIG, 99.0))):
@@ -368,7 +367,7 @@ def test_folder_of_an_overlay_is_read_once_and_again_when_it_has_changed(package
     for path in (folder, str(folder), tmp_path / "link", folder / ".." / folder.name):
         with sw.tuning("off", overlay=path):
             assert decide().config == BIG
-            states.add(tuning.state())
+            states.add(policy.state())
     assert len(states) == len(read) == 1, "plans of the first are found in the others"
     for number, (config, us) in enumerate(((SMALL, 9.0), (SMALL, 8.0), (TINY, 8.0)), start=2):
         small.write_device(folder, [small.sample(config, us)])
@@ -393,7 +392,7 @@ def test_overlays_that_were_used_long_ago_are_not_kept(package, folder):
         small.write_device(folder / str(number), [small.sample(BIG, 1.0 + number)])
         with sw.tuning("off", overlay=folder / str(number)):
             assert decide().chosen.median_us == 1.0 + number
-            tables.append(weakref.ref(tuning.state().overlay["scaled_mm"]))
+            tables.append(weakref.ref(policy.state().overlay["scaled_mm"]))
     gc.collect()
     assert sum(table() is not None for table in tables) <= 16
     assert tables[-1]() is not None

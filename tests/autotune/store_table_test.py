@@ -18,8 +18,7 @@ from store_files import edit
 from stoneware.ops.scaled_mm.api import OPERATION
 from stoneware.runtime.device import Device
 from stoneware.specs.scaled_mm_problem import Problem
-from stoneware.tuning import entries, lookup, sources, store_file, store_table, table_file
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import entries, lookup, policy, sources, store_file, store_table, table_file
 from stoneware.tuning.samples import Sample
 from stoneware.tuning.store import user_store
 
@@ -255,7 +254,7 @@ def test_a_process_that_stored_samples_bakes_at_its_end_also_those_of_one_that_w
 
 def test_samples_in_memory_are_exact_entries(package):
     for m in (100, 200):
-        tuning.add_to_memory(small.run(), [small.sample(BIG, 1.0, m=m), small.sample(TINY, 2.0, m=m)])
+        policy.add_to_memory(small.run(), [small.sample(BIG, 1.0, m=m), small.sample(TINY, 2.0, m=m)])
         assert (decide(m=m).config, decide(m=m).source, decide(m=m).grade) == (BIG, "memory", "exact")
     assert (decide(m=100).config, decide(m=190).source) == (BIG, "wheel")
 

@@ -19,7 +19,7 @@ from stoneware.errors import TableError, TuningMissError
 from stoneware.ops import dispatch, tensor_checks
 from stoneware.ops.scaled_mm import api, sm90, vendor
 from stoneware.runtime.device import Device
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 from stoneware.tuning.store import user_store
 
 BIG, TINY, SMALL = (small.sm90(suffix) for suffix in (small.BIG, small.TINY, small.SMALL))
@@ -50,7 +50,7 @@ def session(monkeypatch):
     def tune_on_miss(operation, problem, device):
         module.tuned.append((operation, problem.m))
         user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=problem.m, run="run-2")])
-        tuning.forget_plans()
+        policy.forget_plans()
 
     module.tune_on_miss = tune_on_miss
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -77,16 +77,16 @@ def test_unknown_mode_and_overlay_are_refused(package, tmp_path):
     (tmp_path / "t.table").write_text("{}")
     with pytest.raises(TableError, match="t.table: expected"), sw.tuning("off", overlay=tmp_path / "t.table"):
         pass
-    assert tuning.current_mode() == "off"
+    assert policy.current_mode() == "off"
 
 
 def test_mode_holds_inside_and_the_one_before_comes_back(package):
     with sw.tuning("on_miss"):
         with pytest.raises(KeyError), sw.tuning("error_on_miss"):
-            assert tuning.current_mode() == "error_on_miss"
+            assert policy.current_mode() == "error_on_miss"
             raise KeyError
-        assert tuning.current_mode() == "on_miss"
-    assert tuning.current_mode() == "off"
+        assert policy.current_mode() == "on_miss"
+    assert policy.current_mode() == "off"
 
 
 def in_scope(scope):
@@ -96,15 +96,15 @@ def in_scope(scope):
 
 
 def test_scopes_of_interleaved_generators_end_with_their_generators(package):
-    outside = tuning.state()
+    outside = policy.state()
     first, second = in_scope(sw.tuning("on_miss")), in_scope(sw.batch_invariant())
     next(first)
     next(second)
-    assert (tuning.current_mode(), tuning.is_batch_invariant()) == ("on_miss", True)
+    assert (policy.current_mode(), policy.is_batch_invariant()) == ("on_miss", True)
     first.close()
-    assert (tuning.current_mode(), tuning.is_batch_invariant()) == ("off", True)
+    assert (policy.current_mode(), policy.is_batch_invariant()) == ("off", True)
     second.close()
-    assert tuning.state() is outside
+    assert policy.state() is outside
 
 
 def test_scope_that_is_left_in_another_context_changes_nothing_there(package):
@@ -112,26 +112,26 @@ def test_scope_that_is_left_in_another_context_changes_nothing_there(package):
     contextvars.copy_context().run(next, generator)
     with sw.tuning("error_on_miss"):
         generator.close()
-        assert tuning.current_mode() == "error_on_miss"
-    assert tuning.current_mode() == "off"
+        assert policy.current_mode() == "error_on_miss"
+    assert policy.current_mode() == "off"
 
 
 def test_scope_is_open_once_at_a_time(package):
     scope = sw.tuning("on_miss")
     for _ in range(2):
         with scope:
-            assert tuning.current_mode() == "on_miss"
+            assert policy.current_mode() == "on_miss"
             with pytest.raises(RuntimeError, match="open already, and a scope can be open only once; call sw.tuning"):
                 with scope:
                     pass
-        assert tuning.current_mode() == "off"
+        assert policy.current_mode() == "off"
 
 
 def test_environment_gives_the_mode_outside(package, monkeypatch):
     monkeypatch.setenv("STONEWARE_TUNING", "error_on_miss")
-    assert tuning.current_mode() == "error_on_miss"
+    assert policy.current_mode() == "error_on_miss"
     with sw.tuning("off"):
-        assert tuning.current_mode() == "off"
+        assert policy.current_mode() == "off"
 
 
 def test_environment_with_an_unknown_mode_is_told_rule_value_and_remedy(package, monkeypatch):
@@ -140,7 +140,7 @@ def test_environment_with_an_unknown_mode_is_told_rule_value_and_remedy(package,
         ValueError,
         match="STONEWARE_TUNING='always' must be one of off, on_miss, error_on_miss; set it to one, or unset it",
     ):
-        tuning.current_mode()
+        policy.current_mode()
 
 
 def test_overlay_of_the_tuning_around_holds_inside(ran, tmp_path):
@@ -153,7 +153,7 @@ def test_overlay_of_the_tuning_around_holds_inside(ran, tmp_path):
 def test_mode_does_not_hold_in_another_thread(package):
     seen = []
     with sw.tuning("on_miss"):
-        thread = threading.Thread(target=lambda: seen.append(tuning.current_mode()))
+        thread = threading.Thread(target=lambda: seen.append(policy.current_mode()))
         thread.start()
         thread.join()
     assert seen == ["off"]
@@ -321,9 +321,9 @@ def test_new_samples_make_every_plan_anew(ran):
     call(m=15)
     user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
     call(m=15)
-    epoch = tuning.EPOCH[0]
-    tuning.forget_plans()
-    assert tuning.EPOCH[0] != epoch
+    epoch = policy.EPOCH[0]
+    policy.forget_plans()
+    assert policy.EPOCH[0] != epoch
     call(m=15)
     assert ran == [TINY, TINY, SMALL]
 
@@ -334,7 +334,7 @@ def test_plan_that_was_decided_before_new_samples_came_is_not_kept(ran, monkeypa
     def slow(*arguments):
         plan = whole(*arguments)
         user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
-        tuning.forget_plans()
+        policy.forget_plans()
         return plan
 
     monkeypatch.setattr(api._Plans, "checked_plan", slow)
@@ -346,7 +346,7 @@ def test_plan_that_was_decided_before_new_samples_came_is_not_kept(ran, monkeypa
 
 def test_samples_that_the_store_cannot_take_hold_in_this_process(ran):
     call(m=15)
-    tuning.add_to_memory(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
+    policy.add_to_memory(small.run("run-2"), [small.sample(SMALL, 1.0, m=15, run="run-2")])
     call(m=15)
     assert ran == [TINY, SMALL]
 
@@ -356,8 +356,8 @@ def test_process_that_uses_the_wheel_alone_leaves_the_rest_and_measures_nothing(
     user_store().add(small.run("run-2"), [small.sample(SMALL, 1.0, run="run-2")])
     with sw.tuning("on_miss", overlay=overlay):
         call()
-        monkeypatch.setattr(tuning, "_is_wheel_only", False)
-        tuning.use_wheel_only()
+        monkeypatch.setattr(policy, "_is_wheel_only", False)
+        policy.use_wheel_only()
         call()
         call(m=15)
     call()
@@ -373,7 +373,7 @@ def test_child_of_a_fork_during_another_threads_tuning_can_tune(package):
         while not may_go.is_set():
             for mode in ("on_miss", "off"):
                 with sw.tuning(mode):
-                    tuning.forget_plans()
+                    policy.forget_plans()
 
     thread = threading.Thread(target=enter)
     thread.start()
@@ -383,7 +383,7 @@ def test_child_of_a_fork_during_another_threads_tuning_can_tune(package):
             signal.alarm(20)  # ends a child that hangs
             try:
                 with sw.tuning("on_miss"):
-                    tuning.forget_plans()
+                    policy.forget_plans()
                 os._exit(0)
             finally:
                 os._exit(1)

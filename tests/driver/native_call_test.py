@@ -80,13 +80,13 @@ report([error, error_of(call, out=out), error_of(call)])
 def test_a_plan_lives_as_long_as_the_launch_that_was_taken_of_it(run_with_fake: Any) -> None:
     launches = run_with_fake(f"""{_PRELUDE}
 import gc
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 for _ in range(3):
     call(out=out)
     api._PLANS.fast.clear()
     gc.collect()
     call(out=out)
-    tuning.forget_plans()
+    policy.forget_plans()
 report(len(fake.calls("cuLaunchKernelEx")))
     """)
     assert launches == 6

@@ -20,8 +20,7 @@ from stoneware.runtime.device import CPU
 from stoneware.sessions.session import Ranks
 from stoneware.specs.grouped_mm_problem import Problem as GroupedMmProblem
 from stoneware.specs.scaled_mm_problem import Problem
-from stoneware.tuning import entries, lookup, sources
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import entries, lookup, policy, sources
 from stoneware.tuning import store as store_module
 
 PROBLEMS = [Problem.dense(m=m, n=32, k=64) for m in (1, 16)]
@@ -113,24 +112,24 @@ def on_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "end_run", lambda run, ordinal: run)
     real = device_timer.DeviceTimer
     monkeypatch.setattr(candidates, "DeviceTimer", lambda ordinal: real(0, Stopwatch(iter([1980]))))
-    tuning._say_not_stored.cache_clear()
+    policy._say_not_stored.cache_clear()
 
 
 @pytest.mark.parametrize("problem", [PROBLEMS[0], GroupedMmProblem.dense(m=20, n=32, k=64, num_groups=4)], ids=str)
 def test_a_miss_is_measured_here_stored_and_leaves_the_random_numbers_alone(on_cpu, problem):
     import torch
 
-    before, epoch = torch.random.get_rng_state(), tuning.EPOCH[0]
+    before, epoch = torch.random.get_rng_state(), policy.EPOCH[0]
     candidates.tune_on_miss(OneCandidate(), problem, CPU)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert tuning.EPOCH[0] != epoch, "plans made before the samples came are kept"
+    assert policy.EPOCH[0] != epoch, "plans made before the samples came are kept"
     [(_, sample)] = store_module.user_store().samples()
     assert (sample.key, sample.median_us, sample.status) == (problem.key, 300.0, "ok")
 
 
 def test_a_miss_that_cannot_be_stored_is_kept_in_memory_and_said_once(on_cpu, monkeypatch, caplog):
     kept = []
-    monkeypatch.setattr(tuning, "add_to_memory", lambda run, samples: kept.append((run, samples)))
+    monkeypatch.setattr(policy, "add_to_memory", lambda run, samples: kept.append((run, samples)))
 
     def full(store, run, samples):
         raise StoreError("the disk is full")

@@ -19,7 +19,7 @@ import stoneware as sw
 from stoneware.kernels.config import Config
 from stoneware.ops import native_call
 from stoneware.ops.scaled_mm import api
-from stoneware.tuning import policy as tuning
+from stoneware.tuning import policy
 
 
 def test_refused_call_leaves_no_plan(plans):
@@ -38,7 +38,7 @@ def test_plans_are_made_anew_when_new_samples_come(monkeypatch):
     for _ in range(2):
         call(x)
         call(x)
-        tuning.forget_plans()
+        policy.forget_plans()
     assert len(made) == 2
 
 
@@ -48,7 +48,7 @@ def test_plan_that_becomes_stale_while_it_is_made_serves_no_later_call(monkeypat
     def checked_plan(*arguments):
         plan = whole(*arguments)
         if not made:
-            tuning.forget_plans()
+            policy.forget_plans()
         made.append(plan)
         return plan
 
@@ -64,7 +64,7 @@ def test_plan_that_becomes_stale_while_it_is_made_serves_no_later_call(monkeypat
 def test_plan_may_forget_itself_while_it_runs(plans, monkeypatch):
     def checked_plan(*arguments):
         def plan(a, b, out, scale_a, scale_b, bias):
-            tuning.forget_plans()
+            policy.forget_plans()
             gc.collect()
             out.fill_(7)
 
@@ -167,7 +167,7 @@ def test_threads_make_and_forget_plans_at_once(plans):
 
     def forget():
         while not stop.wait(0.001):
-            tuning.forget_plans()
+            policy.forget_plans()
 
     threads = [threading.Thread(target=body, args=(i,)) for i in range(8)]
     forgetting = threading.Thread(target=forget)
@@ -206,7 +206,7 @@ def test_child_forked_while_a_thread_ends_plans_can_call(monkeypatch, has_module
 
     def end_plans():
         call(first)
-        tuning.forget_plans()
+        policy.forget_plans()
         call(second)
 
     thread = threading.Thread(target=end_plans)
@@ -216,7 +216,7 @@ def test_child_forked_while_a_thread_ends_plans_can_call(monkeypatch, has_module
         assert is_ending.wait(60)
         child = os.fork()
         if child == 0:
-            tuning.forget_plans()
+            policy.forget_plans()
             call(third)
             os._exit(0)
         deadline = time.monotonic() + 20

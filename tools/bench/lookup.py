@@ -56,8 +56,7 @@ from stoneware.ops import operation_of
 from stoneware.runtime import native, package_files
 from stoneware.runtime.device import DRIVER_MODULE, Device
 from stoneware.specs import OPS, spec_of
-from stoneware.tuning import policy as tuning
-from stoneware.tuning import sources, store_table, table_file
+from stoneware.tuning import policy, sources, store_table, table_file
 from stoneware.tuning.samples import Run, Sample
 from stoneware.tuning.store import user_store
 from stoneware.tuning.table import Block, DeviceTable
@@ -132,7 +131,7 @@ def warm_calls(op: str) -> dict[str, Callable[[], Any]]:
 
     run()
     plans.checked_plan = lambda *arguments: lambda *tensors: None
-    tuning.forget_plans()
+    policy.forget_plans()
     calls = {"warm call without the plan, in Python": run_in_python}
     if plans.fast is not None:
         calls["warm call without the plan"] = run
@@ -406,7 +405,7 @@ def table_figures(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def figures() -> Iterator[dict[str, Any]]:
-    yield {"what": "state of sw.tuning", **timed(tuning.state, calls=CALLS_PER_TIMING)}
+    yield {"what": "state of sw.tuning", **timed(policy.state, calls=CALLS_PER_TIMING)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["STONEWARE_CACHE_DIR"] = str(folder / "none")
