@@ -12,7 +12,7 @@ import small_package as small
 from stoneware.cli import kernel_explanation
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.tuning import table_file
-from stoneware.tuning.entries import make_table
+from stoneware.tuning.entries import bake_samples
 from stoneware.tuning.samples import Run
 
 BIG = small.sm90(small.BIG)
@@ -54,9 +54,10 @@ def test_table_of_samples_does_not_depend_on_the_order_of_devices_whose_limit_is
     for idx, (fingerprint, us) in enumerate(((UNKNOWN, 3.0), (LOW, 2.0), (HIGH, 1.0))):
         run = small.run(f"run-{idx}", device=fingerprint)
         taken.append((run, small.sample(BIG, us, run=run.id)))
-    tables = [make_table("scaled_mm", ordered, small.manifest()) for ordered in itertools.permutations(taken)]
-    assert len({table_file.encode(table) for table in tables}) == 1
-    found = {one.fingerprint.power_limit_w: next(iter(one.entries())).choices[0].median_us for one in tables[0].devices}
+    tables = {bake_samples("scaled_mm", ordered, small.manifest()) for ordered in itertools.permutations(taken)}
+    [data] = tables
+    devices = table_file.decode(data, "scaled_mm.table", "scaled_mm").devices
+    found = {one.fingerprint.power_limit_w: next(iter(one.entries())).choices[0].median_us for one in devices}
     assert found == {0: 3.0, 500: 2.0, 700: 1.0}
 
 

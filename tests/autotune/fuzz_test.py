@@ -30,7 +30,7 @@ from stoneware.errors import StoreError, TableError
 from stoneware.runtime.canonical import canonical_document
 from stoneware.tuning import differences, merge, table_file
 from stoneware.tuning import samples as sample_format
-from stoneware.tuning.entries import make_table
+from stoneware.tuning.entries import bake_samples
 from stoneware.tuning.samples import DeviceRecord, Sample, samples_text
 from stoneware.tuning.store import Store
 
@@ -250,8 +250,8 @@ def check_damaged_folder(seed, folder):
 
 
 def test_a_damaged_table_is_refused_whole():
-    made = make_table("scaled_mm", [(RUN, data.sample(m=m)) for m in range(1, 20)], None)
-    fuzz(500, check_damaged_table, table_file.encode(made))
+    table = bake_samples("scaled_mm", [(RUN, data.sample(m=m)) for m in range(1, 20)], None)
+    fuzz(500, check_damaged_table, table)
 
 
 def check_damaged_table(seed, folder, content):

@@ -288,7 +288,8 @@ def test_info_reports_a_damaged_table_in_its_place(package):
 @pytest.mark.parametrize(("k", "element_bytes", "nearest_k"), [(4224, 1, 4128), (4200, 2, 4112)])
 def test_near_weights_are_those_whose_rows_are_aligned_alike(k, element_bytes, nearest_k):
     """Of 4000, 4016, 4112 and 4128 elements, rows of 32 and 16 bytes more than a multiple of 64."""
-    entries = {(4096, near_k, 16): () for near_k in (4000, 4016, 4112, 4128)}
-    place = Place(None, 0, None, Block(small.key().kind, entries), 0.0)
+    block = Block()
+    block.first_sizes = [(4096, near_k) for near_k in (4000, 4016, 4112, 4128)]
+    place = Place(None, 0, None, block, 0.0)
     _, (_, near_k) = nearest.near_weights((4096, k), element_bytes, [place])[0]
     assert near_k == nearest_k

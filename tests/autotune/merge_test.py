@@ -20,9 +20,9 @@ from stoneware.errors import TableError
 from stoneware.kernels import manifest
 from stoneware.kernels.manifest import KernelRecord, Manifest
 from stoneware.runtime.device import DeviceFingerprint
-from stoneware.tuning import differences, merge, table_file
+from stoneware.tuning import differences, merge
 from stoneware.tuning import samples as sample_format
-from stoneware.tuning.entries import make_table
+from stoneware.tuning.entries import bake_samples
 from stoneware.tuning.samples import DeviceRecord, Run, Sample, samples_text
 from stoneware.tuning.store import Store
 
@@ -394,9 +394,8 @@ def test_diff_finds_what_is_missing_and_what_is_chosen_otherwise(tmp_path):
 
 
 def a_table(folder: Path, median_us: float = 10.0) -> Path:
-    table = make_table("scaled_mm", [(RUN, data.sample(median_us=median_us))], None)
     path = folder / "scaled_mm.table"
-    path.write_bytes(table_file.encode(table))
+    path.write_bytes(bake_samples("scaled_mm", [(RUN, data.sample(median_us=median_us))], None))
     return path
 
 

@@ -22,7 +22,6 @@ from stoneware.specs.scaled_mm_problem import Problem
 from stoneware.tuning import lookup, merge, policy, store_table, table_file
 from stoneware.tuning import sources as table_sources
 from stoneware.tuning.bake import bake
-from stoneware.tuning.entries import table_of_samples
 from stoneware.tuning.store import Store, user_store
 from stoneware.tuning.table import Table
 
@@ -403,27 +402,3 @@ def test_overlay_with_a_name_that_no_file_has_is_a_value_error(package, name):
     with pytest.raises(ValueError, match="overlay='xxx.* must be a ") as caught, sw.tuning("off", overlay=name):
         pass
     assert len(str(caught.value)) < 500
-
-
-def test_table_in_memory_answers_as_the_one_that_is_baked(package, tmp_path):
-    kinds = [
-        small.sample(config, us, m=m, n=n, out_dtype=out)
-        for m in (1, 16, 512)
-        for n in (2112, 4096)
-        for config, us, out in ((TINY, 9.5 + m, "bf16"), (BIG, 12.5, "bf16"), (small.VENDOR, 11.0, "bf16"))
-    ]
-    taken = [(small.run(), one) for one in kinds]
-    made = table_of_samples("scaled_mm", taken)
-    baked = small.bake_samples(tmp_path, kinds)
-    assert made.runs == baked.runs
-    for key in [
-        small.key(m=m, n=n, out_dtype=out) for m in (1, 7, 16, 999) for n in (2112, 3072) for out in ("bf16", "fp16")
-    ]:
-        of_made, of_baked = (
-            [
-                (one.entry, one.step, one.grade)
-                for one in lookup.answers(key, small.H200, [table_sources.Source("wheel", table)])
-            ]
-            for table in (made, baked)
-        )
-        assert of_made == of_baked and of_made

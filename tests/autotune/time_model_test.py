@@ -34,7 +34,7 @@ from stoneware.kernels.manifest import Manifest
 from stoneware.measuring.grouped_mm_operands import ragged
 from stoneware.tuning import lookup, nearest, table_file, time_fit
 from stoneware.tuning.bake import bake
-from stoneware.tuning.entries import make_table
+from stoneware.tuning.entries import bake_samples
 from stoneware.tuning.sources import Source
 from stoneware.tuning.table_entry import MODELLED_RUN, Choice, Entry
 from stoneware.tuning.time_model import Corrections, corrections_of, estimates
@@ -153,15 +153,14 @@ def test_table_gives_the_models_and_corrections_back(baked):
     fitted = time_fit.models(baked.devices[0].entries(), small.manifest(), 132)[small.key().family]
     assert block.models == fitted
     assert len(fitted) == 4
-    made = own_table(samples()).devices[0].block(small.key().kind)
-    read, made = ([one.corrections((4096, 4096, m)) for m in (16, 512)] for one in (block, made))
-    for one, other in zip(read, made, strict=True):
-        assert list(map(by_config(one), one.corrections)) == list(map(by_config(other), other.corrections))
-
-
-def by_config(said):
-    """A correction with its candidate instead of the position."""
-    return lambda correction: (said.candidates[correction[0]], *correction[1:])
+    for m in (16, 512):
+        sizes = (4096, 4096, m)
+        read = block.corrections(sizes)
+        for (at, *read_factors), (tile, *factors) in zip(
+            read.corrections, corrections_of(block.entry(sizes), fitted), strict=True
+        ):
+            assert read.candidates[at] == (tile, fitted[tile])
+            assert read_factors == pytest.approx(factors, rel=1e-3), "half precision"
 
 
 def test_corrections_leave_out_what_was_slow():
@@ -173,14 +172,10 @@ def test_corrections_leave_out_what_was_slow():
             for config, us in ((BIG, 10.2), (TINY, 10.0), (SMALL, 30.0), (small.VENDOR, 30.1))
         ),
     )
-    said = corrections_of(entry, {}, {candidate_of(TINY): TRUTH[TINY]})
-    found = list(map(by_config(said), said.corrections))
-    assert [one[0] for one in found] == [
-        (candidate_of(BIG), None),
-        (candidate_of(TINY), TRUTH[TINY]),
-        (candidate_of(SMALL), None),
-    ]
+    found = corrections_of(entry, {candidate_of(TINY): TRUTH[TINY]})
+    assert [one[0] for one in found] == [candidate_of(BIG), candidate_of(TINY), candidate_of(SMALL)]
     assert [one[1] for one in found] == [False, False, True]
+    assert found[0][2:] == found[2][2:] == (0.0, 0.0)
     us, fullness = TRUTH[TINY].at(16, 4096, 4096)
     assert found[1][2] == pytest.approx(10.0 / us, rel=1e-3)
     assert found[1][3] == pytest.approx(fullness, abs=1e-3)
@@ -222,12 +217,17 @@ def test_same_weight_at_another_m_is_modelled_too(baked):
         assert found.choice.median_us == pytest.approx(true_us(best, m, 4096, 4096), rel=0.01)
 
 
+def with_models(entry, models):
+    candidates = {candidate: (candidate, model) for candidate, model in models.items()}
+    return Corrections(candidates, corrections_of(entry, models))
+
+
 def test_near_measurements_correct_the_model():
     off = {BIG: 1.3, TINY: 0.8, SMALL: 1.2, small.VENDOR: 0.9}
     near = [
         (
             apart,
-            corrections_of(
+            with_models(
                 Entry(
                     key=small.key(m=64, n=n),
                     rule="",
@@ -238,7 +238,6 @@ def test_near_measurements_correct_the_model():
                         for config, times in off.items()
                     ),
                 ),
-                {},
                 {candidate_of(config): model for config, model in TRUTH.items()},
             ),
         )
@@ -290,7 +289,7 @@ def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
 
 def own_table(taken, known=None):
     """The table of a user's store."""
-    return make_table("scaled_mm", [(small.run(), one) for one in taken], small.manifest(), known=known)
+    return bake_samples("scaled_mm", [(small.run(), one) for one in taken], small.manifest(), known=known)
 
 
 def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked):
@@ -370,8 +369,8 @@ def test_a_number_of_groups_that_was_not_measured_is_modelled_from_others():
         for config in TRUTH
     ]
     kernels = Manifest({one.id: replace(one, op="grouped_mm") for one in small.kernel_records()})
-    made = make_table("grouped_mm", [(small.run(), one) for one in taken], kernels)
-    table = table_file.decode(table_file.encode(made), "grouped_mm.table", "grouped_mm")
+    data = bake_samples("grouped_mm", [(small.run(), one) for one in taken], kernels)
+    table = table_file.decode(data, "grouped_mm.table", "grouped_mm")
     for m, groups in itertools.product((1, 24, 200), (8, 24, 60, 256)):
         key = small.key(m=m, n=5120, k=5120, num_groups=groups, **family)
         found = lookup.find(key, small.H200, [Source("wheel", table)], kernels=kernels)

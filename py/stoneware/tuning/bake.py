@@ -20,7 +20,6 @@ from stoneware.runtime.device import by_hardware
 from stoneware.specs import OPS
 from stoneware.tuning import entries as entry_rules
 from stoneware.tuning import samples as samples_format
-from stoneware.tuning import table_file
 from stoneware.tuning.merge import file_name
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
 
@@ -78,7 +77,7 @@ def bake(op: str, sample_files: Iterable[str | os.PathLike[str]], manifest: Mani
         taken += [(of_device[run.id], sample) for _, run, sample in located]
     if len({*by_hardware([record.fingerprint for record in records]).values()}) < len(records):
         raise TableError(f"two folders hold samples of {op} of one device; merge them into one")
-    return table_file.encode(entry_rules.make_table(op, taken, manifest, records))
+    return entry_rules.bake_samples(op, taken, manifest, records)
 
 
 def _folders(op: str, sample_files: Iterable[str | os.PathLike[str]]) -> list[Path]:

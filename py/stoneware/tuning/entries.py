@@ -14,7 +14,8 @@ store each find their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from stoneware.kernels import manifest as kernel_manifest
 from stoneware.kernels.config import BACKENDS_WITHOUT_KERNELS, AnyConfig, Config
@@ -27,8 +28,9 @@ from stoneware.tuning import samples as samples_format
 from stoneware.tuning import table_file, time_fit
 from stoneware.tuning.choose import choose
 from stoneware.tuning.samples import DeviceRecord, Run, Sample
-from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Table
+from stoneware.tuning.table import Table
 from stoneware.tuning.table_entry import Choice, Entry
+from stoneware.tuning.table_file import Measured
 from stoneware.tuning.time_model import TimeModel
 
 
@@ -58,20 +60,32 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
 def table_of_samples(
     op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None, records: Iterable[DeviceRecord] = ()
 ) -> Table:
-    """The table of the samples of the kernels that this installation has; see `make_table`."""
+    """The table that `bake_here` makes, opened."""
+    return table_file.decode(bake_here(op, samples, known, records), op, op)
+
+
+def bake_here(
+    op: str,
+    samples: Iterable[tuple[Run, Sample]],
+    known: Table | None = None,
+    records: Iterable[DeviceRecord] = (),
+    basis: Mapping[str, Any] | None = None,
+) -> bytes:
+    """The table of the samples of the kernels that this installation has; see `bake_samples`."""
     kernels = None if is_kernel(op) else kernel_manifest.packaged()
     of_this_build = [(run, sample) for run, sample in samples if is_known(sample.config, kernels)]
-    return make_table(op, of_this_build, kernels, records, known)
+    return bake_samples(op, of_this_build, kernels, records, known, basis)
 
 
-def make_table(
+def bake_samples(
     op: str,
     samples: Iterable[tuple[Run, Sample]],
     manifest: Manifest | None,
     records: Iterable[DeviceRecord] = (),
     known: Table | None = None,
-) -> Table:
-    """The table of samples, of any number of devices, in whatever order they come.
+    basis: Mapping[str, Any] | None = None,
+) -> bytes:
+    """The bytes of the table of samples, of any number of devices, in whatever order they come.
 
     Args:
       op: an op of ours, or a decorated kernel as "module:function".
@@ -80,6 +94,7 @@ def make_table(
       records: names of some of the devices.
       known: a table whose models are taken where it has some of a candidate on the device: few further
         measurements correct them, and would spoil a fit.
+      basis: of the table of a store (`store_table.py`).
     """
     taken, records = list(samples), list(records)
     runs = {run.id: run for run, _ in taken}
@@ -87,38 +102,18 @@ def make_table(
     by_device: dict[DeviceFingerprint, list[tuple[Run, Sample]]] = {}
     for run, sample in taken:
         by_device.setdefault(device_of[run.device], []).append((run, sample))
-    devices: list[DeviceTable] = []
-
-    for fingerprint, pairs in by_device.items():
+    devices: list[Measured] = []
+    for fingerprint in sorted(by_device, key=lambda device: canonical_json(device.to_json())):
         names = {name for record in records if device_of[record.fingerprint] == fingerprint for name in record.names}
-        blocks = _blocks(fingerprint, pairs, manifest, known)
-        if blocks:
-            devices.append(DeviceTable(fingerprint, sorted(names - {fingerprint.name}), blocks))
-    return Table(
-        op=op,
-        devices=sorted(devices, key=lambda device: canonical_json(device.fingerprint.to_json())),
-        digest=table_file.digest,
-        runs={id: {field: getattr(run, field) for field in RUN_FIELDS} for id, run in sorted(runs.items())},
-    )
-
-
-def _blocks(
-    fingerprint: DeviceFingerprint,
-    samples: Iterable[tuple[Run, Sample]],
-    manifest: Manifest | None,
-    known: Table | None,
-) -> dict[AnyKey, Block]:
-    """What a table holds of one device, by kind: the entries of its samples, and the models of their family."""
-    measured = entries(samples, manifest, fingerprint.compute_capability)
-    kinds: dict[AnyKey, dict[tuple[int, ...], list[Entry]]] = {}
-    for entry in measured:
-        kinds.setdefault(entry.key.kind, {}).setdefault(entry.key.sizes, []).append(entry)
-    models: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
-    for _, device in known.near(fingerprint)[0][:1] if known is not None else ():
-        for block in device.blocks.values():
-            models.setdefault(block.kind.family, {}).update(block.models)
-    fitted = time_fit.models(measured, manifest, fingerprint.num_sms, models)
-    return {kind: Block(kind, kinds[kind], fitted.get(kind.family)) for kind in sorted(kinds)}
+        measured = entries(by_device[fingerprint], manifest, fingerprint.compute_capability)
+        models: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
+        for _, device in known.near(fingerprint)[0][:1] if known is not None else ():
+            for block in device.blocks.values():
+                models.setdefault(block.kind.family, {}).update(block.models)
+        if measured:
+            fitted = time_fit.models(measured, manifest, fingerprint.num_sms, models)
+            devices.append(Measured(fingerprint, sorted(names - {fingerprint.name}), measured, fitted))
+    return table_file.encode(op, devices, {id: run.in_table for id, run in sorted(runs.items())}, basis)
 
 
 def entries(

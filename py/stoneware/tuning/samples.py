@@ -36,6 +36,7 @@ from stoneware.kernels.key import AnyKey, KernelKey, check_fields, key_from_json
 from stoneware.runtime import regular_file
 from stoneware.runtime.canonical import canonical_document, canonical_json, check_count, check_name, parse_json
 from stoneware.runtime.device import DeviceFingerprint
+from stoneware.tuning.table import RUN_FIELDS
 
 SCHEMA = 3
 STATUSES = ("ok", "wrong", "failed", "hung")
@@ -183,6 +184,11 @@ class Run:
                 check_count(name, value)
             elif name != "device" and not isinstance(value, str):
                 raise TypeError(f"{name}={value!r:.60} must be a str")
+
+    @property
+    def in_table(self) -> dict[str, str]:
+        """What a table keeps of a run."""
+        return {name: getattr(self, name) for name in RUN_FIELDS}
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "device": self.device.to_json()}

@@ -158,8 +158,7 @@ def _bake(store: Path, op: str, reading: Reading, basis: Mapping[str, Any]) -> N
 
     path = table_path(store, op)
     samples, _ = store_file.decoded(store, reading, op)
-    table = entries.table_of_samples(op, samples, table_file.packaged(op))
-    regular_file.write(path, table_file.encode(table, basis))
+    regular_file.write(path, entries.bake_here(op, samples, table_file.packaged(op), basis=basis))
 
 
 def bake_user_store() -> None:

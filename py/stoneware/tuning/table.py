@@ -1,7 +1,7 @@
 """The tuning table of an op, as look-ups read it: devices, the kinds measured there, the entries of these.
 
-A table is made of samples in memory (`entries.make_table`) or read from a file (`table_file.read`);
-a look-up does not see the difference.
+Samples become the bytes of a table (`entries.bake_samples`), and every table is opened from such bytes
+(`table_file.decode`). Only samples that are not baked yet are entries without (`unbaked.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning.table_entry import Entry
 
 if TYPE_CHECKING:
-    from stoneware.tuning.time_model import Candidate, Corrections, TimeModel
+    from stoneware.tuning.time_model import Corrections, TimeModel
 
 RUN_FIELDS = ("id", "driver", "cuda", "torch", "triton", "date", "commit")
 """What a table keeps of a run."""
@@ -33,61 +33,55 @@ def size_log(size: int) -> float:
 
 
 class Block:
-    """The entries of one kind on one device.
+    """The entries of one kind on one device: of a table's file (`table_view.py`), or of samples that are not baked
+    yet (`unbaked.py`).
 
-    Args:
+    Attributes:
       kind: their key without sizes.
-      entries: by sizes; of a kernel that was measured with several sources the newest first.
-      models: by candidate, of the family's candidates that were measured often enough.
+      num_entries: how many sizes have an entry.
+      has_models: whether times are modelled from them.
+      first_sizes: all sizes but the last (m), of each group of entries that share them; ascending.
     """
 
-    def __init__(
-        self,
-        kind: AnyKey,
-        entries: Mapping[Sizes, Sequence[Entry]],
-        models: Mapping[AnyConfig, TimeModel] | None = None,
-    ) -> None:
-        self.kind = kind
-        self.models = models or {}
-        self.has_models = bool(models)
-        self.num_entries = len(entries)
-        self._candidates: dict[Any, Candidate] = {}
-        self._corrections: dict[Sizes, Corrections] = {}
-        self._entries = {sizes: entries[sizes] for sizes in sorted(entries)}
+    kind: AnyKey
+    num_entries: int
+    has_models = False
+    first_sizes: Sequence[Sizes]
+
+    def last_sizes(self, first: Sizes) -> Sequence[int]:
+        """Every last size (m) that has an entry with these first ones, ascending."""
+        raise NotImplementedError
+
+    def variants(self, sizes: Sizes) -> Sequence[Entry]:
+        """The entries at `sizes`, one of `self.sizes`: more than one where a decorated kernel was
+        measured with several sources, the newest first."""
+        raise NotImplementedError
+
+    @property
+    def models(self) -> Mapping[AnyConfig, TimeModel]:
+        """By candidate, of the family's candidates that were measured often enough."""
+        return {}
+
+    def corrections(self, sizes: Sizes) -> Corrections:
+        """The measured times of an op's entry at `sizes` over the modelled ones."""
+        raise NotImplementedError
 
     @property
     def sizes(self) -> list[Sizes]:
         """The sizes of each entry, ascending."""
-        return list(self._entries)
-
-    @functools.cached_property
-    def first_sizes(self) -> list[Sizes]:
-        """All sizes but the last (m), of each group of entries that share them; ascending."""
-        return list(self._last_sizes)
+        return [
+            (*first, *last)
+            for first in self.first_sizes
+            for last in ([[size] for size in self.last_sizes(first)] or [[]])
+        ]
 
     @functools.cached_property
     def first_logs(self) -> list[tuple[Sizes, tuple[float, ...]]]:
         """Each of `first_sizes` with the logarithms by which shapes are compared."""
         return [(first, tuple(map(size_log, first))) for first in self.first_sizes]
 
-    def last_sizes(self, first: Sizes) -> Sequence[int]:
-        """Every last size (m) that has an entry with these first ones, ascending."""
-        return self._last_sizes.get(first, ())
-
-    @functools.cached_property
-    def _last_sizes(self) -> dict[Sizes, list[int]]:
-        found: dict[Sizes, list[int]] = {}
-        for sizes in self._entries:
-            found.setdefault(sizes[:-1], []).extend(sizes[-1:])
-        return found
-
     def __contains__(self, sizes: Sizes) -> bool:
         return sizes[-1] in self.last_sizes(sizes[:-1]) if sizes else bool(self.first_sizes)
-
-    def variants(self, sizes: Sizes) -> Sequence[Entry]:
-        """The entries at `sizes`, one of `self.sizes`: more than one where a decorated kernel was
-        measured with several sources, the newest first."""
-        return self._entries[sizes]
 
     def entry(self, sizes: Sizes, kernel_sha256: str = "") -> Entry:
         """The entry at `sizes`, one of `self.sizes`.
@@ -105,14 +99,6 @@ class Block:
         if not kernel_sha256:
             return entry
         return replace(entry, choices=tuple(replace(choice, is_stale=True) for choice in entry.choices))
-
-    def corrections(self, sizes: Sizes) -> Corrections:
-        """The measured times of an op's entry at `sizes` over the modelled ones."""
-        from stoneware.tuning.time_model import corrections_of
-
-        if sizes not in self._corrections:
-            self._corrections[sizes] = corrections_of(self.entry(sizes), self._candidates, self.models)
-        return self._corrections[sizes]
 
     @functools.cached_property
     def kept(self) -> dict[Any, Any]:
@@ -176,7 +162,7 @@ class Table:
       op: whose table.
       devices: those that were measured, sorted by fingerprint.
       runs: id of each run -> its RUN_FIELDS.
-      digest: sha256 of the table's file; or what computes it, when it is first asked for.
+      digest: what it is compared by; or what computes it, when it is first asked for.
       basis: what the table of a store was baked from (`store_table.py`); empty for others.
     """
 
@@ -186,7 +172,7 @@ class Table:
         op: str,
         devices: Sequence[DeviceTable],
         runs: Mapping[str, Mapping[str, Any]],
-        digest: str | Callable[[Table], str],
+        digest: str | Callable[[], str],
         basis: Mapping[str, Any] | None = None,
     ) -> None:
         self.op = op
@@ -198,8 +184,8 @@ class Table:
 
     @functools.cached_property
     def digest(self) -> str:
-        """sha256 of the table's file, whether there is one or not."""
-        return self._digest if isinstance(self._digest, str) else self._digest(self)
+        """sha256 of the table's bytes; of samples that are not baked yet, of their lines."""
+        return self._digest if isinstance(self._digest, str) else self._digest()
 
     def near(self, device: DeviceFingerprint) -> tuple[NearDevices, NearDevices]:
         """The devices of its compute capability, nearest first, each with its distance: those that

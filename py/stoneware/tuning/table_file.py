@@ -40,17 +40,22 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoneware.errors import TableError
 from stoneware.kernels.candidate import candidate_of
 from stoneware.kernels.config import AnyConfig
-from stoneware.kernels.key import is_kernel
+from stoneware.kernels.key import AnyFamily, AnyKey, is_kernel
 from stoneware.runtime import package_files, regular_file
 from stoneware.runtime.canonical import canonical_json
-from stoneware.tuning.table import Block, Table
+from stoneware.runtime.device import DeviceFingerprint
+from stoneware.runtime.fast_dataclass import dataclass
+from stoneware.tuning.table import Sizes, Table
 from stoneware.tuning.table_entry import Entry
 from stoneware.tuning.table_view import CORRECTION, DAMAGES, MODEL, Content, device_table
+
+if TYPE_CHECKING:
+    from stoneware.tuning.time_model import TimeModel
 
 SCHEMA = 10
 SUFFIX = ".table"
@@ -65,34 +70,53 @@ REMEDY = "bake it anew with `stoneware bake`, or take a whole copy"
 """What to do about a table that is damaged, where it is not this installation's."""
 
 
-def digest(table: Table) -> str:
-    """The digest that the table's file would have."""
-    line, _, _ = encode(table).partition(b"\n")
-    return json.loads(line)["digest"]
+@dataclass(frozen=True)
+class Measured:
+    """What a table has of one device.
+
+    Attributes:
+      fingerprint, aliases: the device.
+      entries: of a kernel that was measured with several sources the newest first.
+      models: family -> candidate -> model, of the candidates that were measured often enough.
+    """
+
+    fingerprint: DeviceFingerprint
+    aliases: Sequence[str]
+    entries: Sequence[Entry]
+    models: Mapping[AnyFamily, Mapping[AnyConfig, TimeModel]]
 
 
-def encode(table: Table, basis: Mapping[str, Any] | None = None) -> bytes:
-    """The bytes of a table; `basis` is that of the table of a store."""
-    writer = _Writer(table)
+def encode(
+    op: str, measured: Sequence[Measured], runs: Mapping[str, Mapping[str, Any]], basis: Mapping[str, Any] | None = None
+) -> bytes:
+    """The bytes of a table.
+
+    Args:
+      op: whose table.
+      measured: each device, sorted by fingerprint.
+      runs: id of each run -> its RUN_FIELDS.
+      basis: of the table of a store.
+    """
+    writer = _Writer([entry for device in measured for entry in device.entries])
     header = {
         "schema": SCHEMA,
-        "op": table.op,
+        "op": op,
         "configs": [config.to_json() for config in writer.configs],
-        "runs": [table.runs[run_id] for run_id in writer.runs],
+        "runs": [runs[run_id] for run_id in writer.runs],
         "rules": list(writer.rules),
         "devices": [
             {
                 "fingerprint": device.fingerprint.to_json(),
                 "aliases": sorted(device.aliases),
-                "kinds": [writer.add(device.blocks[kind]) for kind in sorted(device.blocks)],
+                "kinds": writer.add(device),
             }
-            for device in table.devices
+            for device in measured
         ],
         **({"basis": basis} if basis else {}),
     }
     empty = canonical_json({**header, "digest": ""}) + "\n"
-    found = hashlib.sha256(empty.encode("ascii") + writer.body).hexdigest()
-    line = canonical_json({**header, "digest": found}) + "\n"
+    digest = hashlib.sha256(empty.encode("ascii") + writer.body).hexdigest()
+    line = canonical_json({**header, "digest": digest}) + "\n"
     return line.encode("ascii") + writer.body
 
 
@@ -104,67 +128,70 @@ def _positions(items: Iterable[Any]) -> dict[Any, int]:
 class _Writer:
     """The body of a file as it grows, and where configs, runs and rules stand in the header."""
 
-    def __init__(self, table: Table) -> None:
-        blocks = [block for device in table.devices for block in device.blocks.values()]
-        entries = [entry for block in blocks for sizes in block.sizes for entry in block.variants(sizes)]
+    def __init__(self, entries: Sequence[Entry]) -> None:
         choices = [choice for entry in entries for choice in entry.choices]
         self.configs = _positions(choice.config for choice in choices)
         self.runs = _positions(choice.run for choice in choices)
         self.rules = _positions(entry.rule for entry in entries)
         self.body = bytearray()
 
-    def add(self, block: Block) -> dict[str, Any]:
-        """Appends a block, and returns its part of the header."""
-        entries = itertools.chain.from_iterable(map(block.variants, block.sizes))
-        configs = _positions(choice.config for entry in entries for choice in entry.choices)
-        data, numbers = self._block(block, configs)
-        offset = len(self.body)
-        self.body += data
-        return {
-            "key": block.kind.to_json(),
-            "configs": [self.configs[one] for one in configs],
-            "offset": offset,
-            **numbers,
-        }
+    def add(self, device: Measured) -> list[dict[str, Any]]:
+        """Appends the blocks of a device, and returns their parts of the header."""
+        kinds: dict[AnyKey, dict[Sizes, list[Entry]]] = {}
+        for entry in device.entries:
+            kinds.setdefault(entry.key.kind, {}).setdefault(entry.key.sizes, []).append(entry)
+        return [self._add(kind, kinds[kind], device.models.get(kind.family, {})) for kind in sorted(kinds)]
 
-    def _block(self, block: Block, configs: Mapping[AnyConfig, int]) -> tuple[bytes, dict[str, int]]:
-        """The bytes of a block, and the lengths in the header; `configs` of the kind, with their positions."""
-        sizes = block.sizes
-        groups = [list(members) for _, members in itertools.groupby(sizes, lambda one: one[:-1])]
-        texts = [canonical_json([self._variant(entry, configs) for entry in block.variants(one)]) for one in sizes]
+    def _add(
+        self, kind: AnyKey, by_sizes: Mapping[Sizes, list[Entry]], models: Mapping[AnyConfig, TimeModel]
+    ) -> dict[str, Any]:
+        sizes = sorted(by_sizes)
+        variants = [by_sizes[at] for at in sizes]
+        choices = [choice for entry in itertools.chain.from_iterable(variants) for choice in entry.choices]
+        configs = _positions(choice.config for choice in choices)
+        groups = [list(members) for _, members in itertools.groupby(sizes, lambda at: at[:-1])]
+        texts = [canonical_json([self._variant(entry, configs) for entry in entries]) for entries in variants]
         columns = [
             _column("q", [size for members in groups for size in members[0][:-1]]),
             _column("I", _ends(groups)),
-            _column("q", [size for one in sizes for size in one[-1:]]),
+            _column("q", [size for at in sizes for size in at[-1:]]),
             _column("I", _ends(texts)),
         ]
         corrections: list[bytes] = []
-        if block.has_models:
-            of_entries = [block.corrections(one) for one in sizes]
-            from stoneware.tuning.time_model import TimeModel
+        if models:
+            from stoneware.tuning.time_model import TimeModel, corrections_of
 
             no_model = TimeModel(*[0] * len(TimeModel._fields))
-            candidates = [candidate_of(config, block.kind) for config in configs]
-            position_of = {one: position for position, one in enumerate(candidates)}
+            candidates = {candidate_of(config, kind): position for config, position in configs.items()}
+            of_entries = [corrections_of(entry, models) for entry, *_ in variants]
             columns += [
-                _column("I", _ends([one.corrections for one in of_entries])),
-                *(MODEL.pack(*block.models.get(one, no_model)) for one in candidates),
+                _column("I", _ends(of_entries)),
+                *(MODEL.pack(*models.get(candidate, no_model)) for candidate in candidates),
             ]
             corrections = [
-                CORRECTION.pack(position_of[one.candidates[at][0]], is_stale, *factors)
-                for one in of_entries
-                for at, is_stale, *factors in one.corrections
+                CORRECTION.pack(candidates[candidate], is_stale, *factors)
+                for of_entry in of_entries
+                for candidate, is_stale, *factors in of_entry
             ]
-        numbers = {"groups": len(groups), "entries": len(sizes), "corrections": len(corrections)}
-        return b"".join([*columns, *corrections, "".join(texts).encode("ascii")]), numbers
+        offset = len(self.body)
+        self.body += b"".join([*columns, *corrections, "".join(texts).encode("ascii")])
+        return {
+            "key": kind.to_json(),
+            "configs": [self.configs[config] for config in configs],
+            "offset": offset,
+            "groups": len(groups),
+            "entries": len(sizes),
+            "corrections": len(corrections),
+        }
 
     def _variant(self, entry: Entry, configs: Mapping[AnyConfig, int]) -> list[Any]:
-        times = collections.Counter(one.run for one in entry.choices)
+        times = collections.Counter(choice.run for choice in entry.choices)
         run = max(sorted(times), key=times.__getitem__)
         choices = []
-        for one in entry.choices:
-            rest = [self.runs[one.run], 1] if one.is_stale else [self.runs[one.run]] if one.run != run else []
-            choices.append([configs[one.config], one.median_us, one.spread_us, *rest])
+        for choice in entry.choices:
+            other_run = [self.runs[choice.run]] if choice.is_stale or choice.run != run else []
+            stale = [1] if choice.is_stale else []
+            choices.append([configs[choice.config], choice.median_us, choice.spread_us, *other_run, *stale])
         return [self.rules[entry.rule], self.runs[run], choices, entry.kernel_sha256]
 
 

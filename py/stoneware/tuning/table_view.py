@@ -162,14 +162,6 @@ class _StoredBlock(Block):
             at += CORRECTION.size * num_corrections
         self._texts_at = at
 
-    @property
-    def sizes(self) -> list[Sizes]:
-        return [
-            (*first, *last)
-            for first in self.first_sizes
-            for last in ([[size] for size in self.last_sizes(first)] or [[]])
-        ]
-
     @functools.cached_property
     @_checked
     def first_sizes(self) -> list[Sizes]:

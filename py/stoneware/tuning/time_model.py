@@ -23,7 +23,6 @@ The same on any machine: integers and IEEE +, -, *, / and square root alone.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -171,7 +170,6 @@ def _part_with_rows(m: int) -> float:
 
 NUM_TIMES = 8
 
-_HALF = struct.Struct("<2e")
 _RATIOS = 1e-4, 6e4
 """The least and the largest that half precision tells apart well: no measurement is that far from its model."""
 
@@ -197,34 +195,24 @@ Near = Sequence[tuple[float, Corrections]]
 """Measured problems, nearest first: how far the sizes of each are, squared, and its corrections."""
 
 
-def corrections_of(
-    entry: Entry, candidates: dict[AnyConfig, Candidate], models: Mapping[AnyConfig, TimeModel]
-) -> Corrections:
-    """The corrections at an op's entry.
+def corrections_of(entry: Entry, models: Mapping[AnyConfig, TimeModel]) -> list[tuple[AnyConfig, bool, float, float]]:
+    """The corrections at an op's entry, by candidate.
 
     Args:
       entry: where they were measured.
-      candidates: those that entries of the same block named before; the entry's are added.
       models: candidate -> model.
     """
     slow_us = _SLOW * min(choice.median_us for choice in entry.choices)
     key = entry.key
     corrections = []
     for choice in entry.choices:
-        if choice.median_us > slow_us:
-            continue
-        config, ratio, fullness = choice.config, 0.0, 0.0
-        if config not in candidates:
-            tile = candidate_of(config, key)
-            candidates[config] = tile, models.get(tile)
-        model = candidates[config][1]
-        if model is not None:
-            modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
-            ratio = min(max(choice.median_us / modelled_us, _RATIOS[0]), _RATIOS[1])
-            # Rounded as a table's file has them, so that both answer alike.
-            ratio, fullness = _HALF.unpack(_HALF.pack(ratio, fullness))
-        corrections.append((config, int(choice.is_stale), ratio, fullness))
-    return Corrections(candidates, corrections)
+        if choice.median_us <= slow_us:
+            candidate, ratio, fullness = candidate_of(choice.config, key), 0.0, 0.0
+            if (model := models.get(candidate)) is not None:
+                modelled_us, fullness = model.at(key.m, key.n, key.k, key.num_groups)
+                ratio = min(max(choice.median_us / modelled_us, _RATIOS[0]), _RATIOS[1])
+            corrections.append((candidate, choice.is_stale, ratio, fullness))
+    return corrections
 
 
 def has_model(near: Near, configs: Mapping[AnyConfig, AnyConfig | None]) -> bool:

@@ -21,7 +21,7 @@ from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
 from stoneware.tuning import entries
 from stoneware.tuning.samples import Run, Sample, decode
-from stoneware.tuning.table import RUN_FIELDS, Block, DeviceTable, Sizes, Table
+from stoneware.tuning.table import Block, DeviceTable, Sizes, Table
 from stoneware.tuning.table_entry import Entry
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Unbaked:
         return entries.entries(known, kernels, device.compute_capability)
 
     def _table(self) -> Table:
-        runs = {run.id: {name: getattr(run, name) for name in RUN_FIELDS} for run in self._runs.values()}
+        runs = {run.id: run.in_table for run in self._runs.values()}
         return Table(
             op=self.op,
             devices=[
@@ -104,7 +104,7 @@ class Unbaked:
                 for device in sorted(self._of_device, key=lambda one: canonical_json(one.to_json()))
             ],
             runs=runs if self.baked is None else {**self.baked.runs, **runs},
-            digest=lambda _: hashlib.sha256(b"\n".join(sorted({*self._lines}))).hexdigest(),
+            digest=lambda: hashlib.sha256(b"\n".join(sorted({*self._lines}))).hexdigest(),
         )
 
 
@@ -171,9 +171,17 @@ class _Block(Block):
     """The entries of a kind, each made at its first use."""
 
     def __init__(self, kind: AnyKey, unbaked: Unbaked, device: DeviceFingerprint) -> None:
-        super().__init__(kind, dict.fromkeys(unbaked.sizes(device).get(kind, ()), ()))
-        self._unbaked, self._device = unbaked, device
+        self.kind, self._unbaked, self._device = kind, unbaked, device
+        all_sizes = sorted(unbaked.sizes(device).get(kind, ()))
+        self.num_entries = len(all_sizes)
+        self._last_sizes: dict[Sizes, list[int]] = {}
+        for sizes in all_sizes:
+            self._last_sizes.setdefault(sizes[:-1], []).extend(sizes[-1:])
+        self.first_sizes = list(self._last_sizes)
         self._variants: dict[Sizes, list[Entry]] = {}
+
+    def last_sizes(self, first: Sizes) -> Sequence[int]:
+        return self._last_sizes.get(first, ())
 
     def __contains__(self, sizes: Sizes) -> bool:
         return bool(self.variants(sizes))
