@@ -14,7 +14,7 @@ from stoneware.kernels.manifest import KernelRecord, Manifest, tile_of
 from stoneware.tuning import lookup, table_file
 from stoneware.tuning.bake import bake
 from stoneware.tuning.choose import is_vendor
-from stoneware.tuning.entries import make_table
+from stoneware.tuning.entries import bake_samples
 from stoneware.tuning.sources import Source
 
 ROW, TENSOR = (small.key(scales=scales).kind for scales in ("row", "tensor"))
@@ -121,8 +121,9 @@ def test_a_store_has_the_models_of_the_wheels_family(baked):
     more = [(run, one) for one in taken("row", WEIGHTS)]
     of_wheel = baked.devices[0].block(TENSOR)
     for some in (own, own + more):
-        made = make_table("scaled_mm", some, small.manifest(), known=baked).devices[0].block(TENSOR)
-        assert of_wheel.models.items() <= made.models.items()
+        data = bake_samples("scaled_mm", some, small.manifest(), wheel=baked)
+        block = table_file.decode(data, "scaled_mm.table", "scaled_mm").devices[0].block(TENSOR)
+        assert of_wheel.models.items() <= block.models.items()
 
 
 def test_other_scales_of_another_device_than_ones_own_problems_do_not_count(tmp_path):

@@ -287,9 +287,10 @@ def test_nearest_entry_answers_where_its_choice_has_no_model(tmp_path):
     assert find(baked, m=20, n=4096, k=4096).modelled_from == small.key(m=16)
 
 
-def own_table(taken, known=None):
+def own_table(taken, wheel=None):
     """The table of a user's store."""
-    return bake_samples("scaled_mm", [(small.run(), one) for one in taken], small.manifest(), known=known)
+    data = bake_samples("scaled_mm", [(small.run(), one) for one in taken], small.manifest(), wheel=wheel)
+    return table_file.decode(data, "scaled_mm.table", "scaled_mm")
 
 
 def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked):
@@ -303,7 +304,7 @@ def test_own_measurements_of_few_weights_correct_the_models_of_the_wheel(baked):
             for at in (32, 48)
             for config in TRUTH
         ],
-        known=baked,
+        wheel=baked,
     )
     found = find(own, baked, m=m, n=n, k=k)
     assert (found.choice.config, found.source) == (other, "source 0")
@@ -316,14 +317,14 @@ def test_a_store_of_few_weights_has_the_models_of_the_wheel(baked):
     few = samples(((5120, 5120),), (16, 32))
     kind = small.key().kind
     of_wheel, own, alone = (
-        table.devices[0].block(kind).models for table in (baked, own_table(few, known=baked), own_table(few))
+        table.devices[0].block(kind).models for table in (baked, own_table(few, wheel=baked), own_table(few))
     )
     assert (own, alone) == (of_wheel, {})
 
 
 def test_what_a_look_up_keeps_goes_with_its_table(baked):
     """That of a store is made anew with each measurement."""
-    own = own_table(samples(((5120, 5120),), (16, 32)), known=baked)
+    own = own_table(samples(((5120, 5120),), (16, 32)), wheel=baked)
     assert find(own, baked, m=24, n=5120, k=5120).modelled_from
     gone = weakref.ref(own)
     del own

@@ -58,23 +58,23 @@ def kernel_of(config: AnyConfig, manifest: Manifest | None) -> KernelRecord | No
 
 
 def table_of_samples(
-    op: str, samples: Iterable[tuple[Run, Sample]], known: Table | None = None, records: Iterable[DeviceRecord] = ()
+    op: str, samples: Iterable[tuple[Run, Sample]], wheel: Table | None = None, records: Iterable[DeviceRecord] = ()
 ) -> Table:
     """The table that `bake_here` makes, opened."""
-    return table_file.decode(bake_here(op, samples, known, records), op, op)
+    return table_file.decode(bake_here(op, samples, wheel, records), op, op)
 
 
 def bake_here(
     op: str,
     samples: Iterable[tuple[Run, Sample]],
-    known: Table | None = None,
+    wheel: Table | None = None,
     records: Iterable[DeviceRecord] = (),
     basis: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The table of the samples of the kernels that this installation has; see `bake_samples`."""
     kernels = None if is_kernel(op) else kernel_manifest.packaged()
     of_this_build = [(run, sample) for run, sample in samples if is_known(sample.config, kernels)]
-    return bake_samples(op, of_this_build, kernels, records, known, basis)
+    return bake_samples(op, of_this_build, kernels, records, wheel, basis)
 
 
 def bake_samples(
@@ -82,7 +82,7 @@ def bake_samples(
     samples: Iterable[tuple[Run, Sample]],
     manifest: Manifest | None,
     records: Iterable[DeviceRecord] = (),
-    known: Table | None = None,
+    wheel: Table | None = None,
     basis: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The bytes of the table of samples, of any number of devices, in whatever order they come.
@@ -92,7 +92,7 @@ def bake_samples(
       samples: with the run that took each.
       manifest: the kernels as they are now; None for a decorated kernel.
       records: names of some of the devices.
-      known: a table whose models are taken where it has some of a candidate on the device: few further
+      wheel: the table of the wheel, whose models are taken for the candidates that it has on the device: few further
         measurements correct them, and would spoil a fit.
       basis: of the table of a store (`store_table.py`).
     """
@@ -107,7 +107,7 @@ def bake_samples(
         names = {name for record in records if device_of[record.fingerprint] == fingerprint for name in record.names}
         measured = entries(by_device[fingerprint], manifest, fingerprint.compute_capability)
         models: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
-        for _, device in known.near(fingerprint)[0][:1] if known is not None else ():
+        for _, device in wheel.near(fingerprint)[0][:1] if wheel is not None else ():
             for block in device.blocks.values():
                 models.setdefault(block.kind.family, {}).update(block.models)
         if measured:

@@ -53,7 +53,7 @@ def models(
     entries: Iterable[Entry],
     manifest: Manifest | None,
     num_sms: int,
-    known: Mapping[AnyFamily, Mapping[AnyConfig, TimeModel]] | None = None,
+    wheel: Mapping[AnyFamily, Mapping[AnyConfig, TimeModel]] | None = None,
 ) -> dict[AnyFamily, dict[AnyConfig, TimeModel]]:
     """Family -> candidate -> model, for those that were measured often enough.
 
@@ -62,7 +62,7 @@ def models(
       manifest: the kernels as they are now, whose tiles it tells; None for a decorated kernel, of
         which nothing is known.
       num_sms: of the device.
-      known: models that are taken as they are, of the candidates that `entries` has.
+      wheel: models of the wheel, which are kept for the candidates that they have.
     """
     if manifest is None or num_sms < 1:
         return {}
@@ -76,7 +76,7 @@ def models(
                 by_kind.setdefault(key.kind, []).append((key.m, key.n, key.k, key.num_groups, choice.median_us))
     fitted: dict[AnyFamily, dict[AnyConfig, TimeModel]] = {}
     for family, by_candidate in rows.items():
-        fitted_before = (known or {}).get(family, {})
+        fitted_before = (wheel or {}).get(family, {})
         for config in sorted(by_candidate):
             if config in fitted_before:
                 fitted.setdefault(family, {})[config] = fitted_before[config]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from stoneware.kernels.config import AnyConfig
 from stoneware.kernels.key import AnyKey, is_kernel
 from stoneware.runtime.canonical import canonical_json
 from stoneware.runtime.device import DeviceFingerprint, by_hardware
+from stoneware.runtime.fast_dataclass import dataclass
 from stoneware.tuning import entries
 from stoneware.tuning.samples import Run, Sample, decode
 from stoneware.tuning.table import Block, DeviceTable, Sizes, Table
@@ -77,10 +79,6 @@ class Unbaked:
                     self._sizes.setdefault(device, {}).setdefault(sample.key.kind, set()).add(sample.key.sizes)
         self.table = self._table()
 
-    def sizes(self, device: DeviceFingerprint) -> Mapping[AnyKey, set[Sizes]]:
-        """Kind -> the sizes that others are compared with."""
-        return self._sizes.get(device, {})
-
     def entries_at(self, key: AnyKey, device: DeviceFingerprint) -> list[Entry]:
         """The entries at a key, from its lines and from what the table has there; none without a line."""
         lines = self._of_device[device].get(canonical_json(key.to_json()), ())
@@ -100,7 +98,12 @@ class Unbaked:
         return Table(
             op=self.op,
             devices=[
-                _Device(device, (), _Blocks(self, device))
+                _Device(
+                    device,
+                    (),
+                    {kind: _Block(kind, self, device, sizes) for kind, sizes in self._sizes.get(device, {}).items()},
+                    self,
+                )
                 for device in sorted(self._of_device, key=lambda one: canonical_json(one.to_json()))
             ],
             runs=runs if self.baked is None else {**self.baked.runs, **runs},
@@ -141,41 +144,30 @@ def samples_of_entries(
             )
 
 
+@dataclass(frozen=True, eq=False)
 class _Device(DeviceTable):
-    """A device whose blocks are made when a look-up reads them: those of the key's own kind."""
+    """A device with a block of the key's own kind, whichever that is."""
+
+    unbaked: Unbaked
+    made: dict[AnyKey, Block] = field(default_factory=dict)
 
     def of_family(self, key: AnyKey) -> Sequence[Block]:
-        return [self.blocks[key.kind]]
-
-
-class _Blocks(Mapping[AnyKey, Block]):
-    """A block for every kind; listed are those with sizes that others are compared with."""
-
-    def __init__(self, unbaked: Unbaked, device: DeviceFingerprint) -> None:
-        self._unbaked, self._device = unbaked, device
-        self._blocks: dict[AnyKey, Block] = {}
-
-    def __getitem__(self, kind: AnyKey) -> Block:
-        if kind not in self._blocks:
-            self._blocks[kind] = _Block(kind, self._unbaked, self._device)
-        return self._blocks[kind]
-
-    def __iter__(self) -> Iterator[AnyKey]:
-        return iter(self._unbaked.sizes(self._device))
-
-    def __len__(self) -> int:
-        return len(self._unbaked.sizes(self._device))
+        kind = key.kind
+        if kind not in self.blocks and kind not in self.made:
+            self.made[kind] = _Block(kind, self.unbaked, self.fingerprint)
+        return [self.blocks.get(kind) or self.made[kind]]
 
 
 class _Block(Block):
     """The entries of a kind, each made at its first use."""
 
-    def __init__(self, kind: AnyKey, unbaked: Unbaked, device: DeviceFingerprint) -> None:
+    def __init__(
+        self, kind: AnyKey, unbaked: Unbaked, device: DeviceFingerprint, all_sizes: Collection[Sizes] = ()
+    ) -> None:
         self.kind, self._unbaked, self._device = kind, unbaked, device
-        all_sizes = sorted(unbaked.sizes(device).get(kind, ()))
         self.num_entries = len(all_sizes)
         self._last_sizes: dict[Sizes, list[int]] = {}
-        for sizes in all_sizes:
+        for sizes in sorted(all_sizes):
             self._last_sizes.setdefault(sizes[:-1], []).extend(sizes[-1:])
         self.first_sizes = list(self._last_sizes)
         self._variants: dict[Sizes, list[Entry]] = {}
